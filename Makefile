@@ -114,13 +114,13 @@ vm-image: $(VENV)/.stamp-dev
 	@$(SUDO) $(PY) -m tools.vm --suite $(SUITE) --out $(OUT)/vm build
 
 # Two machines beside each other: on one the package from installation to purge, on the other everything else.
-test-vm: $(VENV)/.stamp-dev ## the package and the daemon on a real Debian with systemd, under QEMU (root; SUITE=bookworm)
+test-vm: $(VENV)/.stamp-dev $(VENV)-ansible/.stamp ## the package and the daemon on a real Debian with systemd, under QEMU (root; SUITE=bookworm)
 	@packaging/apt-install deb vm
 	@$(MAKE) -j2 deb-of-suite vm-image
 	@echo "Booting two machines; what their tests say is shown when they are through"
 	@$(MAKE) -j2 -k --output-sync=target vm-tests-package vm-tests-others
 
-VM_TESTS = $(SUDO) env PERPHD_VM_SUITE=$(SUITE) PERPHD_VM_NAME=$(@:vm-tests-%=%)-$(SUITE) $(PY) -m pytest -p no:cacheprovider --durations=8
+VM_TESTS = $(SUDO) env PERPHD_ANSIBLE=$(or $(PERPHD_ANSIBLE),$(abspath $(VENV)-ansible/bin/ansible-playbook)) PERPHD_VM_SUITE=$(SUITE) PERPHD_VM_NAME=$(@:vm-tests-%=%) $(PY) -m pytest -p no:cacheprovider --durations=8
 
 # Status 5: PYTEST_ARGS select nothing of these.
 vm-tests-package:
@@ -158,13 +158,14 @@ COMPILE = CUSTOM_COMPILE_COMMAND="make lock" $(VENV)/bin/pip-compile -q --genera
 lock: $(VENV)/.stamp-dev ## pin requirements/*.txt anew (LOCK_ARGS=--upgrade for newer versions)
 	$(COMPILE) -o requirements/bootstrap.txt requirements/bootstrap.in
 	$(COMPILE) -o requirements/docs.txt requirements/docs.in
+	$(COMPILE) -o requirements/ansible.txt requirements/ansible.in
 	$(COMPILE) -o requirements/runtime.txt pyproject.toml requirements/older-python.in
 	$(COMPILE) --all-extras -c requirements/runtime.txt -o requirements/dev.txt pyproject.toml requirements/older-python.in
 	$(COMPILE) --extra systemd --extra network --extra top -c requirements/dev.txt \
 		-o packaging/debian/requirements.txt pyproject.toml requirements/older-python.in
 
 clean: ## remove what was built, measured and installed here
-	rm -rf $(VENV) $(VENV)-docs $(OUT) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-docs $(VENV)-ansible $(OUT) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- set-up ---------------------------------------------------------------------------------------------------
@@ -178,6 +179,12 @@ $(VENV)-docs/.stamp: requirements/bootstrap.txt requirements/docs.txt packaging/
 	@packaging/python-venv $(VENV)-docs
 	@echo "Installing what builds the documentation into $(VENV)-docs"
 	@$(VENV)-docs/bin/python -m pip --disable-pip-version-check -q install --require-hashes -r requirements/docs.txt
+	@touch $@
+
+$(VENV)-ansible/.stamp: requirements/bootstrap.txt requirements/ansible.txt packaging/python-venv
+	@packaging/python-venv $(VENV)-ansible
+	@echo "Installing what rolls the package out to a machine of the tests into $(VENV)-ansible"
+	@$(VENV)-ansible/bin/python -m pip --disable-pip-version-check -q install --require-hashes -r requirements/ansible.txt
 	@touch $@
 
 # --no-build-isolation: perphd and the few packages without wheels are built by the pinned setuptools, whose

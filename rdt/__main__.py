@@ -1,10 +1,11 @@
-"""``python -m rdt``: look at resctrl, watch what groups use, measure what bandwidth levels deliver.
+"""``python -m rdt``: show resctrl, watch what groups use, measure what bandwidth levels deliver.
 
     python -m rdt show
     python -m rdt watch --interval 2 /mygroup
     python -m rdt calibrate --out mba.json
 
-``show`` and ``watch`` only read. ``calibrate`` makes one control group of its own, runs streams in it, and removes it.
+``show`` and ``watch`` only read. ``calibrate`` makes a temporary control group, runs streams in it, and
+removes it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from rdt.resctrl import Resctrl
 
 
 class Program:
-    """The commands, over whatever tree and clock they are given."""
+    """The commands, on a given tree and clock."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Program:
         self._sleep, self._clock = sleep, clock
 
     def run(self, options: argparse.Namespace) -> None:
-        """One command. Raises ResctrlError, and LookupError for a group that is not there."""
+        """Run one command. Raises ResctrlError, and LookupError for a group that does not exist."""
         if options.command == "calibrate" and options.show:
             self._out.write(show.calibration(Calibration.load(options.show)))
             return
@@ -92,18 +93,18 @@ class Program:
         to_do = plan(
             resctrl.info, idle, domains=options.domains, core_counts=options.cores, limit_s=options.limit
         )
-        self._out.write(_told(to_do))
+        self._out.write(_plan_text(to_do))
         if options.dry_run:
             return
         groups = Groups(resctrl, PREFIX, sleep=self._sleep, clock=self._clock)
-        calibrator = Calibrator(groups, self._prober, sleep=self._sleep, clock=self._clock, told=self._say)
+        calibrator = Calibrator(groups, self._prober, sleep=self._sleep, clock=self._clock, report=self._say)
         curves = calibrator.run(to_do)
         kept = self._merged(resctrl.info.bandwidths[to_do.resource], curves, options.out)
         kept.save(options.out)
         self._out.write(f"written to {options.out}\n")
 
     def _merged(self, info: BandwidthInfo, curves: Sequence[Curve], path: Path) -> Calibration:
-        """With the curves that the file has of other domains, if they hold for this machine."""
+        """These curves together with the file's curves of other domains, if those are valid for this machine."""
         machine = machine_name(self._fs)
         made = datetime.now(UTC).isoformat(timespec="seconds")
         fresh = Calibration(
@@ -120,7 +121,7 @@ class Program:
         self._out.flush()
 
 
-def _told(to_do: Plan) -> str:
+def _plan_text(to_do: Plan) -> str:
     lines = [f"{to_do.resource}: {len(to_do.levels)} levels, at most {to_do.seconds:.0f} s in all"]
     lines += [
         f"  domain {step.domain}: streams on CPUs {', '.join(map(str, step.cpus))}" for step in to_do.steps
@@ -131,7 +132,7 @@ def _told(to_do: Plan) -> str:
 def _chosen(
     groups: Sequence[GroupRef], wanted: Sequence[str], must_exist: bool = True
 ) -> tuple[GroupRef, ...]:
-    """The groups of these paths, all where none is named."""
+    """The groups of these paths; all groups if none is named."""
     if not wanted:
         return tuple(groups)
     by_name = {show.name_of(group): group for group in groups}
@@ -153,12 +154,12 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument(
         "--resctrl",
         metavar="PATH",
-        help=f"where resctrl is in it (else as /proc/mounts says, or {DEFAULT_ROOT})",
+        help=f"path of resctrl in that tree (default: from /proc/mounts, else {DEFAULT_ROOT})",
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
-    shows = commands.add_parser("show", parents=[common], help="what the machine offers, and who has what")
-    watches = commands.add_parser("watch", parents=[common], help="what groups use, again and again")
+    shows = commands.add_parser("show", parents=[common], help="show what the machine offers, and the groups")
+    watches = commands.add_parser("watch", parents=[common], help="print what groups use, repeatedly")
     for each in (shows, watches):
         each.add_argument(
             "groups", nargs="*", metavar="GROUP", help="as shown: /, /name, /name/mon_groups/other"
@@ -167,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
         "--interval", type=_positive, default=1.0, metavar="S", help="seconds between readings"
     )
     watches.add_argument(
-        "--count", type=int, default=0, metavar="N", help="stop after so many (else at Ctrl-C)"
+        "--count", type=int, default=0, metavar="N", help="stop after N readings (default: at Ctrl-C)"
     )
 
     calibrates = commands.add_parser(
@@ -177,20 +178,20 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     calibrates.add_argument(
         "--out", type=Path, default=Path("mba-calibration.json"), metavar="FILE",
-        help="where curves are kept (default: %(default)s); those of other domains stay",
+        help="file of the curves (default: %(default)s); curves of other domains are kept",
     )  # fmt: skip
     calibrates.add_argument("--domains", type=_numbers, metavar="N,N", help="only these domains")
     calibrates.add_argument(
-        "--cores", type=_numbers, metavar="N,N", help="numbers of cores (else 1, half, all idle)"
+        "--cores", type=_numbers, metavar="N,N", help="numbers of cores (default: 1, half, all idle)"
     )
     calibrates.add_argument(
         "--limit",
         type=_positive,
         default=LIMIT_S,
         metavar="S",
-        help="refuse to take longer (default: %(default)s)",
+        help="maximum duration (default: %(default)s)",
     )
-    calibrates.add_argument("--dry-run", action="store_true", help="only tell what would be done")
+    calibrates.add_argument("--dry-run", action="store_true", help="only print the plan")
     calibrates.add_argument("--show", type=Path, metavar="FILE", help="only show the curves of a file")
     return parser
 
@@ -207,7 +208,7 @@ def _positive(text: str) -> float:
 
 
 def main(arguments: Sequence[str] | None = None, program: Program | None = None) -> int:
-    """Exit status 0, or 1 with a line on standard error."""
+    """Run the program. Returns 0, or 1 with a line on standard error."""
     options = _parser().parse_args(arguments)
     try:
         (program or Program(RealFs(options.root), sys.stdout)).run(options)

@@ -1,24 +1,26 @@
-"""Files of the resctrl tree, with the kernel's answers turned into ``rdt.errors``.
+"""Files of the resctrl tree; the kernel's errors become ``rdt.errors``.
 
-The one delicate matter is ``info/last_cmd_status``. The kernel clears it at the start of a schemata, mode or tasks
-write, but only after it has looked at the end of the text and found the group alive; mkdir, rmdir and the cpus files
-never clear it, and their sentences pile up, one a line. A sentence is therefore taken as belonging to a failed
-request only if that request surely cleared the file, or if the file has grown since before the request; and then
-only its last line counts (or, of a request that cleared it, all lines: 6.12 explains a bad task in two).
+The kernel explains failures in ``info/last_cmd_status``. It clears this file at the start of a schemata, mode
+or tasks write, but only after checking the end of the text and that the group exists. mkdir, rmdir and the
+cpus files never clear it; their messages accumulate, one a line. A message is therefore attributed to a
+failed request only if that request certainly cleared the file, or if the file has grown since before the
+request. In the second case only its last line counts.
 """
 
 from __future__ import annotations
 
 import errno
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rdt.errors import Locked, from_oserror
 from rdt.fs import Fs, OpenFile
-from rdt.holders import lock_holders
 
 STATUS_FILE = "info/last_cmd_status"
-# With these the write never reached the part of the kernel that clears the status.
+# A write that failed with one of these never reached the kernel code that clears the status.
 _BEFORE_CLEARING = frozenset(
     {
         errno.ENOENT,
@@ -34,13 +36,13 @@ _BEFORE_CLEARING = frozenset(
 
 
 class Access:
-    """Reads and writes below one resctrl mount; every failure is a ``ResctrlError``.
+    """Reads and writes in one resctrl mount; every failure is a ``ResctrlError``.
 
     Args:
         fs: the file operations, the running kernel's or a simulated tree's.
-        root: where resctrl is mounted, absolute.
-        lock_timeout_s: how long to wait for other programs that hold the tree's lock; None: take no lock at all. The
-            kernel serialises single operations anyway; what is lost is that several of them belong together.
+        root: absolute path of the resctrl mount.
+        lock_timeout_s: how long to wait for other programs that hold the tree's lock; None: take no lock.
+            Without it the kernel still serialises single operations, but not sequences of them.
     """
 
     def __init__(self, fs: Fs, root: str = "/sys/fs/resctrl", *, lock_timeout_s: float | None = 2.0) -> None:
@@ -65,7 +67,7 @@ class Access:
             raise from_oserror(error, path, doing="reading") from error
 
     def open(self, *parts: str) -> OpenFile:
-        """A file kept open for repeated reading; its ``read`` raises plain OSError."""
+        """Open a file for repeated reading; its ``read`` raises plain OSError."""
         path = self.path(*parts)
         try:
             return self.fs.open(path)
@@ -89,7 +91,7 @@ class Access:
             raise from_oserror(error, path, doing="looking at") from error
 
     def exists(self, *parts: str) -> bool:
-        """True if something is there."""
+        """True if the file or directory exists."""
         path = self.path(*parts)
         try:
             return self.fs.exists(path)
@@ -97,7 +99,7 @@ class Access:
             raise from_oserror(error, path, doing="looking for") from error
 
     def command(self, text: str, *parts: str) -> None:
-        """One write of a file that clears the status first: schemata, mode, tasks. ``text`` ends in a newline."""
+        """Write a file whose writes clear the status first (schemata, mode, tasks). ``text`` ends in a newline."""
         path = self.path(*parts)
         try:
             self.fs.write(path, encoded(text))
@@ -106,7 +108,7 @@ class Access:
             raise from_oserror(error, path, doing="writing", value=text, status=status) from error
 
     def write_cpus(self, text: str, *parts: str) -> None:
-        """One write of a cpus or cpus_list file, which does not clear the status."""
+        """Write a cpus or cpus_list file, whose writes do not clear the status."""
         before = self._status()
         path = self.path(*parts)
         try:
@@ -134,8 +136,10 @@ class Access:
 
     @contextmanager
     def lock(self, *, exclusive: bool) -> Iterator[None]:
-        """The lock that the kernel's documentation asks of programs: shared to read several files that belong
-        together, exclusive to change. Not to be taken twice by one caller. Raises Locked when others hold it too long.
+        """Hold the lock that the kernel's documentation asks programs to take.
+
+        Shared for consistent reads of several files, exclusive for changes. Not reentrant. Raises Locked when
+        other programs hold it for longer than the timeout.
         """
         if self._lock_timeout_s is None:
             yield
@@ -153,7 +157,7 @@ class Access:
             held.__exit__(None, None, None)
 
     def is_locked(self) -> str:
-        """Who keeps this program from changing anything now, by the lock; empty if nobody does. Does not wait."""
+        """Description of the lock's holder that prevents changes now; empty if there is none. Does not wait."""
         if self._lock_timeout_s is None:
             return ""
         held = self.fs.lock(self.path(), exclusive=True, timeout_s=0.0)
@@ -173,7 +177,7 @@ class Access:
         return f"the lock is held by {', '.join(map(str, holders))}"
 
     def _status(self) -> list[str]:
-        """The lines of the status file now; none where it says ok, is missing or cannot be read."""
+        """The lines of the status file; empty if it says ok, is missing or cannot be read."""
         try:
             lines = decoded(self.fs.read(self.path(STATUS_FILE))).split("\n")
         except OSError:
@@ -181,21 +185,72 @@ class Access:
         return [] if lines[0] == "ok" else [line for line in lines if line]
 
     def _news(self, before: list[str]) -> str:
-        """The last line, if there are more of them than before."""
+        """The last status line, if a line was added since ``before``."""
         after = self._status()
         grown = len(after) > len(before) and after[: len(before)] == before
         return after[-1] if after and (grown or (after != before and not before)) else ""
 
 
 def decoded(data: bytes) -> str:
-    """Text of a kernel file; group names may hold any byte."""
+    """Decode the text of a kernel file; group names may hold any byte."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def encoded(text: str) -> bytes:
-    """The bytes of a text made by ``decoded``."""
+    """Encode a text made by ``decoded``."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def _one_line(lines: list[str]) -> str:
     return "; ".join(lines)
+
+
+# "1: FLOCK  ADVISORY  WRITE 1234 00:1c:1 0 EOF"; a waiting process has "->" before FLOCK.
+_LINE = re.compile(
+    r"\d+: FLOCK\s+\S+\s+(?P<kind>\S+)\s+(?P<pid>-?\d+)\s+(?P<major>[0-9a-f]+):(?P<minor>[0-9a-f]+):(?P<inode>\d+)\s"
+)
+_UID = re.compile(r"^Uid:\s+(\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """One holder of the lock.
+
+    ``command`` and ``uid`` are None if the process has ended; a child may have inherited the lock.
+    """
+
+    pid: int
+    exclusive: bool
+    command: str | None
+    uid: int | None
+
+    def __str__(self) -> str:
+        kind = "exclusive" if self.exclusive else "shared"
+        if self.command is None:
+            return f"pid {self.pid} ({kind}; ended; a process that inherited the lock holds it)"
+        return f"pid {self.pid} ({self.command}, uid {self.uid}, {kind})"
+
+
+def lock_holders(fs: Fs, path: str) -> tuple[Holder, ...]:
+    """Processes that hold flock(2) on a directory; empty if there are none, or /proc/locks does not list them."""
+    try:
+        device, inode = fs.identity(path)
+        text = fs.read("/proc/locks").decode(errors="replace")
+    except OSError:
+        return ()
+    wanted = (os.major(device), os.minor(device), inode)
+    found = []
+    for line in text.splitlines():
+        match = _LINE.match(line)
+        if match and (int(match["major"], 16), int(match["minor"], 16), int(match["inode"])) == wanted:
+            found.append(_holder(fs, int(match["pid"]), match["kind"] == "WRITE"))
+    return tuple(found)
+
+
+def _holder(fs: Fs, pid: int, exclusive: bool) -> Holder:
+    try:
+        command = fs.read(f"/proc/{pid}/comm").decode(errors="replace").strip()
+        uid = _UID.search(fs.read(f"/proc/{pid}/status").decode(errors="replace"))
+    except OSError:
+        return Holder(pid, exclusive, None, None)
+    return Holder(pid, exclusive, command, int(uid[1]) if uid else None)

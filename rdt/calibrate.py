@@ -1,11 +1,12 @@
-"""Measuring what each bandwidth level delivers. Only ever on request: it fills memory channels for seconds.
+"""Measurement of the bandwidth that each throttle level delivers, on request only: it saturates memory for
+seconds.
 
-For each domain, and each number of cores: streams run on idle cores of the domain, in a control group made for this;
-the group's cap goes down from unthrottled, level by level; at each, after a moment to settle, the bytes of an interval
-are counted, by the kernel's monitoring where it counts, else by the streams themselves. The group keeps the fewest
-cache ways that there may be, so that the streams run from memory and leave others' ways alone. At the end the
-unthrottled level is measured again: if it is not what it was, somebody else was on the memory channels, and nothing
-is concluded. Whatever happens, the streams end and the group is removed.
+For each domain and each number of cores, streams run on idle cores of the domain in a temporary control
+group. The group's cap is lowered level by level from unthrottled. At each level, after a settle time, the
+bytes of an interval are counted, by the kernel's monitoring if available, else by the streams themselves. The
+group has the fewest cache ways allowed, so that the streams run from memory and leave other programs' ways
+alone. At the end the unthrottled level is measured again. If the result differs, another program used the
+memory channels, and the measurement is discarded. In any case the streams end and the group is removed.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ PREFIX = "rdtcal"
 SETTLE_S, MEASURE_S = 0.2, 0.3
 LIMIT_S = 120.0
 DISTURBED = 0.2
-"""Unthrottled first and last may differ by this part."""
+"""Relative difference between the first and last unthrottled measurement that counts as a disturbance."""
 _NOT_COUNTED = Unavailable(Why.UNSUPPORTED, "bandwidth is not counted here")
 _START_S = 2.0
-"""What starting streams takes, on a slow machine."""
+"""Time to start streams on a slow machine, in seconds."""
 _NEGLIGIBLE = 0.1
-"""An open range of levels is followed down to this part of the unthrottled bandwidth."""
+"""Share of the unthrottled bandwidth below which an open range of levels is not followed further down."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One curve to measure: streams on these CPUs (one a core) of a domain."""
+    """One curve to measure: streams on these CPUs of a domain, one CPU per core."""
 
     domain: int
     cpus: tuple[int, ...]
@@ -49,36 +50,37 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that will be done, to be shown before it is."""
+    """All measurements to make, for display before they start."""
 
     resource: str
     levels: tuple[int, ...]
-    """Descending."""
+    """In descending order."""
     steps: tuple[Step, ...]
     settle_s: float = SETTLE_S
     measure_s: float = MEASURE_S
 
     @property
     def step_s(self) -> float:
-        """What a curve takes at most: every level, and unthrottled once more."""
+        """Maximum duration of one curve: every level, and unthrottled once more."""
         return _START_S + (len(self.levels) + 1) * (self.settle_s + self.measure_s)
 
     @property
     def seconds(self) -> float:
-        """What everything takes at most."""
+        """Maximum duration of the whole calibration."""
         return len(self.steps) * self.step_s
 
 
 def levels_to_measure(bandwidth: BandwidthInfo) -> tuple[int, ...]:
-    """Levels, descending from unthrottled: every step of a per-cent scale, two an octave of an open range.
+    """Levels to measure, descending from unthrottled.
 
-    Raises Unsupported for ``mba_MBps``: there the kernel itself steers towards the value.
+    Every step of a percent scale, or two levels per octave of an open range. Raises Unsupported for
+    ``mba_MBps``, because there the kernel itself controls the bandwidth.
     """
     if bandwidth.unit is BandwidthUnit.MBPS:
         raise Unsupported(
             bandwidth.name,
             doing="calibrating",
-            reason="mounted with mba_MBps, the kernel keeps the MBps itself",
+            reason="mounted with mba_MBps, where the kernel itself controls the bandwidth",
         )
     if bandwidth.is_percent:
         return tuple(reversed(bandwidth.steps()))
@@ -101,12 +103,14 @@ def plan(
     measure_s: float = MEASURE_S,
     limit_s: float = LIMIT_S,
 ) -> Plan:
-    """What to measure, given the idle cores of each domain. By default one core, half, and all of those.
+    """Plan the measurements, given the idle cores of each domain.
+
+    ``core_counts``: default one core, half, and all idle cores.
 
     Raises:
-        Unsupported: there is no such resource, or nothing to calibrate about it.
+        Unsupported: the resource does not exist, or cannot be calibrated.
         Busy: a domain has fewer idle cores than asked for.
-        Invalid: it would take longer than ``limit_s``, or a domain is asked for that is not there.
+        Invalid: it would take longer than ``limit_s``, or a requested domain does not exist.
     """
     bandwidth = info.bandwidths.get(resource)
     if bandwidth is None:
@@ -124,11 +128,15 @@ def plan(
             reason = f"{len(cores)} cores of domain {domain} are idle, {need} are needed"
             raise Busy(resource, doing="calibrating", reason=reason)
         if counts[0] < 1:
-            raise Invalid(resource, doing="calibrating", reason=f"{counts[0]} cores stream nothing")
+            raise Invalid(
+                resource, doing="calibrating", reason=f"{counts[0]} cores are too few; at least 1 is needed"
+            )
         steps += [Step(domain, tuple(core[0] for core in cores[:count])) for count in counts]
     made = Plan(resource, levels_to_measure(bandwidth), tuple(steps), settle_s, measure_s)
     if made.seconds > limit_s:
-        reason = f"it may take {made.seconds:.0f} s, {limit_s:g} s are allowed; name fewer domains or numbers of cores"
+        reason = (
+            f"it may take {made.seconds:.0f} s (limit {limit_s:g} s); name fewer domains or numbers of cores"
+        )
         raise Invalid(resource, doing="calibrating", reason=reason)
     return made
 
@@ -138,9 +146,10 @@ class Calibrator:
 
     Args:
         groups: a ``Groups`` with the prefix ``PREFIX``.
-        prober: what starts streams (``rdt.probe.ProcessProber``; a model in tests).
-        sleep, clock: how to wait, and seconds that go forward.
-        told: called with a line for people after each curve.
+        prober: starts streams (``rdt.probe.ProcessProber``; a model in tests).
+        sleep: waits for a number of seconds.
+        clock: monotonic time in seconds.
+        report: called with a line for people after each curve.
     """
 
     def __init__(
@@ -150,16 +159,17 @@ class Calibrator:
         *,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
-        told: Callable[[str], None] = lambda line: None,
+        report: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._groups, self._prober = groups, prober
-        self._sleep, self._clock, self._told = sleep, clock, told
+        self._sleep, self._clock, self._report = sleep, clock, report
 
     def run(self, plan: Plan) -> tuple[Curve, ...]:
-        """One curve a step.
+        """Measure one curve per step.
 
-        Raises Busy if the machine was not quiet or another calibration runs; Broken if streams ended early; and what
-        making and changing a group raises. The group is removed and the streams are ended in any case.
+        Raises Busy if the machine was not quiet or another calibration runs, Broken if streams ended early,
+        and the errors of making and changing a group. The group is removed and the streams are ended in any
+        case.
         """
         deadline_s = self._clock() + 2 * plan.seconds
         curves = []
@@ -173,7 +183,7 @@ class Calibrator:
             for step in plan.steps:
                 curve = self._measure(plan, step, made, deadline_s)
                 curves.append(curve)
-                self._told(
+                self._report(
                     f"domain {curve.domain}, {curve.cores} cores: {curve.top.bytes_per_s / 1e9:.1f} GB/s unthrottled, "
                     f"levels that make a difference: {' '.join(str(each.level) for each in curve.useful())}"
                 )
@@ -190,12 +200,14 @@ class Calibrator:
         ):
             filled = self._groups.fill(group, stream.tids)
             if not filled.complete or filled.gone:
-                raise Broken(group.relative, doing="moving streams to", reason=f"not all are there: {filled}")
+                raise Broken(
+                    group.relative, doing="moving streams to", reason=f"streams are missing: {filled}"
+                )
             both: dict[int, tuple[float, float | Unavailable]] = {}
             for level in plan.levels:
                 if self._clock() > deadline_s:
                     raise Busy(
-                        group.relative, doing="calibrating in", reason="it takes twice as long as planned"
+                        group.relative, doing="calibrating in", reason="it has taken twice as long as planned"
                     )
                 both[level] = self._at_level(plan, step.domain, group, level, stream, monitor)
                 if self._negligible(both, level, plan):
@@ -212,7 +224,7 @@ class Calibrator:
     def _at_level(
         self, plan: Plan, domain: int, group: GroupRef, level: int, stream: Stream, monitor: Monitor
     ) -> tuple[float, float | Unavailable]:
-        """Bytes a second by the streams' own count, and by the kernel's."""
+        """Bytes per second at a level: by the streams' own count, and by the kernel's."""
         self._groups.ensure(group, Schemata.of({plan.resource: {domain: level}}))
         self._sleep(plan.settle_s)
         monitor.read()
@@ -221,7 +233,7 @@ class Calibrator:
         reading = monitor.read()[group].domains.get(domain)
         moved, seconds = stream.moved_bytes() - began, self._clock() - began_s
         if seconds <= 0:
-            raise Broken("clock", doing="reading the", reason="it stands still")
+            raise Broken("clock", doing="reading the", reason="it does not advance")
         return moved / seconds, _NOT_COUNTED if reading is None else reading.total_bytes_per_s
 
     def _negligible(
@@ -231,7 +243,7 @@ class Calibrator:
         return not bandwidth.is_percent and both[level][0] < _NEGLIGIBLE * both[plan.levels[0]][0]
 
     def _few_ways(self) -> Schemata:
-        """The fewest ways of every L3, at the end where batch and I/O are; nothing without cache allocation."""
+        """The fewest ways of every L3, at the end that batch and I/O use; empty without cache allocation."""
         masks = {}
         for cache in self._groups.resctrl.info.cache(3):
             end = Cbm(cache.cbm_mask).last
@@ -241,7 +253,7 @@ class Calibrator:
 
 
 def _curve(resource: str, step: Step, both: Mapping[int, tuple[float, float | Unavailable]]) -> Curve:
-    """By the kernel's count if it has counted all along, and about what the streams moved; else by theirs."""
+    """A curve by the kernel's count if it is complete and plausible, else by the streams' own count."""
     counted = [
         Point(level, kernel) for level, (own, kernel) in sorted(both.items())
         if not isinstance(kernel, Unavailable) and kernel > own / 4

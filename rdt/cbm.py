@@ -1,4 +1,4 @@
-"""Capacity bit masks: which cache ways a class of service may fill. A value with the laws of a set of ways."""
+"""Capacity bit masks (CBM): the cache ways that a class of service may fill."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Cbm:
-    """A set of cache ways; bit 0 is way 0. May be empty, and may have holes (``contiguous`` tells)."""
+    """A set of cache ways; bit 0 is way 0. It may be empty or have holes (see ``contiguous``)."""
 
     bits: int
 
     def __post_init__(self) -> None:
         if self.bits < 0:
-            raise ValueError(f"a mask has no negative bits: {self.bits:#x}")
+            raise ValueError(f"a mask must not be negative: {self.bits:#x}")
 
     @classmethod
     def span(cls, first: int, ways: int) -> Self:
-        """``ways`` neighbouring ways from way ``first`` upwards."""
+        """The mask of ``ways`` adjacent ways from way ``first`` upwards."""
         if first < 0 or ways < 0:
             raise ValueError(f"no such ways: {ways} from way {first}")
         return cls(((1 << ways) - 1) << first)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Hexadecimal, as resctrl writes it (``7ff``, ``0x7FF``); ValueError if it is not."""
+        """Parse hexadecimal as resctrl writes it (``7ff``, ``0x7FF``); ValueError for other text."""
         try:
             return cls(int(text, 16))
         except ValueError:
             raise ValueError(f"not a hexadecimal mask: {text!r}") from None
 
     def text(self, width: int = 1) -> str:
-        """Lower-case hexadecimal, zero-padded to the digits of a cache of ``width`` ways: what resctrl shows."""
+        """Lower-case hexadecimal as resctrl shows it, zero-padded to the digits of a cache of ``width`` ways."""
         return f"{self.bits:0{(width + 3) // 4}x}"
 
     @property
     def ways(self) -> int:
-        """How many ways the mask holds."""
+        """Number of ways in the mask."""
         return self.bits.bit_count()
 
     @property
@@ -57,7 +57,7 @@ class Cbm:
 
     @property
     def contiguous(self) -> bool:
-        """True for a non-empty mask without holes: what the kernel demands where ``sparse_masks`` is 0."""
+        """True for a non-empty mask without holes, which the kernel demands where ``sparse_masks`` is 0."""
         lowest = self.bits & -self.bits
         return self.bits != 0 and (self.bits + lowest) & self.bits == 0
 
@@ -73,7 +73,7 @@ class Cbm:
         return tuple(found)
 
     def mirrored(self, width: int) -> Cbm:
-        """The mask seen from the other end of a cache of ``width`` ways."""
+        """The mask with the order of ways reversed, in a cache of ``width`` ways."""
         if self.bits >> width:
             raise ValueError(f"{self} does not fit in {width} ways")
         return Cbm(int(f"{self.bits:0{width}b}"[::-1], 2) if width else 0)

@@ -1,9 +1,9 @@
-"""What a bandwidth level really delivers: measured curves, kept in a file, and looked up by everything above.
+"""Measured bandwidth of throttle levels: curves, their file, and lookups.
 
-The numbers in a schemata's MB line are nominal. Intel's are steps of a delay between core and memory, whose effect
-depends on the machine, the number of busy cores and the mode of throttling (resctrl.rst, "Memory bandwidth Allocation
-and monitoring"), and some of which do nothing at all. AMD's are absolute, but what a domain can move is not told. So:
-measure once (``rdt.calibrate``), and ask ``rdt.lookup``.
+The numbers in a schemata's MB line are nominal. Intel's are steps of a delay between core and memory. Their
+effect depends on the machine, the number of busy cores and the throttling mode (resctrl.rst, "Memory
+bandwidth Allocation and monitoring"), and some steps have no effect. AMD's numbers are absolute, but the
+maximum of a domain is unknown. So measure once with ``rdt.calibrate`` and look levels up here.
 """
 
 from __future__ import annotations
@@ -12,22 +12,27 @@ import json
 import math
 import os
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from rdt.errors import Broken, Unsupported, from_oserror
+from rdt.access import decoded
+from rdt.errors import Broken, Invalid, Unsupported, from_oserror
+from rdt.frozen import FrozenDict
+from rdt.fs import Fs
 from rdt.info import BandwidthInfo, BandwidthUnit
+from rdt.reading import Reading, Unavailable, Why
 
 VERSION = 1
 TOLERANCE = 0.05
-"""Levels whose bandwidths differ by less than this part make no difference: two runs of one probe differ as much."""
+"""Relative difference below which two bandwidths count as equal: repeated measurements differ as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A level in the file's own unit, and the bytes a second measured at it."""
+    """A level in the file's own unit, and the bandwidth measured at it."""
 
     level: int
     bytes_per_s: float
@@ -35,13 +40,13 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One domain with so many cores streaming. Points are in ascending order of their levels."""
+    """Curve of one domain for a number of streaming cores. Points are in ascending order of levels."""
 
     resource: str
     domain: int
     cores: int
     measured_by: str
-    """``mbm``: counted by the kernel, comparable with ``rdt.monitor``; ``probe``: as the probe counted its copies."""
+    """``mbm``: counted by the kernel, comparable with ``rdt.monitor``; ``probe``: counted by the streams."""
     points: tuple[Point, ...]
 
     def __post_init__(self) -> None:
@@ -49,7 +54,7 @@ class Curve:
         if not levels or levels != sorted(set(levels)):
             raise ValueError(f"levels must ascend: {levels}")
         if any(not math.isfinite(point.bytes_per_s) or point.bytes_per_s < 0 for point in self.points):
-            raise ValueError("bandwidths are finite and not negative")
+            raise ValueError("bandwidths must be finite and not negative")
 
     def steady(self) -> tuple[Point, ...]:
         """The points without noise: a higher level never delivers less (isotonic regression, equal weights)."""
@@ -64,8 +69,9 @@ class Curve:
         return tuple(Point(point.level, mean) for point, mean in zip(self.points, means, strict=True))
 
     def useful(self, tolerance: float = TOLERANCE) -> tuple[Point, ...]:
-        """The levels that make a difference, ascending. Of levels that deliver the same, the highest stays: it holds
-        the others' bandwidth, too, and delays least.
+        """The levels that make a difference, ascending.
+
+        If several levels deliver the same, the highest stays, because it delays least.
         """
         kept: list[Point] = []
         for point in reversed(self.steady()):
@@ -75,11 +81,11 @@ class Curve:
 
     @property
     def top(self) -> Point:
-        """What the domain delivers unthrottled, to so many cores."""
+        """The unthrottled level and its bandwidth."""
         return self.steady()[-1]
 
     def at(self, level: int) -> float:
-        """Bytes a second at a level: measured, or on the line between the measured ones; held at both ends."""
+        """Bytes per second at a level, interpolated linearly; constant beyond the measured levels."""
         points = self.steady()
         index = bisect_left([point.level for point in points], level)
         if index == len(points):
@@ -103,12 +109,12 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """All curves of a machine, and what they hold for."""
+    """All curves of a machine, and the settings under which they are valid."""
 
     machine: str
-    """The CPU's model name; curves of another one are worthless."""
+    """The CPU's model name; curves of another model are invalid."""
     made: str
-    """When: ISO 8601, for people."""
+    """Time of the calibration (ISO 8601), for people."""
     unit: BandwidthUnit
     minimum: int
     granularity: int
@@ -116,18 +122,18 @@ class Calibration:
     curves: tuple[Curve, ...]
 
     def curve(self, resource: str, domain: int, cores: int) -> Curve | None:
-        """The domain's curve for the number of cores nearest to this (of two as near, the lower); None without any."""
+        """The domain's curve for the nearest number of cores (on a tie, the lower); None without curves."""
         of_domain = [each for each in self.curves if (each.resource, each.domain) == (resource, domain)]
         return min(of_domain, key=lambda each: (abs(each.cores - cores), each.cores), default=None)
 
     def misfit(self, info: BandwidthInfo, machine: str) -> str:
-        """Why these curves do not hold for a machine; empty if they do."""
+        """Reason why these curves are invalid for a machine; empty if they are valid."""
         here = (info.unit, info.minimum, info.granularity, info.thread_throttle_mode)
         there = (self.unit, self.minimum, self.granularity, self.throttle_mode)
         if self.machine != machine:
-            return f"it was made on {self.machine!r}, this is {machine!r}"
+            return f"it was measured on {self.machine!r}, but this machine is {machine!r}"
         if here != there:
-            return "the steps, the unit or the mode of throttling are others now"
+            return "the steps, the unit or the throttling mode have changed"
         return ""
 
     def with_curves(self, curves: Iterable[Curve]) -> Calibration:
@@ -141,7 +147,7 @@ class Calibration:
     # --- the file -----------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """The file's text."""
+        """The text of the file."""
         return json.dumps(
             {
                 "version": VERSION,
@@ -168,7 +174,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, text: str, path: str = "calibration") -> Calibration:
-        """Raises Unsupported for another version of the file, Broken for what is no calibration."""
+        """Parse the text of a file. Raises Unsupported for another version, Broken for invalid content."""
         try:
             data = json.loads(text)
             version = data["version"]
@@ -191,11 +197,11 @@ class Calibration:
         raise Unsupported(
             path,
             doing="reading",
-            reason=f"version {version!r}, this program knows {VERSION}; calibrate again",
+            reason=f"unsupported version {version!r} (allowed: {VERSION}); calibrate again",
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the file so that a reader finds the old or the new one, never a part."""
+        """Write the file atomically: a reader finds the old or the new one."""
         target = Path(path)
         beside = target.with_name(f".{target.name}.{os.getpid()}")
         try:
@@ -210,7 +216,7 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
-        """Raises Gone without the file, and as ``from_json``."""
+        """Read a file. Raises Gone if it is missing, and as ``from_json``."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except OSError as error:
@@ -239,3 +245,149 @@ def _typed(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise TypeError(f"{value!r} is not {kind.__name__}")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A level to write, and its measured bandwidth if known."""
+
+    value: int
+    calibrated: bool
+    bytes_per_s: Reading
+    """Bytes per second for the given number of cores; Unavailable if not measured."""
+    note: str = ""
+    """For people: why it is not calibrated, or differs from the request; else empty."""
+
+
+class BandwidthLookup:
+    """Conversion between levels and shares or bytes per second.
+
+    Args:
+        info: the resource.
+        calibration: its curves; None if none were measured.
+        machine: this CPU's model name, to reject curves of another model; None: not checked.
+        tolerance: see ``TOLERANCE``.
+    """
+
+    def __init__(
+        self,
+        info: BandwidthInfo,
+        calibration: Calibration | None = None,
+        *,
+        machine: str | None = None,
+        tolerance: float = TOLERANCE,
+    ) -> None:
+        self._info, self._tolerance = info, tolerance
+        misfit = ""
+        if calibration is not None:
+            misfit = calibration.misfit(info, calibration.machine if machine is None else machine)
+        self._calibration = None if misfit else calibration
+        self._why = f"not calibrated{': ' + misfit if misfit else ''}; the nominal level is used"
+
+    def _curve(self, domain: int, cores: int) -> Curve | None:
+        return self._calibration.curve(self._info.name, domain, cores) if self._calibration else None
+
+    def calibrated(self, domain: int, cores: int) -> bool:
+        """True if there is a curve for the domain."""
+        return self._curve(domain, cores) is not None
+
+    def levels(self, domain: int, cores: int) -> tuple[int, ...]:
+        """Levels that make a difference, ascending; uncalibrated: all steps, or none in an open range."""
+        curve = self._curve(domain, cores)
+        if curve is None:
+            return self._info.steps()
+        return tuple(point.level for point in curve.useful(self._tolerance))
+
+    def bandwidth(self, domain: int, cores: int, level: int) -> Reading:
+        """Bytes per second that a level delivers to a number of cores of a domain."""
+        curve = self._curve(domain, cores)
+        if curve is None:
+            return Unavailable(Why.UNCALIBRATED, self._why)
+        return curve.at(level)
+
+    def for_bandwidth(self, domain: int, cores: int, bytes_per_s: float, *, at_most: bool = False) -> Level:
+        """The lowest level that delivers this much or, with ``at_most``, the highest that delivers no more.
+
+        If the domain cannot, its highest (with ``at_most``: lowest) useful level, with a note. Uncalibrated,
+        the unthrottled level with a note.
+        """
+        curve = self._curve(domain, cores)
+        if curve is None:
+            return Level(self._info.unthrottled, False, Unavailable(Why.UNCALIBRATED, self._why), self._why)
+        find = curve.at_most if at_most else curve.at_least
+        point = find(bytes_per_s, self._tolerance)
+        if point is not None:
+            return Level(point.level, True, point.bytes_per_s)
+        useful = curve.useful(self._tolerance)
+        point = useful[0] if at_most else useful[-1]
+        short = (
+            "even the lowest level delivers more" if at_most else "the domain delivers less even unthrottled"
+        )
+        return Level(point.level, True, point.bytes_per_s, short)
+
+    def for_share(self, domain: int, cores: int, share: float, *, at_most: bool = False) -> Level:
+        """The level that delivers a share (0 to 1) of the unthrottled bandwidth of these cores.
+
+        Uncalibrated, the nominal level of that share. Raises Invalid for a share outside of 0 to 1.
+        """
+        if not 0 <= share <= 1:
+            reason = "a share must be 0 to 1"
+            raise Invalid(self._info.name, doing="looking up a share of", value=str(share), reason=reason)
+        curve = self._curve(domain, cores)
+        if curve is not None:
+            return self.for_bandwidth(domain, cores, share * curve.top.bytes_per_s, at_most=at_most)
+        step, full = self._info.granularity, self._info.unthrottled
+        if not self._info.is_percent and share < 1:
+            why = f"{self._why}: a share of {self._info.unit.value} values needs a calibration"
+            return Level(full, False, Unavailable(Why.UNCALIBRATED, why), why)
+        nominal = share * full / step
+        rounded = step * (math.floor(nominal + 1e-9) if at_most else math.ceil(nominal - 1e-9))
+        value = min(max(rounded, self._info.rounded(self._info.minimum)), full)
+        return Level(value, False, Unavailable(Why.UNCALIBRATED, self._why), self._why)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Processors of one family, model and steppings (CPUID), and their levels that act like another level."""
+
+    name: str
+    vendor: str
+    family: int
+    model: int
+    steppings: tuple[int, ...]
+    acts_like: FrozenDict[int, int]
+    source: str
+
+    def levels(self, steps: Sequence[int]) -> tuple[int, ...]:
+        """The levels among these that differ in effect on this hardware."""
+        return tuple(level for level in steps if level not in self.acts_like)
+
+
+FAMILIES: Final = (
+    Family(
+        "Intel Xeon Scalable, first generation (Skylake-SP)",
+        "GenuineIntel",
+        6,
+        85,
+        (4,),
+        FrozenDict({70: 90, 80: 90}),
+        "github.com/intel/intel-cmt-cat/issues/69: read back on Xeon Gold 6150, Gold 6126 and Silver 4114",
+    ),
+)
+
+
+def family_of(fs: Fs) -> Family | None:
+    """The known family of this machine's processors, by /proc/cpuinfo; None if unknown."""
+    found: dict[str, str] = {}
+    with suppress(OSError):
+        for line in decoded(fs.read("/proc/cpuinfo")).splitlines():
+            name, colon, value = line.partition(":")
+            if not colon and found:
+                break  # one processor describes all
+            found.setdefault(name.strip(), value.strip())
+    for each in FAMILIES:
+        here = [found.get(name) for name in ("vendor_id", "cpu family", "model")]
+        same = here == [each.vendor, str(each.family), str(each.model)]
+        if same and found.get("stepping") in [str(stepping) for stepping in each.steppings]:
+            return each
+    return None

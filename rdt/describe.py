@@ -1,8 +1,8 @@
-"""Reading what a machine offers through resctrl, once.
+"""Read once what a machine offers through resctrl.
 
-Facts come from ``info/``, from the schemata of the default group (which domains exist; how bandwidth is told), from
-the names in ``mon_data`` and from /proc/mounts. A file or resource that rdt does not know is kept as text, never an
-error: kernels add some with every release. See Documentation/arch/x86/resctrl.rst.
+Facts come from ``info/``, from the default group's schemata (domains, bandwidth units), from the names in
+``mon_data`` and from /proc/mounts. Unknown files and resources are kept as text and are no error, because
+kernel releases add some. See Documentation/arch/x86/resctrl.rst.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ def read_info(access: Access) -> Info:
     """Read the description of the machine.
 
     Raises:
-        Unsupported: there is no resctrl at the access's root, with how to mount it if the kernel has it.
-        Broken: a file that must be there, or its content, is not as resctrl's.
+        Unsupported: resctrl is not mounted at the access's root; the text says how to mount it, if the kernel
+            has it.
+        Broken: a required file is missing or has unexpected content.
     """
     mount = find_mount(access.fs)
     if not access.exists("info"):
@@ -60,7 +61,7 @@ def read_info(access: Access) -> Info:
 
 
 class _Texts:
-    """The files of one directory of ``info/``: taken out by name, what is left is ``extra``."""
+    """The files of one directory of ``info/``. Methods remove files by name; the rest is ``extra``."""
 
     def __init__(self, access: Access, *parts: str) -> None:
         self._where = access.path(*parts)
@@ -121,7 +122,7 @@ def _not_mounted(access: Access, mount: Mount | None) -> Unsupported:
 
 
 def _highest(access: Access, shown: Schemata) -> dict[str, int]:
-    """The highest value of each bandwidth resource over the default group and all others."""
+    """The highest value of each bandwidth resource over all groups."""
     highest: dict[str, int] = {}
     schematas = [shown]
     for name in access.listdir():
@@ -129,7 +130,7 @@ def _highest(access: Access, shown: Schemata) -> dict[str, int]:
             try:
                 schematas.append(Schemata.parse(access.read(name, "schemata")))
             except ResctrlError:
-                continue  # a plain file; or a group that vanished, or is in pseudo-lock set-up
+                continue  # a plain file, or a group that vanished or is in pseudo-lock set-up
     for schemata in schematas:
         for cell, value in schemata.cells():
             if is_bandwidth(cell.resource):
@@ -138,7 +139,7 @@ def _highest(access: Access, shown: Schemata) -> dict[str, int]:
 
 
 def _options_seen(directories: list[str], seen: dict[str, int]) -> frozenset[str]:
-    """Mount options as the tree shows them, where /proc/mounts does not tell (a simulated tree, a container)."""
+    """Mount options deduced from the tree, where /proc/mounts does not show them (simulated trees, containers)."""
     options = set()
     if "L3CODE" in directories:
         options.add("cdp")
@@ -178,7 +179,8 @@ def _bandwidth(name: str, files: _Texts, shown: Schemata, highest: int, mount: M
     if name == "MB" and mount.mba_mbps:
         unit = BandwidthUnit.MBPS
     elif highest > 100 or (linear is not None and linear.strip() == "0"):
-        # The kernel offers per cent on machines with linear steps only; AMD's absolute values come with a 0 here.
+        # The kernel offers percent only on machines with linear steps; AMD's absolute values come with a 0
+        # here.
         unit = BandwidthUnit.ABSOLUTE
     else:
         unit = BandwidthUnit.PERCENT

@@ -1,8 +1,8 @@
-"""What can go wrong with resctrl, in classes by what the caller has to do about it.
+"""Errors of resctrl, classified by what the caller must do.
 
-The kernel answers a bad request with an errno, and often with a sentence in ``info/last_cmd_status``. That file is
-global and is not cleared by every operation, so a sentence there may belong to an earlier request, maybe another
-program's. An error carries the sentence only where it is known to belong to the failed request (``rdt.access``).
+The kernel answers a bad request with an errno, and often with a message in ``info/last_cmd_status``. That
+file is global and not cleared by every operation, so that a message there may belong to another program's
+request. An error carries the message only if it certainly belongs to the failed request (``rdt.access``).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class ResctrlError(Exception):
     """A request to resctrl failed.
 
     Attributes:
-        doing: what was tried, as a verb phrase: ``writing``, ``making the group``.
+        doing: the attempted action, as a verb phrase: ``writing``, ``making the group``.
         path: the file or directory of the request.
-        value: what was to be written; None where nothing was.
-        errno: the kernel's number; None when rdt itself refused the request.
-        status: the kernel's sentence about this very request; empty when it gave none.
+        value: the value to be written; None if there was none.
+        errno: the kernel's number; None if rdt itself refused the request.
+        status: the kernel's message about this request; empty if there is none.
         reason: rdt's own explanation; may be empty.
-        actual: where a schemata was being changed: what it was read to be after the failure. None: it could not be
-            read, or no schemata was being changed.
+        actual: the schemata read after a failed change of it; None if it could not be read, or for other
+            requests.
     """
 
     advice: ClassVar[str] = ""
@@ -78,45 +78,45 @@ class ResctrlError(Exception):
 
 
 class Busy(ResctrlError):
-    """Not now: RMIDs in limbo, another program's lock, a file in use. The same request may work later."""
+    """Not now: RMIDs in limbo, another program's lock, a file in use. The same request may succeed later."""
 
     advice = "try again later"
 
 
 class Locked(Busy):
-    """Another program holds the tree's lock (flock on the mount point). The reason names it where it can be found."""
+    """Another program holds the tree's lock (flock on the mount point); the reason names it if possible."""
 
 
 class Full(ResctrlError):
-    """No CLOSID or RMID is left. Groups must be removed or shared first."""
+    """No CLOSID or RMID is left. A group must be removed first, or workloads must share one."""
 
     advice = "remove a group or let workloads share one"
 
 
 class Gone(ResctrlError):
-    """The group, task or domain is not there any more. Look again at what exists."""
+    """The group, task or domain no longer exists. Read again what exists."""
 
-    advice = "look again at what exists"
+    advice = "read again what exists"
 
 
 class Invalid(ResctrlError):
-    """The kernel, or rdt before it, refuses the value. Asking again does not help."""
+    """The kernel, or rdt before it, refuses the value. Retrying does not help."""
 
 
 class Unsupported(ResctrlError):
-    """This machine, kernel or mount does not offer what was asked for."""
+    """This machine, kernel or mount does not offer what was requested."""
 
 
 class Denied(ResctrlError):
-    """Not allowed: missing rights, a read-only file, or a group that belongs to somebody else."""
+    """Not allowed: missing rights, a read-only file, or another program's group."""
 
 
 class Broken(ResctrlError):
-    """The kernel failed, or answered what rdt cannot read. A person should look at it."""
+    """The kernel failed, or gave an answer that rdt cannot parse. A person should investigate."""
 
 
 class Mismatch(ResctrlError):
-    """What was read back after a write is not what was written: another program writes there as well."""
+    """The value read back differs from the value written: another program writes there as well."""
 
     advice = "another program may be writing here as well"
 
@@ -139,12 +139,12 @@ _CLASS_OF_ERRNO: dict[int, type[ResctrlError]] = {
     **dict.fromkeys((_errno.EOPNOTSUPP, _errno.ENOSYS, _errno.ENOTSUP), Unsupported),
     **dict.fromkeys((_errno.EPERM, _errno.EACCES, _errno.EROFS), Denied),
 }
-# Sentences with which the kernel tells, with EINVAL, that the feature rather than the value is the matter.
+# Kernel messages that accompany EINVAL when the feature, not the value, is the problem.
 _UNSUPPORTED_SENTENCES = ("Unknown or unsupported", "not supported", "Unsupported")
 
 
 def class_of(errno: int, status: str = "") -> type[ResctrlError]:
-    """The class of an errno, given the kernel's sentence about the same request (empty: none)."""
+    """The error class of an errno, given the kernel's message about the same request (empty: none)."""
     if errno == _errno.EINVAL and any(words in status for words in _UNSUPPORTED_SENTENCES):
         return Unsupported
     return _CLASS_OF_ERRNO.get(errno, Broken)
@@ -153,7 +153,7 @@ def class_of(errno: int, status: str = "") -> type[ResctrlError]:
 def from_oserror(
     error: OSError, path: str, *, doing: str, value: str | None = None, status: str = "", reason: str = ""
 ) -> ResctrlError:
-    """The error of the right class for what the kernel answered."""
+    """The error of the right class for an OSError."""
     number = error.errno
     if number is None:
         number = _errno.ETIMEDOUT if isinstance(error, TimeoutError) else _errno.EIO

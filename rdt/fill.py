@@ -1,8 +1,8 @@
-"""Moving threads into a group until all that should be there are there.
+"""Move threads into a group until all of them are in it.
 
-A running process makes threads and children while it is being moved. They inherit the group of their maker, so that
-pass after pass fewer are missing; when a look finds none missing, the set is stable. Set equality is never asked
-for: threads come and end at all times, and a zombie is taken by the kernel but never listed.
+A running process creates threads and children while it is being moved. They inherit their creator's group, so
+that each pass finds fewer missing. When a pass finds none missing, the set is stable. The group need not
+equal the wanted set: threads start and end at any time, and the kernel accepts a zombie but never lists it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from rdt.resctrl import Resctrl
 
 TidSource: TypeAlias = Callable[[], Iterable[int]] | Iterable[int]
-# Taken this often and still listed in no group at all: a zombie.
+# Accepted by the kernel this often and still listed in no group: a zombie.
 _ZOMBIE_AFTER = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What became of the threads that were to be moved."""
+    """Result of moving threads into a group."""
 
     moved: frozenset[int]
     gone: frozenset[int]
     """Ended before they could be moved."""
     zombies: frozenset[int]
-    """The kernel took them but does not list them: they have ended but nobody has waited for them."""
+    """Accepted by the kernel but not listed: they have ended, and nobody has waited for them."""
     left_to_others: frozenset[int]
     """Not moved, because they are in another program's group."""
     stragglers: frozenset[int]
@@ -40,19 +40,19 @@ class Filled:
 
     @property
     def complete(self) -> bool:
-        """True if every living thread is where it was asked to be."""
+        """True if every living thread is in the group."""
         return not self.stragglers and not self.left_to_others
 
 
 class Filler:
-    """Fills one group.
+    """Fills one group with threads.
 
     Args:
         resctrl: the mounted resctrl.
-        group: where to move threads.
-        others: tells the groups of this moment whose threads are left alone.
-        passes: how often to look and move at most.
-        only_from: if given, only threads that are in one of these are moved.
+        group: the group to fill.
+        others: returns the groups whose threads are left alone at this moment.
+        passes: maximum number of passes.
+        only_from: if given, only threads in one of these groups are moved.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Filler:
         self._zombies: set[int] = set()
 
     def fill(self, tids: TidSource) -> Filled:
-        """Look and move until nothing is missing, or the passes are used up."""
+        """Find and move missing threads until none is missing, or the passes are used up."""
         source = tids if callable(tids) else _fixed(tids)
         passes, missing, foreign = 0, frozenset[int](), frozenset[int]()
         while True:
-            # 0 is how a task of another PID namespace is shown; it cannot be named here.
+            # A task of another PID namespace is shown as 0 and cannot be moved from here.
             wanted = frozenset(tid for tid in source() if tid > 0)
             with self._resctrl.reading():
                 missing, foreign = self._missing(wanted)
@@ -94,12 +94,13 @@ class Filler:
         return Filled(moved, gone, zombies, foreign, missing, passes)
 
     def _missing(self, wanted: frozenset[int]) -> tuple[frozenset[int], frozenset[int]]:
-        """Threads to move now, and those left to others."""
+        """Threads to move now, and missing threads that are in other programs' groups."""
         present = self._resctrl.tasks(self._group)
         missing = wanted - present - self._gone
         suspects = {tid for tid in missing - self._zombies if self._taken[tid] >= _ZOMBIE_AFTER}
         if suspects:
-            # A task that another program moved away again is listed there; a zombie is listed nowhere.
+            # A thread that another program moved away again is listed in some group; a zombie is listed
+            # nowhere.
             self._zombies |= suspects - self._members(self._resctrl.list_groups())
         missing -= self._zombies
         if self._only_from is not None:
@@ -114,12 +115,12 @@ class Filler:
                 members |= self._resctrl.tasks(group)
             except Gone:
                 if self._resctrl.exists(group):
-                    raise  # not to take what cannot be read for empty: others' tasks would be moved
+                    raise  # an unreadable group must not count as empty: its threads would be taken from their owner
         return frozenset(members)
 
     def _move(self, missing: frozenset[int]) -> None:
         if self._group.monitor:
-            # A monitor group takes only threads of its control group, so they go there first.
+            # A monitor group accepts only threads of its control group, so move them there first.
             parent = self._group.parent
             outside = missing - self._resctrl.tasks(parent)
             self._gone |= self._resctrl.move_tasks(parent, outside).gone

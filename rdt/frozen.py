@@ -1,4 +1,4 @@
-"""A mapping that cannot change: what descriptions and schemata are made of."""
+"""Immutable mapping, used in descriptions and schemata."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class FrozenDict(Mapping[K, V]):
-    """An immutable, hashable mapping; equal to any mapping with the same items, kept in order of insertion."""
+    """An immutable, hashable mapping in order of insertion; equal to any mapping with the same items."""
 
     __slots__ = ("_items",)
 

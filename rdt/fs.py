@@ -1,7 +1,7 @@
-"""The file operations that resctrl needs, behind one seam: the running kernel's, or a simulated tree's.
+"""The file operations that resctrl needs, on the running kernel or a simulated tree.
 
-Paths are absolute as on the real host. Everything raises plain ``OSError`` with the kernel's errno; what that
-means is told one level up (``rdt.errors``).
+Paths are absolute as on the real host. All operations raise plain ``OSError`` with the kernel's errno;
+``rdt.errors`` classifies them.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ _LOCK_POLL_S = 0.01
 
 
 class OpenFile(Protocol):
-    """A kernel file kept open: reading again gives the present content."""
+    """A kernel file kept open; each read gives its present content."""
 
     def read(self) -> bytes:
-        """The whole content now; OSError ENODEV when the object behind the file vanished."""
+        """The whole content now; OSError ENODEV if the object behind the file has vanished."""
 
     def close(self) -> None:
-        """Give the descriptor back; closing twice is fine."""
+        """Close the descriptor; closing twice is allowed."""
 
 
 class Fs(Protocol):
-    """File operations as resctrl needs them; all raise OSError."""
+    """File operations that resctrl needs; all raise OSError."""
 
     def open(self, path: str) -> OpenFile:
         """Open for repeated reading."""
 
     def read(self, path: str) -> bytes:
-        """Open, read whole, close."""
+        """Read a whole file."""
 
     def write(self, path: str, data: bytes) -> None:
-        """One write(2) of an existing file (never creates); the kernel parses it as one command."""
+        """Write an existing file by one write(2), which the kernel parses as one command."""
 
     def listdir(self, path: str) -> list[str]:
         """Names in a directory, sorted."""
 
     def exists(self, path: str) -> bool:
-        """True if something is there."""
+        """True if the file or directory exists."""
 
     def identity(self, path: str) -> tuple[int, int]:
-        """(device, inode): changes when a group is removed and made again under the same name."""
+        """(device, inode): changes when a group is removed and recreated under the same name."""
 
     def mkdir(self, path: str) -> None:
-        """Make one directory: in resctrl, a group."""
+        """Make one directory (in resctrl, a group)."""
 
     def rmdir(self, path: str) -> None:
-        """Remove one directory: in resctrl, a group and all that belongs to it."""
+        """Remove one directory (in resctrl, a group with its monitor groups)."""
 
     def lock(self, path: str, *, exclusive: bool, timeout_s: float) -> AbstractContextManager[None]:
         """Hold flock(2) on a directory; raises TimeoutError after ``timeout_s``."""
@@ -66,12 +66,12 @@ class _RealFile:
         self._fd = fd
 
     def read(self) -> bytes:
-        # What is kept open are resctrl's counters, which come in one piece: no second call to see the end.
+        # Files kept open are resctrl's counters, which fit in one read: no second call to find the end.
         first = os.pread(self._fd, _READ_BYTES, 0)
         return first if len(first) < _READ_BYTES else first + self.rest(len(first))
 
     def rest(self, offset: int) -> bytes:
-        """From ``offset`` to the end. Files of many records (/proc/mounts) give a page at most at a time."""
+        """Read from ``offset`` to the end. /proc/mounts and the like return at most a page per read."""
         parts: list[bytes] = []
         while chunk := os.pread(self._fd, _READ_BYTES, offset):
             parts.append(chunk)
@@ -101,7 +101,7 @@ class RealFs:
         return _RealFile(os.open(self._root + path, os.O_RDONLY | os.O_CLOEXEC))
 
     def read(self, path: str) -> bytes:
-        """Open, read whole, close."""
+        """Read a whole file."""
         file = self._open(path)
         try:
             return file.rest(0)
@@ -109,7 +109,7 @@ class RealFs:
             file.close()
 
     def write(self, path: str, data: bytes) -> None:
-        """One write(2) of an existing file."""
+        """Write an existing file by one write(2)."""
         fd = os.open(self._root + path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, data)
@@ -121,7 +121,7 @@ class RealFs:
         return sorted(os.listdir(self._root + path))
 
     def exists(self, path: str) -> bool:
-        """True if something is there."""
+        """True if the file or directory exists."""
         return os.path.exists(self._root + path)
 
     def identity(self, path: str) -> tuple[int, int]:

@@ -1,8 +1,8 @@
-"""One program's groups: made, adopted, filled and removed without ever touching anybody else's.
+"""One program's resctrl groups: made, adopted, filled and removed without touching other programs' groups.
 
-A group is own by its name (``rdt.names.Prefix``), so ownership survives a restart and needs no record. Making tolerates
-what exists, removing tolerates what is missing, and both say which it was. CLOSIDs and RMIDs belong to the whole
-machine: who holds them is told when they run out.
+The name marks a group as own (``rdt.names.Prefix``), so that ownership survives a restart without a record.
+Making accepts an existing group, removing accepts a missing one, and both report it. All programs share the
+machine's CLOSIDs and RMIDs; the error names their holders when they run out.
 """
 
 from __future__ import annotations
@@ -11,35 +11,36 @@ import errno
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rdt.changes import Applied, CpusChanged
 from rdt.errors import Busy, Denied, Full, Gone, Invalid, ResctrlError, Unsupported
 from rdt.fill import Filled, Filler, TidSource
 from rdt.names import DEFAULT_GROUP, GroupRef, Prefix
-from rdt.resctrl import Resctrl
-from rdt.schemata import Schemata
-from rdt.survey import Survey
+from rdt.schemata import Applied, CpusChanged, Schemata
+
+if TYPE_CHECKING:
+    from rdt.resctrl import Resctrl
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of the machine's ids a program allows itself, and how long it waits."""
+    """Limits on ids that a program takes, and on waiting."""
 
     spare_closids: int = 0
-    """CLOSIDs left free for others: making a control group raises Full rather than take these."""
+    """CLOSIDs to leave free for other programs; making a control group raises Full instead of taking them."""
     rmid_share: float = 1.0
-    """The part of all RMIDs that own groups (control and monitor) may take."""
+    """Maximum share of all RMIDs for own groups (control and monitor)."""
     busy_wait_s: float = 3.0
-    """How long to wait for an RMID in limbo; the kernel looks once a second whether one can be used again."""
+    """Seconds to wait for an RMID in limbo; the kernel checks once a second whether it can be reused."""
     first_delay_s: float = 0.1
     longest_delay_s: float = 0.5
     fill_passes: int = 10
-    """How often to look whether all threads are where they belong, as processes fork meanwhile."""
+    """Maximum number of passes that move threads, since processes fork meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A group that exists now; ``created`` tells a new one from one that was there already."""
+    """A group that exists now. ``created``: it was created by this call. ``identity``: its (device, inode)."""
 
     group: GroupRef
     created: bool
@@ -51,13 +52,14 @@ class Groups:
 
     Args:
         resctrl: the mounted resctrl.
-        prefix: the mark of own groups, 1 to 32 letters, digits, ``_`` or ``-``.
+        prefix: prefix of own groups' names, 1 to 32 letters, digits, ``_`` or ``-``.
         limits: budgets and waiting times.
-        change_default: may schemata, mode and CPUs of the default group be changed as well? It is everybody's, so
-            only if an operator said so.
-        sleep, clock: how to wait, in seconds.
+        change_default: allow changes of schemata, mode and CPUs of the default group. Every program uses it,
+            so an operator must have allowed this.
+        sleep: waits for a number of seconds.
+        clock: monotonic time in seconds.
 
-    Changing a group that is not own raises Denied before anything is written.
+    Changing another program's group raises Denied before anything is written.
     """
 
     def __init__(
@@ -79,19 +81,19 @@ class Groups:
     # --- looking ------------------------------------------------------------------------------------------
 
     def control(self, key: str) -> GroupRef:
-        """Where the control group of a key is, whether it exists or not."""
+        """Reference to the control group of a key, whether it exists or not."""
         return GroupRef(self.prefix.name(key))
 
     def monitor(self, within: GroupRef, key: str) -> GroupRef:
-        """Where the monitor group of a key is in a control group."""
+        """Reference to the monitor group of a key in a control group, whether it exists or not."""
         return GroupRef(within.control, self.prefix.name(key))
 
     def key(self, group: GroupRef) -> str | None:
-        """The key that an own group was made for; None for others' groups."""
+        """The key of an own group; None for other programs' groups."""
         return self.prefix.key(group.monitor or group.control) if self.prefix.owns(group) else None
 
     def survey(self) -> Survey:
-        """Which groups there are, own and others'."""
+        """List all groups but the default one, own and others'."""
         own: list[GroupRef] = []
         others: list[GroupRef] = []
         for group in self.resctrl.list_groups():
@@ -104,23 +106,25 @@ class Groups:
     # --- making and removing ------------------------------------------------------------------------------
 
     def make(self, key: str) -> Made:
-        """A control group for a key: the one that exists, or a new one (which may use everything at first).
+        """Make the control group of a key, or adopt the existing one. A new group has no restrictions.
 
         Raises:
-            Full: no CLOSID or RMID is left, or own budgets are used up; the text tells who holds them.
-            Busy: RMIDs were still in limbo when the waiting time was over.
-            Unsupported: this machine has nothing to give out.
+            Full: no CLOSID or RMID is left, or own budgets are used up; the text names the holders.
+            Busy: RMIDs were still in limbo after the waiting time.
+            Unsupported: this machine can allocate nothing.
         """
         if not self.resctrl.info.can_control:
             raise Unsupported(
-                self.resctrl.access.path(), doing="making a group in", reason="nothing can be allocated here"
+                self.resctrl.access.path(),
+                doing="making a group in",
+                reason="nothing can be allocated on this machine",
             )
         return self._make(self.control(key))
 
     def make_monitor(self, within: GroupRef, key: str) -> Made:
-        """A monitor group for a key in an own control group or in the default group; see ``make``.
+        """Make the monitor group of a key in an own control group or the default group (see ``make``).
 
-        Raises Gone if the control group does not exist: it comes first.
+        Raises Gone if the control group does not exist.
         """
         group = self.monitor(within, key)
         if self.resctrl.info.monitoring is None:
@@ -131,10 +135,10 @@ class Groups:
         return self._make(group)
 
     def remove(self, group: GroupRef, *, with_others_monitors: bool = False) -> bool:
-        """Remove an own group; False if there was none. Its tasks and CPUs fall to the default group, those of a
-        monitor group to its control group.
+        """Remove an own group; False if it did not exist.
 
-        Raises Denied if another program has monitor groups in it, unless told to remove these with it.
+        Its tasks and CPUs return to the default group, those of a monitor group to its control group. Raises
+        Denied if the group contains other programs' monitor groups, unless ``with_others_monitors``.
         """
         self._refuse_others(group, "removing the group")
         with self.resctrl.changing():
@@ -143,7 +147,9 @@ class Groups:
                 names = ", ".join(each.monitor for each in inside)
                 path = self.resctrl.access.path(group.relative)
                 raise Denied(
-                    path, doing="removing the group", reason=f"others have monitor groups in it: {names}"
+                    path,
+                    doing="removing the group",
+                    reason=f"it contains other programs' monitor groups: {names}",
                 )
             try:
                 self.resctrl.access.rmdir(group.relative)
@@ -154,15 +160,15 @@ class Groups:
             return True
 
     def sweep(self, keep: Collection[GroupRef] = ()) -> tuple[GroupRef, ...]:
-        """Remove all own groups but these (and the control groups they lie in); tells which were removed.
+        """Remove all own groups except ``keep`` and their control groups; returns the removed ones.
 
-        Control groups that hold other programs' monitor groups are left.
+        Control groups that contain other programs' monitor groups stay.
         """
         kept = {*keep, *(group.parent for group in keep)}
         removed = []
         with self.resctrl.changing():
             survey = self.survey()
-            # Monitor groups first: what is counted in them leaves their control group's sum in any case.
+            # Monitor groups first: their counts leave the control group's sum in any case.
             for group in sorted(survey.own, key=lambda each: (not each.monitor, each)):
                 shared = any(each.control == group.control for each in survey.others) and not group.monitor
                 if group not in kept and not shared and self.remove(group):
@@ -179,7 +185,7 @@ class Groups:
             except Busy as error:
                 if error.errno != errno.EBUSY or self._clock() + delay_s > deadline_s:
                     raise
-            self._sleep(delay_s)  # without the lock, so that others can give RMIDs back
+            self._sleep(delay_s)  # without the lock, so that other programs can release RMIDs
             delay_s = min(delay_s * 2, self.limits.longest_delay_s)
 
     def _make_once(self, group: GroupRef) -> Made:
@@ -206,7 +212,7 @@ class Groups:
             raise self._full(path, f"{spare} CLOSIDs are kept free for others; {survey}")
         if survey.rmids is not None and len(survey.own) >= int(self.limits.rmid_share * survey.rmids):
             share = f"{self.limits.rmid_share:.0%} of {survey.rmids} RMIDs"
-            raise self._full(path, f"own groups may take {share} and hold {len(survey.own)}")
+            raise self._full(path, f"own groups may take {share} and already hold {len(survey.own)}")
 
     @staticmethod
     def _full(path: str, reason: str, error: ResctrlError | None = None) -> Full:
@@ -231,10 +237,11 @@ class Groups:
         self.resctrl.set_mode(group, mode)
 
     def set_cpus(self, group: GroupRef, cpus: Iterable[int]) -> CpusChanged:
-        """``Resctrl.set_cpus`` on an own group: for tasks that have CPUs of their own, an alternative to moving
-        each. Tasks in a control group other than the default one are not affected by it.
+        """``Resctrl.set_cpus`` on an own group.
 
-        Raises Denied if another program's group has one of these CPUs.
+        An alternative to moving single tasks, for tasks with dedicated CPUs. It does not affect tasks in a
+        control group other than the default one. Raises Denied if another program's group has one of these
+        CPUs.
         """
         self._refuse_settings_of_others(group, "giving CPUs to")
         wanted = frozenset(cpus)
@@ -259,14 +266,14 @@ class Groups:
         take_from_others: bool = False,
         only_from: Iterable[GroupRef] | None = None,
     ) -> Filled:
-        """Move threads into an own group until all are there: ``rdt.fill``.
+        """Move threads into an own group until all are in it (``rdt.fill``).
 
         Args:
             group: an own group; for a monitor group, threads are moved into its control group first.
-            tids: the thread ids, or a function that tells those of this moment (all threads of a cgroup, say).
-            take_from_others: move threads out of other programs' groups, too; else they are left and told.
-            only_from: if given, only threads that are in one of these groups (or in monitor groups of these) are
-                moved; a control group lists the threads of its monitor groups as well.
+            tids: the thread ids, or a function that returns the present ones (all threads of a cgroup, say).
+            take_from_others: also move threads out of other programs' groups; else they are reported.
+            only_from: if given, only threads in one of these groups (or in their monitor groups) are moved. A
+                control group also lists the threads of its monitor groups.
         """
         self._refuse_others(group, "moving tasks to")
 
@@ -277,9 +284,9 @@ class Groups:
         return Filler(self.resctrl, group, others, passes, only_from=only_from).fill(tids)
 
     def release(self, tids: TidSource, to: GroupRef = DEFAULT_GROUP) -> Filled:
-        """Move threads from own groups back to where they were before, the default group or another program's.
+        """Move threads from own groups back to their previous group: the default one or another program's.
 
-        Only threads that are in own groups are moved, so that nobody else's placement is undone.
+        Threads outside of own groups are not moved.
         """
         own = self.survey().own
         return Filler(self.resctrl, to, tuple, self.limits.fill_passes, only_from=own).fill(tids)
@@ -287,7 +294,7 @@ class Groups:
     def _refuse_others(self, group: GroupRef, doing: str) -> None:
         if not self.prefix.owns(group):
             path = self.resctrl.access.path(group.relative)
-            raise Denied(path, doing=doing, reason=f"not a group of the prefix {self.prefix.text!r}")
+            raise Denied(path, doing=doing, reason=f"it does not have the prefix {self.prefix.text!r}")
 
     def _refuse_settings_of_others(self, group: GroupRef, doing: str) -> None:
         if not group.is_default:
@@ -295,5 +302,56 @@ class Groups:
         elif not self._change_default:
             path = self.resctrl.access.path()
             raise Denied(
-                path, doing=doing, reason="the default group is everybody's; to change it must be allowed"
+                path,
+                doing=doing,
+                reason="all programs share the default group; changing it must be allowed explicitly",
             )
+
+
+_SHOWN_NAMES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The groups that hold the machine's CLOSIDs and RMIDs, without the default group."""
+
+    own: tuple[GroupRef, ...]
+    others: tuple[GroupRef, ...]
+    closids: int
+    """Number of CLOSIDs, the default group's included."""
+    rmids: int | None
+    """Number of RMIDs; None without monitoring."""
+
+    @property
+    def closids_used(self) -> int:
+        """CLOSIDs taken by the default group and all control groups."""
+        return 1 + sum(not group.monitor for group in (*self.own, *self.others))
+
+    @property
+    def closids_free(self) -> int:
+        """Number of control groups that can still be made."""
+        return max(self.closids - self.closids_used, 0)
+
+    @property
+    def rmids_used(self) -> int:
+        """RMIDs taken by all groups. RMIDs in limbo, which resctrl does not show, are not counted."""
+        return 1 + len(self.own) + len(self.others)
+
+    def controls(self, groups: Iterable[GroupRef]) -> tuple[GroupRef, ...]:
+        """The control groups in ``groups``, without monitor groups."""
+        return tuple(group for group in groups if not group.monitor)
+
+    def __str__(self) -> str:
+        own, others = self.controls(self.own), self.controls(self.others)
+        rmids = "" if self.rmids is None else f"; {self.rmids_used} of {self.rmids} RMIDs"
+        return (
+            f"{self.closids_used} of {self.closids} CLOSIDs are taken: 1 by the default group, "
+            f"{len(own)} by own groups{_names(own)}, {len(others)} by others{_names(others)}{rmids}"
+        )
+
+
+def _names(groups: tuple[GroupRef, ...]) -> str:
+    if not groups:
+        return ""
+    shown = [group.control for group in groups[:_SHOWN_NAMES]]
+    return f" ({', '.join(shown)}{', ...' if len(groups) > _SHOWN_NAMES else ''})"

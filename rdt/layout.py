@@ -1,4 +1,4 @@
-"""The nouns of laying out cache ways: a cache domain, masks for everybody, and what is missing for them."""
+"""Types of cache way layouts: a cache domain, masks of all groups, and shortages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CacheDomain:
-    """One domain of a cache: what ``info/`` says of it, and which ways masks of other programs hold."""
+    """One domain of a cache: its facts from ``info/``, and the ways in other programs' masks."""
 
     cbm_mask: Cbm
     min_cbm_bits: int = 1
@@ -25,13 +25,13 @@ class CacheDomain:
 
     def __post_init__(self) -> None:
         if not self.cbm_mask:
-            raise ValueError("a cache without ways")
+            raise ValueError("a cache must have ways")
         if self.min_cbm_bits < 1:
-            raise ValueError(f"min_cbm_bits is at least 1, not {self.min_cbm_bits}")
+            raise ValueError(f"min_cbm_bits must be at least 1, not {self.min_cbm_bits}")
 
     @classmethod
     def of(cls, cache: CacheInfo, taken: Cbm = NO_WAYS) -> CacheDomain:
-        """From what ``info/`` says; it is the same for every domain of a resource."""
+        """From the facts in ``info/``, which are the same for every domain of a resource."""
         return cls(Cbm(cache.cbm_mask), cache.min_cbm_bits, Cbm(cache.shareable_bits), taken)
 
     @property
@@ -41,7 +41,7 @@ class CacheDomain:
 
     @property
     def batch_end_is_low(self) -> bool:
-        """True where I/O shares ways of the low half only; otherwise batch is at the high end."""
+        """True if batch is at the low end of the ways, because I/O shares only ways of the low half."""
         io = self.shareable & self.cbm_mask
         return bool(io) and io.last < self.width // 2
 
@@ -53,7 +53,7 @@ class CacheDomain:
 
 @dataclass(frozen=True, slots=True)
 class MaskClass:
-    """One CLOSID's worth: the groups that share it, and their mask in each domain."""
+    """A CLOSID: the groups that share it, and their mask in each domain."""
 
     groups: tuple[str, ...]
     use: Use
@@ -62,29 +62,30 @@ class MaskClass:
 
 @dataclass(frozen=True, slots=True)
 class DomainLayout:
-    """What a layout means for one domain."""
+    """Figures of a layout in one domain."""
 
     remapped_ways: int
-    """Ways that groups get and did not have, summed over the groups; new groups count fully."""
+    """Ways newly given to groups, summed over the groups. New groups count fully."""
     common: Cbm
-    """Ways that shared and batch masks may lie in."""
+    """Ways that shared and batch masks may use."""
     free: Cbm
-    """Ways in nobody's mask."""
+    """Ways in no mask."""
     proven: bool
-    """True if no layout by these rules remaps less; False if the search's effort ended first."""
+    """True if no layout by these rules remaps fewer ways; False if the search stopped at its effort limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Masks for everybody, and how they came about."""
+    """Masks of all groups, with figures per domain."""
 
     classes: tuple[MaskClass, ...] = ()
     domains: FrozenDict[int, DomainLayout] = FrozenDict()
 
     @classmethod
     def present(cls, masks: Mapping[str, Mapping[int, Cbm]], pools: Iterable[tuple[str, ...]] = ()) -> Layout:
-        """A layout as read back from the kernel, for ``solve`` to start from. ``pools`` names the groups that share
-        one control group; their masks are those of the first named.
+        """A layout read back from the kernel, as the start for ``solve``.
+
+        ``pools`` names the groups that share one control group; their masks are those of the first one.
         """
         pooled = {group: pool for pool in pools for group in pool}
         members: dict[tuple[str, ...], FrozenDict[int, Cbm]] = {}
@@ -101,22 +102,22 @@ class Layout:
 
     @property
     def pools(self) -> tuple[tuple[str, ...], ...]:
-        """The groups that share a CLOSID with another."""
+        """Groups that share a CLOSID with another group."""
         return tuple(each.groups for each in self.classes if len(each.groups) > 1)
 
     @property
     def remapped_ways(self) -> int:
-        """Over all domains."""
+        """Remapped ways over all domains."""
         return sum(each.remapped_ways for each in self.domains.values())
 
 
 NO_LAYOUT = Layout()
-"""Nobody has a mask yet."""
+"""The empty layout: no group has a mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What is missing for a layout; ``domain`` is None where CLOSIDs are."""
+    """A shortage that prevents a layout; ``domain`` None: of CLOSIDs, else of ways in that domain."""
 
     domain: int | None
     wanted: int
@@ -128,7 +129,7 @@ class Shortage:
 
 
 class Infeasible(Exception):
-    """No layout fulfils the demands; ``shortages`` says what is missing, for every domain."""
+    """No layout fulfils the demands; ``shortages`` lists what is missing, for every domain."""
 
     def __init__(self, shortages: tuple[Shortage, ...]) -> None:
         self.shortages = shortages

@@ -1,20 +1,20 @@
-"""Which ways each group gets: contiguous masks for demands in ways, with the fewest ways remapped.
+"""Layout of cache ways: contiguous masks for demands in ways, with the fewest ways remapped.
 
 A pure function of demands, caches and the present layout; nothing here touches the kernel.
 
 The rules, per cache domain:
 
-* an exclusive mask overlaps nobody's, holds no way that the cache shares with I/O (``shareable_bits``), and none that
-  the caller says is taken by others;
-* shared and batch masks live in the common segment: all ways from behind the last exclusive mask to the batch end.
-  They may overlap one another. Batch masks are anchored at that end. It is the end where the ways shared with I/O
-  are, because what I/O writes there evicts batch rather than anybody else; the high end if there are none;
-* among all such layouts the one with the fewest remapped ways is taken: ways that a group gets and did not have, and
-  that must be filled from memory again. Then the one that changes the fewest masks. Only then do shared masks avoid
-  one another.
+* An exclusive mask overlaps no other mask. It contains no way that the cache shares with I/O
+  (``shareable_bits``), and no way that other programs have taken.
+* Shared and batch masks lie in the common segment: all ways from behind the last exclusive mask to the batch
+  end. They may overlap. Batch masks are anchored at that end. It is the end where the ways shared with I/O
+  are, so that I/O evicts batch rather than others; the high end if there are none.
+* Among all such layouts the one with the fewest remapped ways wins. A remapped way is one newly given to a
+  group, which must be filled from memory again. Ties are broken by the fewest changed masks, then by the
+  least overlap of shared masks.
 
-Groups need a CLOSID each. Where there are more groups than CLOSIDs, groups of like kind with similar demands share
-one (``rdt.pooling``); the answer says which.
+Each group needs a CLOSID. If there are more groups than CLOSIDs, similar groups share one (``rdt.pooling``);
+the answer states which.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ __all__ = [
 ]
 
 EFFORT = 100
-"""States that the search looks at beyond the first answer, per domain: keeps 16 groups on 20 ways below 1 ms."""
+"""Maximum number of states searched per domain after the first answer.
+
+It keeps 16 groups on 20 ways below 1 ms.
+"""
 
 
 def solve(
@@ -52,10 +55,10 @@ def solve(
     present: Layout = NO_LAYOUT,
     effort: int = EFFORT,
 ) -> Layout:
-    """Masks for all demands. ``closids`` is how many control groups these demands may use.
+    """Masks for all demands. ``closids``: number of control groups that these demands may use.
 
-    The same input gives the same answer, whatever the order of the demands. Raises Infeasible; ValueError when a
-    group is named twice or a demand names a domain that is not in ``caches``.
+    The order of the demands does not matter. Raises Infeasible, and ValueError if a group is named twice or a
+    demand names a domain that is not in ``caches``.
     """
     wanted = sorted(demands, key=lambda each: each.group)
     _check(wanted, caches)
@@ -77,7 +80,7 @@ def solve(
         )
         for number, each in enumerate(pools)
     )
-    return Layout(classes, FrozenDict({domain: told for domain, (_, told) in answers.items()}))
+    return Layout(classes, FrozenDict({domain: figures for domain, (_, figures) in answers.items()}))
 
 
 def _check(demands: list[Demand], caches: Mapping[int, CacheDomain]) -> None:
@@ -90,7 +93,10 @@ def _check(demands: list[Demand], caches: Mapping[int, CacheDomain]) -> None:
 
 
 class _Domain:
-    """One domain's problem: seen with batch at the high end, on plain integers."""
+    """The layout problem of one domain on plain integers.
+
+    It is mirrored if necessary, so that batch is at the high end.
+    """
 
     def __init__(
         self, domain: int, cache: CacheDomain, pools: list[Pool], held: Mapping[str, Mapping[int, Cbm]]
@@ -119,7 +125,7 @@ class _Domain:
         return 0 if mask is None else self._turned(mask).bits
 
     def solve(self, effort: int) -> tuple[list[Cbm], DomainLayout] | Shortage:
-        """The pools' masks and what they mean, or what is missing."""
+        """The pools' masks with their figures, or the shortage."""
         exclusive = self._of(Use.EXCLUSIVE)
         exclusive.sort(key=self._order)
         shared = {
@@ -144,23 +150,23 @@ class _Domain:
         for number in self._of(Use.BATCH):
             ways = self._items[number].ways
             masks[number] = _span(self._end - ways, ways)
-        crowd = [masks[number] for number in self._of(Use.BATCH)]
+        placed_masks = [masks[number] for number in self._of(Use.BATCH)]
         for number in sorted(shared, key=self._order):
-            masks[number] = _least_crowded(shared[number], self._items[number].ways, border, crowd)
-            crowd.append(masks[number])
-        return [self._turned(Cbm(mask)) for mask in masks], self._told(masks, border, proven)
+            masks[number] = _least_overlap(shared[number], self._items[number].ways, border, placed_masks)
+            placed_masks.append(masks[number])
+        return [self._turned(Cbm(mask)) for mask in masks], self._figures(masks, border, proven)
 
     def _of(self, use: Use) -> list[int]:
         return [number for number, each in enumerate(self._uses) if each is use]
 
     def _order(self, number: int) -> tuple[int, int, int]:
-        """Low masks first, then those that are new, wide ones first; the pools are in order of their names."""
+        """Sort key: present position, low first; then pools without a mask, wide ones first."""
         item = self._items[number]
         present = max(item.present)
         return (present & -present or 1 << self._width), -item.ways, number
 
     def _tail(self, shared: list[list[int]]) -> list[int]:
-        """What shared and batch masks cost if the common segment begins at each way."""
+        """Cost of all shared and batch masks, if the common segment begins at each way."""
         tail = [0] * (self._width + 1)
         for table in shared:
             tail = [sum(pair) for pair in zip(tail, best_from(table), strict=True)]
@@ -170,7 +176,7 @@ class _Domain:
             tail[first + 1 :] = [NEVER] * (self._width - first)
         return tail
 
-    def _told(self, masks: list[int], border: int, proven: bool) -> DomainLayout:
+    def _figures(self, masks: list[int], border: int, proven: bool) -> DomainLayout:
         used = remapped = 0
         for item, mask in zip(self._items, masks, strict=True):
             used |= mask
@@ -188,18 +194,18 @@ class _Domain:
             needed, there = (batch, self._end_run) if batch > self._end_run else (shared, widest)
             return Shortage(
                 self._domain, needed, there,
-                f"{where}: a shared mask of {needed} ways is wanted, {there} are the most side by side",
+                f"{where}: a shared mask needs {needed} adjacent ways, but at most {there} are adjacent",
             )  # fmt: skip
         common = max(batch, shared)
         left = (self._private & _span(0, self._end - common)).bit_count()
-        text = f"{where}: {exclusive} exclusive ways are wanted beside {common} shared ones, {left} are left for them"
+        text = f"{where}: {exclusive} exclusive ways are wanted beside {common} shared ones, but only {left} are left"
         reasons = []
         if io := (self._cache.shareable & self._cache.cbm_mask).ways:
             reasons.append(f"{io} are shared with I/O and cannot be exclusive")
         if taken := (self._cache.taken & self._cache.cbm_mask).ways:
             reasons.append(f"{taken} are taken by others")
         if exclusive <= left:
-            reasons.append("enough in number, but not side by side")
+            reasons.append("they are enough in number, but not adjacent")
         return Shortage(self._domain, exclusive, left, text + "".join(f"; {reason}" for reason in reasons))
 
 
@@ -207,8 +213,8 @@ def _span(first: int, ways: int) -> int:
     return ((1 << ways) - 1) << first
 
 
-def _least_crowded(table: list[int], ways: int, border: int, crowd: list[int]) -> int:
-    """Of the cheapest places behind ``border``, the one that overlaps the others least; the lowest of equals."""
+def _least_overlap(table: list[int], ways: int, border: int, placed_masks: list[int]) -> int:
+    """The cheapest place behind ``border`` with the least overlap with other masks; on ties the lowest."""
     least = min(table[border:])
     places = [_span(start, ways) for start in range(border, len(table)) if table[start] == least]
-    return min(places, key=lambda mask: sum((mask & other).bit_count() for other in crowd))
+    return min(places, key=lambda mask: sum((mask & other).bit_count() for other in placed_masks))

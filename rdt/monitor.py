@@ -1,18 +1,18 @@
-"""Cache occupancy and memory bandwidth of groups, per domain, over files that are kept open.
+"""Cache occupancy and memory bandwidth of groups per domain, from files that are kept open.
 
-What must not be got wrong (Documentation/arch/x86/resctrl.rst, and the kernel's ``fs/resctrl``):
+Rules from Documentation/arch/x86/resctrl.rst and the kernel's ``fs/resctrl``:
 
-* The kernel turns the hardware's narrow counters (24 bits and more) into 64-bit sums of bytes, and looks at them once
-  a second so that no turn is missed. What wraps here is 64 bits wide, if ever. A value that went back otherwise is a
-  counter that began anew: no rate can be told for that interval.
-* A control group's values are the sums over itself and its monitor groups that exist now. When a monitor group is
-  removed its bytes leave the sum, which may then go back, or only grow too little. So ``mon_groups`` is
-  looked at after the counters: an interval in which one vanished has no rate.
-* A group that is removed and made again has new counters: its open files answer ENODEV, and its inode is another.
-* ``mbm_total_bytes`` holds ``mbm_local_bytes``: they are never added.
-* With sub-NUMA clustering a domain's directory shows sums over ``mon_sub_*`` below it. Only these are read, and added
-  here: on some kernels the sum reads 0 when a CPU of the domain goes offline.
-* Domains are added by ``rdt.reading.total``, which has no number unless every domain has one.
+* The kernel extends the hardware's narrow counters (24 bits and more) to 64-bit sums of bytes and samples
+  them once a second, so that no overflow is missed. Only the 64-bit sum can wrap. Any other decrease means
+  that the counter restarted, and the interval has no rate.
+* A control group's values are sums over itself and its present monitor groups. When a monitor group is
+  removed, its bytes leave the sum, which then decreases or grows too little. ``mon_groups`` is therefore read
+  after the counters, and an interval in which a monitor group vanished has no rate.
+* A recreated group has new counters: its open files answer ENODEV, and its inode differs.
+* ``mbm_total_bytes`` includes ``mbm_local_bytes``: they are never added.
+* With sub-NUMA clustering a domain's directory shows sums over its ``mon_sub_*`` directories. Only these are
+  read and added here, because some kernels report a sum of 0 when a CPU of the domain goes offline.
+* ``rdt.reading.total`` adds domains; it returns a number only if every domain has one.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _WORDS = {
     b"Error": Unavailable(Why.HARDWARE_ERROR, "the hardware refused to count (the kernel says Error)"),
 }
 _FIRST = Unavailable(Why.FIRST, "nothing to compare with yet")
-_AGAIN = Unavailable(Why.RESTARTED, "counted again only since this reading")
-_ANEW = Unavailable(Why.RESTARTED, "the group was made anew since the last reading")
-_LOST = Unavailable(Why.RESTARTED, "a monitor group was removed from it since the last reading")
-_GONE = Unavailable(Why.GONE, "the group is not there")
-_OFFLINE = Unavailable(Why.OFFLINE, "the domain is not there: all its CPUs are offline")
-_NOT_WANTED = Unavailable(Why.UNSUPPORTED, "this event is not asked for")
+_AGAIN = Unavailable(Why.RESTARTED, "counting resumed only at this reading")
+_ANEW = Unavailable(Why.RESTARTED, "the group was recreated since the last reading")
+_LOST = Unavailable(Why.RESTARTED, "one of its monitor groups was removed since the last reading")
+_GONE = Unavailable(Why.GONE, "the group does not exist")
+_OFFLINE = Unavailable(Why.OFFLINE, "all CPUs of the domain are offline")
+_NOT_WANTED = Unavailable(Why.UNSUPPORTED, "this event was not requested")
 _VANISHED = (errno.ENODEV, errno.ENOENT, errno.ESTALE, errno.ENOTCONN)
 
 
 @dataclass(slots=True)
 class _Event:
-    """The files of one event in one domain (several with sub-NUMA clustering), and the last number."""
+    """The files of one event in one domain (several with sub-NUMA clustering), and the last value."""
 
     files: tuple[OpenFile, ...] = ()
     missing: Unavailable | None = None
@@ -63,13 +63,15 @@ class _Event:
 
 @dataclass(slots=True)
 class _Watched:
-    """One group's open files. ``domains`` keeps those that are offline, without files."""
+    """One group's open files. ``domains`` includes offline domains, which have no files."""
 
     group: GroupRef
     identity: tuple[int, int] | None = None
     monitors: frozenset[tuple[str, tuple[int, int]]] = frozenset()
-    """Names and identities of its monitor groups: one made again under the same name is another."""
+    """Names and identities of its monitor groups, so that a recreated one counts as new."""
     domains: dict[int, dict[str, _Event]] = field(default_factory=dict)
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Identity of each domain's directory: a domain that went offline and came back counts from 0."""
     complete: bool = False
     read_s: float | None = None
 
@@ -83,16 +85,16 @@ class _Watched:
 
 
 class Monitor:
-    """Reads groups again and again. Close it (or use it in ``with``): it holds open files.
+    """Reads groups repeatedly. It holds open files: close it, or use it in ``with``.
 
     Args:
         access: the mounted tree.
         info: what the machine offers.
-        groups: whom to read; see ``watch``.
-        clock: seconds that go forward. Every group's readings carry the time at which that group was read.
-        events: what to read; the others are Unavailable and cost nothing.
+        groups: the groups to read; see ``watch``.
+        clock: monotonic time in seconds. A group's readings carry the time at which that group was read.
+        events: the events to read; the others are Unavailable and cost nothing.
 
-    Reading takes no lock: each value is of its own, and the kernel's counters do not wait for anybody.
+    Reading takes no lock, because values are independent and the kernel's counters run on anyway.
     """
 
     def __init__(
@@ -121,12 +123,12 @@ class Monitor:
 
     @property
     def groups(self) -> tuple[GroupRef, ...]:
-        """Who is read, in the order of ``watch``."""
+        """The groups that are read, in the order of ``watch``."""
         return tuple(self._watched)
 
     @property
     def open_files(self) -> int:
-        """How many files are held open: groups x domains x events, and x nodes with sub-NUMA clustering."""
+        """Number of open files: groups x domains x events (x nodes with sub-NUMA clustering)."""
         return sum(
             len(event.files)
             for watched in self._watched.values()
@@ -135,12 +137,12 @@ class Monitor:
         )
 
     def watch(self, group: GroupRef) -> None:
-        """Read this group from now on. It need not exist yet; its files are opened as soon as it does."""
+        """Read this group from now on. It need not exist yet; its files are opened once it does."""
         if group not in self._watched:
             self._watched[group] = _Watched(group)
 
     def unwatch(self, group: GroupRef) -> None:
-        """Do not read this group any more; fine if it was not read."""
+        """Stop reading this group. A group that is not read is ignored."""
         watched = self._watched.pop(group, None)
         if watched is not None:
             watched.close()
@@ -151,7 +153,7 @@ class Monitor:
             self.unwatch(group)
 
     def read(self) -> dict[GroupRef, GroupReading]:
-        """All groups now. What cannot be read is Unavailable with the reason; nothing is raised."""
+        """Read all groups. Values that cannot be read are Unavailable with the reason; nothing is raised."""
         return {group: self._read(watched) for group, watched in self._watched.items()}
 
     # --- one group ----------------------------------------------------------------------------------------
@@ -161,7 +163,7 @@ class Monitor:
         if not watched.complete:
             fresh = self._open(watched)
         found = self._values(watched)
-        if found is None:  # a file's group or domain vanished: look again, once
+        if found is None:  # a file's group or domain vanished: reopen once
             watched.close()
             fresh = self._open(watched)
             found = self._values(watched) or {}
@@ -197,7 +199,7 @@ class Monitor:
     def _values(
         self, watched: _Watched
     ) -> dict[int, tuple[int | Unavailable, int | Unavailable, int | Unavailable]] | None:
-        """Every event of every domain that is there; None if something vanished."""
+        """Every event of every present domain; None if a group or domain vanished."""
         found = {}
         for domain, events in watched.domains.items():
             if not _is_open(events):
@@ -215,7 +217,7 @@ class Monitor:
         return _LOST if lost else None
 
     def _rebase(self, watched: _Watched) -> None:
-        """Read the counters once more: the monitor group may have gone after they were read."""
+        """Read the counters again, because the monitor group may have vanished after they were read."""
         now_s = self._clock()
         for domain, values in (self._values(watched) or {}).items():
             for name, value in zip(EVENTS, values, strict=True):
@@ -225,7 +227,7 @@ class Monitor:
     # --- files --------------------------------------------------------------------------------------------
 
     def _open(self, watched: _Watched) -> Unavailable | None:
-        """Open what is not open. Tells if the counters are others than before."""
+        """Open the files that are not open. Returns a reason if the counters are new since the last reading."""
         group = watched.group
         try:
             identity = self._access.identity(group.relative)
@@ -245,7 +247,7 @@ class Monitor:
         for domain in sorted({*self._known, *present}):
             events = watched.domains.setdefault(domain, {name: _Event() for name in EVENTS})
             if domain in present and not any(event.files for event in events.values()):
-                self._open_domain(watched, events, present[domain])
+                self._open_domain(watched, domain, present[domain])
         watched.domains = dict(sorted(watched.domains.items()))
         watched.complete = all(_is_open(events) for events in watched.domains.values())
         return _ANEW if anew else None
@@ -258,18 +260,24 @@ class Monitor:
         return frozenset(found)
 
     def _names(self, group: GroupRef, directory: str) -> list[str]:
-        """What is in a directory that only a machine with monitoring has."""
+        """Names in a directory that exists only with monitoring; empty if it cannot be read."""
         try:
             return self._access.listdir(group.relative, directory)
         except ResctrlError:
             return []
 
-    def _open_domain(self, watched: _Watched, events: dict[str, _Event], directory: str) -> None:
+    def _open_domain(self, watched: _Watched, domain: int, directory: str) -> None:
+        events = watched.domains[domain]
         place = (watched.group.relative, "mon_data", directory)
         try:
+            identity = self._access.identity(*place)
             nodes = [name for name in self._access.listdir(*place) if name.startswith("mon_sub_")]
         except ResctrlError:
             return
+        if watched.places.setdefault(domain, identity) != identity:
+            watched.places[domain] = identity
+            for event in events.values():
+                event.value = _OFFLINE  # it was offline since the last reading
         for name, event in events.items():
             event.missing = None
             if name not in self._wanted:
@@ -292,16 +300,16 @@ class Monitor:
 
 
 def _is_open(events: dict[str, _Event]) -> bool:
-    """True for the events of a domain that is there."""
+    """True if the domain of these events is online."""
     return any(event.files or event.missing is not None for event in events.values())
 
 
 class _VanishedError(Exception):
-    """The group or domain of an open file is not there any more."""
+    """The group or domain of an open file no longer exists."""
 
 
 def _value(event: _Event) -> int | Unavailable:
-    """The number now, over all files of the event."""
+    """The present value, summed over all files of the event."""
     if event.missing is not None:
         return event.missing
     added = 0
@@ -322,7 +330,7 @@ def _value(event: _Event) -> int | Unavailable:
 
 
 def _rate(event: _Event, value: int | Unavailable, now_s: float, broken: Unavailable | None) -> Reading:
-    """Bytes a second since the event's last number; remembers this one."""
+    """Bytes per second since the event's last value; stores the new value."""
     before, before_s = event.value, event.read_s
     event.value, event.read_s = value, now_s
     if isinstance(value, Unavailable):
@@ -336,7 +344,7 @@ def _rate(event: _Event, value: int | Unavailable, now_s: float, broken: Unavail
         if before < _COUNTER_MODULUS // 2 or value >= _COUNTER_MODULUS // 2:
             return Unavailable(
                 Why.RESTARTED,
-                f"the counter went back from {before} to {value}: it began anew, or lost a part",
+                f"the counter went back from {before} to {value}: it restarted, or a part was lost",
             )
         grown += _COUNTER_MODULUS
     return grown / (now_s - before_s) if now_s > before_s else _FIRST

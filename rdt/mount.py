@@ -1,7 +1,8 @@
-"""Where resctrl is mounted and how; mounting it, which is only ever done when asked for.
+"""Finding and mounting resctrl. It is mounted only on explicit request.
 
-There is one resctrl in a kernel, and its mount options (code/data prioritisation, bandwidth in MBps) change what every
-program sees. Mounting is therefore an explicit act of an operator; unmounting removes all groups of all programs.
+A kernel has one resctrl, and its mount options (code/data prioritisation, bandwidth in MBps) change what
+every program sees. Mounting is therefore an operator's decision. Unmounting removes all groups of all
+programs.
 """
 
 from __future__ import annotations
@@ -24,34 +25,34 @@ _CPU_FLAGS = ("cat_l3", "cat_l2", "mba", "cqm_llc", "cqm_mbm_total", "cqm_mbm_lo
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A resctrl mount: its place and the options that resctrl itself knows (``rw`` and the like left out)."""
+    """A resctrl mount: its path and resctrl's own options, without ``rw`` and the like."""
 
     path: str
     options: frozenset[str] = frozenset()
 
     @property
     def cdp(self) -> bool:
-        """L3 masks for code and data apart."""
+        """L3 has separate masks for code and data."""
         return "cdp" in self.options
 
     @property
     def cdpl2(self) -> bool:
-        """L2 masks for code and data apart."""
+        """L2 has separate masks for code and data."""
         return "cdpl2" in self.options
 
     @property
     def mba_mbps(self) -> bool:
-        """MB values are MBps, kept by the kernel's own controller, instead of per cent."""
+        """MB values are targets in MBps, kept by the kernel's own controller, instead of percentages."""
         return "mba_MBps" in self.options
 
     @property
     def debug(self) -> bool:
-        """Groups show their hardware ids (6.8 and later)."""
+        """Groups show their hardware ids (kernel 6.8 and later)."""
         return "debug" in self.options
 
 
 def find_mount(fs: Fs) -> Mount | None:
-    """The resctrl mount that /proc/mounts tells of; None where there is none or the file cannot be read."""
+    """The resctrl mount listed in /proc/mounts; None if there is none, or the file cannot be read."""
     try:
         text = decoded(fs.read("/proc/mounts"))
     except OSError:
@@ -80,7 +81,7 @@ class Support:
 
 
 def support(fs: Fs) -> Support:
-    """What /proc/filesystems and the flags of the first CPU in /proc/cpuinfo say."""
+    """Read resctrl support from /proc/filesystems and the first CPU's flags in /proc/cpuinfo."""
 
     def text_of(path: str) -> str:
         try:
@@ -96,13 +97,13 @@ def support(fs: Fs) -> Support:
 def mount_options(
     *, cdp: bool = False, cdpl2: bool = False, mba_mbps: bool = False, debug: bool = False
 ) -> tuple[str, ...]:
-    """The kernel's names of the options that are wanted."""
+    """The kernel's names of the given mount options."""
     wanted = (("cdp", cdp), ("cdpl2", cdpl2), ("mba_MBps", mba_mbps), ("debug", debug))
     return tuple(name for name, on in wanted if on)
 
 
 def mount_command(options: tuple[str, ...] = (), root: str = DEFAULT_ROOT) -> str:
-    """The shell command that an operator would give."""
+    """The shell command that mounts resctrl."""
     return " ".join(
         ["mount", "-t", "resctrl", *(["-o", ",".join(options)] if options else []), "resctrl", root]
     )
@@ -115,11 +116,11 @@ def mount_resctrl(
     fs: Fs | None = None,
     syscall: Callable[[str, str], None] | None = None,
 ) -> Mount:
-    """Mount resctrl with exactly these options (``mount_options``); fine if it is mounted so already.
+    """Mount resctrl with exactly these options (``mount_options``), unless it is mounted like this already.
 
     Raises:
-        Unsupported: the kernel has no resctrl, or refuses an option that it or the CPU does not have.
-        Busy: it is mounted already, elsewhere or with other options. It is never remounted.
+        Unsupported: the kernel has no resctrl, or refuses an option that it or the CPU does not support.
+        Busy: it is already mounted elsewhere or with other options. It is never remounted.
         Denied: the right to mount is missing (CAP_SYS_ADMIN).
     """
     files = fs or RealFs()
@@ -137,7 +138,7 @@ def mount_resctrl(
 def _mount_error(error: OSError, root: str, value: str, fs: Fs, present: Mount | None) -> ResctrlError:
     if error.errno in (errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP):
         can = support(fs)
-        reason = f"an option is not known to this kernel or CPU; {can}" if can.kernel else str(can)
+        reason = f"this kernel or CPU does not support an option; {can}" if can.kernel else str(can)
         return Unsupported(root, doing="mounting", value=value, errno=error.errno, reason=reason)
     reason = ""
     if present is not None:

@@ -1,11 +1,12 @@
-"""Names of groups: where a group lies in the tree, and how a program marks a group as its own."""
+"""Names of resctrl groups: their place in the tree, and the prefix that marks own groups."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rdt.errors import Invalid
+from rdt.errors import Broken, Invalid
 
 RESERVED = frozenset({"", ".", "..", "info", "mon_data", "mon_groups"})
 _MAX_NAME_BYTES = 255
@@ -15,8 +16,10 @@ _ESCAPED = re.compile(rb"%([0-9a-f]{2})")
 
 @dataclass(frozen=True, slots=True, order=True)
 class GroupRef:
-    """A group's place: ``control`` is the control group's name (empty: the default group), ``monitor`` the name of a
-    monitor group in it (empty: the control group itself). Raises Invalid for what no group can be named.
+    """A group's place in the tree.
+
+    ``control``: the control group's name; empty: the default group. ``monitor``: the name of a monitor group
+    in it; empty: the control group itself. Raises Invalid for impossible names.
     """
 
     control: str = ""
@@ -44,12 +47,12 @@ class GroupRef:
 
     @property
     def parent(self) -> GroupRef:
-        """The control group that a monitor group lies in; a control group itself."""
+        """The control group that contains a monitor group; for a control group, itself."""
         return GroupRef(self.control)
 
     @property
     def is_default(self) -> bool:
-        """True for the default group, to which everything belongs that nobody placed elsewhere."""
+        """True for the default group, which holds every task that was not moved elsewhere."""
         return not self.control and not self.monitor
 
     def __str__(self) -> str:
@@ -61,10 +64,11 @@ DEFAULT_GROUP = GroupRef()
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The mark of one program's groups: ``perphd`` makes the group of the key ``redis`` ``perphd.redis``.
+    """The prefix of one program's groups: with ``perphd``, the group of the key ``redis`` is
+    ``perphd.redis``.
 
-    Keys are any text; what is not plain in a file name is escaped as ``%2f``. Only names that this prefix could
-    have made are parsed as own, so that a directory which merely begins alike stays somebody else's.
+    Keys may be any text; characters that are not plain in a file name are escaped as ``%2f``. Only names that
+    this prefix could have produced count as own, not every name that begins alike.
     """
 
     text: str
@@ -76,7 +80,7 @@ class Prefix:
             )
 
     def name(self, key: str) -> str:
-        """The group name of a key; raises Invalid for the empty key and one too long for a file name."""
+        """The group name of a key. Raises Invalid for an empty key, and for one too long for a file name."""
         if not key:
             raise Invalid("group", doing="naming a", value=key, reason="the key is empty")
         raw = key.encode("utf-8", "surrogateescape")
@@ -87,7 +91,7 @@ class Prefix:
         return name
 
     def key(self, name: str) -> str | None:
-        """The key of a group name; None for a name that this prefix did not make."""
+        """The key of a group name; None for a name that this prefix did not produce."""
         if not name.startswith(f"{self.text}.") or not name.isascii():
             return None
         escaped = name[len(self.text) + 1 :].encode()
@@ -99,7 +103,35 @@ class Prefix:
             return None
 
     def owns(self, group: GroupRef) -> bool:
-        """True for a group with this prefix; a monitor group must lie in an own or in the default control group."""
+        """True for a group with this prefix.
+
+        A monitor group must also lie in an own or in the default control group.
+        """
         if group.control and self.key(group.control) is None:
             return False
         return self.key(group.monitor) is not None if group.monitor else bool(group.control)
+
+
+def parse_cpus(text: str, path: str = "cpus_list") -> frozenset[int]:
+    """Parse a CPU list. Raises Broken, naming ``path``, if it is invalid."""
+    cpus: set[int] = set()
+    for item in text.strip().split(","):
+        if not item:
+            continue
+        first, _, last = item.partition("-")
+        try:
+            cpus.update(range(int(first), int(last or first) + 1))
+        except ValueError:
+            raise Broken(path, doing="reading", value=text, reason="not a CPU list") from None
+    return frozenset(cpus)
+
+
+def format_cpus(cpus: Iterable[int]) -> str:
+    """The shortest CPU list of these CPUs; empty for none."""
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and runs[-1][1] == cpu - 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)

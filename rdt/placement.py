@@ -1,13 +1,13 @@
-"""Where the masks of one cache domain go: the search behind ``rdt.masks``, on plain integers.
+"""Search for the places of masks in one cache domain, on plain integers (behind ``rdt.masks``).
 
-A line of ways, low to high. Exclusive items stand beside each other without overlap; all others live in the common
-segment, which begins behind the last exclusive item and reaches to the high end, where batch is anchored. (A cache
-whose batch end is the low one is mirrored before it comes here.)
+Ways form a line, low to high. Exclusive items do not overlap. All others lie in the common segment, which
+begins behind the last exclusive item and reaches to the high end, where batch is anchored. (``rdt.masks``
+mirrors a cache whose batch end is the low one.)
 
-The cost of a place is what moving there remaps: ways that an item gets and did not have, once per member, because
-each must be filled from memory again; then, far behind, whether its mask changes at all. The search is A* over
-(position reached, items still to place). Its bound is what each item would cost at its best place from here on if it
-were alone. A dynamic programme over layouts that keep the present order gives the first answer, and mostly the last.
+The cost of a place is the number of ways newly given to an item, counted once per member, because each must
+be filled from memory again. A changed mask adds a much smaller cost. The search is A* over states (position
+reached, items still to place). Its lower bound is the sum of each remaining item's cheapest place. A dynamic
+programme over layouts that keep the present order gives the first answer, which is mostly optimal.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 WAY_COST = 1 << 12
-"""One remapped way. A changed mask costs 1: it only decides between layouts that remap equally much."""
+"""Cost of one remapped way. A changed mask costs 1, which only breaks ties."""
 NEVER = 1 << 48
 
 _Entry: TypeAlias = tuple[int, int, int, int, int, int, int, int]
-"""Two numbers that say how urgent it is; a ticket; bound, cost so far, bound of the rest alone, ways of the rest;
-and the state: the position reached, above a bit for each item still to place."""
+"""Heap entry: priority (two numbers), ticket, bound, cost so far, bound and ways of the rest, state.
+
+The state is the position reached, above one bit for each item still to place.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One mask to place: how wide, and the present masks of those who share it (none: nobody has one yet)."""
+    """One mask to place: its width, and the present masks of the groups that share it (0: no mask yet)."""
 
     ways: int
     present: tuple[int, ...] = ()
 
 
 def costs(item: Item, allowed: int, width: int) -> list[int]:
-    """What each first way would cost; NEVER where the mask would leave ``allowed``."""
+    """Cost of placing the mask at each first way; NEVER if the mask would leave ``allowed``."""
     ways = item.ways
     mask = (1 << ways) - 1
     full = ways * len(item.present) * WAY_COST + len(item.present)
@@ -59,7 +61,7 @@ def costs(item: Item, allowed: int, width: int) -> list[int]:
 
 
 def best_from(table: list[int]) -> list[int]:
-    """The least cost at or above each first way."""
+    """The lowest cost at or above each first way."""
     best = table[:]
     for start in range(len(best) - 2, -1, -1):
         best[start] = min(best[start], best[start + 1])
@@ -69,10 +71,12 @@ def best_from(table: list[int]) -> list[int]:
 def place_exclusive(
     tables: Sequence[list[int]], ways: Sequence[int], tail: list[int], effort: int
 ) -> tuple[list[int], bool] | None:
-    """First ways of items that may not overlap, given each item's cost table; None if there is no such layout.
+    """First ways of items that must not overlap, given each item's cost table; None if there is no such
+    layout.
 
-    ``tail[p]`` is what everybody else costs if the last item ends before way ``p`` (never falling). ``effort`` is
-    how many states the search may look at once it has an answer; the flag tells if the answer is proven the best.
+    ``tail[p]``: cost of all other items if the last of these ends before way ``p``; it never decreases.
+    ``effort``: maximum number of states searched after the first answer. The returned flag is True if the
+    answer is proven optimal.
     """
     lower = [best_from(table) for table in tables]
     bound = sum(each[0] for each in lower) + tail[min(sum(ways), len(tail) - 1)]
@@ -91,7 +95,7 @@ def _in_order(
 ) -> tuple[list[int] | None, int]:
     """The best layout that keeps the items in their given order."""
     width = len(tail) - 1
-    reach = [0] * (width + 1)  # cheapest way to have everything so far end at or before this way
+    reach = [0] * (width + 1)  # lowest cost at which all items so far end at or before this way
     chosen: list[list[int]] = []
     for table, size in zip(tables, ways, strict=True):
         ends = [NEVER] * (width + 1)
@@ -123,8 +127,9 @@ def _search(
     known: int,
     effort: int,
 ) -> tuple[list[int] | None, bool]:
-    """The cheapest layout below ``known``, if there is one. Where ``effort`` ends first, the search goes straight
-    down from what it has to some layout, and says that it is not proven.
+    """The cheapest layout below the cost ``known``, if there is one.
+
+    When ``effort`` is used up, the search continues depth first to any layout and reports it as not proven.
     """
     width, count = len(tail) - 1, len(ways)
     rises = [
@@ -160,7 +165,7 @@ def _search(
         limit = known - bound
         left = items
         while left or slack:
-            if slack:  # a way left free
+            if slack:  # leave one way free
                 slack = False
                 index, after, items_after = -1, position + 1, items
                 spent_after, rest_after, size_after = spent, rest, size

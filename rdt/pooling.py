@@ -1,10 +1,9 @@
-"""More groups than CLOSIDs: which groups share one.
+"""Pooling: which groups share a CLOSID if there are more groups than CLOSIDs.
 
-Pooled shared and batch groups get the widest of their demands, pooled exclusive groups the sum of theirs: together
-they keep what each was to have, and only among themselves is it not kept apart. Batch is pooled first, then shared
-groups, then exclusive ones; shared groups are put together with batch only as a last resort, because a class that is
-throttled for the sake of others must not hold anybody who is to be protected. Exclusive groups never share a class
-with the others: that would end what exclusive means.
+Pooled shared or batch groups get the widest of their demands, pooled exclusive groups the sum of theirs. They
+are then no longer isolated from each other, but keep their ways against all others. Batch is pooled first,
+then shared groups, then exclusive ones. Shared groups are pooled with batch only as a last resort, because
+throttling of batch must not slow down a protected group. Exclusive groups are never pooled with others.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ class Use(Enum):
     """How a group uses the cache."""
 
     EXCLUSIVE = "exclusive"
-    """Nobody else's mask overlaps its mask."""
+    """No other group's mask overlaps its mask."""
     SHARED = "shared"
     """May overlap other shared masks and batch."""
     BATCH = "batch"
-    """Shared, at the batch end, where I/O is."""
+    """Shared, at the end of the cache that I/O uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one group asks for: a number of ways in each domain that it runs in.
+    """Demand of one group: a number of ways in each domain in which it runs.
 
-    In a domain that it does not name it gets the narrowest mask at the batch end (a control group has a mask in every
-    domain). A mask is never narrower than ``min_cbm_bits``, whatever is asked.
+    In other domains it gets the narrowest mask at the batch end, because a control group has a mask in every
+    domain. A mask is never narrower than ``min_cbm_bits``.
     """
 
     group: str
@@ -53,7 +52,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Demands that share a CLOSID; mostly one alone."""
+    """Demands that share a CLOSID; mostly a single one."""
 
     members: tuple[Demand, ...]
     use: Use
@@ -80,15 +79,16 @@ _RANK: dict[frozenset[Use], int] = {
     frozenset({Use.SHARED, Use.BATCH}): 3,
 }
 _KEPT_TOGETHER_WAYS = 1
-"""Groups that are pooled already count as this much more alike, per domain: else a change of one way re-mixes pools."""
+"""Similarity bonus, in ways per domain, for groups that already share a pool; it keeps pools stable."""
 
 
 def pool(
     demands: Sequence[Demand], closids: int, together: Iterable[tuple[str, ...]] = ()
 ) -> list[Pool] | int:
-    """The demands in at most ``closids`` pools, or how many CLOSIDs it takes at least.
+    """Divide the demands into at most ``closids`` pools, or return the minimum number of CLOSIDs.
 
-    ``together`` names the present pools. The most alike go together; among equals, small pools, then by name.
+    ``together``: the present pools. The most similar demands are pooled first; ties are broken by pool size,
+    then by name.
     """
     alive = {number: Pool((each,), each.use) for number, each in enumerate(demands)}
     if len(alive) <= closids:
@@ -130,7 +130,7 @@ def pool(
 
 
 def _distance(one: Pool, other: Pool, was: Mapping[str, int]) -> int:
-    """How unlike two pools' demands are, in ways over all domains."""
+    """Dissimilarity of two pools' demands, in ways over all domains."""
     a, b = _typical(one), _typical(other)
     domains = a.keys() | b.keys()
     distance = sum(abs(a.get(domain, 0) - b.get(domain, 0)) for domain in domains)

@@ -1,7 +1,7 @@
-"""Streaming memory on chosen CPUs, and which CPUs are idle enough for it: what calibration needs of the machine.
+"""Memory streams on chosen CPUs, and a search for idle CPUs, as calibration needs them.
 
-A stream is a process pinned to one CPU that copies a buffer, larger than the cache, from end to end and counts the
-bytes it has read and written in shared memory. It ends by itself: at its deadline, or as soon as its parent is gone.
+A stream is a process pinned to one CPU. It copies a buffer larger than the cache and counts the bytes read
+and written in shared memory. It ends at its deadline, or when its parent is gone.
 
     python -m rdt.probe FD SLOT CPU BUFFER_BYTES SECONDS      (started by ``Streams``, not by people)
 """
@@ -22,9 +22,9 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from rdt.access import decoded
-from rdt.cpulist import parse_cpus
 from rdt.errors import Broken, Busy, Unsupported
 from rdt.fs import Fs
+from rdt.names import parse_cpus
 
 _SLOT = struct.Struct("=Q")
 _CHUNK_BYTES = 1 << 20
@@ -39,10 +39,10 @@ class Stream(Protocol):
 
     @property
     def tids(self) -> tuple[int, ...]:
-        """Their threads, to be moved into a group."""
+        """Their thread ids, to be moved into a group."""
 
     def moved_bytes(self) -> float:
-        """Read and written by all of them so far. Raises Broken if one has ended."""
+        """Bytes read and written by all streams so far. Raises Broken if one has ended."""
 
     def __enter__(self) -> Self: ...
 
@@ -55,16 +55,16 @@ class Prober(Protocol):
     """Starts streams."""
 
     def stream(self, cpus: Sequence[int], seconds: float) -> Stream:
-        """One stream on each CPU, for so long at most. Returns when all of them run at full speed."""
+        """Start one stream on each CPU, for a bounded time. Returns when all run at full speed."""
 
 
 class Streams:
     """Streams as processes.
 
     Args:
-        cpus: a stream on each.
-        buffer_bytes: what one stream copies from, and as much again that it copies to.
-        seconds: how long a stream lives at most.
+        cpus: one stream runs on each.
+        buffer_bytes: size of a stream's source buffer, and of its target buffer.
+        seconds: maximum lifetime of a stream.
     """
 
     def __init__(self, cpus: Sequence[int], buffer_bytes: int, seconds: float) -> None:
@@ -88,15 +88,17 @@ class Streams:
 
     @property
     def tids(self) -> tuple[int, ...]:
-        """Their threads: each process has one."""
+        """Process ids of the streams, each of which has one thread."""
         return tuple(process.pid for process in self._processes)
 
     def moved_bytes(self) -> float:
-        """Read and written by all of them so far. Raises Broken if one has ended."""
+        """Bytes read and written by all streams so far. Raises Broken if one has ended."""
         for process in self._processes:
             if process.poll() is not None:
                 raise Broken(
-                    f"process {process.pid}", doing="streaming in", reason=f"it ended: {process.returncode}"
+                    f"process {process.pid}",
+                    doing="streaming in",
+                    reason=f"it ended with status {process.returncode}",
                 )
         return float(sum(self._counted()))
 
@@ -114,7 +116,7 @@ class Streams:
         while not all(self._counted()):
             self.moved_bytes()
             if time.monotonic() > deadline_s:
-                raise Busy("streams", doing="starting", reason=f"they did not run within {_READY_S:g} s")
+                raise Busy("streams", doing="starting", reason=f"not all of them ran within {_READY_S:g} s")
             time.sleep(0.005)
 
     def _end(self) -> None:
@@ -134,20 +136,22 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class ProcessProber:
-    """Starts ``Streams``. Their buffers are large beside the part of the cache that calibration leaves them, and
-    small enough that all of them together stay within ``memory_bytes``.
+    """Starts ``Streams``.
+
+    Each buffer is large compared with the cache share left to calibration. All buffers together stay within
+    ``memory_bytes``.
     """
 
     buffer_bytes: int = 64 << 20
     memory_bytes: int = 4 << 30
 
     def stream(self, cpus: Sequence[int], seconds: float) -> Streams:
-        """One stream on each CPU, for so long at most."""
+        """Start one stream on each CPU, for a bounded time."""
         return Streams(cpus, min(self.buffer_bytes, self.memory_bytes // (2 * len(cpus))), seconds)
 
 
 def _environment() -> dict[str, str]:
-    """Where this very package lies, so that the child finds it."""
+    """The environment with this package's location in PYTHONPATH, so that the child can import it."""
     above = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [above, os.environ.get("PYTHONPATH")]))}
 
@@ -157,7 +161,7 @@ def _copy_until_the_end(fd: int, slot: int, cpu: int, buffer_bytes: int, seconds
     counts = mmap.mmap(fd, 0)
     parent, deadline_s = os.getppid(), time.monotonic() + seconds
     chunk = min(_CHUNK_BYTES, buffer_bytes)
-    # Written once: pages never written to would all be one and the same page of zeros, and stay in the cache.
+    # Written once, because unwritten pages all map to one page of zeros, which would stay in the cache.
     source, target = (memoryview(bytearray(b"\x5a") * buffer_bytes) for _ in range(2))
     copied = 0
     while time.monotonic() < deadline_s and os.getppid() == parent:
@@ -172,18 +176,16 @@ def _copy_until_the_end(fd: int, slot: int, cpu: int, buffer_bytes: int, seconds
 
 @dataclass(frozen=True, slots=True)
 class CacheShare:
-    """The CPUs of one L3 domain, and how large its cache is."""
+    """The CPUs of one L3 domain, and the size of its cache."""
 
     domain: int
     cores: tuple[tuple[int, ...], ...]
-    """Online CPUs, those of one core (hardware threads) together."""
+    """Online CPUs by core: the hardware threads of a core form one tuple."""
     cache_bytes: int
 
 
 def l3_domains(fs: Fs) -> dict[int, CacheShare]:
-    """Which online cores share which L3 cache, as /sys/devices/system/cpu tells. A file that is missing leaves its
-    CPU out.
-    """
+    """Online cores by L3 cache, from /sys/devices/system/cpu. CPUs with missing files are left out."""
     sharing: dict[int, set[int]] = {}
     sizes: dict[int, int] = {}
     online = parse_cpus(_text(fs, f"{_CPUS}/online"))
@@ -210,7 +212,7 @@ def idle_cores(
     seconds: float = 0.5,
     busy: float = 0.1,
 ) -> tuple[tuple[int, ...], ...]:
-    """The cores all of whose CPUs were busy for less than this part of an interval, by /proc/stat."""
+    """The cores whose CPUs were all busy for less than the share ``busy`` of an interval, by /proc/stat."""
     before = _busy_idle(fs)
     sleep(seconds)
     after = _busy_idle(fs)
@@ -225,7 +227,7 @@ def idle_cores(
 
 
 def machine_name(fs: Fs) -> str:
-    """The CPU's model, as /proc/cpuinfo names it: what a calibration holds for."""
+    """The CPU's model name from /proc/cpuinfo, to which a calibration belongs."""
     with suppress(OSError):
         for line in _text(fs, "/proc/cpuinfo").splitlines():
             name, _, value = line.partition(":")
@@ -241,7 +243,7 @@ def _busy_idle(fs: Fs) -> dict[int, tuple[int, int]]:
         lines = _text(fs, "/proc/stat").splitlines()
     except OSError as error:
         raise Unsupported(
-            "/proc/stat", doing="reading", errno=error.errno, reason="which CPUs idle?"
+            "/proc/stat", doing="reading", errno=error.errno, reason="idle CPUs cannot be found"
         ) from error
     for line in lines:
         name, *fields = line.split()

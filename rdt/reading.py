@@ -1,4 +1,4 @@
-"""A reading is a number, or says why there is none: never a silent 0."""
+"""Readings: a number, or the reason why there is none. Never a silent 0."""
 
 from __future__ import annotations
 
@@ -12,34 +12,36 @@ from rdt.names import GroupRef
 
 
 class Why(Enum):
-    """Why there is no number."""
+    """Reason why there is no number."""
 
     UNTRACKED = "untracked"
-    """The kernel says ``Unavailable``: the hardware does not count this group at the moment (AMD has fewer counters
-    than RMIDs), or has not counted yet. What it counts later begins anew."""
+    """The kernel says ``Unavailable``: the hardware does not count this group now, or not yet.
+
+    AMD has fewer counters than RMIDs. A later count restarts from 0.
+    """
     UNASSIGNED = "unassigned"
-    """The kernel says ``Unassigned``: no counter was given to this event (``mbm_assign_mode``)."""
+    """The kernel says ``Unassigned``: no counter is assigned to this event (``mbm_assign_mode``)."""
     HARDWARE_ERROR = "hardware error"
     """The kernel says ``Error``: the hardware refused the RMID or the event."""
     UNSUPPORTED = "unsupported"
     """This machine or kernel does not count this event."""
     OFFLINE = "offline"
-    """The domain is not there now: all its CPUs are offline."""
+    """The domain is offline, with all its CPUs."""
     GONE = "gone"
-    """The group is not there now."""
+    """The group does not exist now."""
     UNREADABLE = "unreadable"
-    """Reading failed, or gave what is no number."""
+    """Reading failed, or the content is no number."""
     FIRST = "first"
-    """A rate needs two readings of one counter, and this is the first."""
+    """This is the first reading of a counter; a rate needs two."""
     RESTARTED = "restarted"
-    """The counter began anew, or lost what a removed monitor group had counted, since the last reading."""
+    """Since the last reading the counter restarted, or lost the count of a removed monitor group."""
     UNCALIBRATED = "uncalibrated"
-    """Nobody has measured what this level delivers (``rdt.calibrate``)."""
+    """The bandwidth of this level was not measured (``rdt.calibrate``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """No number, and why. Arithmetic with it is a type error by design. Ask with isinstance: 0 is a number, too."""
+    """No number, and why. Arithmetic with it is a type error by design. Test with isinstance, since 0 is a number."""
 
     why: Why
     reason: str
@@ -53,9 +55,9 @@ Reading: TypeAlias = float | Unavailable
 
 
 def total(readings: Mapping[int, Reading]) -> Reading:
-    """The sum over domains; Unavailable as soon as one of them is, because a part is not the whole."""
+    """The sum over domains; Unavailable if any of them is, because a partial sum would mislead."""
     if not readings:
-        return Unavailable(Why.UNSUPPORTED, "nothing is counted here")
+        return Unavailable(Why.UNSUPPORTED, "this machine counts nothing for the group")
     added = 0.0
     for domain, reading in readings.items():
         if isinstance(reading, Unavailable):
@@ -66,7 +68,7 @@ def total(readings: Mapping[int, Reading]) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class DomainReading:
-    """One group in one L3 domain. Bandwidths are means over the interval since the reading before."""
+    """One group in one L3 domain. Bandwidths are means over the interval since the previous reading."""
 
     occupancy_bytes: Reading
     total_bytes_per_s: Reading
@@ -92,22 +94,22 @@ class GroupReading:
 
     group: GroupRef
     time_s: float
-    """When it was read, by the monitor's clock."""
+    """Time of reading, by the monitor's clock."""
     interval_s: Reading
-    """What the bandwidths are means over."""
+    """Interval of the bandwidths, in seconds."""
     domains: FrozenDict[int, DomainReading]
 
     @property
     def occupancy_bytes(self) -> Reading:
-        """Over all domains."""
+        """Sum over all domains."""
         return total({domain: each.occupancy_bytes for domain, each in self.domains.items()})
 
     @property
     def total_bytes_per_s(self) -> Reading:
-        """Over all domains; local and remote."""
+        """Sum over all domains, local and remote."""
         return total({domain: each.total_bytes_per_s for domain, each in self.domains.items()})
 
     @property
     def local_bytes_per_s(self) -> Reading:
-        """Over all domains."""
+        """Sum over all domains."""
         return total({domain: each.local_bytes_per_s for domain, each in self.domains.items()})

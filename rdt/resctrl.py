@@ -1,7 +1,7 @@
-"""One mounted resctrl: what it offers, and reading and changing its groups.
+"""One mounted resctrl: its description, and reading and changing its groups.
 
-``Resctrl`` does what it is told to whichever group it is told; ``rdt.groups`` adds who owns which group. Calls block
-for microseconds, or for as long as another program holds the tree's lock; threads may share one ``Resctrl``.
+``Resctrl`` changes any group it is given; ``rdt.groups`` adds ownership. Calls block for microseconds, or as
+long as another program holds the tree's lock. Threads may share one ``Resctrl``.
 """
 
 from __future__ import annotations
@@ -10,30 +10,25 @@ import errno
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rdt.access import Access
-from rdt.changes import Applied, CpusChanged, DomainChange
-from rdt.cpulist import format_cpus, parse_cpus
 from rdt.describe import read_info
 from rdt.errors import Broken, Gone, Invalid, Mismatch, ResctrlError, Unsupported
 from rdt.fs import Fs, RealFs
+from rdt.groups import Groups
 from rdt.info import Info
 from rdt.mount import DEFAULT_ROOT
-from rdt.names import DEFAULT_GROUP, RESERVED, GroupRef
-from rdt.schemata import Cell, Schemata, check, differences
+from rdt.names import DEFAULT_GROUP, RESERVED, GroupRef, format_cpus, parse_cpus
+from rdt.schemata import Applied, Cell, CpusChanged, DomainChange, Schemata, check, differences
 from rdt.tasks import Moved, TaskWriter
-
-if TYPE_CHECKING:
-    from rdt.groups import Groups
 
 _ENSURE_TRIES = 3
 
 
 class Resctrl:
-    """A mounted resctrl. Make one with ``open``.
+    """A mounted resctrl. Create it with ``open``.
 
-    Every method may raise any ``ResctrlError``; what a class means for the caller is told in ``rdt.errors``.
+    Every method may raise any ``ResctrlError``; ``rdt.errors`` explains the classes.
     """
 
     def __init__(self, access: Access, info: Info) -> None:
@@ -47,36 +42,38 @@ class Resctrl:
     def open(
         cls, fs: Fs | None = None, root: str = DEFAULT_ROOT, *, lock_timeout_s: float | None = 2.0
     ) -> Resctrl:
-        """Read the description of what is mounted at ``root``. Nothing is mounted or changed.
+        """Open the resctrl mounted at ``root`` and read its description. Nothing is mounted or changed.
 
-        ``lock_timeout_s``: how long to wait for other programs that hold the tree's lock; None: ignore the lock.
+        ``lock_timeout_s``: how long to wait for other programs that hold the tree's lock; None: ignore the
+        lock.
 
-        Raises Unsupported where no resctrl is mounted there, with what an operator can do about it.
+        Raises Unsupported if resctrl is not mounted there; the text says what an operator can do.
         """
         access = Access(fs or RealFs(), root, lock_timeout_s=lock_timeout_s)
         return cls(access, read_info(access))
 
     def patient(self, lock_timeout_s: float | None) -> Resctrl:
-        """The same resctrl with another waiting time for its lock, to be used beside this one; None: ignore it."""
+        """The same resctrl with another lock timeout, for use beside this one; None: ignore the lock."""
         return Resctrl(self.access.patient(lock_timeout_s), self.info)
 
     def groups(self, prefix: str) -> Groups:
-        """The groups of one program, told by their prefix: the usual way to make, fill and remove groups."""
-        from rdt.groups import Groups
-
+        """The groups of one program, identified by their prefix: the usual way to make, fill and remove groups."""
         return Groups(self, prefix)
 
     # --- the lock that programs share ---------------------------------------------------------------------
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Hold the tree's shared lock: several reads that belong together. May be nested."""
+        """Hold the tree's shared lock for reads that belong together. May be nested."""
         with self._locked("shared"):
             yield
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Hold the tree's exclusive lock: reads and writes that belong together. May be nested, not in reading."""
+        """Hold the tree's exclusive lock for reads and writes that belong together.
+
+        May be nested, but not inside ``reading``.
+        """
         with self._locked("exclusive"):
             yield
 
@@ -85,7 +82,7 @@ class Resctrl:
         with self._threads:
             if self._held:
                 if (self._held, kind) == ("shared", "exclusive"):
-                    raise RuntimeError("changing() inside of reading(): take changing() for both")
+                    raise RuntimeError("changing() inside of reading(): use changing() for both")
                 yield
                 return
             with self.access.lock(exclusive=kind == "exclusive"):
@@ -98,7 +95,7 @@ class Resctrl:
     # --- which groups there are ---------------------------------------------------------------------------
 
     def list_groups(self) -> tuple[GroupRef, ...]:
-        """All groups of all programs: the default group, control groups, and each one's monitor groups."""
+        """All groups of all programs: the default group, control groups, and their monitor groups."""
         with self.reading():
             refs = []
             for name in ["", *self.access.listdir()]:
@@ -122,11 +119,13 @@ class Resctrl:
         return self.access.exists(group.relative, "tasks")
 
     def identity(self, group: GroupRef) -> tuple[int, int]:
-        """(device, inode): another one means a new group under an old name, with new counters."""
+        """(device, inode): a different one means a new group under an old name, with new counters."""
         return self.access.identity(group.relative)
 
     def domain_change(self) -> DomainChange:
-        """How the domains differ now from ``info``; after a change, open anew and ``ensure`` every group."""
+        """Domains that vanished or appeared since ``info`` was read; if any, open again and ``ensure`` every
+        group.
+        """
         shown = self.schemata()
         now = {cell for cell, _ in shown.cells()}
         known = set(self.info.cells())
@@ -136,27 +135,27 @@ class Resctrl:
     # --- schemata and mode --------------------------------------------------------------------------------
 
     def schemata(self, group: GroupRef = DEFAULT_GROUP) -> Schemata:
-        """A control group's values now. One file is read as a whole, which needs no lock."""
+        """A control group's present values. One file is read as a whole, which needs no lock."""
         path = self._schemata_path(group)
         return Schemata.parse(self.access.read(group.relative, "schemata"), path)
 
     def apply(self, group: GroupRef, wanted: Schemata) -> Applied:
-        """Write what differs from ``wanted`` (maybe partial) in one write, and read it back.
+        """Write the values that differ from ``wanted`` (may be partial) in one write, and read them back.
 
-        The kernel takes all of a write or nothing, but for mba_MBps, where rdt puts back what a refused write has
-        changed. A raised error carries in ``actual`` what the group's schemata is after it.
+        The kernel applies a write wholly or not at all, except with mba_MBps, where rdt undoes the partial
+        changes of a refused write. A raised error carries the resulting schemata in ``actual``.
 
         Raises:
-            Unsupported, Gone, Invalid: see ``rdt.schemata.check``; and as the kernel says.
-            Mismatch: after the write, values are not as wanted: another program wrote, too.
+            Unsupported, Gone, Invalid: see ``rdt.schemata.check``; or the kernel refuses.
+            Mismatch: the values read back differ, because another program wrote as well.
         """
         return self._apply(group, wanted, self.schemata(group))
 
     def ensure(self, group: GroupRef, wanted: Schemata) -> Applied:
-        """Like ``apply``, but domains that are not there now are left out and told in ``absent``.
+        """Like ``apply``, but domains that do not exist now are left out and listed in ``absent``.
 
-        To be called again and again with the same target: it writes only when something differs, for example
-        when a domain has come back after CPU hotplug with the default values; else it reads once.
+        For repeated calls with the same target: it writes only if something differs, for example after CPU
+        hotplug, when a domain has come back with default values. Otherwise it reads once.
         """
         first = seen = self.schemata(group)
         for attempt in range(_ENSURE_TRIES):
@@ -172,13 +171,13 @@ class Resctrl:
             else:
                 if attempt == 0:
                     return Applied(applied.before, applied.after, applied.wrote, absent)
-                # An attempt before may have written already: told is what was changed in all.
+                # An earlier attempt may have written already: report the change over all attempts.
                 changed = frozenset(each.cell for each in differences(present, first, self.info))
                 return Applied(first, applied.after, present.only(changed), absent)
         raise AssertionError("not reached")
 
     def _apply(self, group: GroupRef, wanted: Schemata, seen: Schemata) -> Applied:
-        """``apply``, given what the group was just seen to have: only to write, the exclusive lock is taken."""
+        """``apply``, given the values just read; takes the exclusive lock only to write."""
         if not self._differing(group, wanted, seen):
             return Applied(seen, seen, Schemata())
         with self.changing():
@@ -209,11 +208,11 @@ class Resctrl:
         return Applied(before, after, change)
 
     def mode(self, group: GroupRef = DEFAULT_GROUP) -> str:
-        """``shareable``, ``exclusive``, ``pseudo-locksetup`` or ``pseudo-locked``."""
+        """The group's mode: ``shareable``, ``exclusive``, ``pseudo-locksetup`` or ``pseudo-locked``."""
         return self.access.read(group.relative, "mode").strip()
 
     def set_mode(self, group: GroupRef, mode: str) -> None:
-        """Set a control group's mode and read it back; with ``exclusive`` the kernel refuses overlap by anybody."""
+        """Set a control group's mode and read it back; in ``exclusive`` the kernel refuses any overlap."""
         with self.changing():
             if self.mode(group) == mode:
                 return
@@ -225,7 +224,7 @@ class Resctrl:
     # --- members ------------------------------------------------------------------------------------------
 
     def tasks(self, group: GroupRef = DEFAULT_GROUP) -> frozenset[int]:
-        """Thread ids in a group, those of a control group's monitor groups included."""
+        """Thread ids in a group, those of its monitor groups included."""
         text = self.access.read(group.relative, "tasks")
         try:
             return frozenset(map(int, text.split()))
@@ -234,25 +233,28 @@ class Resctrl:
             raise Broken(path, doing="reading", reason="not a list of thread ids") from None
 
     def move_tasks(self, group: GroupRef, tids: Iterable[int]) -> Moved:
-        """Move single threads, each once; ``rdt.groups`` moves until nothing is left to move."""
+        """Move single threads, each once; ``rdt.groups`` repeats until none is left to move."""
         with self.changing():
             return self._tasks.move(group, tids)
 
     def cpus(self, group: GroupRef = DEFAULT_GROUP) -> frozenset[int]:
-        """CPUs on which the group's settings hold for tasks of the default group."""
+        """CPUs on which tasks of the default group use this group's settings."""
         path = self.access.path(group.relative, "cpus_list")
         return parse_cpus(self.access.read(group.relative, "cpus_list"), path)
 
     def set_cpus(self, group: GroupRef, cpus: Iterable[int]) -> CpusChanged:
-        """Give a group exactly these CPUs and read them back. They leave the group that had them; CPUs given up go
-        back to the default group (of a monitor group: stay with its control group).
+        """Give a group exactly these CPUs and read them back.
 
-        Raises Invalid for CPUs that are offline or do not exist; and for a monitor group those of others.
+        They leave the group that had them. CPUs that the group loses return to the default group (of a
+        monitor group: to its control group). Raises Invalid for CPUs that are offline or do not exist and,
+        for a monitor group, for CPUs of another group.
         """
         wanted = frozenset(cpus)
         if any(cpu < 0 for cpu in wanted):
             raise Invalid(
-                self.access.path(group.relative, "cpus_list"), doing="writing", reason="a negative CPU"
+                self.access.path(group.relative, "cpus_list"),
+                doing="writing",
+                reason="CPU numbers are negative",
             )
         with self.changing():
             before = self.cpus(group)
@@ -278,7 +280,10 @@ class Resctrl:
     def _explained(
         self, error: ResctrlError, group: GroupRef, before: Schemata, change: Schemata
     ) -> ResctrlError:
-        """A failed write, with what the group has now. The kernel refuses an unknown domain without a sentence."""
+        """The error of a failed write, completed with the group's present schemata.
+
+        Gone replaces EINVAL if a domain of the write no longer exists, which the kernel does not explain.
+        """
         try:
             error.actual = self.schemata(group)
             taken = _taken(before, change, error.actual, self.info)
@@ -291,7 +296,7 @@ class Resctrl:
         if error.errno == errno.EINVAL and lost:
             return Gone(
                 error.path, doing=error.doing, value=error.value, errno=error.errno, status=error.status,
-                reason=f"not there any more: {', '.join(map(str, lost))}", actual=error.actual,
+                reason=f"no longer present: {', '.join(map(str, lost))}", actual=error.actual,
             )  # fmt: skip
         return error
 
@@ -305,7 +310,7 @@ class Resctrl:
 
 
 def _taken(before: Schemata, change: Schemata, now: Schemata, info: Info) -> Schemata:
-    """What a refused write has changed all the same: with mba_MBps the kernel takes bandwidths while parsing."""
+    """The part of a refused write that took effect: with mba_MBps the kernel applies bandwidths while parsing."""
     refused = {each.cell for each in differences(change, now, info)}
     return change.only(
         frozenset(

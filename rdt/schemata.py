@@ -1,9 +1,10 @@
-"""Schemata: which cache ways and how much memory bandwidth a control group has, per domain.
+"""Schemata: the cache ways and memory bandwidth of a control group, per domain.
 
-A schemata maps a resource (``L3``, ``L3CODE``, ``L2``, ``MB``, ``SMBA`` ...) to values per domain id. Domain ids are
-the kernel's and may have gaps; L3 and MB have ids of their own. A schemata that is written may be partial: what it
-leaves out keeps its value. The format is that of Documentation/arch/x86/resctrl.rst and of the kernel's
-``rdtgroup_schemata_show`` and ``rdtgroup_schemata_write``.
+A schemata maps a resource (``L3``, ``L3CODE``, ``L2``, ``MB``, ``SMBA`` ...) to values per domain id. Domain
+ids come from the kernel and may have gaps; L3 and MB number their domains separately. A schemata to be
+written may be partial; missing values stay unchanged. The format is that of
+Documentation/arch/x86/resctrl.rst and of the kernel's ``rdtgroup_schemata_show`` and
+``rdtgroup_schemata_write``.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from rdt.frozen import FrozenDict
 if TYPE_CHECKING:
     from rdt.info import Info
 
-# kernfs refuses a longer write with E2BIG before the kernel's parser sees it.
+
+# kernfs refuses a longer write with E2BIG before the kernel parses it.
 MAX_WRITE_BYTES = 4095
-# The order in which the kernel shows resources; one that is not listed comes last.
+# The order in which the kernel shows resources; resources not listed come last.
 SHOWN_ORDER = ("SMBA", "MB", "L2", "L2DATA", "L2CODE", "L3", "L3DATA", "L3CODE")
 
 _CACHE_NAME = re.compile(r"L[0-9]+(CODE|DATA)?\Z")
@@ -44,7 +46,7 @@ def is_bandwidth(resource: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One value's place in a schemata."""
+    """The place of one value in a schemata."""
 
     resource: str
     domain: int
@@ -55,7 +57,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A value that is not as wanted; ``actual`` is None where the domain or the resource is not there."""
+    """A value that differs from the wanted one; ``actual`` None: the domain or resource does not exist."""
 
     cell: Cell
     wanted: int
@@ -68,10 +70,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Schemata:
-    """Values by resource and domain: a capacity bit mask (CBM) for caches, the file's own unit for bandwidths.
+    """Values by resource and domain: capacity bit masks (CBM) for caches, the file's own unit for bandwidths.
 
-    ``opaque`` holds lines that rdt does not understand (a resource of a newer kernel, ``uninitialized`` of a group
-    in pseudo-lock set-up), as text after the colon; they are shown but never written.
+    ``opaque``: text after the colon of lines that rdt does not understand (a resource of a newer kernel,
+    ``uninitialized`` of a group in pseudo-lock set-up). They are shown but never written.
     """
 
     values: FrozenDict[str, Values] = FrozenDict()
@@ -79,8 +81,9 @@ class Schemata:
 
     @classmethod
     def of(cls, values: Mapping[str, Mapping[int, int] | Mapping[int, Cbm]]) -> Schemata:
-        """From plain mappings: ``Schemata.of({"L3": {0: Cbm(0x7f)}, "MB": {0: 50}})``; masks may be given as plain
-        numbers, too. Resources without values are left out.
+        """From plain mappings: ``Schemata.of({"L3": {0: Cbm(0x7f)}, "MB": {0: 50}})``.
+
+        Masks may also be plain numbers. Resources without values are left out.
         """
         return cls(
             FrozenDict(
@@ -99,7 +102,7 @@ class Schemata:
 
     @classmethod
     def parse(cls, text: str, path: str = "schemata") -> Schemata:
-        """What the kernel shows; raises Broken, naming ``path``, where it cannot be read."""
+        """Parse the kernel's text. Raises Broken, naming ``path``, if it is invalid."""
         values: dict[str, Values] = {}
         opaque: dict[str, str] = {}
         for line in text.splitlines():
@@ -131,28 +134,28 @@ class Schemata:
                 yield Cell(name, domain), value
 
     def get(self, resource: str, domain: int) -> int | None:
-        """The value of one cell; None if the schemata does not have it."""
+        """The value of one cell; None if the schemata does not contain it."""
         values = self.values.get(resource)
         return None if values is None else values.get(domain)
 
     def masks(self, resource: str) -> FrozenDict[int, Cbm]:
-        """The masks of a cache by domain; empty where the schemata has no such resource."""
+        """The masks of a cache by domain; empty if the schemata has no such resource."""
         cells = self.values.get(resource, FrozenDict())
         return FrozenDict({domain: Cbm(mask) for domain, mask in cells.items()})
 
     def domains(self, resource: str) -> tuple[int, ...]:
-        """The domain ids of a resource, ascending; empty if it is not there."""
+        """The domain ids of a resource, ascending; empty if the schemata has no such resource."""
         return tuple(sorted(self.values.get(resource, ())))
 
     def merged(self, other: Schemata) -> Schemata:
-        """This schemata with ``other``'s values laid over it."""
+        """This schemata, overridden by ``other``'s values."""
         values = {name: dict(cells) for name, cells in self.values.items()}
         for cell, value in other.cells():
             values.setdefault(cell.resource, {})[cell.domain] = value
         return Schemata(Schemata.of(values).values, FrozenDict({**self.opaque, **other.opaque}))
 
     def only(self, cells: frozenset[Cell]) -> Schemata:
-        """The part at these places."""
+        """The part at these cells."""
         values: dict[str, dict[int, int]] = {}
         for cell, value in self.cells():
             if cell in cells:
@@ -160,24 +163,23 @@ class Schemata:
         return Schemata.of(values)
 
     def present_in(self, other: Schemata) -> tuple[Schemata, tuple[Cell, ...]]:
-        """The part whose domains ``other`` has, and the places that it has not."""
+        """The part whose cells ``other`` has, and the cells that it lacks."""
         absent = tuple(cell for cell, _ in self.cells() if other.get(cell.resource, cell.domain) is None)
         present = frozenset(cell for cell, _ in self.cells()) - frozenset(absent)
         return self.only(present), absent
 
     def restored_by(self, before: Schemata) -> Schemata:
-        """What must be written to undo this schemata, given what was there before: the same cells, old values."""
+        """The schemata that undoes this one: the same cells with their values of ``before``."""
         return before.only(frozenset(cell for cell, _ in self.cells()))
 
     def to_write(self) -> str:
-        """The text of one write: a line per resource, masks first, domains ascending, each line ended.
+        """The text of one write: a line per resource, masks first, domains ascending.
 
-        Equal schemata have equal texts, in whatever order their resources were given or read.
+        Equal schemata have equal texts, whatever order their resources were given in. Masks come first
+        because with mba_MBps the kernel applies bandwidths while it parses: a bad mask behind them would
+        leave them changed.
 
-        Masks come first because with mba_MBps the kernel takes bandwidths while it still parses: a bad mask behind
-        them would leave them changed.
-
-        Raises Invalid when nothing is to be written or the text is longer than the kernel takes in one write.
+        Raises Invalid if there is nothing to write, or the text is too long for one write.
         """
         lines = []
         for name, values in sorted(self.values.items(), key=lambda item: _written_order(item[0])):
@@ -190,12 +192,14 @@ class Schemata:
         if not text:
             raise Invalid("schemata", doing="formatting", reason="an empty schemata changes nothing")
         if len(text) > MAX_WRITE_BYTES:
-            raise Invalid("schemata", doing="formatting", value=text, reason="longer than one write may be")
+            raise Invalid("schemata", doing="formatting", value=text, reason="too long for one write")
         return text
 
     def shown(self, info: Info, name_width: int = 0) -> str:
-        """As the kernel would show it: its order of resources, names right-aligned to ``name_width`` (the kernel
-        takes the widest name that the machine could show), masks zero-padded, bandwidths in three columns.
+        """The text as the kernel shows it.
+
+        Resources are in the kernel's order and right-aligned to ``name_width`` (the kernel uses the widest
+        name that the machine could show). Masks are zero-padded, bandwidths take three columns.
         """
         rank = {name: index for index, name in enumerate(SHOWN_ORDER)}
         lines = []
@@ -225,7 +229,7 @@ def _written_order(resource: str) -> tuple[bool, int, str]:
 
 
 def _parse_cells(name: str, rest: str) -> Values | None:
-    """Values of a line, None where it is no list of values (an opaque line)."""
+    """Parse the values of a line; None if it is no list of values (an opaque line)."""
     if not (is_cache(name) or is_bandwidth(name)):
         return None
     base, form = (16, _MASK) if is_cache(name) else (10, _NUMBER)
@@ -244,7 +248,7 @@ def _value_text(resource: str, value: int) -> str:
 
 
 def differences(wanted: Schemata, actual: Schemata, info: Info) -> tuple[Difference, ...]:
-    """Where ``actual`` is not what ``wanted`` asks for, granted that the kernel rounds bandwidths up."""
+    """Values of ``wanted`` that ``actual`` lacks or has differently, allowing for the kernel's rounding up."""
     found = []
     for cell, value in wanted.cells():
         got = actual.get(cell.resource, cell.domain)
@@ -258,15 +262,16 @@ def differences(wanted: Schemata, actual: Schemata, info: Info) -> tuple[Differe
 
 
 def check(wanted: Schemata, info: Info, present: Schemata, path: str = "schemata") -> None:
-    """Refuse, before the kernel does and in plainer words, what cannot be written.
+    """Refuse values that cannot be written, in plainer words than the kernel's.
 
-    ``present`` is the group's schemata as read: it tells which domains exist now. What only the kernel can know
-    (overlap with an exclusive group; holes in a mask where it does not tell ``sparse_masks``) is left to it.
+    ``present``: the group's schemata as read, which lists the present domains. Conditions that only the
+    kernel knows are not checked: overlap with an exclusive group, and holes in a mask if ``sparse_masks`` is
+    unknown.
 
     Raises:
         Unsupported: a resource that this machine or mount does not have.
         Gone: a domain that does not exist (now).
-        Invalid: a mask or bandwidth outside of what ``info`` allows.
+        Invalid: a mask or bandwidth outside of the limits in ``info``.
     """
     text = str(wanted)
     for cell, value in wanted.cells():
@@ -297,7 +302,7 @@ def _mask_problem(cell: Cell, mask: int, info: Info) -> str:
     if mask < 0 or mask & ~cache.cbm_mask:
         return f"the mask {mask:x} is outside of {cache.cbm_mask:x}"
     if mask and cache.sparse_masks is False and not Cbm(mask).contiguous:
-        return f"the mask {mask:x} has holes, which this cache does not take"
+        return f"the mask {mask:x} has holes, which this cache does not support"
     if mask.bit_count() < cache.min_cbm_bits:
         return f"the mask {mask:x} has fewer than {cache.min_cbm_bits} bits"
     return ""
@@ -310,3 +315,39 @@ def _bandwidth_problem(cell: Cell, value: int, info: Info) -> str:
     if bandwidth is not None and bandwidth.is_percent and not bandwidth.minimum <= value <= 100:
         return f"{value} % is outside of {bandwidth.minimum} to 100 %"
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A schemata change that was written and read back."""
+
+    before: Schemata
+    after: Schemata
+    wrote: Schemata
+    """The values that differed and were written; empty if there was no difference."""
+    absent: tuple[Cell, ...] = ()
+    """Wanted cells in domains that do not exist now (all their CPUs are offline)."""
+
+    @property
+    def undo(self) -> Schemata:
+        """The replaced values: applying them undoes the change."""
+        return self.wrote.restored_by(self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class CpusChanged:
+    """A group's CPUs before and after a change."""
+
+    before: frozenset[int]
+    after: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class DomainChange:
+    """Change of the domains since the description was read (CPU hotplug)."""
+
+    vanished: tuple[Cell, ...]
+    appeared: tuple[Cell, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.vanished or self.appeared)

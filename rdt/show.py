@@ -1,4 +1,4 @@
-"""Resctrl in plain text, for people: what the machine offers, who has what, who uses what."""
+"""Text output for people: the machine's resources, groups and readings."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rdt.cbm import Cbm
-from rdt.cpulist import format_cpus
 from rdt.curves import Calibration, Curve
 from rdt.errors import Gone, ResctrlError
 from rdt.info import BandwidthInfo, BandwidthUnit, CacheInfo, Info, MonitoringInfo
 from rdt.monitor import Monitor
-from rdt.names import GroupRef
+from rdt.names import GroupRef, format_cpus
 from rdt.reading import GroupReading, Reading, Unavailable
 from rdt.resctrl import Resctrl
 from rdt.schemata import Schemata
@@ -21,7 +20,7 @@ _MIB = 1 << 20
 
 
 def machine(info: Info, groups: Sequence[GroupRef]) -> str:
-    """What the machine offers, and how much of it is taken."""
+    """Text about the machine's resctrl resources, and how much of them is taken."""
     options = ",".join(sorted(info.mount.options))
     lines = [f"resctrl at {info.mount.path}{f', mounted with {options}' if options else ''}"]
     lines += [_cache(each) for each in info.caches.values()]
@@ -30,7 +29,7 @@ def machine(info: Info, groups: Sequence[GroupRef]) -> str:
         f"{name}: not known to this program: {', '.join(files)}" for name, files in info.unknown.items()
     ]
     if not info.can_control:
-        lines.append("nothing can be given out: there are no control groups but the default one")
+        lines.append("nothing can be allocated: the default group is the only control group")
     else:
         controls = sum(not each.monitor for each in groups)
         lines.append(f"CLOSIDs: {controls} of {info.usable_closids} taken, the default group's included")
@@ -55,7 +54,7 @@ def _bandwidth(bandwidth: BandwidthInfo) -> str:
         steps = f"in steps of {bandwidth.granularity}" if bandwidth.granularity > 1 else "in steps of 1"
         text = f"{bandwidth.minimum} to 100 % {steps}, nominal"
     elif bandwidth.unit is BandwidthUnit.MBPS:
-        text = "in MBps, kept by the kernel"
+        text = "target in MBps, controlled by the kernel"
     else:
         text = f"absolute, in steps of the hardware; no cap is {bandwidth.unthrottled}"
     if bandwidth.thread_throttle_mode == "max":
@@ -87,19 +86,19 @@ def _domains(domains: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """What ``show`` tells of a group."""
+    """One group as ``show`` displays it."""
 
     group: GroupRef
     tasks: int
     cpus: frozenset[int]
     schemata: Schemata | None
-    """None for a monitor group."""
+    """None for a monitor group, or if nothing can be allocated."""
     mode: str
     reading: GroupReading | None
 
 
 def look(resctrl: Resctrl, groups: Iterable[GroupRef]) -> tuple[GroupView, ...]:
-    """Everything about these groups now; those that vanish meanwhile are left out."""
+    """Read everything about these groups; those that vanish meanwhile are left out."""
     found = []
     with Monitor(resctrl.access, resctrl.info, groups) as monitor:
         readings = monitor.read() if resctrl.info.monitoring else {}
@@ -128,7 +127,7 @@ def _mode(resctrl: Resctrl, group: GroupRef) -> str:
 
 
 def group(view: GroupView, info: Info) -> str:
-    """A group's block: its members, then a line for each resource with a cell for each domain."""
+    """A group's text: its members, then a line per resource with one cell per domain."""
     cpus = f", CPUs {format_cpus(view.cpus)}" if view.cpus else ""
     mode = f", {view.mode}" if view.mode not in ("", "shareable") else ""
     lines = [f"{name_of(view.group)}: {_many(view.tasks, 'task')}{cpus}{mode}"]
@@ -150,7 +149,7 @@ def name_of(group: GroupRef) -> str:
 
 
 def _row(label: str, cells: Sequence[str]) -> list[str]:
-    """Cells in columns of equal width, as many on a line as fit."""
+    """Lay out cells in columns of equal width, as many per line as fit."""
     if not cells:
         return []
     column = max(map(len, cells)) + 3
@@ -187,7 +186,7 @@ def _mib(reading: Reading) -> str:
 
 
 def readings(found: Mapping[GroupRef, GroupReading]) -> str:
-    """A table of one reading: a line for each group and domain, with a sum where there are several."""
+    """A table of readings: one line per group and domain, with a sum if there are several domains."""
     names = [name_of(each) for each in found]
     width = max([len("GROUP"), *map(len, names)])
     lines = [f"{'GROUP':<{width}}  DOMAIN     HELD MiB   TOTAL GB/s   LOCAL GB/s"]

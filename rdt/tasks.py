@@ -1,6 +1,7 @@
-"""Writing thread ids to ``tasks``: one a write up to 6.x, a comma-separated list where the kernel takes it.
+"""Writing thread ids to ``tasks``: one per write up to Linux 6.x, a comma-separated list where supported.
 
-Only the thread named moves, never its whole process; children inherit. A thread that has ended is no error.
+Only the named thread moves, never its whole process; children inherit the group. A thread that has ended is
+no error.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _BATCH = MAX_WRITE_BYTES // _LONGEST_TID
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What became of threads that were to be moved."""
+    """Result of moving single threads."""
 
     accepted: frozenset[int] = frozenset()
     gone: frozenset[int] = frozenset()
-    """They had ended."""
+    """Threads that had ended."""
     elsewhere: frozenset[int] = frozenset()
     """Not moved into a monitor group, because they are not in its control group."""
 
@@ -36,17 +37,18 @@ class Moved:
 
 
 class TaskWriter:
-    """Writes tasks files and remembers whether this kernel takes lists (None: not known yet)."""
+    """Writes tasks files and remembers whether this kernel accepts lists (None: unknown)."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
         self.takes_lists: bool | None = None
 
     def move(self, group: GroupRef, tids: Iterable[int]) -> Moved:
-        """Move each thread once. Raises Gone if the group vanished, Denied, and what else the kernel says."""
+        """Move each thread once. Raises Gone if the group vanished, Denied, and other errors of the kernel."""
         waiting = sorted(set(tids))
         if waiting and waiting[0] <= 0:
-            # 0 would move the writer itself. /proc and cgroup files show it for tasks of another PID namespace.
+            # 0 would move the writing thread. /proc and cgroup files show 0 for tasks of another PID
+            # namespace.
             path = self._access.path(group.relative, "tasks")
             raise Invalid(path, doing="writing", value=str(waiting[0]), reason="not a thread id")
         moved = Moved()
@@ -66,12 +68,10 @@ class TaskWriter:
                 if stopped is None:
                     one_by_one = self._move_singly(group, tids)
                     if error.errno == errno.EINVAL and one_by_one.accepted and not one_by_one.elsewhere:
-                        self.takes_lists = (
-                            False  # nothing was wrong with the threads: it is lists that it refuses
-                        )
+                        self.takes_lists = False  # the threads are valid, so this kernel refuses lists
                     return moved | one_by_one
                 self.takes_lists = True
-                # The kernel moved those before and stopped there; that one is asked again, alone, to learn why.
+                # The kernel moved all threads before this one and stopped. Write this one alone to learn why.
                 moved |= Moved(frozenset(tids[:stopped])) | self._move_singly(group, [tids[stopped]])
                 tids = tids[stopped + 1 :]
             else:
@@ -81,7 +81,7 @@ class TaskWriter:
 
     @staticmethod
     def _stopped_at(error: ResctrlError, tids: list[int]) -> int | None:
-        """Where in the list the kernel says that it stopped; None if it does not say."""
+        """Index in the list at which the kernel reports that it stopped; None if it does not report it."""
         match = _STOPPED.search(error.status)
         return tids.index(int(match[1])) if match and int(match[1]) in tids else None
 

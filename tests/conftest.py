@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from hypothesis import HealthCheck, settings
 
 from perphd.host.cgroup.hierarchy import Hierarchies, discover
 from perphd.host.fs import RealFs
-from perphd.isolation import register
+from perphd.isolation import instances
 
 # A shared machine may stop a test for seconds: no example fails for being slow. Derandomized in CI, so that a
 # red run says something about the change and can be repeated.
@@ -34,7 +35,7 @@ _DEFAULT_V1 = ("cpu", "cpuset", "memory")
 def pytest_configure(config: pytest.Config) -> None:
     """What tests do in this process is not known to the perphds of this host; daemons that they start are."""
     folder = tempfile.mkdtemp(prefix="perphd-test-register-")
-    register.DIRECTORY = f"{folder}/journals"
+    instances.DIRECTORY = f"{folder}/journals"
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
@@ -60,6 +61,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     ):
         if missing:
             pytest.skip(missing)
+
+
+def pytest_runtest_teardown() -> None:
+    """A test that leaves logging off would hide what later tests look for."""
+    left = logging.root.manager.disable
+    logging.disable(logging.NOTSET)
+    assert left == logging.NOTSET, f"the test leaves log lines up to level {left} disabled"
 
 
 def _missing_root(marker: pytest.Mark | None) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "rdt"
 ORDER = (
-    "resctrl", "groups", "fill", "survey", "changes", "names", "schemata", "cbm", "info", "describe", "mount",
-    "masks", "layout", "pooling", "monitor", "reading", "calibrate", "probe", "curves", "lookup", "errors", "fs",
+    "resctrl", "groups", "fill", "names", "schemata", "cbm", "info", "describe", "mount",
+    "masks", "layout", "pooling", "monitor", "reading", "calibrate", "probe", "curves", "errors", "fs",
     "access",
 )  # fmt: skip
 """Modules in the order in which one meets them; what is not named comes after, in order of the alphabet."""

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-VENDOR = Path(__file__).parents[1] / "perphd/control/dashboard/static/vendor"
+VENDOR = Path(__file__).parents[1] / "perphd/commands/dashboard/static/vendor"
 LIST = VENDOR / "vendored.json"
 
 

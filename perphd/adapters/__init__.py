@@ -1,1 +1,1 @@
-"""Processes beside the daemon that speak to a cluster's engine. The resident daemon imports nothing of them."""
+"""Processes beside the daemon that connect to cluster schedulers. The daemon imports none of them."""

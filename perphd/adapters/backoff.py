@@ -1,4 +1,4 @@
-"""Pauses between tries."""
+"""Exponential backoff with jitter."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ MOST_PAUSE_S: Final = 30.0
 
 
 class Backoff:
-    """Pauses that double from half a second to half a minute, with jitter, so that a fleet does not return at once."""
+    """Pauses that double from 0.5 s to 30 s, with jitter, so that the nodes of a fleet do not retry at once."""
 
     def __init__(self, least_s: float = LEAST_PAUSE_S, most_s: float = MOST_PAUSE_S) -> None:
         self._least_s, self._most_s = least_s, most_s
         self.failures = 0
 
     def failed(self, at_least_s: float = 0.0) -> float:
-        """Count a failure; the pause before the next try, in seconds."""
+        """Count a failure and return the pause before the next try, in seconds."""
         pause_s = min(self._most_s, self._least_s * 2.0 ** min(self.failures, 10))
         self.failures += 1
         return max(at_least_s, pause_s * random.uniform(0.5, 1.0))

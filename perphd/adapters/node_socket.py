@@ -1,4 +1,4 @@
-"""The daemon of this node, as an adapter asks it."""
+"""An adapter's access to the daemon of this node."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import json
 import aiohttp
 
 from perphd.cluster.document import NodeDocument
-from perphd.control.wire import decode
 from perphd.domain.errors import PerphError
 from perphd.domain.reading import Unavailable
+from perphd.domain.wire import decode
 
 
 class NodeSocket:
-    """The daemon's own API on its Unix socket."""
+    """The daemon's API on its Unix socket."""
 
     def __init__(self, path: str, timeout_s: float = 5.0) -> None:
         self.path, self._timeout_s = path, timeout_s
 
     async def document(self) -> NodeDocument | Unavailable:
-        """``GET /v1/node``; why there is none."""
+        """The answer of ``GET /v1/node``, or why there is none."""
         limit = aiohttp.ClientTimeout(total=self._timeout_s)
         try:
             async with (

@@ -1,4 +1,4 @@
-"""What publishers share, whatever scheduler they serve: rounds with growing pauses, and an end by signal."""
+"""Parts shared by publishers for all schedulers: rounds with backoff, and termination by signal."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from perphd.domain.errors import PerphError
 async def repeat(
     once: Callable[[], Awaitable[None]], period_s: float, failure: type[PerphError], log: logging.Logger
 ) -> None:
-    """Do it every ``period_s`` seconds until cancelled; while it raises ``failure``, with growing pauses.
+    """Call ``once`` every ``period_s`` seconds until cancelled; back off while it raises ``failure``.
 
-    Each new failure is logged once. A failure may have a ``pause_s``: the server asked for at least that pause.
+    Each new failure is logged once. A failure may have a ``pause_s``, the least pause that the server requested.
     """
     backoff, problem = Backoff(min(0.5, period_s), max(30.0, period_s)), ""
     while True:
@@ -40,7 +40,7 @@ async def repeat(
 
 
 def stop_signal() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set."""
+    """An event set by SIGTERM and SIGINT."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -48,7 +48,7 @@ def stop_signal() -> asyncio.Event:
 
 
 async def until_stopped(stop: asyncio.Event, *work: Coroutine[Any, Any, None]) -> None:
-    """Run all of this until ``stop`` is set; an exception of one ends the others, and is raised in a group."""
+    """Run this work until ``stop`` is set; an exception in one part ends the others and is raised in a group."""
     with suppress(asyncio.CancelledError):
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(each) for each in work]

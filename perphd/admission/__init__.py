@@ -1,4 +1,4 @@
-"""Runtime Admission Controller: when to act, what to give to whom, when to take it back.
+"""Runtime admission controller: when to act, which resources to give to which workload, when to take them back.
 
 Pure functions of a snapshot: no clock, no I/O, no randomness.
 """

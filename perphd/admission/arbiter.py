@@ -1,7 +1,7 @@
-"""Access Controller: from the protections of all LRAs to the settings of every workload.
+"""Turns the protections of all LRAs into settings for every workload.
 
-Batch is one class: the strictest protection of any LRA binds it, within its floor. Batch lives on the cores with
-the highest numbers, so that a small change moves few cores.
+Batch is one class: the strictest protection of any LRA binds it, within its floor. Batch gets the highest-numbered
+cores, so that a small change moves few cores.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from perphd.domain.units import page_floor_bytes
 from perphd.domain.workload import Touch
 
 LEAST_BATCH_BYTES = 64 << 20
-"""Batch's memory.high never goes below this, whatever the configuration says."""
+"""Lowest memory.high for batch, whatever the configuration says."""
 
 
 def batch_cpus(topology: Topology, cores: int) -> CpuSet:
@@ -37,7 +37,10 @@ def batch_cpus(topology: Topology, cores: int) -> CpuSet:
 
 
 def strictest(grants: Sequence[CpuGrant]) -> CpuGrant | None:
-    """The grant that satisfies all of them: fewest batch cores, least weight, exclusive if any is; None for none."""
+    """The grant that satisfies all of these: fewest batch cores, least weight, exclusive if any is.
+
+    None if there are none.
+    """
     if not grants:
         return None
     return CpuGrant(
@@ -57,10 +60,10 @@ def arbitrate(
     placed: Mapping[str, Cores] | None = None,
     lent: Cores = (),
 ) -> dict[str, Settings]:
-    """Settings for every workload. Pure; workloads that are not to be touched get KEEP everywhere.
+    """Settings for every workload; those left alone get KEEP everywhere. Pure.
 
-    ``placed``: the cores of LRAs that have some of their own; batch then has all the others, and those that are
-    ``lent`` to it as an idle guest.
+    ``placed``: cores of LRAs with exclusive cores; batch gets all others. ``lent``: exclusive cores on which batch may
+    run in the idle class.
     """
     topology = host.topology
     result = {view.spec.name: Settings() for view in (*lras, *batch)}
@@ -83,9 +86,9 @@ def _set_apart(
     result: dict[str, Settings],
     whole: Collection[str],
 ) -> None:
-    """Every LRA on its own cores, batch on the rest and on what is lent (if that is nothing, there is no batch).
+    """Put every LRA on its own cores, and batch on the remaining and the lent ones.
 
-    ``whole``: LRAs whose own cores are not touched; batch leaves theirs to them all the same.
+    ``whole``: LRAs whose CPUs perphd must not set; batch leaves their cores free nevertheless.
     """
     rest = topology.usable
     for name, cores in placed.items():
@@ -120,7 +123,7 @@ def _divide_cpus(
     for view in lras:
         allocation = protections.get(view.spec.name)
         if view.spec.touch is not Touch.ALL:
-            continue  # what is in force may be older than its owner's word
+            continue  # the CPUs in force may predate the owner's restriction
         if allocation is not None and allocation.cpu.exclusive and rest:
             result[view.spec.name] = replace(result[view.spec.name], cpus=rest)
 
@@ -144,7 +147,7 @@ def _divide_memory(
         return
     reserve = topology.memory_bytes * settings.memory_reserve_pct / 100.0
     rest = max(0.0, topology.memory_bytes - protected - reserve)
-    # Batch whose use cannot be read is left alone: a limit from nothing would be a guess about its life.
+    # Leave batch alone if its memory use is unknown: any limit could kill it.
     uses = {v.spec.name: used for v in batch if (used := _used_bytes(v)) is not None}
     total_use = sum(uses.values())
     room = max(0.0, rest - total_use) / max(1, len(uses))
@@ -153,12 +156,12 @@ def _divide_memory(
         name = view.spec.name
         if name not in uses:
             continue
-        # Down in steps, and never below what it works with: this must not become an out-of-memory of our making.
+        # Go down in steps and never below the working set, to avoid an out-of-memory kill.
         step = uses[name] * (1.0 - settings.memory_step_pct / 100.0)
         floor = max(float(view.spec.min_memory_bytes), float(LEAST_BATCH_BYTES), _working_set_bytes(view))
         fair = uses[name] + room if rest >= total_use else rest * uses[name] / total_use
         wanted = max(fair, step, floor)
-        # In coarse quanta, rounded up: use moves all the time, and the limit is not to be written all the time.
+        # Round up to coarse quanta, because use fluctuates and the limit should not be rewritten at every tick.
         high = math.ceil(wanted / quantum) * quantum
         result[name] = replace(result[name], memory_high_bytes=page_floor_bytes(high))
 

@@ -1,45 +1,45 @@
-"""Cache and bandwidth that were decided and wait for their write: somebody holds resctrl's lock, or writing takes long.
+"""Cache and bandwidth settings that were decided but are not yet written.
 
-What waits is neither in force nor refused. It stays wanted, so that it comes into force as soon as it can, and nothing
-more of its kind is asked for meanwhile. Nor is it judged: what comes of it cannot be seen yet. CPUs are decided on and
-judged as usual, by what is in force. Pure.
+The write is slow, or another program holds resctrl's lock. Such settings are neither in force nor refused. They stay
+wanted, nothing further of their kind is requested, and they are not evaluated. CPUs are decided and evaluated as usual.
+Pure.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from perphd.admission.lra_context import LraContext
 from perphd.admission.lra_state import LraState
 from perphd.admission.rescue import Move
-from perphd.admission.scene import Scene
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action
 
-WAITS = "cache and bandwidth wait for their write; "
+WAITS = "cache and bandwidth settings are still being written; "
 
 
-def follow(scene: Scene, state: LraState) -> LraState:
-    """The state at the next tick: what was in hand is void when a wait begins, or ends."""
+def follow(lra: LraContext, state: LraState) -> LraState:
+    """The state at the next tick; a wait that begins or ends voids the change under evaluation."""
     wanted = state.chosen
-    waits = wanted is not None and not _alike(wanted, scene.current) and scene.cache_waits()
+    waits = wanted is not None and not _alike(wanted, lra.current) and lra.cache_waits()
     awaited = wanted if waits else None
     if (awaited is None) == (state.awaited is None):
         return replace(state, awaited=awaited)
     return replace(state, awaited=awaited, pending=None, scores=(), slack_since_s=None)
 
 
-def of_cpus(scene: Scene, awaited: Allocation | None, move: Move) -> Move:
-    """The move without what it asks of cache and bandwidth while these wait."""
-    if awaited is None or _alike(move.chosen, scene.current):
+def of_cpus(lra: LraContext, awaited: Allocation | None, move: Move) -> Move:
+    """The move without its cache and bandwidth parts while earlier ones are unwritten."""
+    if awaited is None or _alike(move.chosen, lra.current):
         return move
-    chosen = _with_cache(move.chosen, scene.current)
-    if chosen == scene.current:
+    chosen = _with_cache(move.chosen, lra.current)
+    if chosen == lra.current:
         return Move(Action.HOLD, chosen, WAITS + move.reason, move.candidates)
     return replace(move, chosen=chosen)
 
 
 def still_wanted(awaited: Allocation | None, move: Move) -> Move:
-    """The move with what waits, which is given up only with everything."""
+    """The move with the unwritten settings added, unless it releases everything."""
     if awaited is None or move.action is Action.RELEASE:
         return move
     return replace(move, chosen=_with_cache(move.chosen, awaited))

@@ -1,4 +1,4 @@
-"""How long what has failed is not tried again: twice as long each time, up to a bound."""
+"""Exponential backoff, capped at 64 times the base delay."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ MOST_DOUBLINGS: Final = 6
 
 
 def doubled_s(base_s: float, repeats: int) -> float:
-    """``base_s`` doubled ``repeats`` times: 64 times as long at most; fewer than none counts as none."""
+    """``base_s`` doubled ``repeats`` times, at most 6; a negative count counts as 0."""
     return base_s * 2.0 ** min(max(repeats, 0), MOST_DOUBLINGS)

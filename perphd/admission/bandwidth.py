@@ -1,7 +1,8 @@
-"""Throttles on batch in bytes per second, where this host was calibrated. Pure.
+"""Bandwidth that batch gets under MBA throttling, from this host's calibration. Pure.
 
-Per cents of MBA are nominal: on many machines 50 % takes next to nothing and 20 % takes almost all. Where curves were
-measured, levels count by what they deliver to as many cores as batch has in a domain; elsewhere by their per cents.
+MBA percentages are nominal: on many machines 50 % takes almost nothing and 20 % almost everything. Where curves were
+measured, a level counts by the bandwidth it delivers to the number of cores that batch has in a domain; elsewhere by
+its percentage.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from perphd.domain.throttle import curve_for
 
 
 def delivered_pct(host: HostView, level: int, batch_cores: int) -> float:
-    """The share (%) of its unthrottled bandwidth that a level leaves batch on this number of cores of the host.
+    """Share (%) of its unthrottled bandwidth that a level leaves to batch on this number of cores.
 
-    The mean over the domains that were measured; the nominal level where none was.
+    The mean over the measured domains, or the nominal level if none was measured.
     """
     domains = sorted({curve.domain for curve in host.mba_curves})
     if not domains or level >= 100:
@@ -34,7 +35,7 @@ def delivered_pct(host: HostView, level: int, batch_cores: int) -> float:
 
 
 def with_bandwidth(host: HostView, allocation: Allocation, domains: Sequence[int]) -> Allocation:
-    """The allocation with what its throttle lets through in these domains, for people."""
+    """The allocation with the bandwidth (bytes/s) that its throttle delivers in these domains, for display."""
     if allocation.mbw_pct >= 100:
         return allocation
     total: float | None = 0.0

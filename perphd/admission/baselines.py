@@ -1,4 +1,4 @@
-"""Policies to compare with: nothing, and a static split of the cores."""
+"""Baseline policies for comparison: no action, and a static split of the cores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perphd.domain.policy import Snapshot, TargetState
 
 @dataclass(frozen=True, slots=True)
 class NonePolicy:
-    """Leaves everything as found: perphd only watches."""
+    """Leaves everything as found: perphd only observes."""
 
     @property
     def name(self) -> str:
@@ -20,13 +20,13 @@ class NonePolicy:
         return "none"
 
     def decide(self, snapshot: Snapshot) -> TargetState:
-        """Nothing, for everybody."""
+        """Settings that change nothing, for every workload."""
         return TargetState({view.spec.name: Settings() for view in snapshot.workloads})
 
 
 @dataclass(frozen=True, slots=True)
 class StaticPolicy:
-    """A fixed exclusive split: batch gets the given share of the cores (at least one), the LRAs the others."""
+    """A fixed exclusive split: batch gets ``batch_share`` of the cores (at least one), the LRAs the rest."""
 
     batch_share: float = 0.5
 
@@ -36,7 +36,7 @@ class StaticPolicy:
         return "static"
 
     def decide(self, snapshot: Snapshot) -> TargetState:
-        """Disjoint cpusets; with a single core nothing can be split and nothing is set."""
+        """Disjoint CPU sets; nothing is set on a single-core host."""
         total = total_cores(snapshot)
         cores = min(max(1, round(total * self.batch_share)), total - 1)
         if cores < 1:

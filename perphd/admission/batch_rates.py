@@ -1,7 +1,7 @@
-"""What batch gets done, as far as a counter of instructions tells: compared with itself only, before and after.
+"""Batch throughput from instruction counters, comparable only with itself before and after a change.
 
-Logarithms of instructions per second, job by job, so that no job's unit counts for more than another's and a change is
-a share. Where instructions are not counted nothing is said.
+Logarithms of instructions per second, per job, so that every job has equal weight and a difference is a relative
+change. Without instruction counters there is no result.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from perphd.domain.reading import value_or
 from perphd.domain.sample import Quality
 
 BUSY_CORES: Final = 0.25
-"""Use of CPU (of hardware threads) from which a job counts: the rate of one that hardly runs says nothing."""
+"""CPU use (hardware threads) from which a job's instruction rate is meaningful."""
 
 Rates = tuple[tuple[str, float], ...]
-"""By job: the natural logarithm of its millions of instructions per second."""
+"""Pairs of job name and natural logarithm of its million instructions per second."""
 
 
 def is_busy(view: WorkloadView) -> bool:
-    """True if this job runs enough for its rate to mean something, and its instructions are counted."""
+    """True if this job's instructions are counted and it runs enough for a meaningful rate."""
     sample = view.sample
     if sample is None or sample.has(Quality.GONE, Quality.FIRST, Quality.RESTARTED):
         return False
@@ -31,13 +31,13 @@ def is_busy(view: WorkloadView) -> bool:
 
 
 def rate_of(view: WorkloadView) -> float:
-    """The rate of a job that is busy (see ``Rates``)."""
+    """Natural logarithm of a busy job's million instructions per second."""
     assert view.sample is not None
     return math.log(value_or(view.sample.mips, 1.0))
 
 
 def changes(before: Sequence[Rates], after: Sequence[Rates]) -> dict[str, float]:
-    """By job: the mean logarithm after less that before; empty where it was not the same jobs throughout."""
+    """By job: mean logarithm after, minus before; empty unless all samples cover the same jobs."""
     rows = [dict(row) for row in (*before, *after)]
     if not before or not after or any(row.keys() != rows[0].keys() for row in rows):
         return {}
@@ -46,6 +46,6 @@ def changes(before: Sequence[Rates], after: Sequence[Rates]) -> dict[str, float]
 
 
 def standard_error(rates: Sequence[Rates]) -> float:
-    """Of the mean of all jobs' logarithms over these samples; infinite for fewer than two."""
+    """Standard error of the mean over jobs across these samples; infinite for fewer than two samples."""
     means = [statistics.fmean(value for _, value in row) for row in rates]
     return statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.inf

@@ -1,4 +1,4 @@
-"""How often the detector would alarm where nothing is wrong: by what it has seen, and by a test on made noise."""
+"""The detector's expected rate of false alarms, from observed noise and from a self-test on generated noise."""
 
 from __future__ import annotations
 
@@ -20,36 +20,38 @@ from perphd.domain.status import DetectorTest
 
 TEST_SAMPLES: Final = 16000
 CORRELATION: Final = 0.5
-"""Of one sample of the made noise with the next: about what rates of real services have at one second."""
+"""Lag-1 correlation of the generated noise, typical of real services' rates at one-second samples."""
 NOISE_SD: Final = 0.05
-"""Of the made noise, in log units."""
+"""Scatter of the generated noise, in log units."""
 DROP_SIGMA: Final = 2.0
 TRIALS: Final = 9
 PATIENCE: Final = 200
 """Samples after which a drop counts as not found."""
 _NOTHING: Final = Channel(math.nan, ASSUMED_DELAY, NOISE_SD)
-_TOO_FEW_RISES: Final = Unavailable(f"{TEST_SAMPLES} samples of made noise are too few to tell so low a rate")
+_TOO_FEW_RISES: Final = Unavailable(
+    f"{TEST_SAMPLES} generated samples are too few to estimate such a low rate"
+)
 TOO_OFTEN: Final = 3.0
-"""Times the configured rate from which the test has failed."""
+"""Ratio of expected to accepted false alarms above which the self-test fails."""
 
 
 def expected(memory: object, name: str, settings: PolicySettings, period_s: float) -> Reading:
-    """False alarms a day that an LRA's own noise promises. ``memory``: the policy's."""
+    """Expected false alarms per day, from an LRA's own noise. ``memory``: the policy's."""
     memory = windowed.memory_within(memory_within(memory))
     if not isinstance(memory, PerphMemory):
         return Unavailable("the policy has no such detector")
-    if memory.crowd is not None and name in memory.crowd.members:
-        return expected_false_alarms(memory.crowd.members[name].detector, settings, period_s)
+    if memory.partitioned is not None and name in memory.partitioned.members:
+        return expected_false_alarms(memory.partitioned.members[name].detector, settings, period_s)
     if name in memory.lras:
         return expected_false_alarms(memory.lras[name].detector, settings, period_s)
     return NOT_MEASURED
 
 
 def self_test(settings: PolicySettings, period_s: float) -> DetectorTest:
-    """The arithmetic of every tick on correlated normal noise, and on drops of two sigma in it. A tenth of a second.
+    """Run the detector on generated correlated normal noise, and on drops of two sigma in it. Takes 0.1 s.
 
-    The target lies one sigma below the reference. Applications have heavier tails: of normal noise fewer false alarms
-    are to be expected than are accepted.
+    The target lies one sigma below the reference. Applications have heavier tails, so normal noise should cause fewer
+    false alarms than are accepted.
     """
     rate, made = settings.false_alarms_per_day, _noise(random.Random(1))
     state = Baseline()
@@ -69,7 +71,7 @@ def self_test(settings: PolicySettings, period_s: float) -> DetectorTest:
 
 
 def failure(test: DetectorTest) -> str:
-    """What an operator should know of it; empty: it has passed."""
+    """Message for the operator if the self-test failed; empty if it passed."""
     if isinstance(test.found_after_samples, Unavailable):
         return (
             f"detector self-test: a drop of two sigma was not found within {PATIENCE} samples: policy.cusum_k is too "
@@ -78,7 +80,7 @@ def failure(test: DetectorTest) -> str:
     rate = test.expected_per_day
     if isinstance(rate, float) and rate > TOO_OFTEN * test.accepted_per_day:
         return (
-            f"detector self-test: {rate:.1f} false alarms a day are expected, {test.accepted_per_day:g} are accepted "
+            f"detector self-test: {rate:.1f} false alarms a day are expected, and {test.accepted_per_day:g} accepted "
             "(policy.false_alarms_per_day)"
         )
     return ""
@@ -93,7 +95,7 @@ def _noise(source: random.Random) -> Iterator[float]:
 
 
 def _weighed(state: Baseline, error: float, settings: PolicySettings, period_s: float) -> Weighed:
-    """One sample of made noise: ``error`` in sigma."""
+    """Weigh one sample of generated noise; ``error``: in sigma."""
     return significance.weigh(
         (state, Baseline()),
         (Channel(NOISE_SD * (error - 1.0), NOISE_SD, NOISE_SD), _NOTHING),
@@ -108,7 +110,7 @@ def _weighed(state: Baseline, error: float, settings: PolicySettings, period_s: 
 
 
 def _found_after(state: Baseline, made: Iterator[float], settings: PolicySettings, period_s: float) -> float:
-    """Samples from the begin of a drop until the evidence is enough."""
+    """Samples from the start of a drop until the evidence suffices."""
     for sample in range(1, PATIENCE):
         weighed = _weighed(state, DROP_SIGMA + next(made), settings, period_s)
         state = weighed.work

@@ -1,11 +1,11 @@
-"""Which resource is contended: where the extra time of a unit of work goes.
+"""Identifies the contended resource from where the extra time of a unit of work is spent.
 
-An LRA's threads run, wait for a processor, or stall for memory or disks; each of these is known in threads (Little's
-law: threads in a state = work rate x time that a unit of work spends in it). What the present work used to need of each
-is the reference's; what exceeds it is the extra. The largest extra is the cause. Instructions that take longer are told
-apart by the processor's counters: more misses (cache), dearer misses (bandwidth), or neither (hyperthreads). What a
-miss costs is learned (``miss_cost``). A latency
-that grows although none of this does is made elsewhere: by a network that is full, or by what the application asks.
+An LRA's threads run, wait for a processor, or stall on memory or disks. Each state's share is known as a number of
+threads (Little's law: threads in a state = work rate x time per unit of work in that state). The reference gives the
+numbers usual for the present work; the excess is the extra time, and its largest part is the cause. Processor counters
+distinguish why instructions take longer: more misses (cache), dearer misses (bandwidth), or neither (SMT siblings).
+``miss_cost`` learns the cost of a miss. A latency increase without any of these originates elsewhere: in a full
+network, or in the requests.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from perphd.domain.signals import Performance
 
 LEAST_MPKI: Final = 0.5
 MANY_MORE: Final = 2.0
-"""Growth of misses that no hyperthread explains: then whatever a miss may cost counts, not what it is believed to."""
-_MOSTLY: Final = 0.5  # of what an instruction takes longer
+"""Growth of misses too large for SMT to explain; a miss is then assumed to have its maximum cost."""
+_MOSTLY: Final = 0.5  # share of the extra time per instruction
 _PARTLY: Final = 0.3
-_KEEP: Final = 0.5  # weight of the ledger so far against the newest sample's
-_MOST_SHARE: Final = 0.99  # a stall share from which the number of stalled threads can no longer be told
+_KEEP: Final = 0.5  # weight of the previous ledger against the newest sample's
+_MOST_SHARE: Final = 0.99  # stall share above which the number of stalled threads cannot be estimated
 _TAIL: Final = 2.0
 _AMPLIFIED: Final = 3.0
 _SHARES: Final = {"latency_p50_ms": 0.5, "latency_p95_ms": 0.05, "latency_p99_ms": 0.01}
@@ -44,23 +44,22 @@ LOST_OCCUPANCY: Final = 0.8
 """Share of its usual cache occupancy below which an LRA has lost cache to others."""
 MORE_TRAFFIC: Final = 1.2
 """Growth of memory traffic per unit of work that counts as more misses."""
-_TAKEN_BY_BATCH: Final = 0.5  # of what it lost, batch must hold at least this share
-_LARGE_PART: Final = (
-    0.25  # of the caches, batch must hold at least this share to be suspected without other evidence
-)
-_MOST_TRAFFIC: Final = 0.5  # of the memory traffic, batch must make at least this share to be its cause
+_TAKEN_BY_BATCH: Final = 0.5  # share of the lost occupancy that batch must hold
+_LARGE_PART: Final = 0.25  # share of all caches that batch must hold to be suspected without other evidence
+_MOST_TRAFFIC: Final = 0.5  # share of the memory traffic that batch must cause to be blamed
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the host does around an LRA.
+    """Activity on the host around an LRA.
 
-    ``siblings_busy``: more CPUs are busy than there are cores; ``batch_waits``: batch itself waits for processors, as
-    it must where it competes for them; ``confined``: perphd keeps batch to some of the cores, where it waits because of
-    that; ``relieving``: perphd keeps batch to a part of the cache or of the bandwidth, which stands only where it has
-    helped; ``traffic_bytes_per_s``: memory traffic of all workloads per physical core; ``batch_traffic_bytes_per_s``
-    and ``batch_occupancy_bytes``: memory traffic and cache occupancy of all batch; ``llc_bytes``: size of all caches;
-    ``account``: who uses the host; ``beside``: what everybody does that an LRA is not told apart from by name.
+    ``siblings_busy``: more CPUs are busy than there are cores. ``batch_waits``: batch itself waits for processors, as
+    it must where it competes for them. ``confined``: perphd keeps batch on some of the cores, where it waits for that
+    reason. ``relieving``: perphd limits batch's cache or bandwidth, a limit that stands only if it helped.
+    ``traffic_bytes_per_s``: memory traffic of all workloads per physical core. ``batch_traffic_bytes_per_s``,
+    ``batch_occupancy_bytes``: memory traffic and cache occupancy of all batch. ``llc_bytes``: size of all caches.
+    ``network_pct``: use of the network in %. ``account``: CPU use by class. ``beside``: combined activity of batch and
+    undeclared work.
     """
 
     siblings_busy: bool = True
@@ -76,20 +75,20 @@ class Surroundings:
     beside: Neighbours = NOBODY
 
     def is_crowded(self, settings: PolicySettings) -> bool:
-        """True if the memory bus is, or its traffic is not known."""
+        """True if the memory bus is crowded, or its traffic is unknown."""
         traffic = self.traffic_bytes_per_s
         return not available(traffic) or traffic >= settings.bandwidth_suspect_gbytes_per_s * _GIGABYTE
 
 
 @once
 def surroundings(snapshot: Snapshot) -> Surroundings:
-    """The host around every LRA; what cannot be read is taken to be the case."""
+    """The host around every LRA. What cannot be read is assumed to be contended."""
     busy, cores = snapshot.host.busy_cores, total_cores(snapshot)
     smt = len(snapshot.host.topology.usable) > cores
     waits = [v.sample.cpu_some_pct for v in batches(snapshot) if v.sample is not None]
     samples = [v.sample for v in snapshot.workloads if v.sample is not None]
     batch = [v.sample for v in batches(snapshot) if v.sample is not None]
-    # A running workload that is not measured yet may be the one that crowds the bus: then the traffic is not known.
+    # An unmeasured running workload may cause most of the traffic, so the total is then unknown.
     running = [s for s in samples if value_or(s.cpu_usage_cores, 1.0) >= _RUNS_CORES]
     blind = any(not available(sample.mbw_bytes_per_s) for sample in running)
     traffic = NOT_MEASURED if blind else _sum_of([sample.mbw_bytes_per_s for sample in samples])
@@ -115,7 +114,7 @@ def surroundings(snapshot: Snapshot) -> Surroundings:
 
 
 def _beside(snapshot: Snapshot, batch: Sequence[Sample]) -> Neighbours:
-    """What batch and undeclared work do. Without resctrl, batch's misses stand for its memory traffic."""
+    """Activity of batch and undeclared work. Without resctrl, batch's misses stand for its memory traffic."""
     account, used = snapshot.host.account, batch_use_cores(snapshot)
     if account is not None and available(used):
         used += account.cpu.undeclared * cores_per_cpu(snapshot)
@@ -127,13 +126,13 @@ def _beside(snapshot: Snapshot, batch: Sequence[Sample]) -> Neighbours:
 
 
 def _missed(sample: Sample) -> Reading:
-    """Bytes a second that its misses fetch."""
+    """Bytes per second fetched by its last-level misses."""
     mips, mpki = sample.mips, sample.llc_mpki
     return mips * 1e3 * mpki * _LINE if available(mips) and available(mpki) else NOT_MEASURED
 
 
 def _sum_of(readings: Sequence[Reading]) -> Reading:
-    """The sum of those that are known; a lower bound where others are not."""
+    """The sum of the known readings, a lower bound if others are missing."""
     known = [reading for reading in readings if available(reading)]
     return math.fsum(known) if known else NOT_MEASURED
 
@@ -144,10 +143,10 @@ UNKNOWN_COST: Final = MissCost()
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Extra threads: waiting for a processor, running, stalled for memory, for disks; and in flight altogether.
+    """Extra threads by state: waiting for a processor, running, stalled on memory or disk; and all in flight.
 
-    NaN: not known. ``delay`` comes from the application's own latency. ``share``: of
-    the requests, at or above the percentile that it is.
+    NaN: unknown. ``delay``: extra requests in flight, from the application's own latency. ``share``: share of requests
+    at or above the latency percentile.
     """
 
     queue: float = math.nan
@@ -159,22 +158,22 @@ class Ledger:
 
     @property
     def is_known(self) -> bool:
-        """True if it can be told whether its threads wait or run longer than they used to."""
+        """True if extra waiting or extra running is known."""
         return not (math.isnan(self.queue) and math.isnan(self.running))
 
     @property
     def explained(self) -> float:
-        """The share of ``delay`` that this host could explain at most; NaN if that is not known.
+        """Largest share of ``delay`` that this host can explain; NaN if unknown.
 
-        Waiting may all have fallen on the slowest requests, those of the percentile; running longer falls on all alike,
-        and some of them queue behind it.
+        Waiting may fall entirely on the slowest requests, those above the percentile. Longer running affects all
+        requests alike, and some of them queue behind it.
         """
         known = (max(0.0, v) for v in (self.memory, self.disk) if not math.isnan(v))
         most = (max(0.0, self.queue) + sum(known)) / self.share + _AMPLIFIED * max(0.0, self.running)
         return most / self.delay if self.delay > 0 else math.nan
 
     def blend(self, new: Ledger) -> Ledger:
-        """This ledger after another sample; what either does not know comes from the other."""
+        """Exponential average of this ledger with a new one; an unknown value takes the other's."""
         mixed = {}
         for item in fields(Ledger)[:-1]:
             a, b = getattr(self, item.name), getattr(new, item.name)
@@ -183,7 +182,7 @@ class Ledger:
 
 
 def ledger(sample: Sample, perf: Performance, model: ResPerfModel) -> Ledger:
-    """Where the extra time of this sample went, as far as it can be told."""
+    """The ledger of one sample; unknown parts are NaN."""
     usual_work = model.reference(f"work:{perf.work_source}", perf.load)
     if usual_work is None or not available(perf.work) or usual_work.value <= 0:
         return Ledger()
@@ -198,7 +197,7 @@ def ledger(sample: Sample, perf: Performance, model: ResPerfModel) -> Ledger:
     else:
         queue = _stalled(sample, "cpu_some_pct", perf, model, share)
     memory = _stalled(sample, "memory_some_pct", perf, model, share)
-    # A page that has to be read again stalls for both.
+    # A page read in again stalls on both memory and disk.
     disk = _stalled(sample, "io_some_pct", perf, model, share) - (0.0 if math.isnan(memory) else memory)
     usual_delay = model.reference(f"delay:{perf.delay_source}", perf.load)
     own = perf.work_source == "sli" and perf.delay_source.startswith("latency")
@@ -208,7 +207,7 @@ def ledger(sample: Sample, perf: Performance, model: ResPerfModel) -> Ledger:
 
 
 def _stalled(sample: Sample, name: str, perf: Performance, model: ResPerfModel, share: float) -> float:
-    """Extra threads that stall, from the share of the time in which some do (as if they came independently)."""
+    """Extra stalled threads, from the share of time in which any stalls (assuming independence)."""
     seen, usual = sample.reading(name), model.reference(name, perf.load)
     if not available(seen):
         return math.nan
@@ -229,11 +228,11 @@ def counted(
     evidence: list[Evidence],
     cost: MissCost = UNKNOWN_COST,
 ) -> tuple[Cause, float]:
-    """What the processor's counters say: LLC, MBW, SMT and by what share an instruction takes longer; else NONE.
+    """The cause according to processor counters (LLC, MBW, SMT or NONE), and the relative growth of CPI.
 
-    More misses per instruction, as far as they explain it, are a cache that was taken away; dearer ones are memory
-    whose bandwidth is used up, where there is traffic enough for that, else the other hyperthread of the core. Without
-    misses (ARM and AMD often count none), stalls on memory tell memory from the hyperthread, else the surroundings do.
+    More misses per instruction, as far as they explain the growth, mean lost cache. Dearer misses mean exhausted memory
+    bandwidth if there is enough traffic, else a busy SMT sibling. Without miss counts (often on ARM and AMD), memory
+    stalls distinguish memory from the sibling, or else the surroundings do.
     """
     cpi, mpki = sample.cpi, sample.llc_mpki
     usual, misses = model.reference("cpi", perf.load), model.reference("llc_mpki", perf.load)
@@ -253,7 +252,7 @@ def counted(
         cause, what = _by_misses(cpi, usual.value, mpki, misses.value, cost, around, settings)
     if cause is Cause.NONE:
         return Cause.NONE, 0.0
-    evidence.append(Evidence("cpi", cpi, usual.value, "cycles", f"{slower:.2f} x its usual, {what}"))
+    evidence.append(Evidence("cpi", cpi, usual.value, "cycles", f"{slower:.2f} x the usual, {what}"))
     return cause, slower - 1.0
 
 
@@ -267,9 +266,12 @@ def blamed(
     evidence: list[Evidence],
     cost: MissCost,
 ) -> tuple[Cause, float]:
-    """The same for harm that coincided with neighbours, by what was usual just before they became active."""
+    """As ``counted``, for harm that coincided with neighbours.
+
+    Compares with the values just before they became active.
+    """
     slower = slow.cpi / slow.usual_cpi
-    if not slower >= settings.cpi_witness_ratio:  # NaN, too: it waits
+    if not slower >= settings.cpi_witness_ratio:  # also false for NaN
         return Cause.NONE, 0.0
     if math.isnan(slow.mpki) or math.isnan(slow.usual_mpki):
         cause, what = _without_misses(sample, perf, model, around, settings, slow.usual_cpi, slow.cpi)
@@ -277,7 +279,7 @@ def blamed(
         numbers = slow.cpi, slow.usual_cpi, slow.mpki, slow.usual_mpki
         cause, what = _by_misses(*numbers, cost, around, settings)
     if cause is not Cause.NONE:
-        text = f"{slower:.2f} x what it was, {what}"
+        text = f"{slower:.2f} x the previous, {what}"
         evidence.append(Evidence("cpi", slow.cpi, slow.usual_cpi, "cycles", text))
     return cause, slower - 1.0
 
@@ -291,7 +293,7 @@ def _by_misses(
     around: Surroundings,
     settings: PolicySettings,
 ) -> tuple[Cause, str]:
-    """Why instructions take longer, by how many misses they make: LLC, MBW, SMT or NONE; and in words."""
+    """Why instructions take longer, by the number of misses: LLC, MBW, SMT or NONE, with an explanation."""
     crowded = around.is_crowded(settings)
     more, slower = mpki / usual_mpki, cpi - usual_cpi
     mean, sd = cost.band
@@ -301,15 +303,15 @@ def _by_misses(
     if many and (not crowded or not available(around.traffic_bytes_per_s)):
         explained = max(explained, MOST_CYCLES * per_cycle)
     missing_more = mpki >= LEAST_MPKI and more >= settings.mpki_witness_ratio
-    # Many more misses crowd the bus themselves: then a part of what they cost is called dearer.
+    # Many additional misses load the memory bus as well, so part of their cost is a longer time per miss.
     if missing_more and explained >= (_PARTLY if many else _MOSTLY):
         return Cause.LLC, f"with more misses ({more:.2f} x)"
     if around.siblings_busy and (mpki < LEAST_MPKI or not crowded):
-        text = "with no more misses and a memory bus that is not crowded: a busy hyperthread beside it"
+        text = "without more misses or a crowded memory bus: a busy SMT sibling"
         return Cause.SMT, text
     if mpki >= LEAST_MPKI and crowded:
         return Cause.MBW, f"with dearer misses ({more:.2f} x as many)"
-    # Who shares processors with batch that waits for them shares their private caches, and that makes misses, too.
+    # Sharing processors with waiting batch means sharing private caches, which also causes misses.
     enough = (mean + 2.0 * sd) * per_cycle >= _MOSTLY and not around.batch_waits
     if missing_more and enough:
         return Cause.LLC, f"with more misses ({more:.2f} x)"
@@ -324,10 +326,10 @@ def _shared_cache(
     settings: PolicySettings,
     evidence: list[Evidence],
 ) -> tuple[Cause, float]:
-    """LLC or MBW by cache occupancy and memory traffic, where the processor counts no misses; else NONE.
+    """LLC or MBW from cache occupancy and memory traffic, if the processor counts no misses; else NONE.
 
-    CPU time per unit of work stands for cycles per instruction: it grows when the same work needs longer. Cache that
-    the LRA had and batch holds now is a lost cache. Traffic that crowds the bus, most of it batch's, is lost bandwidth.
+    CPU time per unit of work stands for cycles per instruction. Occupancy that moved from the LRA to batch is lost
+    cache. A crowded bus with mostly batch traffic is lost bandwidth.
     """
     usual_work = model.reference(f"work:{perf.work_source}", perf.load)
     usual_usage = model.reference("cpu_usage_cores", perf.load)
@@ -382,10 +384,10 @@ def unacquitted(
     settings: PolicySettings,
     evidence: list[Evidence],
 ) -> Cause:
-    """LLC or MBW if batch uses much of it and no counter says that it is innocent; else NONE.
+    """LLC or MBW if batch uses much of it and no counter rules it out; else NONE.
 
-    For an LRA whose waiting and CPU time explain nothing, on a processor whose events are not counted: the time that
-    an application loses to a cache or to a memory bus need not be CPU time of its own threads.
+    For an LRA whose waiting and CPU time explain nothing, on a processor without event counters. Time lost to a cache
+    or memory bus need not be CPU time of the LRA's own threads.
     """
     if available(sample.cpi):
         return Cause.NONE
@@ -410,7 +412,7 @@ def unacquitted(
 
 
 def _fetches_more(sample: Sample, perf: Performance, model: ResPerfModel) -> bool:
-    """True if a unit of work takes more traffic than it used to, as when its data are in the cache no more."""
+    """True if a unit of work causes more memory traffic than usual, or this is unknown."""
     usual_work = model.reference(f"work:{perf.work_source}", perf.load)
     usual, traffic = model.reference("mbw_bytes_per_s", perf.load), sample.mbw_bytes_per_s
     if usual is None or usual_work is None or not available(traffic) or not available(perf.work):
@@ -427,7 +429,7 @@ def _without_misses(
     usual_cpi: float,
     cpi: float,
 ) -> tuple[Cause, str]:
-    """Why instructions take longer where last-level misses are not counted: LLC, MBW, SMT or NONE; and in words."""
+    """Why instructions take longer when misses are not counted: LLC, MBW, SMT or NONE, with an explanation."""
     traffic = around.traffic_bytes_per_s
     crowded = available(traffic) and traffic >= settings.bandwidth_suspect_gbytes_per_s * _GIGABYTE
     shared = Cause.MBW if crowded else Cause.LLC
@@ -442,14 +444,14 @@ def _without_misses(
         if around.siblings_busy:
             return (
                 Cause.SMT,
-                f"{max(0.0, explained):.0%} of it stalls on memory: a busy hyperthread beside it",
+                f"{max(0.0, explained):.0%} of it stalls on memory: a busy SMT sibling",
             )
         return Cause.NONE, ""
     if around.siblings_busy and not crowded:
-        return Cause.SMT, "with misses not counted: a busy hyperthread beside it"
+        return Cause.SMT, "with misses not counted: a busy SMT sibling"
     if crowded:
         return shared, f"with {place}"
-    return shared, f"with no busy hyperthread to blame: {place}"
+    return shared, f"without a busy SMT sibling: {place}"
 
 
 def cause(
@@ -460,7 +462,7 @@ def cause(
     settings: PolicySettings,
     evidence: list[Evidence],
 ) -> Cause:
-    """The resource of this host that most of the extra time goes to; UNKNOWN if it cannot be told."""
+    """The resource of this host that takes most of the extra time; UNKNOWN if unclear."""
     if not extra.is_known:
         return Cause.UNKNOWN
     queue, running = (0.0 if math.isnan(v) else max(0.0, v) for v in (extra.queue, extra.running))
@@ -469,31 +471,29 @@ def cause(
     }
     throttled = sample.cpu_throttled_pct
     if available(throttled) and throttled >= settings.throttled_witness_pct:
-        # Threads that a limit holds back wait in the run-queue like all others.
+        # Threads throttled by a limit wait in the run-queue like all others.
         evidence.append(
-            Evidence("cpu_throttled_pct", throttled, 0.0, "%", "of the time its own CPU limit held it back")
+            Evidence("cpu_throttled_pct", throttled, 0.0, "%", "of the time throttled by its own CPU limit")
         )
         parts[Cause.THROTTLED] = queue
         queue = 0.0
     if hierarchy is not Cause.NONE and not around.batch_waits:
-        # Nobody competes for its processors: what waits there waits because its own instructions take longer.
+        # Nothing competes for its processors, so threads wait because its own instructions take longer.
         parts[hierarchy] = queue + running
     else:
-        # Waiting falls on few requests and makes their tail; running longer falls on all alike.
+        # Waiting falls on few requests and makes their tail; longer running affects all alike.
         parts[Cause.CPU] = queue if math.isnan(extra.delay) else _TAIL * queue
         if hierarchy is not Cause.NONE:
             parts[hierarchy] = running
         elif around.batch_waits and not (around.confined and isinstance(sample.cpi, Unavailable)):
-            parts[Cause.CPU] += running  # who shares processors shares their private caches
+            parts[Cause.CPU] += running  # sharing processors means sharing private caches
         else:
-            # Batch that perphd keeps to a few cores waits for that reason: it proves no competition.
+            # Batch that perphd confines waits for that reason, which proves no competition.
             parts[Cause.UNKNOWN] = running
     whole = sum(v for v in parts.values() if v > 0)
     if whole <= 0:
         return Cause.UNKNOWN
     found = max(parts, key=lambda c: parts[c])
     shown = ", ".join(f"{c} {v / whole:.0%}" for c, v in sorted(parts.items(), key=lambda i: -i[1]) if v > 0)
-    evidence.append(
-        Evidence("extra time", whole, 0.0, "threads", f"more than this work used to need: {shown}")
-    )
+    evidence.append(Evidence("extra time", whole, 0.0, "threads", f"more than usual for this work: {shown}"))
     return found

@@ -1,25 +1,23 @@
-"""Is an LRA without an indicator of its own slowed down by its neighbours, or in another phase of its own?
+"""Slowdown detector for an LRA without an indicator: is it slowed by neighbours, or in another phase of its own?
 
-Problem: instructions per second fall for three reasons, of which two are harm: less is asked (load), its threads wait
-(for a processor, a disk, memory), or its instructions take longer (slowdown). In an open loop they do not even fall: it
-takes more CPU time for the same. And programs have phases of their own in which instructions take longer.
+Problem: instructions per second fall for three reasons, two of which are harm: lower demand (load), waiting threads
+(for a processor, a disk, memory), or longer instructions (slowdown). In an open loop they do not even fall, but take
+more CPU time. Programs also have phases in which instructions take longer.
 
-Approach: separate channels, each a ``phases.Series`` that knows the program's own phases:
-
+Approach: separate channels, each a ``phases.Series`` that models the program's own phases:
     slowdown   log cycles per instruction                     y = log c
     misses     log last-level misses per instruction          x = log m
-    the rest   log cycles that misses do not explain          r = log (c - cost x m)
+    the rest   log cycles not explained by misses             r = log (c - cost x m)
     waiting    log time per CPU second, waiting included      s = log (1 + (queue + stalled) / usage)
 
-A contrast is evidence only if it coincides with neighbours: a window opens when their CPU use, memory traffic, cache
-occupancy or disk traffic rises, and a contrast counts if it is too large for the program's own phases,
-
+A contrast is evidence only if it coincides with neighbours. A window opens when their CPU use, memory traffic, cache
+occupancy or disk traffic rises. A contrast counts if it is too large for the program's own phases,
     P(placebo >= contrast) <= SHARE x false alarms a day / (onsets a day x TESTS),
 
-and if it is harm: more than the tolerance. So the rate of false alarms is kept whatever the phases are, and neighbours
-that come often without harm accuse themselves less each time. When neighbours become quiet (by themselves, or because
-perphd held them back) and the contrast stays, it was a phase: that acquits them. So does a contrast that loses its
-significance while samples gather. Pure; all state is a value.
+and if it is harm, that is, exceeds the tolerance. The rate of false alarms is therefore kept whatever the phases are,
+and each harmless arrival of neighbours raises the threshold. If neighbours become quiet (by themselves, or because
+perphd restricted them) and the contrast remains, it was a phase of the program, and they are no longer blamed. Nor are
+they once the contrast loses its significance as samples accumulate. Pure; all state is a value.
 """
 
 from __future__ import annotations
@@ -36,25 +34,25 @@ from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Quality, Sample
 
 SHARE: Final = 0.25
-"""Of the accepted false alarms: each may lead to a handful of actions until it is found out."""
+"""Share of the accepted false alarms per day; a false alarm may cause several actions before it ends."""
 TESTS: Final = 6.0
-"""Tests of one onset that are as good as independent: four channels over overlapping horizons."""
+"""Effective number of independent tests per onset: four channels over overlapping horizons."""
 ONSETS_A_DAY, KNOWN_DAYS = 10.0, 0.3
-"""Onsets that are expected before any was seen, and days of watching that this belief is worth."""
+"""Prior for the rate of onsets, with its weight in days of observation."""
 WINDOW: Final = 36
 """Samples after an onset in which contrasts count."""
 MERGED: Final = 8
-"""Further rises within so many samples belong to the same onset."""
+"""Number of samples within which further rises belong to the same onset."""
 LEAST_WHOLE_S: Final = 0.9
-"""Samples that come faster are averaged over so much time: laws are of one pace."""
+"""Time over which faster samples are averaged, because the noise models assume one pace."""
 RELIEF: Final = 1.0 / 3.0
-"""Share of the harm that must go when neighbours become quiet, else they were not its cause."""
+"""Share of the harm that must vanish when neighbours become quiet, or they were not its cause."""
 RELIEF_SAMPLES: Final = 4
 OVER_SAMPLES: Final = 8
 SMOOTHED: Final = 6
-"""Samples over whose mean harm is told."""
+"""Number of samples over whose mean harm is judged."""
 _DAY_S: Final = 86_400.0
-_LEAST_REST: Final = 0.1  # of the cycles are never misses
+_LEAST_REST: Final = 0.1  # least share of cycles not due to misses
 _MOST_STALL: Final = 0.99
 _TINY: Final = 1e-9
 _UNFIT: Final = frozenset({Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RESTARTED, Quality.MULTIPLEXED})
@@ -62,7 +60,10 @@ _UNFIT: Final = frozenset({Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RE
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """What everybody else does: CPUs used by batch and undeclared work; batch's memory traffic, cache, disk traffic."""
+    """Activity of an LRA's neighbours.
+
+    CPU use of batch and undeclared work; memory traffic, cache occupancy and disk traffic of batch.
+    """
 
     cpu_cores: Reading
     traffic_bytes_per_s: Reading
@@ -71,27 +72,27 @@ class Neighbours:
 
     @property
     def readings(self) -> tuple[Reading, ...]:
-        """All of them, in the order of ``LEAST_RISES``."""
+        """All readings, in the order of ``LEAST_RISES``."""
         return self.cpu_cores, self.traffic_bytes_per_s, self.occupancy_bytes, self.disk_bytes_per_s
 
 
 NOBODY: Final = Neighbours(NOT_MEASURED, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED)
 LEAST_RISES: Final = (0.4, 1e9, 2e6, 5e6)
-"""Changes of CPUs, bytes per second, bytes, bytes per second that are none."""
-_RISES: Final = 0.2  # of the level
+"""Smallest significant changes, in CPUs, bytes per second, bytes, and bytes per second."""
+_RISES: Final = 0.2  # relative to the level
 _STEPS: Final = 5.0  # times the usual difference between samples
 _FOLLOWS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """One thing that neighbours do: its level, and how far it usually moves between samples; NaN before the first."""
+    """Level of one activity of the neighbours, and its usual change between samples; NaN before the first."""
 
     level: float = math.nan
     step: float = 0.0
 
     def then(self, value: float, least: float) -> tuple[Activity, int]:
-        """This after one more value, and 1 if it rose clearly, -1 if it fell, else 0."""
+        """The state after another value, with 1 for a clear rise, -1 for a clear fall, else 0."""
         if math.isnan(self.level):
             return Activity(value), 0
         off = value - self.level
@@ -104,7 +105,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """A rise of neighbours' activity that is being looked at: samples since then, and every channel at that time."""
+    """The open window after a rise of neighbours' activity: samples since, and every channel at the onset."""
 
     age: int
     onsets: tuple[Onset | None, ...]
@@ -114,9 +115,9 @@ class Watch:
 class Blame:
     """Harm that coincided with neighbours.
 
-    ``channel``: by which it was found; ``onset``: of that channel; ``usual``: expected values of all channels; ``age``:
-    samples since the onset;
-    ``quiet``: samples since neighbours became quiet, 0 while they are not; ``harm``: before that (log units).
+    ``channel``: where it was found. ``onset``: of that channel. ``usual``: expected values of all channels. ``chance``:
+    p-value of its being a phase. ``age``: samples since the onset. ``quiet``: samples since neighbours became quiet, 0
+    while they are active. ``harm``: the harm before that (log units).
     """
 
     channel: int
@@ -129,19 +130,23 @@ class Blame:
 
 
 Tolerances: TypeAlias = tuple[float, float]
-"""Accepted loss of work and accepted growth of delay (%)."""
+"""Accepted loss of work (%), and accepted growth of delay (%)."""
 CPI, MISSES, REST, WAITS = range(4)
 NAMES: Final = (
     "cycles per instruction",
     "misses per instruction",
-    "cycles that misses do not explain",
+    "cycles not explained by misses",
     "waiting",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """What is remembered of one LRA's channels. ``partial``: seconds and sums of samples that come faster."""
+    """State of one LRA's channels.
+
+    ``partial``: seconds and weighted sums of samples shorter than ``LEAST_WHOLE_S``. ``onsets``, ``days``: windows
+    opened, and days observed.
+    """
 
     series: tuple[Series, ...] = (Series(),) * 4
     cost: MissCost = MissCost()
@@ -158,11 +163,11 @@ NOTHING_KNOWN: Final = Channels()
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """Harm that neighbours are blamed for. NaN: not known.
+    """Harm for which neighbours are blamed. NaN: unknown.
 
-    ``ratio``: time per unit of work relative to the usual; ``score``: the accepted one over it; ``cpi``, ``usual_cpi``,
-    ``mpki``, ``usual_mpki``: over the latest samples, and as expected without the neighbours; ``by``: the channel;
-    ``chance``: of its being a phase.
+    ``ratio``: time per unit of work relative to the usual. ``score``: the accepted ratio over it. ``cpi``, ``mpki``:
+    over the latest samples. ``usual_cpi``, ``usual_mpki``: expected without neighbours. ``by``: name of the channel.
+    ``chance``: p-value of its being a phase.
     """
 
     ratio: float
@@ -176,7 +181,7 @@ class Slowdown:
 
 
 def needed(channel: int, tolerances_pct: Tolerances) -> float:
-    """The growth (log units) from which a channel shows harm."""
+    """Growth (log units) from which a channel shows harm."""
     if channel == WAITS:
         return math.log(1.0 + tolerances_pct[1] / 100.0)
     return -math.log(1.0 - min(tolerances_pct[0], 90.0) / 100.0)
@@ -191,15 +196,15 @@ def step(
     *,
     crowded: bool,
 ) -> tuple[Channels, Slowdown | None]:
-    """Take in one sample; the harm that neighbours are blamed for now, if any.
+    """Process one sample; returns the state and the harm now blamed on neighbours, if any.
 
     Args:
-        state: so far.
+        state: state before.
         sample: of the LRA.
-        beside: what its neighbours did meanwhile.
-        settings: for the accepted rate of false alarms.
+        beside: the neighbours' activity during the sample.
+        settings: give the accepted rate of false alarms.
         tolerances_pct: accepted loss of work, accepted growth of delay.
-        crowded: the memory bus is: misses are dearer than usual.
+        crowded: the memory bus is crowded, so misses are dearer than usual.
     """
     if sample.interval_s <= 0.0 or any(flag in _UNFIT for flag in sample.quality):
         return state, told(state, tolerances_pct)
@@ -242,7 +247,7 @@ def step(
 
 
 def told(state: Channels, tolerances_pct: Tolerances) -> Slowdown | None:
-    """What neighbours are blamed for, by the latest samples."""
+    """The harm blamed on neighbours, by the latest samples; None without blame."""
     blame = state.blame
     if blame is None:
         return None
@@ -262,13 +267,13 @@ def told(state: Channels, tolerances_pct: Tolerances) -> Slowdown | None:
 
 
 def accepted_chance(state: Channels, settings: PolicySettings) -> float:
-    """The p-value from which one test accuses."""
+    """P-value below which one test blames neighbours."""
     a_day = (state.onsets + ONSETS_A_DAY * KNOWN_DAYS) / (state.days + KNOWN_DAYS)
     return min(SHARE * settings.false_alarms_per_day / a_day, 0.2) / TESTS
 
 
 def _accused(state: Channels, settings: PolicySettings, tolerances_pct: Tolerances) -> Channels:
-    """The state with a blame, if the window that is open shows harm that is no phase."""
+    """The state with a blame added if the open window shows harm that is not a phase."""
     watch = state.watch
     if watch is None or watch.age < HORIZONS[0]:
         return state
@@ -295,7 +300,7 @@ def _accused(state: Channels, settings: PolicySettings, tolerances_pct: Toleranc
 
 
 def _is_consistent(state: Channels, watch: Watch, channel: int, harm: float, h: int) -> bool:
-    """False if misses or the rest say that instructions take longer, and cycles per instruction clearly deny it."""
+    """False if the miss channels show longer instructions but cycles per instruction clearly contradict."""
     onset = watch.onsets[CPI]
     if channel in (CPI, WAITS) or onset is None:
         return True
@@ -304,7 +309,7 @@ def _is_consistent(state: Channels, watch: Watch, channel: int, harm: float, h: 
 
 
 def _harm(state: Channels, blame: Blame, count: int) -> float:
-    """Growth of the time per unit of work (log units) over the latest samples, by the channel that is blamed."""
+    """Growth of the time per unit of work (log units) over the latest samples, by the blamed channel."""
     series = state.series
     grown = series[blame.channel].mean(count) - blame.usual[blame.channel]
     if blame.channel in (CPI, WAITS):
@@ -317,9 +322,9 @@ def _harm(state: Channels, blame: Blame, count: int) -> float:
 
 
 def _tried(state: Channels, rise: int, settings: PolicySettings) -> Channels:
-    """The state after one more sample under blame: over, acquitted, or as it was.
+    """The state after another sample under blame: blame kept, ended, or dropped.
 
-    Harm becomes surer with every sample; a phase that was taken for it becomes less sure, and is dropped.
+    The p-value of real harm falls with every sample; that of a phase rises until the blame is dropped.
     """
     blame = state.blame
     assert blame is not None
@@ -338,7 +343,7 @@ def _tried(state: Channels, rise: int, settings: PolicySettings) -> Channels:
         blame.quiet == RELIEF_SAMPLES + 1
         and _harm(state, blame, RELIEF_SAMPLES) > (1.0 - RELIEF) * blame.harm
     ):
-        # Neighbours are quiet, and nothing has become better: a change of phase.
+        # Neighbours are quiet and nothing has improved: a change of phase.
         channel = blame.channel
         known = state.series
         grown = max(series.mean(RELIEF_SAMPLES) - blame.usual[channel], blame.harm)
@@ -350,7 +355,7 @@ def _tried(state: Channels, rise: int, settings: PolicySettings) -> Channels:
 
 
 def _around(before: Sequence[Activity], beside: Neighbours) -> tuple[tuple[Activity, ...], int]:
-    """What neighbours do, and 1 if any of it rose, else -1 if any fell, else 0."""
+    """Neighbours' activity after a sample, and 1 if any rose, else -1 if any fell, else 0."""
     after, rise = [], 0
     for activity, reading, least in zip(before, beside.readings, LEAST_RISES, strict=True):
         if not available(reading):
@@ -363,7 +368,7 @@ def _around(before: Sequence[Activity], beside: Neighbours) -> tuple[tuple[Activ
 
 
 def _values(sample: Sample) -> tuple[float, ...]:
-    """Cycles and misses per (kilo-)instruction, and time per CPU second; NaN where not measured."""
+    """Cycles per instruction, misses per 1000 instructions, time per CPU second; NaN if not measured."""
 
     def number(reading: Reading) -> float:
         return reading if available(reading) and reading > 0.0 else math.nan
@@ -377,7 +382,7 @@ def _values(sample: Sample) -> tuple[float, ...]:
 
 
 def _threads(share_pct: Reading) -> float:
-    """Threads that stall, from the share of the time in which some do, as if they came independently."""
+    """Stalled threads, from the share of time in which any stalls (assuming independence)."""
     if not available(share_pct):
         return 0.0
     return -math.log(1.0 - min(max(share_pct / 100.0, 0.0), _MOST_STALL))
@@ -386,7 +391,7 @@ def _threads(share_pct: Reading) -> float:
 def _gathered(
     state: Channels, values: tuple[float, ...], seconds: float
 ) -> tuple[Channels, tuple[tuple[float, ...], float] | None]:
-    """The state with a sample added to those that came before it, or their mean once they cover enough time."""
+    """Add a short sample to the partial sums; also returns their mean and length once they cover enough time."""
     known = state.partial or (0.0,) * (len(values) + 1)
     whole = known[0] + seconds
     sums = tuple(a + b * seconds for a, b in zip(known[1:], values, strict=True))
@@ -396,7 +401,7 @@ def _gathered(
 
 
 def _logs(values: tuple[float, ...], cost: MissCost) -> tuple[float, ...]:
-    """The four channels in log units; NaN where not known."""
+    """The four channels in log units; NaN if unknown."""
     cpi, mpki, waits = values
     if math.isnan(cpi):
         return math.nan, math.nan, math.nan, math.log(waits) if waits > 0.0 else math.nan

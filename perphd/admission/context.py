@@ -1,4 +1,4 @@
-"""From a snapshot to what a model needs to know around an allocation: who wants how much CPU."""
+"""Computes the covariates of a prediction from a snapshot: the CPU that each workload demands."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from perphd.domain.smt import SMT_SLOWER
 from perphd.domain.workload import Kind
 
 STARVED_PCT = 20.0
-"""CPU pressure of a batch workload above which its use says nothing about what it would like to use."""
+"""CPU pressure (%) of a batch workload above which its CPU use understates its demand."""
 
 
 MOST_GROWTH = 4.0
-"""How far beyond the loads that were seen undisturbed an LRA's use of CPU is extrapolated."""
+"""Largest factor by which an LRA's CPU use is extrapolated beyond loads seen undisturbed."""
 
 
 _T = TypeVar("_T")
 
 
 def once(function: Callable[[Snapshot], _T]) -> Callable[[Snapshot], _T]:
-    """Remembers the answer for the last snapshot: every LRA's turn asks the same of one and the same."""
+    """Cache the result for the last snapshot, since every LRA's controller asks for it."""
     known: tuple[Snapshot, _T] | None = None
 
     @wraps(function)
@@ -56,14 +56,14 @@ def batches(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
 
 @once
 def giving(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
-    """The batch workloads that are enforced, or all while everything is only observed."""
+    """The enforced batch workloads, or all batch workloads if none is enforced."""
     everybody = batches(snapshot)
     return tuple(v for v in everybody if v.enforced) or everybody
 
 
 @once
 def giving_now(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
-    """Those of them that are there."""
+    """Those of the ``giving`` workloads that have a sample."""
     return tuple(v for v in giving(snapshot) if v.sample is not None)
 
 
@@ -73,11 +73,11 @@ def total_cores(snapshot: Snapshot) -> int:
 
 
 def work_of(cores: float, on_cores: float, threads_per_core: float, beside: float = 0.0) -> float:
-    """Work of threads that use so much CPU on so many cores, in cores whose hardware threads are all busy.
+    """Work done by threads with this CPU use, in units of a core with all hardware threads busy.
 
-    ``cores``: CPU time a second in physical cores (of two hardware threads, half a core each); ``beside``: the same of
-    others on those cores. Work for a CPU second falls with the square of how busy the hardware threads are, as siblings
-    meet: on idle cores it is ``SMT_SLOWER`` times what it is on full ones.
+    ``cores``: CPU time per second in physical cores (one of two hardware threads counts half a core). ``on_cores``:
+    cores that they run on. ``beside``: CPU use of others there, in the same unit. Work per CPU second falls with the
+    square of the utilisation, as SMT siblings interfere: on idle cores it is ``SMT_SLOWER`` times that on full ones.
     """
     if threads_per_core <= 1.0 or cores <= 0.0:
         return cores
@@ -86,23 +86,23 @@ def work_of(cores: float, on_cores: float, threads_per_core: float, beside: floa
 
 
 def cores_per_cpu(snapshot: Snapshot) -> float:
-    """Physical cores per logical CPU: readings count CPU seconds of hardware threads, allocations whole cores."""
+    """Physical cores per logical CPU. Readings count hardware threads' CPU seconds, allocations whole cores."""
     return total_cores(snapshot) / max(1, len(snapshot.host.topology.usable))
 
 
 @once
 def batch_is_there(snapshot: Snapshot) -> bool:
-    """True if some batch workload exists and has processes, as far as one can tell."""
+    """True if a batch workload has processes, or may have."""
     samples = (view.sample for view in batches(snapshot))
     return any(s is not None and not s.has(Quality.GONE) and value_or(s.threads, 1.0) > 0 for s in samples)
 
 
 @once
 def batch_demand_cores(snapshot: Snapshot) -> float:
-    """CPU that batch would use if nobody stopped it, in physical cores, capped at the host.
+    """CPU that batch would use if unrestricted, in physical cores, at most the host's.
 
-    A batch workload that waits for CPU wants at least one CPU a thread; one that does not wait wants what it
-    uses; one whose use cannot be read is taken to want a CPU a thread.
+    A batch workload that waits for CPU demands at least one CPU per thread; otherwise it demands its use. If its use is
+    unknown, it demands one CPU per thread.
     """
     demand = 0.0
     for view in batches(snapshot):
@@ -118,13 +118,13 @@ def batch_demand_cores(snapshot: Snapshot) -> float:
 
 
 def batch_is_quiet(snapshot: Snapshot, idle_cores: float, protected: bool) -> bool:
-    """True if batch neither uses nor wants CPU.
+    """True if batch neither uses nor demands CPU.
 
     Args:
         snapshot: the host now.
         idle_cores: demand below which batch counts as idle.
-        protected: batch is held back at present; where stall times cannot be read (no PSI), starved and idle
-            look alike, and batch that has threads then counts as not quiet.
+        protected: batch is restricted at present. Without PSI, starved and idle batch look alike, so batch with threads
+            then counts as not quiet.
     """
     if batch_demand_cores(snapshot) >= idle_cores:
         return False
@@ -133,7 +133,7 @@ def batch_is_quiet(snapshot: Snapshot, idle_cores: float, protected: bool) -> bo
 
 @once
 def _some_batch_is_opaque(snapshot: Snapshot) -> bool:
-    """True if of some batch workload with threads it cannot be told whether it waits for CPU."""
+    """True if it is unknown whether a batch workload with threads waits for CPU."""
     for view in batches(snapshot):
         sample = view.sample
         if sample is None or sample.has(Quality.GONE):
@@ -146,13 +146,13 @@ def _some_batch_is_opaque(snapshot: Snapshot) -> bool:
 
 @once
 def batch_samples(snapshot: Snapshot) -> tuple[Sample, ...]:
-    """The samples of all batch workloads that have one, by name."""
+    """The samples of all batch workloads that have one, by workload name."""
     return tuple(v.sample for v in batches(snapshot) if v.sample is not None)
 
 
 @once
 def batch_use_cores(snapshot: Snapshot) -> Reading:
-    """CPU that batch used, in physical cores; Unavailable if any present batch workload's use is."""
+    """CPU used by batch, in physical cores; Unavailable if any present batch workload's use is."""
     used = 0.0
     for view in batches(snapshot):
         if view.sample is None or view.sample.has(Quality.GONE):
@@ -166,7 +166,7 @@ def batch_use_cores(snapshot: Snapshot) -> Reading:
 
 @once
 def other_cores(snapshot: Snapshot) -> float:
-    """CPU used by everything that is no workload of perphd's, in physical cores; 0 where it cannot be told."""
+    """CPU used outside the managed workloads, in physical cores; 0 if unknown."""
     busy = snapshot.host.busy_cores
     if isinstance(busy, Unavailable):
         return 0.0
@@ -178,15 +178,15 @@ def other_cores(snapshot: Snapshot) -> float:
 
 @once
 def beside_batch_cores(snapshot: Snapshot) -> float:
-    """CPU used by all but batch, in physical cores, as far as it is known."""
+    """Known CPU use outside batch, in physical cores."""
     used = sum(value_or(v.sample.cpu_usage_cores, 0.0) for v in lras(snapshot) if v.sample is not None)
     return used * cores_per_cpu(snapshot) + other_cores(snapshot)
 
 
 def _wanted_cores(sample: Sample, usage_cores: float, model: ResPerfModel, siblings: bool) -> float:
-    """CPU that an LRA would use undisturbed, in CPU seconds per second: its reference, grown as its load has grown.
+    """CPU that an LRA would use undisturbed (CPU seconds per second): its reference, scaled with its load.
 
-    What it uses beside batch is no measure: it is less where it must wait, and more where its threads are slower.
+    Its use beside batch is misleading: lower when it must wait, higher when SMT slows its threads.
     """
     reference = model.reference("cpu_usage_cores", sample.load_per_s)
     if reference is None:
@@ -200,7 +200,7 @@ def _wanted_cores(sample: Sample, usage_cores: float, model: ResPerfModel, sibli
 
 
 def model_context(snapshot: Snapshot, lra: WorkloadView, model: ResPerfModel | None) -> ModelContext:
-    """The covariates for predictions about one LRA."""
+    """The covariates of predictions about one LRA."""
     total = float(total_cores(snapshot))
     sample = lra.sample
     usage = value_or(sample.cpu_usage_cores, 0.0) if sample is not None else 0.0

@@ -1,16 +1,15 @@
-"""Whose fault is it: which batch workload's or undeclared group's use moves with the LRA's shortfall.
+"""Finds the antagonist: the batch workload or undeclared group whose use correlates with the LRA's shortfall.
 
-The largest correlation over a few lags between what a batch workload used and how far the LRA fell short, if it is
-significant: more than chance explains among so many candidates and lags (Fisher's transform, one-sided,
-Bonferroni-corrected). Among several that are, how much their use swings counts as well. What does not vary explains
-nothing and accuses nobody.
+The score is the largest correlation over a few lags between a workload's use and the LRA's shortfall. It must be
+significant for the number of candidates and lags (Fisher's transform, one-sided, Bonferroni-corrected). Among several
+significant candidates, the variation of their use counts as well. Constant use accuses nobody.
 
-Undeclared work that fills the host accuses itself: of its groups, the one that uses most is named even if its use does
-not vary. CPI2's correlation is then the evidence, which also holds for constant use:
-
+Undeclared work that fills the host is an exception: its largest group is named even if its use is constant. The
+evidence shown is then CPI2's correlation, which works for constant use:
     sum over samples of  u x (1 - t / c) if c > t,  u x (c / t - 1) if c < t
 
-with u the sample's share of all use in the window, c / t the LRA's slowness relative to its target; it lies in -1 .. 1.
+with u the sample's share of all use in the window, and c / t the LRA's slowness relative to its target; it lies in -1
+.. 1.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available,
 from perphd.domain.sample import Sample
 
 WINDOW = 60
-"""Samples that are remembered."""
+"""Number of samples remembered."""
 LEAST_SAMPLES = 8
 MAX_LAG = 3
-"""Samples by which the shortfall may follow the use."""
+"""Largest lag, in samples, of the shortfall behind the use."""
 LEVEL = 0.01
-"""Chance of accusing somebody although nobody's use has anything to do with it."""
+"""Chance of a false accusation."""
 LEAST_CORRELATION = 0.35
-"""Below it nobody is accused, however long the record (the bound that CPI2 uses)."""
+"""Least correlation for an accusation, regardless of the number of samples (CPI2's bound)."""
 _CONSTANT = 1e-9
 _NO_SPLIT = Unavailable("reads and writes of undeclared groups are counted together")
 _NOBODYS: Final = frozenset(
     {Cause.REMOTE, Cause.STORAGE, Cause.NETWORK, Cause.THROTTLED, Cause.SELF, Cause.HYPERVISOR}
 )
-"""Causes that no work on this host has made, apart from the LRA itself."""
+"""Causes that no other work on this host can produce."""
 UNRELATED: Final = 0.5
-"""Processes in no group are many antagonists: together they count as much as a group that uses this share."""
+"""Weight of processes outside any group. They are many antagonists at once, so their total use counts half."""
 RECENT: Final = 5
 """Samples over which the use of undeclared groups is compared."""
 Floats: TypeAlias = NDArray[np.float64]
@@ -56,9 +55,9 @@ Floats: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Use of a batch workload or an undeclared group in one tick, kept longer than the rest of its sample.
+    """Use of a batch workload or an undeclared group in one tick.
 
-    Paths of groups begin with a slash, names of workloads do not.
+    ``workload``: a name, or a group's path with a leading slash.
     """
 
     workload: str
@@ -73,7 +72,7 @@ _use_of = maker(Use)
 
 
 def use_of(sample: Sample) -> Use:
-    """The part of a sample that is kept."""
+    """The part of a sample that is remembered."""
     return _use_of(
         sample.workload,
         sample.cpu_usage_cores,
@@ -86,9 +85,9 @@ def use_of(sample: Sample) -> Use:
 
 @once
 def uses(snapshot: Snapshot) -> tuple[Use, ...]:
-    """What every batch workload that has a sample, and every undeclared group that is named, used.
+    """Use of every batch workload with a sample, and of every named undeclared group.
 
-    The same tuple to every LRA that asks.
+    Returns the same tuple to every LRA.
     """
     account = snapshot.host.account
     groups = account.undeclared if account is not None else ()
@@ -103,7 +102,7 @@ def uses(snapshot: Snapshot) -> tuple[Use, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One tick: how far the LRA fell short (log of target / seen, negative: above), and what batch used then."""
+    """One tick: the LRA's shortfall (log of target / observed; negative above target), and batch's use."""
 
     short: float
     batch: tuple[Use, ...]
@@ -114,9 +113,9 @@ _MOST_KNOWN: Final = 2 * WINDOW
 
 
 def _uses(batch: tuple[Use, ...], cause: Cause) -> Mapping[str, float]:
-    """What each batch workload used of the contended resource; those that cannot be read are left out.
+    """Use of the contended resource by workload; unreadable ones are left out.
 
-    Every LRA that is short asks the same of the same samples, tick after tick: the last answers are kept.
+    The last answers are cached, since every LRA in trouble asks about the same samples.
     """
     key = id(batch), cause
     known = _KNOWN.get(key)
@@ -144,7 +143,7 @@ def _reading(use: Use, cause: Cause) -> Reading:
 
 
 def accuse(moments: Sequence[Moment], cause: Cause) -> tuple[str | None, tuple[Evidence, ...]]:
-    """Who is to blame for a shortfall of this cause, and what speaks for it; None if nobody can be named."""
+    """The antagonist behind a shortfall of this cause, with the evidence; None if nobody can be named."""
     if cause in _NOBODYS:
         return None, ()
     moved = find(moments, cause)
@@ -163,7 +162,7 @@ def accuse(moments: Sequence[Moment], cause: Cause) -> tuple[str | None, tuple[E
     if not mean:
         return None, ()
     most = max(mean, key=lambda group: mean[group])
-    # A group that moves with the shortfall and uses much is surer than one that only uses most.
+    # Prefer a correlated group over the largest one if its use is at least half as large.
     named = moved if moved is not None and mean.get(moved, 0.0) >= 0.5 * mean[most] else most
     return named, (_against(moments, named, cause),)
 
@@ -182,7 +181,7 @@ def _against(moments: Sequence[Moment], group: str, cause: Cause) -> Evidence:
 
 
 def cpi2(used: Sequence[float], slowness: Sequence[float]) -> float:
-    """CPI2's antagonist correlation; 0 where nothing was used. ``slowness``: 1 on target, more: slower."""
+    """CPI2's antagonist correlation; 0 without use. ``slowness``: relative to the target; above 1 is too slow."""
     whole = math.fsum(used)
     if whole <= 0.0:
         return 0.0
@@ -191,9 +190,9 @@ def cpi2(used: Sequence[float], slowness: Sequence[float]) -> float:
 
 
 def find(moments: Sequence[Moment], cause: Cause) -> str | None:
-    """The workload or group whose use explains the shortfall best, if one does; None if nobody can be named.
+    """The workload or group whose use correlates best with the shortfall; None if no correlation is significant.
 
-    For NEIGHBOUR only undeclared groups are asked about.
+    For NEIGHBOUR only undeclared groups are candidates.
     """
     used_then = [_uses(moment.batch, cause) for moment in moments]
     only_groups = cause is Cause.NEIGHBOUR
@@ -210,15 +209,15 @@ def find(moments: Sequence[Moment], cause: Cause) -> str | None:
     bound = math.tanh(NormalDist().inv_cdf(1.0 - LEVEL / trials) / math.sqrt(max(n - 3, 1)))
     accused = [name for name in names if scores[name] >= max(bound, LEAST_CORRELATION)]
     swing = dict(zip(names, table.std(axis=0).tolist(), strict=True))
-    # Who moves along by chance is likelier to be small: what harms must also be enough to harm.
+    # Chance correlations are likelier for small users, so weight by the variation of use.
     most = max((swing[name] for name in accused), default=0.0)
     return max(accused, key=lambda name: scores[name] * math.sqrt(swing[name] / most), default=None)
 
 
 def correlations(x: Floats, y: Floats) -> Floats:
-    """Pearson's correlation of every column of ``x`` (samples, columns) with ``y`` (samples,); shape (columns,).
+    """Pearson's correlation of each column of ``x`` (samples, columns) with ``y`` (samples,); shape (columns,).
 
-    0 where one of the two does not vary.
+    0 where either does not vary.
     """
     n = len(x)
     mean_x, mean_y = x.mean(axis=0), y.mean()

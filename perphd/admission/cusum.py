@@ -1,32 +1,30 @@
-"""Significance: is a signal beyond its target for good, at a known rate of false alarms?
+"""Sequential test for a lasting shift of a signal beyond its target, at a known rate of false alarms.
 
-Problem: samples scatter, and neighbours in time alike. Two samples in a row beyond a target are news where the target
-lies four standard deviations away, and nothing where it lies half of one away. One rule has to do for both.
+Problem: samples scatter and are autocorrelated. Two samples in a row beyond a target are significant if the target lies
+four standard deviations away, and meaningless if it lies half of one away. One rule must cover both.
 
-Approach: two CUSUMs (Page 1954) of the shortfall, whitened, against the target itself:
-
-    y      = log(how far a sample is beyond its target); negative while it keeps it
-    z      = (y - rho y') / scale           rho, scale: of the signal's own noise, y': of the sample before
+Approach: two CUSUMs (Page 1954) of the whitened shortfall against the target itself:
+    y      = log(how far a sample is beyond its target); negative while it keeps the target
+    z      = (y - rho y') / scale           rho, scale: of the signal's own noise; y': of the sample before
     small  = max(0, small + min(z, clip))             rises only while the target is missed
-    large  = max(0, large + min(z - extra, clip))     the same for shifts far beyond it, which it finds sooner
-    margin = how far the undisturbed signal lies from its target (log units)
-    k      = margin (1 - rho) / scale       by so much z lies below zero, in the mean, where nothing is wrong
+    large  = max(0, large + min(z - extra, clip))     the same for large shifts, which it finds sooner
+    margin = distance of the undisturbed signal from its target (log units)
+    k      = margin (1 - rho) / scale       mean distance of z below zero when nothing is wrong
     extra  = max(0, K - k)                  K: ``policy.cusum_k``
 
-Thresholds follow from the accepted rate. Of normal noise a CUSUM with slack k passes h once in (Siegmund 1985)
-
+Thresholds follow from the accepted rate. With normal noise, a CUSUM with slack k passes h once in (Siegmund 1985)
     T = (exp(2kb) - 2kb - 1) / (2 k^2)      samples, with b = h + 1.166
 
-No sample adds much more than one part in ``ticks`` of a threshold, so that an outlier alone is no evidence. Where h is
-low this makes alarms rarer, and h (1 - exp(-1.2 (h - 1.3))) has the same T (fitted to the integral equation of the run
-length, Brook and Evans 1972: tools/bench/detector/run_length.py). Where two samples in a row beyond the target are
-rarer than is accepted anyhow, nothing more is asked.
+No sample adds much more than 1/``ticks`` of a threshold, so a single outlier is not evidence. For low h this makes
+alarms rarer, and h (1 - exp(-1.2 (h - 1.3))) has the same T (fitted to the integral equation of the run length, Brook
+and Evans 1972: tools/bench/detector/run_length.py). If two samples in a row beyond the target are rarer than the
+accepted rate, nothing more is required.
 
-Noise is estimated online, clipped, over ``MEMORY`` samples, and stands still while there is evidence: what harms is not
-learned away. Errors of the estimates, and tails, are made good by counting: evidence also rises where nothing is wrong,
-and falls to nothing again. How often it rises above a low level, and how high it then comes, tells how rare the
-threshold's height is, since the heights of such rises are exponentially distributed (Lundberg's bound for random walks
-with a negative drift, met closely). All state is a value.
+Noise is estimated online, clipped, over ``MEMORY`` samples. Estimation pauses while there is evidence, so that harm is
+not learned as normal. Errors of the estimates, and heavy tails, are corrected by counting: evidence also rises and
+falls back to zero when nothing is wrong. The rate and heights of such rises predict how rarely they reach the
+threshold, since their heights are approximately exponential (Lundberg's bound for random walks with negative drift).
+All state is a value.
 """
 
 from __future__ import annotations
@@ -36,20 +34,23 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 MEMORY: Final = 3600
-"""Samples over which mean, correlation and scale forget: the rate of false alarms grows with exp(2 k h), about 50,000,
-so that an error of a tenth in the scale is one of five times in the rate."""
+"""Memory, in samples, of mean, correlation and scale.
+
+The rate of false alarms grows with exp(2 k h), about 50,000, so an error of 10 % in the scale changes the rate
+fivefold.
+"""
 LEAST_SAMPLES: Final = 40
-"""Before so many samples nothing is clipped, and no false alarms are extrapolated."""
+"""Number of samples before which nothing is clipped and no false alarms are extrapolated."""
 CLIP_SIGMA: Final = 3.0
-"""What one sample can add at most: heavy tails are no shift."""
+"""Largest contribution of one sample, since a heavy tail is not a shift."""
 LEAST_K: Final = 0.1
-"""Where the target lies nearer than this the truth is at its target, and no threshold keeps a rate."""
+"""Least slack. With less, the undisturbed signal is at its target, and no threshold keeps a rate."""
 LEAST_MARGIN: Final = 0.25
-"""Share of the margin that is counted on at least, however near the target the signal usually is."""
+"""Least share of the margin that is used, however close to the target the signal usually is."""
 PRIOR_SAMPLES: Final = 10.0
-"""Samples whose weight the scatter of a reference has beside what was seen of the noise itself."""
+"""Weight, in samples, of the reference's scatter as prior for the noise."""
 PRIOR_RHO, PRIOR_RHO_SAMPLES = 0.4, 10.0
-"""Correlation before any was seen, with the weight of so many samples."""
+"""Prior correlation, and its weight in samples."""
 _MEAN_DEVIATION: Final = 1.2533
 _LEAST_SCALE: Final = 0.005
 _MOST_RHO: Final = 0.95
@@ -59,39 +60,40 @@ _LEAST_EXPONENT: Final = 2.0
 _OVERSHOOT: Final = 1.166
 _STEEP, _TWO = 1.2, 1.3
 _FREE_SHARE: Final = 0.1
-"""Share of the accepted rate below which what two samples in a row do is left out of account."""
+"""Share of the accepted rate below which false alarms by two samples in a row are ignored."""
 _SPLIT: Final = 1.3
-"""Two CUSUMs of one signal mostly alarm together: by simulation, together 1.3 times as often as one."""
+"""Rate of alarms of both CUSUMs together, relative to one (by simulation); they mostly alarm together."""
 _ROOM: Final = 0.1
-"""By so much more than its part of the threshold a sample may add, so that so many reach it."""
+"""Factor by which one sample may exceed its part of the threshold."""
 RISE_SHARE, HIGH_SHARE = 0.37, 0.85
-"""Rises of the evidence count from the first share of the threshold; above the second they are cut off: what comes so
-high may be no noise."""
+"""Shares of the threshold between which the height of a rise is measured.
+
+Rises above the second share are cut off there, because they may not be noise.
+"""
 LEARN_BELOW: Final = 0.45
-"""Nothing is learned of what is usual from this share of the threshold on: less than one part of two."""
+"""Share of the threshold above which estimation pauses."""
 BELIEF: Final = 50
-"""Rises whose weight the threshold for normal noise has, against those that were seen."""
+"""Weight, in rises, of the prior from normal noise."""
 ENOUGH_RISES: Final = 10
-"""Rises from which what a signal does is extrapolated without any belief of what others do."""
+"""Number of observed rises from which the prior is ignored."""
 ENOUGH_WATCHED: Final = 3600
-"""Samples after which the absence of rises tells as well."""
+"""Samples after which the absence of rises is informative."""
 LONGEST: Final = 7 * 86400
-"""Samples after which what was counted of rises is worth half."""
+"""Samples after which counted rises lose half their weight."""
 LOWEST, HIGHEST = 0.75, 1.8
-"""How far a signal's own threshold may be from that for normal noise (factors)."""
+"""Bounds of a signal's own threshold, as factors on that for normal noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a signal's shortfall does when nothing is wrong, and the evidence that it no longer does.
+    """A signal's noise when nothing is wrong, and the evidence of a shift.
 
-    ``mean`` of the shortfall y; ``variance`` and ``lagged`` (covariance with the sample before) give the correlation;
-    ``deviation``: mean absolute innovation; ``last``: y of the sample before, less the mean; ``usual_s``: seconds that
-    samples usually cover; ``small``, ``large``: the CUSUMs, in sigma, at most twice their thresholds, so that what is
-    over is soon forgotten; ``ratio``: the greater of them over its threshold for normal noise. ``peak``: the greatest
-    ``ratio`` since it was nothing; ``watched``: samples for which rises were counted; ``rises``: those that have ended
-    or were cut off; ``ended``: those that fell to nothing by themselves; ``height``: by how much they came above the
-    level from which they count, all together.
+    ``mean`` of the shortfall y. ``variance`` and ``lagged`` (covariance with the sample before) give the correlation.
+    ``deviation``: mean absolute innovation. ``last``: the previous y less the mean. ``usual_s``: usual length of a
+    sample in seconds. ``small``, ``large``: the CUSUMs in sigma, at most twice their thresholds, so that an ended shift
+    is soon forgotten. ``ratio``: the larger of them over its threshold for normal noise. ``peak``: largest ``ratio``
+    since it was zero. ``watched``: samples over which rises were counted. ``rises``: rises that ended or were cut off.
+    ``ended``: rises that fell to zero by themselves. ``height``: sum of the rises' heights above ``RISE_SHARE``.
     """
 
     n: int = 0
@@ -113,12 +115,12 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What follows from the noise and the accepted rate for one sample of one signal.
+    """Parameters of the test for one sample of one signal, from its noise and the accepted rate.
 
-    ``rho``, ``scale``: of the noise; ``k``: slack below the target; ``extra``: that of the CUSUM for large shifts
-    beside it, 0 where that is not used; ``small``, ``large``: thresholds for normal noise (sigma); ``own``: factor on
-    both by what was seen of rises; ``exponent``: by how much the logarithm of its frequency falls over a rise to the
-    threshold; ``clip``: share of a threshold that one sample adds at most.
+    ``rho``, ``scale``: of the noise. ``k``: slack below the target. ``extra``: further slack of the CUSUM for large
+    shifts; 0: not used. ``small``, ``large``: thresholds for normal noise (sigma). ``own``: factor on both, from
+    observed rises. ``exponent``: fall of the log frequency over a rise to the threshold. ``clip``: largest share of a
+    threshold that one sample adds.
     """
 
     rho: float
@@ -133,12 +135,12 @@ class Limits:
 
 
 def threshold(samples: float, k: float, ticks: int = 2) -> float:
-    """The height h (sigma) that a CUSUM with slack ``k`` passes once in so many samples of normal noise.
+    """The threshold (sigma) that a CUSUM with slack ``k`` passes once in ``samples`` samples of normal noise.
 
     Args:
         samples: mean time between false alarms.
         k: slack, in sigma, above 0.
-        ticks: samples that an alarm takes at least.
+        ticks: least number of samples for an alarm.
     """
     h = _siegmund(samples, k)
     if ticks > 1 and h < 2.0 * CLIP_SIGMA:
@@ -158,9 +160,9 @@ def noise(state: Baseline, prior_sd: float, interval_s: float = 0.0) -> tuple[fl
     """Correlation and scale (of one innovation, log units) of a signal's noise.
 
     Args:
-        state: what was seen of it.
-        prior_sd: scatter of one sample as far as it is known without that.
-        interval_s: what the sample covers: one that covers less than usual scatters more.
+        state: what was observed of it.
+        prior_sd: prior scatter of one sample.
+        interval_s: length of the sample; a shorter one than usual scatters more.
     """
     n = state.n
     rho = min(max(state.lagged / state.variance, 0.0), _MOST_RHO) if state.variance > 0.0 else 0.0
@@ -174,10 +176,10 @@ def noise(state: Baseline, prior_sd: float, interval_s: float = 0.0) -> tuple[fl
 
 
 def slack(state: Baseline, margin: float, rho: float, scale: float) -> float:
-    """How far an undisturbed signal's innovations lie below the target's, in sigma.
+    """Distance of an undisturbed signal's innovations below the target's, in sigma.
 
-    ``margin``: distance of the reference from the target (log units). Less of it counts where the signal is usually
-    nearer its target than its reference is, but never less than ``LEAST_MARGIN`` of it.
+    ``margin``: distance of the reference from the target (log units). A signal usually closer to its target than the
+    reference gets less, but at least ``LEAST_MARGIN`` of the margin.
     """
     margin = max(margin, 0.0)
     usual = min(max(-state.mean, LEAST_MARGIN * margin), margin) if state.n >= LEAST_SAMPLES else margin
@@ -187,16 +189,16 @@ def slack(state: Baseline, margin: float, rho: float, scale: float) -> float:
 def limits(
     state: Baseline, rho: float, scale: float, k: float, wanted: float, large_k: float, ticks: int
 ) -> Limits:
-    """Thresholds for the next sample of a signal.
+    """Test parameters for the next sample of a signal.
 
     Args:
-        state: what was seen of its noise.
+        state: what was observed of its noise.
         rho: correlation of that noise.
         scale: of one innovation, log units.
         k: slack below the target, in sigma.
-        wanted: false alarms a sample that are accepted.
+        wanted: accepted false alarms per sample.
         large_k: slack of the CUSUM for large shifts.
-        ticks: samples that an alarm takes at least.
+        ticks: least number of samples for an alarm.
     """
     extra = large_k - k
     if extra > 0.0:
@@ -211,59 +213,62 @@ def limits(
 
 
 def free_from(wanted: float) -> float:
-    """Slack from which on two samples in a row beyond the target use up next to none of what is accepted."""
+    """Slack above which two samples in a row beyond the target use almost none of the accepted rate."""
     return tail(math.sqrt(_FREE_SHARE * wanted))
 
 
 def distance(rho: float, k: float) -> float:
-    """How far the target lies from the undisturbed signal, in standard deviations of one sample."""
+    """Distance of the target from the undisturbed signal, in standard deviations of one sample."""
     return k * math.sqrt((1.0 + rho) / (1.0 - rho))
 
 
 def uses_part(rho: float, k: float, wanted: float) -> bool:
-    """True if noise ever brings this signal beyond its target often enough to use its part of the accepted rate."""
+    """True if noise takes this signal beyond its target often enough to use its part of the accepted rate."""
     return k < free_from(wanted) and distance(rho, k) < tail(_FREE_SHARE * wanted)
 
 
 def tail(chance: float) -> float:
-    """How far a normal variable lies above its mean with a small chance (asymptotic: exp(-z^2/2) / (z sqrt(2 pi)))."""
+    """Upper quantile of the normal distribution for a small ``chance``, in standard deviations.
+
+    Asymptotic: exp(-z^2/2) / (z sqrt(2 pi)).
+    """
     twice = 2.0 * math.log(1.0 / chance)
     return math.sqrt(max(twice - math.log(twice) - math.log(2.0 * math.pi), 1.0))
 
 
 def _rises(state: Baseline, exponent: float, wanted: float) -> tuple[float, float]:
-    """Rises above the level a sample, and the exponent of their heights, with what is believed before any was seen."""
+    """Rises per sample above ``RISE_SHARE``, and the exponent of their heights, including the prior."""
     usual = wanted * math.exp(min(exponent * (1.0 - RISE_SHARE), 50.0))
     rate = (state.rises + BELIEF) / (state.watched + BELIEF / usual)
     return rate, (state.ended + BELIEF) / (state.height + BELIEF / exponent)
 
 
 def _own(state: Baseline, exponent: float, wanted: float) -> float:
-    """The signal's own threshold over that for normal noise, by the rises that were seen so far.
+    """The signal's own threshold over that for normal noise, from observed rises.
 
-    With rises above a level coming at a rate r, and heights above it exponential with the exponent t (by maximum
-    likelihood: those that ended over all heights), ``level + x`` is exceeded at the rate r exp(-t x).
+    With rises above a level at rate r, and exponential heights above it with exponent t (maximum likelihood: ended
+    rises over total height), ``level + x`` is exceeded at the rate r exp(-t x).
     """
     rate, exponent = _rises(state, exponent, wanted)
     return min(max(RISE_SHARE + math.log(rate / wanted) / exponent, LOWEST), HIGHEST)
 
 
 def surprise(state: Baseline, shortfall: float, at: Limits) -> float:
-    """How far one sample lies from what is usual, in sigma: the innovation against the undisturbed signal."""
+    """Deviation of one sample from the undisturbed signal, in sigma."""
     return _innovation(state, shortfall, at) + at.k
 
 
 def _innovation(state: Baseline, shortfall: float, at: Limits) -> float:
-    """z: the whitened shortfall against the target, in sigma.
+    """The whitened shortfall z against the target, in sigma.
 
-    One sample that is far better than usual does not make the next one a loss.
+    A sample far better than usual does not turn the next one into a loss.
     """
     before = max(state.last, -_bound(state)) + state.mean if state.n else shortfall
     return (shortfall - at.rho * before) / at.scale
 
 
 def _bound(state: Baseline) -> float:
-    """How far from its mean a sample counts at most."""
+    """Largest deviation from the mean with which a sample counts."""
     if state.n < LEAST_SAMPLES:
         return math.inf
     return CLIP_SIGMA * max(math.sqrt(max(state.variance, 0.0)), _LEAST_SCALE)
@@ -278,21 +283,20 @@ def step(
     *,
     learns: bool = True,
 ) -> Baseline:
-    """Take in one sample.
+    """Process one sample.
 
     Args:
-        state: so far.
-        shortfall: log of how far it is beyond the target; one that is not finite changes nothing.
+        state: state before.
+        shortfall: log of how far the sample is beyond the target; ignored if not finite.
         at: limits for it.
-        interval_s: seconds that it covers; one that covers much less than usual tells nothing of what is usual.
-        weight: the share of a period that it covers, at most 1: a shift adds evidence in proportion to the time for
-            which it was seen.
-        learns: it tells of what is usual; not while an own change takes effect.
+        interval_s: length of the sample; a much shorter one than usual is not used for estimation.
+        weight: share of a period that the sample covers, at most 1; evidence grows in proportion to it.
+        learns: False while an own change settles, so that nothing is estimated.
     """
     if not math.isfinite(shortfall):
         return state
     z = _innovation(state, shortfall, at)
-    most = CLIP_SIGMA if weight >= 1.0 else CLIP_SIGMA / math.sqrt(weight)  # it scatters so much more
+    most = CLIP_SIGMA if weight >= 1.0 else CLIP_SIGMA / math.sqrt(weight)  # short samples scatter more
     small = state.small + weight * min(z, most, at.clip * at.small / weight)
     small = min(max(small, 0.0), 2.0 * at.small)
     ratio, large = small / at.small, 0.0
@@ -310,7 +314,7 @@ def step(
     usual_s = max(interval_s, state.usual_s - state.usual_s / MEMORY)
     partial = interval_s < 0.6 * usual_s
     if ratio >= LEARN_BELOW or partial or not learns:
-        # Something may be wrong: what is seen now is not what is usual.
+        # Something may be wrong, so exclude the sample from estimation.
         return replace(
             state,
             last=error,
@@ -348,7 +352,7 @@ def step(
 
 
 def cleared(state: Baseline) -> Baseline:
-    """Without the evidence: after an alarm was answered, or an own change."""
+    """The state without its evidence, after an answered alarm or an own change."""
     if state.ratio <= 0.0 and state.peak <= 0.0:
         return state
     if state.peak > RISE_SHARE:
@@ -357,7 +361,7 @@ def cleared(state: Baseline) -> Baseline:
 
 
 def _counted(state: Baseline, *, by_itself: bool) -> Baseline:
-    """One rise more. One that was cut off, or came too high, tells only that it came so far."""
+    """Count one rise. A rise that was cut off, or too high, contributes only its height so far."""
     kept = 0.5 if state.watched > LONGEST else 1.0
     ended = by_itself and state.peak < HIGH_SHARE
     return replace(
@@ -370,19 +374,19 @@ def _counted(state: Baseline, *, by_itself: bool) -> Baseline:
 
 
 def bar(at: Limits, times: float) -> float:
-    """The share of the threshold that is asked for where so many times the accepted rate may be spent.
+    """The share of the threshold required when ``times`` the accepted rate may be spent.
 
-    What one sample adds is not enough, but where one is to be.
+    Always more than one sample can add, unless one sample is to suffice.
     """
     least = at.clip + 0.01 if at.clip <= 1.0 else 0.5
     return max(at.own - math.log(times) / at.exponent, least)
 
 
 def expected(state: Baseline, at: Limits) -> float | None:
-    """Alarms a sample that the signal's own rises promise where nothing is wrong; None while too few were seen.
+    """Expected false alarms per sample, extrapolated from the signal's own rises; None while too few were seen.
 
-    Nothing is assumed of its noise from ``ENOUGH_RISES`` on: what was counted alone is extrapolated. A signal that was
-    watched for long and hardly ever rose has at most one rise more.
+    From ``ENOUGH_RISES`` on, the observed rises alone are used. A signal that was watched for long with hardly any
+    rises is assumed to have one more.
     """
     if state.ended >= ENOUGH_RISES and state.height > 0.0:
         rate, exponent = state.rises / max(state.watched, 1.0), state.ended / state.height

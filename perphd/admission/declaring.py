@@ -1,8 +1,8 @@
-"""Which undeclared groups are worth declaring as batch, and what that would have gained. Pure.
+"""Finds undeclared groups worth declaring as batch, with the predicted gain. Pure.
 
-A group's record is how much CPU it used and for how many seconds it was named as an LRA's antagonist. The gain is the
-model's answer to one question: how would the LRA do if the group's CPU use were batch's, and batch were demoted? It is
-given relative to what the LRA did while the group was named.
+A group's record holds its CPU use and the seconds for which it was named as an LRA's antagonist. The gain is the
+model's prediction for the LRA if the group's CPU use were batch's and batch were demoted, relative to the LRA's
+performance while the group was named.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from perphd.domain.suggestion import Gain, Suggestion
 
 MOST_GROUPS: Final = 64
 MEMORY_S: Final = 6 * 3600.0
-"""What groups used and did fades with this time constant."""
+"""Time constant with which a group's record fades, in seconds."""
 LEAST_SHARE: Final = 0.01
-"""A group that uses less of the host's CPUs is not worth declaring unless it was named."""
+"""Least share of the host's CPUs that makes a group worth declaring if it was never named."""
 LEAST_NAMED_S: Final = 1.0
-_NO_MODEL: Final = Unavailable("nothing is known about this LRA yet")
+_NO_MODEL: Final = Unavailable("this LRA's performance is not known yet")
 
 
 @dataclass(frozen=True, slots=True)
 class Slowed:
-    """What one LRA did in the seconds in which a group was named: sums of seconds x log of work, and of delay."""
+    """Performance of one LRA while a group was named: sums of seconds x log of work, and of delay."""
 
     seconds: float = 0.0
     log_work: float = 0.0
     log_delay: float = 0.0
 
     def faded(self, kept: float) -> Slowed:
-        """The same some time later."""
+        """The record after fading by the factor ``kept``."""
         return Slowed(self.seconds * kept, self.log_work * kept, self.log_delay * kept)
 
     def more(self, seconds: float, verdict: Verdict) -> Slowed:
-        """The same after some more seconds with this verdict."""
+        """The record after further seconds with this verdict."""
         work, delay = _seen(verdict, "work ("), _seen(verdict, "delay (")
         return Slowed(
             self.seconds + seconds, self.log_work + seconds * work, self.log_delay + seconds * delay
@@ -51,7 +51,7 @@ class Slowed:
 
 
 def _seen(verdict: Verdict, signal: str) -> float:
-    """Logarithm of what was observed of a signal; NaN where it was not judged."""
+    """Logarithm of a signal's observed value; NaN if it was not judged."""
     for item in verdict.evidence:
         if item.signal.startswith(signal) and available(item.observed) and item.observed > 0.0:
             return math.log(item.observed)
@@ -60,7 +60,7 @@ def _seen(verdict: Verdict, signal: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """One undeclared group: CPU seconds, and by LRA what it did while the group was named."""
+    """Record of one undeclared group: CPU seconds, and by LRA its performance while the group was named."""
 
     cpu_s: float = 0.0
     slowed: Mapping[str, Slowed] = field(default_factory=dict)
@@ -68,13 +68,13 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class UndeclaredRecord:
-    """What undeclared groups did over the last hours, as far as it has not faded. ``seen_s``: seconds that count."""
+    """Fading record of undeclared groups over the last hours. ``seen_s``: seconds covered, faded as well."""
 
     seen_s: float = 0.0
     groups: Mapping[str, GroupRecord] = field(default_factory=dict)
 
     def after(self, account: HostAccount, decisions: tuple[Decision, ...]) -> UndeclaredRecord:
-        """The record after one more tick."""
+        """The record after another tick."""
         dt_s = account.interval_s
         kept = max(0.0, 1.0 - dt_s / MEMORY_S)
         groups = {
@@ -98,7 +98,7 @@ class UndeclaredRecord:
 
 
 def suggestions(snapshot: Snapshot, record: UndeclaredRecord) -> tuple[Suggestion, ...]:
-    """The groups worth declaring, those that were named for longest first."""
+    """Groups worth declaring, longest named first."""
     found = []
     capacity = float(len(snapshot.host.topology.usable)) or 1.0
     for group, known in record.groups.items():
@@ -147,7 +147,7 @@ def _ratio(predicted: Band, usual: Band | None, log_seen: float) -> Reading:
 
 
 def _config(group: str) -> str:
-    """A table of the configuration that declares the group; empty where there is none to declare."""
+    """Configuration table that declares the group; empty for processes in no group."""
     if group == NO_GROUP:
         return ""
     last = group.rpartition("/")[2]
@@ -170,4 +170,4 @@ def _text(group: str, cores: float, gains: tuple[Gain, ...]) -> str:
     if not gains:
         return f"uses {cores:.2g} CPUs and was nobody's antagonist so far"
     names = ", ".join(gain.lra for gain in gains)
-    return f"uses {cores:.2g} CPUs and slowed {names}: as batch it could be held back"
+    return f"uses {cores:.2g} CPUs and slowed {names}: declared as batch, it could be restricted"

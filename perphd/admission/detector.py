@@ -1,9 +1,8 @@
-"""Anomaly Detector: is this LRA below its target *because something is contended*?
+"""Anomaly detector: is this LRA below its target because a resource is contended?
 
-Two channels, work and delay, each against the target at the present load. A drop of work counts
-only as far as waiting explains it (Little's law): the rest is a drop of load, not degradation. Effect size comes from
-the target, which already contains the tolerance; significance from all samples together, at one rate of false alarms
-for all rules (``significance``). The detector runs on every sample; only actions are gated.
+Judges work and delay against the target at the present load. A drop of work counts only as far as waiting explains it
+(Little's law); the rest is a drop of load. The target, with its tolerance, sets the effect size; all samples together
+decide significance, at one rate of false alarms (``significance``). Detection always runs; only actions are gated.
 """
 
 from __future__ import annotations
@@ -30,26 +29,27 @@ from perphd.domain.signals import CPU_TIME_ONLY, Performance, contended_ratio, w
 from perphd.domain.workload import Objective
 
 MILD_FACTOR = 3
-"""A shortfall below the effect size must last so many times longer before it is believed."""
+"""Factor on the required duration of a shortfall that is below the effect size."""
 LIKELY_SIGMA = 1.5
-"""Samples in a row below target make a shortfall likely when together they are so many sigma of their scatter below."""
+"""Sum of sigmas below target from which consecutive samples make a shortfall likely."""
 BLATANT_RATIO, BLATANT_SIGMA = 0.85, 4.0
-"""One sample may be enough when it is so far below target, and by so many times its scatter."""
+"""Bounds below which one sample alone shows a shortfall: ratio to the target, and multiple of its scatter."""
 ALMOST_WHOLE = 0.9
-"""Ticks jitter: from this share on, a part of a period counts as a whole one."""
+"""Least part of a period that counts as a whole one, since ticks jitter."""
 UNEXPLAINED_RATIO = 1.2
-"""If work would be higher by more than this were waiting its only trouble, the load has fallen."""
+"""Ratio of work without waiting to actual work above which the load has fallen."""
 
 
-TOO_FEW_RISES = Unavailable("its noise was not watched for long enough")
-"""Where the false alarms of a signal cannot be told yet."""
+TOO_FEW_RISES = Unavailable("its noise was not observed for long enough")
+"""Reason while a signal's false alarms cannot be estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the LRA is to be kept at, now. ``work_band``/``delay_band``: the reference they come from, if any.
+    """The LRA's present target.
 
-    ``tolerances_pct``: accepted loss of work and growth of delay.
+    ``work``, ``delay``: target values. ``work_band``, ``delay_band``: references, None if unknown. ``tolerances_pct``:
+    accepted loss of work and growth of delay.
     """
 
     work: Reading
@@ -60,23 +60,23 @@ class Target:
 
     @property
     def known(self) -> bool:
-        """True if at least one of the two can be judged."""
+        """True if work or delay can be judged."""
         return available(self.work) or available(self.delay)
 
     @property
     def has_reference(self) -> bool:
-        """True if it is known what the LRA does undisturbed."""
+        """True if the LRA's undisturbed performance is known."""
         return self.work_band is not None or self.delay_band is not None
 
     @property
     def is_provisional(self) -> bool:
-        """True if what it does undisturbed was learned while others filled the host."""
+        """True if the reference was learned while other work filled the host."""
         bands = (self.work_band, self.delay_band)
         return any(band is not None and band.provisional for band in bands)
 
     @property
     def reach(self) -> float:
-        """The score of what the LRA does undisturbed; infinite if that is not known."""
+        """Score of the LRA's undisturbed performance; infinite if unknown."""
         score = math.inf
         if available(self.work) and self.work > 0 and self.work_band is not None:
             score = self.work_band.value / self.work
@@ -87,15 +87,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class DetectorState:
-    """What the detector carries from tick to tick.
+    """The detector's state between ticks.
 
-    ``below``, ``severe``, ``above``: samples in a row below target, below it by the effect size, on target;
-    ``short_sigma``: by how much those below were short, added up, in units of one sample's scatter;
-    ``extra``, ``cause``: where the extra time of the samples below target went, and what follows from it;
-    ``work``, ``delay``: what the shortfalls of both channels usually do, and the evidence that they no longer do;
-    ``margins``: how far their references lie from the target, in log units; ``alert_share``: of the time, in which
-    batch had just come; ``gathered``: samples that hold too few events to be judged yet; ``channels``: cycles, misses
-    and waiting of an LRA that has no indicator of its own, and its phases.
+    ``below``, ``severe``, ``above``: consecutive samples below target, below it by the effect size, on target.
+    ``short_sigma``: sum of shortfalls of those below, in units of one sample's scatter. ``extra``, ``cause``: extra
+    time of the samples below target, and the cause inferred from it. ``work``, ``delay``: noise of both channels'
+    shortfalls, and evidence of a shift. ``margins``: distances of the references from the target, in log units.
+    ``alert_share``: share of time shortly after batch arrived. ``gathered``: samples with too few events to judge yet.
+    ``channels``: cycles, misses and waiting of an LRA without an indicator, and its phases.
     """
 
     health: Health = Health.UNKNOWN
@@ -120,16 +119,14 @@ _with_channels = changer(DetectorState, "channels")
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The detector's answer to one sample.
+    """The detector's result for one sample.
 
-    ``score``: the worse of work/target and target/delay; >= 1 is well. ``noise_sd``: scatter of one score, in log
-    units, as its latest samples show it (else the undisturbed application's). ``confirmed``: what was seen since the
-    last own change is enough to believe in degradation now; a verdict of DEGRADED may be older. ``hierarchy``: LLC,
-    MBW or SMT if instructions take clearly longer because of them, whatever else is contended; else NONE.
-    ``likely``: the latest samples in a row make a shortfall likely, though chance explains it more often than is
-    accepted where nothing is wrong: enough to answer for an LRA that perphd keeps at just enough.
-    ``blatant``: this one sample is so far below target that no scatter explains it. ``slower``: cycles per
-    instruction relative to the usual, where ``hierarchy`` is.
+    ``score``: the worse of work/target and target/delay; >= 1 meets the target. ``noise_sd``: scatter of one score, in
+    log units, from the latest samples (else from the reference). ``confirmed``: evidence since the last own change
+    suffices for degradation now; a verdict of DEGRADED may be older. ``hierarchy``: LLC, MBW or SMT if one of them
+    makes instructions take clearly longer; else NONE. ``likely``: the latest samples make a shortfall likely, at a
+    higher rate of false alarms; sufficient for an LRA at just enough. ``blatant``: this sample alone is too far below
+    target for its scatter. ``slower``: cycles per instruction relative to the usual, for ``hierarchy``.
     """
 
     verdict: Verdict
@@ -149,7 +146,7 @@ def target_of(
     """The target under the present load: absolute objectives first, else tolerance below the reference."""
     work: Reading = Unavailable("the reference is not known yet")
     delay: Reading = Unavailable("the reference is not known yet")
-    # Where a target is absolute, references only feed predictions: half of what makes a target of them will do.
+    # With an absolute target, references only serve predictions, so half as many samples suffice.
     by_work = objective.min_work_rate_per_s is not None and perf.work_source == "sli"
     by_delay = objective.max_latency_ms is not None and perf.delay_source.startswith("latency")
     firm = settings.min_reference_samples
@@ -164,7 +161,7 @@ def target_of(
     if by_delay and objective.max_latency_ms is not None:
         delay = objective.max_latency_ms
     elif firm_work is not None and not perf.delay_source.startswith("latency") and model.is_closed:
-        # In a closed loop work rate x latency is constant: work says it all, and better than a stand-in for latency.
+        # In a closed loop work rate x latency is constant, so the work rate suffices.
         delay = Unavailable("closed loop: the work rate tells the delay as well")
     elif firm_delay is not None:
         delay = _cautious(firm_delay, 1.0) * (1.0 + objective.delay_tolerance_pct / 100.0)
@@ -174,7 +171,7 @@ def target_of(
 
 
 def _cautious(band: Band, z: float) -> float:
-    """The value to measure against: of a reference learned on a contended host, the near end of its band."""
+    """The value to measure against; for a provisional reference, the near end of its band."""
     return band.at(z) if band.provisional else band.value
 
 
@@ -192,15 +189,13 @@ def judge(
     rising: bool = False,
     beside_batch: bool = False,
 ) -> Judgement:
-    """Judge one sample. Pure; UNKNOWN (with the reason as evidence) when it cannot be judged.
+    """Judge one sample. Pure; UNKNOWN, with the reason as evidence, if it cannot be judged.
 
-    ``alert``: batch has just arrived. Then less evidence is enough: there is a reason at hand, and what was believed in
-    vain is soon given back. Where nothing of a time before it is known, neither evidence nor a second witness is asked
-    for. ``beside_batch``: batch competes now, however long it has been there:
-    an objective that is missed beside it, and of which no time without it is known, is held against it, too.
-    ``rising``: clearly more is asked of it than a moment ago, which
-    explains a sample clearly below target and is likely to go on. ``period_s``: time between samples; one that covers
-    only a part of it scatters more, tells in proportion, and counts towards nothing unless it is blatant.
+    ``alert``: batch has just arrived. Less evidence suffices then, since a cause is at hand and a wrong action is soon
+    reverted; an LRA without a reference needs no corroborating signal either. ``protected``: a protection is in force.
+    ``period_s``: time between samples; a shorter sample scatters more and counts only if it is blatant. ``rising``: the
+    load is clearly rising, which explains a low sample and is likely to continue. ``beside_batch``: batch is active
+    now; an LRA without a reference that misses its objective is then attributed to batch.
     """
     now_s = sample.at_s
     evidence: list[Evidence] = []
@@ -210,15 +205,15 @@ def judge(
     state, counted, slow = _with_channels(state, seen.channels), seen.counted, seen.slow
     if _is_unfit(sample, perf) or not target.known or not available(perf.work):
         reason = _why_unknown(sample, perf, target)
-        # A gap (a late sample, an application that did not answer: likely just when it suffers) is no good news:
-        # what was counted so far stays. Another cgroup or none is a new beginning.
+        # A gap (a late sample, a silent application) is likely just when the LRA suffers, so keep the evidence. A new
+        # or missing cgroup starts over.
         gap = sample.has(Quality.SLI_MISSING, Quality.LATE) and not sample.has(
             Quality.GONE, Quality.RESTARTED
         )
         return _unknown(state if gap else rearm(state), now_s, reason, keep_health=gap)
 
     witnesses, cause = _witnesses(sample, perf, target, model, settings, counted, evidence)
-    # Nothing of a time without batch is known: it has to prove its innocence, and at once if it has just come.
+    # Without a reference from a time without batch, batch is suspected, and at once if it has just arrived.
     suspected = beside_batch and not target.has_reference
     accused = alert and not target.has_reference
     stalled = "memory_some_pct" in witnesses or "io_some_pct" in witnesses
@@ -287,13 +282,13 @@ def judge(
             above=0 if below else state.above + 1,
         )
     if not below and new.above >= settings.confirm_ticks and weighed.moved:
-        # It had moved, and the target is kept again.
+        # The shift is over: the target is met again.
         new = replace(new, work=cusum.cleared(new.work), delay=cusum.cleared(new.delay))
     lasts = severe or new.below >= MILD_FACTOR * settings.confirm_ticks
     proven = (accused and (new.severe > 0 or new.below >= settings.confirm_ticks)) or (
         lasts and bool(weighed.moved)
     )
-    proven = proven or seen.score < 1.0  # its chance of being a phase was weighed
+    proven = proven or seen.score < 1.0  # the channels have already tested significance
     confirmed = below and (proven or (blatant and weighed.is_single and (alert or protected)))
     health = _health(state.health, new, below, confirmed, settings)
     since_s = state.since_s if health is state.health else now_s
@@ -313,7 +308,7 @@ def judge(
 
 
 def standing(state: DetectorState, awaiting: Awaiting) -> Verdict:
-    """The verdict while the next judgement waits: as it was, and what is waited for."""
+    """The last verdict while the next judgement waits, with what it waits for."""
     need: Reading = awaiting.need if awaiting.need else Unavailable("")
     seen: Reading = awaiting.have if awaiting.need else Unavailable(awaiting.text)
     waits = Evidence(AWAITED, seen, need, "", awaiting.text)
@@ -322,7 +317,7 @@ def standing(state: DetectorState, awaiting: Awaiting) -> Verdict:
 
 
 def expected_false_alarms(state: DetectorState, settings: PolicySettings, period_s: float) -> Reading:
-    """False alarms a day that its own noise promises at its thresholds; Unavailable until enough of it was seen."""
+    """Expected false alarms per day from the LRA's own noise; Unavailable until enough was observed."""
     found = significance.expected_per_day(
         (state.work, state.delay),
         state.margins,
@@ -355,12 +350,12 @@ def _noise_sd(band: Band | None) -> float:
 
 
 _HARMLESS: Final = (Quality.SETTLING, Quality.MULTIPLEXED, Quality.ROTATED)
-"""Flags that do not spoil the signals that an LRA is judged by."""
+"""Quality flags that leave the LRA's signals usable."""
 
 
 def _is_unfit(sample: Sample, perf: Performance) -> bool:
     flags = [q for q in sample.quality if q not in _HARMLESS]
-    # Counters that hardly ran spoil MIPS, not what an application says itself.
+    # Multiplexing spoils MIPS, but not the application's own figures.
     return bool(flags) or (sample.has(Quality.MULTIPLEXED) and perf.work_source == "mips")
 
 
@@ -369,9 +364,9 @@ def _known(band: Band | None, enough: float) -> Band | None:
 
 
 def _shifts(weighed: Weighed, settings: PolicySettings) -> list[Evidence]:
-    """What speaks for channels that have moved, against what was asked for."""
+    """Evidence of shifted channels, with their thresholds."""
     rate = settings.false_alarms_per_day
-    text = f"below its target beyond chance: all its verdicts together are false {rate:g} times a day"
+    text = f"below its target beyond chance (accepted: {rate:g} false alarms a day)"
     bases = {"work": weighed.work, "delay": weighed.delay}
     return [
         Evidence(f"shift of {name}", bases[name].ratio * h, bar * h, "sigma", text)
@@ -408,7 +403,7 @@ def _work_score(
     evidence: list[Evidence],
     slower: bool = False,
 ) -> float:
-    """Work / target, where a fall of work counts only as far as waiting explains it (or something else stalls)."""
+    """Work / target; a drop of work counts only as far as waiting explains it, unless the LRA stalls otherwise."""
     if not available(perf.work) or not available(target.work) or target.work <= 0:
         return math.inf
     score = max(perf.work / target.work, 1e-6)
@@ -418,12 +413,12 @@ def _work_score(
         counted = contended_ratio(raw, _delay_ratio(perf, target), in_flight_ratio, closed)
         score *= counted / raw
         if score >= 1.0 or counted > UNEXPLAINED_RATIO * raw:
-            # Work in flight is not what it was: only delay can be judged at this load.
+            # The demand has changed, so only delay can be judged at this load.
             score = max(score, 1.0)
-            text = "less work than the target, but waiting does not explain it: "
+            text = "less work than the target, but not because of waiting: "
             text += "its instructions take longer" if slower else "the load fell"
         elif counted > raw:
-            text += f", of which waiting explains down to {counted:.0%} of the undisturbed rate"
+            text += f"; waiting explains a drop to {counted:.0%} of the undisturbed rate"
     if perf.work_source == "cpu":
         text += f"; {CPU_TIME_ONLY}"
     unit = work_unit(perf.work_source)
@@ -455,7 +450,7 @@ def _witnesses(
     counted: tuple[Cause, float],
     evidence: list[Evidence],
 ) -> tuple[tuple[str, ...], Cause]:
-    """Signals that say "something waits", and the resource that is waited for most."""
+    """Corroborating signals of waiting, and the resource that threads wait for most."""
     found: list[str] = []
     weight: dict[Cause, float] = {}
     growth = _delay_ratio(perf, target)
@@ -486,7 +481,7 @@ def _witnesses(
 
 def _why_unknown(sample: Sample, perf: Performance, target: Target) -> str:
     if flags := [q.value for q in sample.quality if q is not Quality.ROTATED]:
-        reason = "the sample is not fit to be judged: " + ", ".join(flags)
+        reason = "the sample cannot be judged: " + ", ".join(flags)
         if sample.has(Quality.SLI_MISSING) and isinstance(sample.work_rate_per_s, Unavailable):
             reason += f" ({sample.work_rate_per_s.reason})"
         return reason
@@ -494,7 +489,7 @@ def _why_unknown(sample: Sample, perf: Performance, target: Target) -> str:
         return f"no work signal: {perf.work.reason}"
     if isinstance(target.work, Unavailable):
         return target.work.reason
-    return "nothing to judge by"
+    return "no target to judge by"
 
 
 def _unknown(state: DetectorState, now_s: float, reason: str, keep_health: bool) -> Judgement:

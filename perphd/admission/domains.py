@@ -1,8 +1,8 @@
-"""Which last-level caches a workload uses: the L3 domains in which its protection has to hold. Pure.
+"""The L3 domains that a workload uses, in which its protection must hold. Pure.
 
-An LRA on one socket needs nothing from batch on another one. A workload's domains are those of the CPUs that are
-decided for it, else of those that its cgroup may use; of these only those where its threads were seen to run, where
-that is known. What cannot be known counts as everywhere: protection is then laid on every domain.
+An LRA on one socket needs nothing from batch on another. A workload's domains are those of the CPUs decided for it,
+else of the CPUs that its cgroup may use, reduced to the domains where its threads were seen. If nothing is known, all
+domains count.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def domains_with(topology: Topology, cpus: CpuSet) -> tuple[int, ...]:
 
 
 def domains_of(topology: Topology, view: WorkloadView, cpus: CpuSet | Keep = KEEP) -> tuple[int, ...]:
-    """The L3 domains that a workload uses; all of the host's where nothing is known.
+    """The L3 domains that a workload uses; all of the host's if unknown.
 
     Args:
         topology: the host.
         view: the workload.
-        cpus: the CPUs that were decided for it; KEEP: none were, those that its cgroup may use count.
+        cpus: the CPUs decided for it; KEEP: none, so its cgroup's CPUs count.
     """
     may = view.allowed if cpus is KEEP else cpus
     allowed = () if may is None else domains_with(topology, may)
@@ -35,7 +35,7 @@ def domains_of(topology: Topology, view: WorkloadView, cpus: CpuSet | Keep = KEE
 
 @once
 def _protected(snapshot: Snapshot) -> tuple[tuple[frozenset[int], Allocation], ...]:
-    """Allocations in force by LRA, and the domains in which each LRA runs."""
+    """Each LRA's domains, with its allocation in force."""
     topology = snapshot.host.topology
     return tuple(
         (frozenset(domains_of(topology, view)), view.protection)
@@ -45,6 +45,6 @@ def _protected(snapshot: Snapshot) -> tuple[tuple[frozenset[int], Allocation], .
 
 
 def protections_beside(snapshot: Snapshot, view: WorkloadView) -> list[Allocation]:
-    """Allocations in force for the LRAs that share an L3 domain with this one, its own included."""
+    """Allocations in force of the LRAs that share an L3 domain with this one, including its own."""
     mine = frozenset(domains_of(snapshot.host.topology, view))
     return [held for there, held in _protected(snapshot) if not mine or there & mine]

@@ -1,8 +1,7 @@
-"""What batch may send: a ceiling that the operator gives, always or while a link is full. Around any other policy.
+"""A ceiling on batch's network egress, permanent or while a link is full. Wraps any other policy.
 
-A full link is the one contention that no cgroup controller answers: what is queued in the device's one queue delays
-everybody. The link is not divided; who is to be protected passes first and unshaped (``perphd.host.tc``), batch as a
-whole is bounded. Pure.
+No cgroup controller handles a full link: packets in the device's one queue delay everybody. The link is not divided.
+Protected workloads pass first and unshaped (``perphd.host.tc``), and batch as a whole is limited. Pure.
 """
 
 from __future__ import annotations
@@ -20,10 +19,12 @@ KNOB = "egress_max"
 
 @dataclass(frozen=True, slots=True)
 class EgressRule:
-    """``devices``: where; ``ceiling_bytes``: per second, for all batch together on each of them.
+    """The configured ceiling.
 
-    ``when`` saturated: from ``saturated_pct`` of the fullest link's speed on, until it was below ``release_pct`` for
-    ``release_s``.
+    ``devices``: network devices; ``ceiling_bytes``: per second, for all batch on each of them.
+
+    ``when`` saturated: the ceiling starts at ``saturated_pct`` of the fullest link's speed and ends after ``release_s``
+    below ``release_pct``.
     """
 
     devices: tuple[str, ...]
@@ -42,23 +43,23 @@ class _Memory:
 
 
 def memory_within(memory: object) -> object:
-    """What the policy below a ceiling remembers; a memory that is no ceiling's as it is."""
+    """The wrapped policy's memory; any other memory is returned unchanged."""
     return memory.inner if isinstance(memory, _Memory) else memory
 
 
 class EgressCeiling:
-    """``policy`` with the rule on top: what it wants for batch also says what batch may send."""
+    """Applies the rule on top of ``policy``."""
 
     def __init__(self, policy: Policy, rule: EgressRule) -> None:
         self._policy, self._rule = policy, rule
 
     @property
     def name(self) -> str:
-        """As the policy within."""
+        """The wrapped policy's name."""
         return self._policy.name
 
     def decide(self, snapshot: Snapshot) -> TargetState:
-        """As the policy within, and the ceiling for all batch that can have one, if the rule says so."""
+        """The wrapped policy's decision, with the ceiling for all batch that supports one while the rule applies."""
         memory = snapshot.memory if isinstance(snapshot.memory, _Memory) else _Memory()
         target = self._policy.decide(replace(snapshot, memory=memory.inner))
         memory = self._judge(snapshot, memory)
@@ -72,15 +73,15 @@ class EgressCeiling:
         return replace(target, settings=settings, memory=replace(memory, inner=target.memory))
 
     def _judge(self, snapshot: Snapshot, before: _Memory) -> _Memory:
-        """Whether the ceiling holds from now on."""
+        """The state after this tick, with whether the ceiling applies."""
         rule = self._rule
         if not any(view.spec.kind is Kind.LRA and view.sample is not None for view in snapshot.workloads):
-            return _Memory()  # nobody is there to be protected
+            return _Memory()  # no LRA to protect
         if rule.when == "always":
             return _Memory(holds=True)
         full_pct = snapshot.host.network_pct
         if not available(full_pct):
-            return before  # what is not known changes nothing
+            return before  # keep the state while the use is unknown
         if full_pct >= rule.saturated_pct:
             return _Memory(holds=True)
         if not before.holds or full_pct >= rule.release_pct:

@@ -1,20 +1,19 @@
-"""The floor of batch: CPU time that a job really gets, whatever the host is full of, and progress at all.
+"""The CPU floor of batch: guaranteed CPU time, and a bound on starvation, however full the host is.
 
-Problem. A cpuset of one core, or a weight, is no CPU time: beside work that nobody declared, batch in the idle class
-got none for minutes. ``min_cores``, where the operator gives it, is CPU time per time, averaged over ten seconds.
-``max_starvation_s`` bounds the time without any.
+Problem. A cpuset of one core, or a weight, guarantees no CPU time: beside undeclared work, batch in the idle class got
+none for minutes. ``min_cores`` is guaranteed CPU time per time, averaged over ten seconds. ``max_starvation_s`` bounds
+the time without any.
 
-Approach. While a job that wants more gets less than its floor, its weight is raised. Which weight it takes is inferred:
-with the weight w it got u of the c CPUs that it may use, so the others there weigh w (c - u) / u together, and it gets
-the share f with the weight
-
+Approach. While a job that wants more gets less than its floor, its weight is raised. The weight is inferred: with
+weight w it got u of the c CPUs that it may use, so the others there weigh w (c - u) / u together, and it gets the share
+f with the weight
     w' = w (c - u) / u * f / (c - f)
 
-A job that got nothing begins at the weight that would do beside one group of the usual weight. Raising is fast, and
-judged after ``SETTLE_S``; taking back is slow. Where even the greatest weight does not do, and the job is kept to some
-CPUs, it may use all. The weight that was found is no bound here, as the floor was declared for this.
+A job that got nothing starts at the weight that suffices beside one group of default weight. Raising is fast and
+evaluated after ``SETTLE_S``; lowering is slow. If even the greatest weight does not suffice and the job is confined, it
+may use all CPUs. The operator's own weight is no bound here, because the floor was declared for this.
 
-The weights of allocations are those without this: a demotion is as strong as floors allow.
+Allocations record weights without this adjustment, so a demotion is only as strong as floors allow.
 """
 
 from __future__ import annotations
@@ -32,41 +31,41 @@ from perphd.domain.reading import Unavailable, available, value_or
 from perphd.domain.workload import WorkloadSpec
 
 AIM: Final = 1.2
-"""What is aimed at, as a multiple of the floor: samples scatter, and an average over ten seconds must hold."""
+"""Aim as a multiple of the floor, since samples scatter and the ten-second average must hold."""
 CATCH_UP: Final = 2.0
-"""What was missed within the last ten seconds is made up for in half of that."""
+"""Time in which a deficit of the last ten seconds is compensated."""
 ENOUGH: Final = 1.05
-"""From this multiple of its floor on, nothing is raised."""
+"""Multiple of the floor from which the weight is not raised."""
 PLENTY: Final = 1.6
-"""From this multiple on, for ``OVER_S``, the weight is lowered again."""
+"""Multiple of the floor from which, after ``OVER_S``, the weight is lowered."""
 LEAST_PROGRESS_CORES: Final = 0.02
-"""CPU time that counts as progress where only ``max_starvation_s`` is given."""
+"""CPU use that counts as progress if only ``max_starvation_s`` is given."""
 ACTS_AT: Final = 1.0 / 3.0
-"""Share of ``max_starvation_s`` after which a job must get something: three raises may be necessary, each judged."""
+"""Share of ``max_starvation_s`` after which a job must progress, leaving time for three raises."""
 SETTLE_S: Final = 2.0
 """Time after a change of weight before the next one."""
 STEP: Final = 1.2
-"""Weights that differ by less are the same."""
+"""Factor by which weights must differ to be changed."""
 MOST_STEP: Final = 8.0
 BLIND_STEP: Final = 32.0
-"""The step of a job that still gets nothing: it was found in the idle class, or the others weigh much."""
+"""Factor for a job that still gets nothing, because it was idle-class or the others weigh much."""
 IDLE_WEIGHT: Final = 0.3
-"""The idle class as a weight."""
+"""Weight equivalent to the idle class."""
 LEAST_WEIGHT, MOST_WEIGHT = 1.0, 10000.0
 NOTHING: Final = 0.01
-"""Share of the CPUs that tells nothing about weights."""
+"""Share of the CPUs below which use says nothing about weights."""
 FULL: Final = 0.9
-"""Share of the host's CPUs in use from which the idle class gets nothing for certain."""
+"""Share of the host's CPUs in use above which the idle class gets nothing."""
 MOST_SHARE: Final = 0.95
-"""No weight gives more of the CPUs than this beside others."""
+"""Largest share of the CPUs that a weight can give beside others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lift:
-    """What one job has been given for its floor. ``weight``: at least this; ``wide``: on all CPUs.
+    """The raise granted to one job. ``weight``: at least this; ``wide``: all CPUs are allowed.
 
-    ``began_s``: since when; ``changed_s``: when the weight last changed; ``plenty_since_s``: since when it gets far
-    more than its floor, or wants less.
+    ``began_s``: start of the raise; ``changed_s``: last change of weight; ``plenty_since_s``: since when the job gets
+    far more than its floor, or wants less (None: it does not).
     """
 
     weight: float
@@ -78,7 +77,7 @@ class Lift:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One job with a floor: what it got done, and the lift that it has."""
+    """State of one job with a floor: its progress, and its raise if any."""
 
     progress: Progress = NO_PROGRESS
     lift: Lift | None = None
@@ -86,14 +85,14 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What is remembered, by the names of the jobs that have a floor."""
+    """State of all jobs with a floor, by name."""
 
     kept: Mapping[str, Kept]
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """``room``: the CPUs that a job may use now; ``full``: no CPU of the host is idle."""
+    """CPUs available to a job. ``room``: number it may use now; ``full``: no CPU of the host is idle."""
 
     now_s: float
     room: float
@@ -105,7 +104,7 @@ NO_FLOOR: Final = Floor({})
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one tick came to."""
+    """Result of one tick."""
 
     floor: Floor
     settings: Mapping[str, Settings]
@@ -113,7 +112,7 @@ class Step:
 
 
 def hold(before: Floor, snapshot: Snapshot, settings: Mapping[str, Settings]) -> Step:
-    """Raise the weights of the jobs that get less than their floor."""
+    """Raise the weights of jobs that get less than their floor, and lower raises no longer needed."""
     kept: dict[str, Kept] = {}
     found = dict(settings)
     outcomes: list[Outcome] = []
@@ -135,7 +134,7 @@ def hold(before: Floor, snapshot: Snapshot, settings: Mapping[str, Settings]) ->
 
 
 def lifted(wanted: Settings, lift: Lift) -> Settings:
-    """These settings with at least the weight of the lift."""
+    """These settings with at least the raised weight, and without a cpuset if ``wide``."""
     weight = round(lift.weight)
     if weight > _weight(wanted):
         wanted = replace(wanted, cpu_weight=weight)
@@ -145,7 +144,7 @@ def lifted(wanted: Settings, lift: Lift) -> Settings:
 def _lift(
     lift: Lift | None, progress: Progress, view: WorkloadView, snapshot: Snapshot, wanted: Settings
 ) -> Lift | None:
-    """The lift from now on."""
+    """The raise of a job after this tick; None: none is needed."""
     now_s, spec = snapshot.at_s, view.spec
     if spec.guaranteed_cores <= 0.0 and lift is None and not _is_overdue(progress, spec, snapshot):
         return None
@@ -165,14 +164,14 @@ def _lift(
 
 
 def _is_overdue(progress: Progress, spec: WorkloadSpec, snapshot: Snapshot) -> bool:
-    """True if a job without progress must get some now, so that its limit holds."""
+    """True if a job without progress must be raised now to keep its limit."""
     if progress.starved_since_s is None or spec.max_starvation_s is None:
         return False
     return progress.starved_s(snapshot.at_s) + snapshot.period_s + SETTLE_S >= ACTS_AT * spec.max_starvation_s
 
 
 def inferred(weight: float, got: float, floor: float, room: float) -> float:
-    """The weight with which a job gets ``floor`` of ``room`` CPUs, from what it ``got`` with this one."""
+    """The weight that gives a job ``floor`` of ``room`` CPUs, given that it got ``got`` with ``weight``."""
     floor = min(floor, MOST_SHARE * room)
     share = floor / (room - floor)
     if got <= NOTHING * room:
@@ -189,10 +188,10 @@ def _raised(lift: Lift | None, weight: float, asked: float, now_s: float) -> Lif
 
 
 def _eased(lift: Lift, progress: Progress, wanted: Settings, floor: float, at: _Place) -> Lift | None:
-    """The lift of a job that gets its floor, or wants no more than it gets."""
+    """The raise of a job that gets its floor, or wants no more than it gets."""
     got = progress.cores(at.now_s)
     if at.full and (not progress.waits or isinstance(got, Unavailable) or got < PLENTY * floor):
-        # What a job does not use, its weight takes from nobody; in the idle class it would get none again.
+        # An unused weight takes nothing from others, while in the idle class the job would starve again.
         return replace(lift, plenty_since_s=None)
     if lift.plenty_since_s is None:
         return replace(lift, plenty_since_s=at.now_s)
@@ -214,7 +213,7 @@ def _weight(wanted: Settings) -> float:
 
 
 def _place(view: WorkloadView, snapshot: Snapshot, wanted: Settings, lift: Lift | None) -> _Place:
-    """Where it may run. A host is full if nothing says otherwise."""
+    """Where the job may run. A host of unknown use counts as full."""
     usable = snapshot.host.topology.usable
     busy = value_or(snapshot.host.busy_cores, float(len(usable)))
     allowed = usable if view.allowed is None else usable & view.allowed
@@ -230,9 +229,9 @@ def _told(
     floor = f"min_cores = {spec.guaranteed_cores:g}" if spec.guaranteed_cores else "max_starvation_s"
     seen = f"{got:.2f} cores over {OVER_S:g} s" if available(got) else "nothing"
     if lift is not None:
-        text = f"{floor}: it got {seen}, its weight is raised to {round(lift.weight)} and followed up"
+        text = f"{floor}: it got {seen}; its weight is raised to {round(lift.weight)} and adjusted further"
     else:
-        text = f"{floor}: it got {seen} without help, its weight is given back"
+        text = f"{floor}: it got {seen} without help; its weight is restored"
     none = Unavailable("batch has no target")
     began_s = before.began_s if before is not None else at_s
     return Outcome(at_s, spec.name, began_s, none, none, lift is not None, text)

@@ -1,9 +1,9 @@
-"""Waits until samples hold enough events to be judged, and makes one sample of them.
+"""Merges samples until they hold enough events to be judged.
 
-A rate of n events has a relative noise of 1/sqrt(n): 100 events tell it to 10 %, the usual tolerance. Percentiles take
-more (``monitor.sli.resolution``): 100 requests for p95, 500 for p99. At a pace at which samples hold fewer, several are
-one: the mean of their rates, weighted with time, and of their latencies, weighted with requests. So are samples between
-two reports of a source and the one with its report. Pure.
+A rate of n events has a relative noise of 1/sqrt(n): 100 events give 10 %, the usual tolerance. Percentiles need more
+(``monitor.sli.resolution``): 100 requests for p95, 500 for p99. If single samples hold fewer, several are merged: rates
+are averaged by time, latencies by requests. Samples between two reports of a source are merged with the one that has
+the report. Pure.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from perphd.domain.reading import Reading, Unavailable, available, value_or
 from perphd.domain.sample import READINGS, Quality, Sample, lies_after, sample_of
 
 ENOUGH_EVENTS: Final = 100.0
-"""Relative noise of a tenth: what is accepted as loss of work by default."""
+"""Events for a relative noise of 10 %, the default accepted loss of work."""
 ENOUGH_REQUESTS: Final = {"p50": 100.0, "p95": 100.0, "p99": 500.0}
-"""The same for work and a latency percentile together."""
+"""Requests needed for work and a latency percentile together."""
 LONGEST_S: Final = 10.0
-"""Samples are gathered for no longer: what is there by then is judged as it is."""
+"""Longest time over which samples are merged; whatever is there by then is judged."""
 
 _LATEST: Final = frozenset(n for n in READINGS if n.endswith("_bytes") or n == "threads")
 _SUMS: Final = frozenset({"work_events", "latency_events", "sli_window_s"})
@@ -31,14 +31,14 @@ _BY_REQUESTS: Final = frozenset(n for n in READINGS if n.startswith("latency_") 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Samples that were not judged yet, as one; None while there is none."""
+    """Samples not judged yet, merged into one; None if there are none."""
 
     sample: Sample | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Awaiting:
-    """Evidence that a judgement waits for: ``have`` of ``need`` events, or a source's next report (``need`` is 0)."""
+    """What a judgement waits for: ``have`` of ``need`` events, or a source's next report (``need`` is 0)."""
 
     text: str
     have: float = 0.0
@@ -51,13 +51,13 @@ NOTHING_GATHERED: Final = Gathered()
 def gathered_by(
     before: Gathered, view: WorkloadView, settings: PolicySettings, period_s: float
 ) -> tuple[Gathered, Sample | Awaiting]:
-    """``gather`` for an LRA that is there: it has a sample and a model."""
+    """``gather`` for an LRA with a sample and a model."""
     assert view.sample is not None
     assert view.model is not None
     sample = view.sample
     counted = available(sample.work_events) or available(sample.latency_events)
     if before.sample is None and not counted and not sample.has(Quality.BETWEEN):
-        return before, sample  # it does not tell of how many events
+        return before, sample  # the source does not report event counts
     settled_s = view.protected_since_s + settings.settle_s if view.protection is not None else -math.inf
     usual = view.model.reference("work:sli", sample.load_per_s)
     return gather(before, sample, usual, view.spec.objective.latency_percentile, settled_s, period_s)
@@ -66,15 +66,15 @@ def gathered_by(
 def gather(
     before: Gathered, sample: Sample, usual: Band | None, percentile: str, settled_s: float, period_s: float
 ) -> tuple[Gathered, Sample | Awaiting]:
-    """Take one sample: the one to be judged now, or what is waited for.
+    """Add one sample; returns the sample to judge now, or what is waited for.
 
     Args:
-        before: what was gathered until now.
+        before: merged samples so far.
         sample: the newest.
-        usual: the work rate of its own indicator that is usual at this load: that fewer events come than usual is no
-            reason to wait for longer. None: not known.
-        percentile: the latency that is judged.
-        settled_s: when the last change had settled: what lies before is not mixed with what lies after.
+        usual: usual work rate of the LRA's own indicator at this load, or None. Fewer events than usual are no reason
+            to wait longer.
+        percentile: the latency percentile judged.
+        settled_s: when the last change had settled; samples before it are not merged with later ones.
         period_s: time between samples.
     """
     known = before.sample
@@ -85,7 +85,7 @@ def gather(
     ):
         known = None
     between = sample.has(Quality.BETWEEN)
-    whole = sample if known is None else _merged(known, sample)
+    whole = sample if known is None else merged(known, sample)
     if between:
         missing = sample.work_rate_per_s
         reason = missing.reason if isinstance(missing, Unavailable) else "the next report is not due yet"
@@ -101,7 +101,7 @@ def gather(
 
 
 def _events(sample: Sample, usual: Band | None, percentile: str) -> tuple[float, float]:
-    """Events that count, and those that are needed; (0, 0) where they are not known."""
+    """Events that count, and events needed; (0, 0) if unknown."""
     work, latency = sample.work_events, sample.latency_events
     if isinstance(work, Unavailable) and isinstance(latency, Unavailable):
         return 0.0, 0.0
@@ -115,8 +115,8 @@ def _flags(sample: Sample) -> frozenset[Quality]:
     return frozenset(sample.quality) - {Quality.BETWEEN}
 
 
-def _merged(a: Sample, b: Sample) -> Sample:
-    """Two samples that follow each other as one."""
+def merged(a: Sample, b: Sample) -> Sample:
+    """Two consecutive samples merged into one."""
     seconds = a.interval_s + b.interval_s
     values = {name: _both(name, a, b) for name in READINGS}
     quality = tuple(flag for flag in b.quality if flag is not Quality.BETWEEN)

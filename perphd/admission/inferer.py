@@ -1,8 +1,8 @@
-"""Resource Inferer: the allocation that is of the greatest use, by what the model believes.
+"""Resource inferer: selects the allocation with the greatest expected value according to the model.
 
-The CPU lattice of a host is small, so every candidate is asked in one vectorised model call. Growing takes the one with
-the greatest expected use: the chance to meet the target, times what the host then yields. Shrinking takes the step that
-is worth most to batch for the risk ("just enough").
+A host's CPU lattice is small, so all candidates are evaluated in one vectorised model call. Growing selects the
+greatest expected value: the chance of meeting the target times the work that the host then does. Shrinking selects the
+step that is worth most to batch for its risk ("just enough").
 """
 
 from __future__ import annotations
@@ -19,34 +19,33 @@ from perphd.domain.decision import Candidate, Estimate, Prediction
 from perphd.domain.policy import Band, ModelContext, ResPerfModel
 
 WEIGHTS: tuple[Weight, ...] = (IDLE, 6, 12, 25, 50, 100)
-"""Batch weights tried, weakest first. 100 is everybody's default: batch is never raised above an LRA."""
+"""Batch weights tried, lowest first. 100 is the kernel's default: batch is never raised above an LRA."""
 MAX_CORE_STEPS = 16
-"""At most so many different batch core counts are tried; on large hosts they are spread geometrically."""
+"""Largest number of batch core counts tried, spaced geometrically on large hosts."""
 LEAST_GAIN_SHARE, LEAST_SURE_SHARE = 0.05, 0.02
-"""A step back must promise batch this share more than it has: less is within the noise of what is measured; the smaller
-one if it is as good as certain to keep the target."""
+"""Least relative gain of batch that justifies a reduction; the smaller one if it almost certainly keeps the target."""
 CONTENT_SHARE = 0.7
-"""Batch that has this share of what it wants is not worth a step that is only hoped to give it more."""
+"""Share of its demand from which batch needs no reduction with a merely possible gain."""
 RESCUE_SCORE = 1.03
-"""What a rescue aims at: a little above the target, or noise alone would call for the next."""
+"""Score aimed at by a rescue: slightly above the target, so that noise does not trigger another."""
 VISITED = 2.0
 """Support from which an allocation counts as tried."""
 CAUTION = 2.0
-"""Exponent on the chance of meeting the target: how much dearer a missed target is than batch's work."""
+"""Exponent on the chance of meeting the target, which makes a miss more costly than lost batch work."""
 EXPLORING = "the target is missed and this is untried: exploring"
-"""Why ``choose`` takes a place of which nothing is believed."""
+"""Reason given when ``choose`` selects an allocation without support."""
 EQUAL_USE = 0.97
-"""Expected uses that differ by less than this count as equal."""
+"""Ratio of expected values above which they count as equal."""
 NEGLIGIBLE_CORES = 0.02
-"""Differences in batch's share below this are no reason to prefer a candidate."""
+"""Difference in batch's cores below which candidates count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """Which CPU knobs can be turned here: batch's cpuset, batch's weight, the LRAs' cpuset.
+    """CPU knobs that can be set here: batch's cpuset, batch's weight, the LRAs' cpuset.
 
-    ``siblings``: cores have sibling threads. A weight keeps nobody off a sibling, so that the weights between the
-    weakest and the usual one make no difference worth a step.
+    ``siblings``: cores have SMT siblings. A weight keeps batch off no sibling, so intermediate weights make no
+    difference worth a step.
     """
 
     batch_cpus: bool
@@ -61,7 +60,7 @@ def untouched(total: int) -> Allocation:
 
 
 def core_steps(total: int, floor: int) -> tuple[int, ...]:
-    """Batch core counts to try, descending from ``total`` to ``floor``; all of them if they are few."""
+    """Batch core counts to try, descending from ``total`` to ``floor``; all of them if there are few."""
     low = max(1, min(floor, total))
     if total - low + 1 <= MAX_CORE_STEPS:
         return tuple(range(total, low - 1, -1))
@@ -71,9 +70,9 @@ def core_steps(total: int, floor: int) -> tuple[int, ...]:
 
 
 def lattice(current: Allocation, floor_cores: int, knobs: Knobs) -> tuple[Allocation, ...]:
-    """Every CPU grant that can be enforced here; memory, LLC and bandwidth stay as in ``current``.
+    """Every enforceable CPU grant; memory, LLC and bandwidth stay as in ``current``.
 
-    Always contains the current allocation and "nothing".
+    Always contains the current and the unprotected allocation.
     """
     total = current.cpu.total_cores
     weights: tuple[Weight, ...] = (100,)
@@ -90,10 +89,10 @@ def lattice(current: Allocation, floor_cores: int, knobs: Knobs) -> tuple[Alloca
 
 @dataclass(frozen=True, slots=True)
 class Assessed:
-    """One allocation with the score band to decide by and what batch is predicted to get (sd in cores).
+    """One allocation with its score band and batch's predicted cores (with standard deviation).
 
-    ``asked``: the model's own answer, where ``prediction`` is more than that: what is seen at the moment, or a rule
-    named ``basis``, has moved it.
+    ``asked``: the model's own prediction if ``prediction`` was adjusted by present observations or by the rule named
+    ``basis``; None: not adjusted.
     """
 
     allocation: Allocation
@@ -127,7 +126,7 @@ def assess(
 
 
 def chance(prediction: Prediction, need: float, z: float) -> float:
-    """Probability that the score is at least ``need``, the band being log-normal with ``lower`` at ``z`` sigma."""
+    """Probability of a score of at least ``need``; the band is log-normal with ``lower`` at ``z`` sigma."""
     if z <= 0 or prediction.lower <= 0 or prediction.score <= prediction.lower:
         return 1.0 if prediction.score >= need else 0.0
     sd = math.log(prediction.score / prediction.lower) / z
@@ -135,16 +134,15 @@ def chance(prediction: Prediction, need: float, z: float) -> float:
 
 
 def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple[Assessed, str]:
-    """The allocation to rescue an LRA with, and why.
+    """The allocation to rescue an LRA with, and the reason.
 
-    The greatest expected use: the chance of meeting the target times what the host then yields (the LRA's own
-    1 plus batch's share of the cores). Above ``SURE`` a chance counts as certain, so that among allocations that
-    are enough the cheapest wins. A wrong guess is seen and corrected after a few samples. When nothing has a
-    fair chance: an untried place if there is one that could do and is not expected to do worse, else what comes
-    nearest, at least cost.
+    Maximises expected value: the chance of meeting the target times the host's work (1 for the LRA plus batch's share
+    of the cores). Above ``SURE`` a chance counts as certain, so that the cheapest sufficient allocation wins. A wrong
+    guess is detected and corrected after a few samples. If nothing has a fair chance, prefer an untried allocation that
+    may suffice and is not expected to be worse; else the one with the best score, at least cost.
 
-    What protects less than the present allocation and was never tried is considered only when nothing else has a
-    fair chance: a model that was just wrong about here is not to be trusted to do with less.
+    Untried allocations that protect less than the present one are considered only if nothing else has a fair chance,
+    because the model was just wrong here.
     """
     stronger = [
         a
@@ -163,10 +161,10 @@ def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple
     }
     most = max(use.values())
     near = [a for a in assessed if use[a.allocation] >= EQUAL_USE * most]
-    # Among equals the gentlest instrument (batch on most cores), and there the safest.
+    # Among equals prefer the gentlest instrument (batch on most cores), then the safest.
     best = max(near, key=lambda a: (a.allocation.cpu.batch_cores, a.prediction.lower))
     if chances[best.allocation] >= SURE:
-        return best, "the cheapest allocation that is expected to meet the target for sure"
+        return best, "the cheapest allocation that is almost certain to meet the target"
     if chances[best.allocation] >= FAIR:
         return best, f"a {chances[best.allocation]:.0%} chance to meet the target, at the best price"
     here = max((a.prediction.score for a in assessed if a.allocation == current), default=0.0)
@@ -187,13 +185,12 @@ def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class Stakes:
-    """What a step back to batch can win and lose.
+    """Possible gain and loss of a reduction.
 
-    ``need``: score that the smaller allocation must reach; ``win_s``: how long the step's gain is enjoyed;
-    ``loss_s``: how long a target is missed until the step is taken back; ``price_cores``: what a missed target
-    costs, in cores of batch work; ``z``: sigmas between a prediction's score and its lower bound;
-    ``wanted_cores``: what batch would use if it could; ``beside_cores``: what all others use; ``threads_per_core``:
-    hardware threads.
+    ``need``: score required of the smaller allocation. ``win_s``: time for which its gain lasts. ``loss_s``: time for
+    which the target is missed until a rollback. ``price_cores``: cost of a missed target, in cores of batch work.
+    ``z``: sigmas between a prediction's score and its lower bound. ``wanted_cores``: batch's demand. ``beside_cores``:
+    CPU use of all others. ``threads_per_core``: hardware threads per core.
     """
 
     need: float
@@ -206,16 +203,16 @@ class Stakes:
     threads_per_core: float = 1.0
 
     def batch_work(self, item: Assessed) -> float:
-        """What batch is predicted to get done there, in cores that are busy with all their hardware threads.
+        """Predicted batch work there, in cores with all hardware threads busy.
 
-        The others are on batch's cores with what they find no room for elsewhere.
+        Others use batch's cores as far as they find no room elsewhere.
         """
         cpu = item.allocation.cpu
         beside = 0.0 if cpu.exclusive else max(0.0, self.beside_cores - (cpu.total_cores - cpu.batch_cores))
         return work_of(item.batch_cores, cpu.batch_cores, self.threads_per_core, beside)
 
     def wanted_work(self, total_cores: int) -> float:
-        """The same of all that batch wants, had it the whole host beside the others."""
+        """Batch's work if it had the whole host beside the others, in the same unit."""
         return work_of(self.wanted_cores, total_cores, self.threads_per_core, self.beside_cores)
 
 
@@ -226,11 +223,11 @@ def cheaper(
     avoid: Sequence[Allocation],
     stride: int = 1,
 ) -> Assessed | None:
-    """The step back towards batch with the greatest expected gain, if that is positive; None if there is none.
+    """The reduction with the greatest positive expected gain; None if there is none.
 
-    A step is a neighbour on the lattice with some chance to keep the target, or, likely to keep it, one up to
-    ``stride`` cores away; where that is as good as certain it may be further, for on a plateau no single neighbour
-    promises anything. What protects no more than an allocation in ``avoid`` is left out.
+    Candidates are neighbours on the lattice with some chance of keeping the target, and likely ones up to ``stride``
+    cores away. Nearly certain ones may be farther, because on a plateau no neighbour promises a gain. Allocations that
+    protect no more than one in ``avoid`` are skipped.
     """
     best: tuple[float, Assessed] | None = None
     counts = core_counts(assessed)
@@ -245,7 +242,7 @@ def cheaper(
         if gain_cores <= max(NEGLIGIBLE_CORES, share * has):
             continue
         if protects_no_more(current.allocation.cpu, item.allocation.cpu):
-            continue  # tighter in every way: whatever the figures say, that is no step back
+            continue  # protects more in every way, so it is no reduction
         if any(protects_no_more(item.allocation.cpu, a.cpu) for a in avoid):
             continue
         here, there = current.allocation.cpu, item.allocation.cpu
@@ -259,9 +256,9 @@ def cheaper(
 
 
 def _expected_gain(difference: float, sd: float) -> float:
-    """E[max(0, what batch gets there - what it gets here)]: the expected improvement of a normal prediction.
+    """E[max(0, gain)] of a normally distributed gain (Mockus 1978), in cores.
 
-    What is uncertain is worth a look in proportion to how much better it could be (Mockus 1978).
+    An uncertain step is worth a try in proportion to its possible gain.
     """
     if sd <= 0:
         return max(0.0, difference)
@@ -272,7 +269,7 @@ def _expected_gain(difference: float, sd: float) -> float:
 
 
 def protects_no_more(a: CpuGrant, b: CpuGrant) -> bool:
-    """True if ``a`` leaves batch at least what ``b`` does, in cores and in weight."""
+    """True if ``a`` leaves batch at least as many cores and as much weight as ``b``."""
     return a.exclusive == b.exclusive and a.batch_cores >= b.batch_cores and a.weight_ratio >= b.weight_ratio
 
 
@@ -287,15 +284,15 @@ def asks_no_more(a: Allocation, b: Allocation) -> bool:
 
 
 def no_stronger_here(a: CpuGrant, b: CpuGrant) -> bool:
-    """True if ``a`` is on the same cores as ``b`` with no less weight for batch: what ``b`` lacked, ``a`` lacks."""
+    """True if ``a`` has the same cores as ``b`` and no less batch weight, and thus protects no more."""
     return (a.exclusive, a.batch_cores) == (b.exclusive, b.batch_cores) and a.weight_ratio >= b.weight_ratio
 
 
 def likeness(a: Allocation, b: Allocation, llc_ways: int) -> float:
-    """How much what is seen under ``a`` says of ``b``: 1 for the same, falling with the distance on the lattice.
+    """Relevance of observations under ``a`` for ``b``: 1 if equal, falling with distance on the lattice.
 
-    The length scales are those of the model's local correction: 0.4 of all cores, of all ways, 0.6 of the throttle;
-    a factor of 3 in weight; cores of one's own are half a world apart from shared ones.
+    Length scales as in the model's local correction: 0.4 of all cores and of all ways, 0.6 of the throttle, a factor of
+    3 in weight. Exclusive and shared cores differ by one further unit.
     """
     cores = (a.cpu.batch_cores - b.cpu.batch_cores) / max(a.cpu.total_cores, 1) / 0.4
     weight = math.log10((a.cpu.weight_ratio + 0.02) / (b.cpu.weight_ratio + 0.02)) / 0.5
@@ -308,9 +305,9 @@ def likeness(a: Allocation, b: Allocation, llc_ways: int) -> float:
 
 
 def is_step(a: CpuGrant, b: CpuGrant, counts: Sequence[int], stride: int = 1) -> bool:
-    """True if the grants differ by one step in one dimension; ``counts``: the core counts of the lattice.
+    """True if the grants differ by one step in one dimension; ``counts``: the lattice's core counts.
 
-    A step of cores may be to the next count, or up to ``stride`` cores long.
+    A step of cores leads to the next count, or is at most ``stride`` cores long.
     """
     same_weight, same_cores = a.batch_weight == b.batch_weight, a.batch_cores == b.batch_cores
     few, many = sorted((a.batch_cores, b.batch_cores))
@@ -344,12 +341,12 @@ def _weight_index(weight: Weight) -> int:
 def _cheapest(items: Sequence[Assessed]) -> Assessed:
     most = max(a.batch_cores for a in items)
     equal = [a for a in items if a.batch_cores >= most - NEGLIGIBLE_CORES]
-    # Among equals the gentlest instrument: more cores for batch, then the better score.
+    # Among equals prefer the gentlest instrument: more cores for batch, then the better score.
     return max(equal, key=lambda a: (a.allocation.cpu.batch_cores, a.prediction.lower))
 
 
 def _score(work: Band, delay: Band, target: Target, z: float) -> Prediction:
-    """Band of min(work/target work, target delay/delay), combined conservatively channel by channel."""
+    """Band of min(work/target work, target delay/delay), combined conservatively from both channels."""
     value = lower = upper = math.inf
     support = math.inf
     if target.work_band is not None and isinstance(target.work, float) and target.work > 0:

@@ -1,9 +1,9 @@
-"""Last-level cache and memory bandwidth: a ladder of steps that needs no model, and the masks that follow from it.
+"""Steps of last-level cache and memory bandwidth that need no model, and the resulting masks.
 
-An LRA is protected by what batch may *not* use: ways that batch's mask leaves out, and a throttle on batch's
-bandwidth. The LRA itself keeps the whole cache and is never throttled. Growing halves what batch has at each step
-(relief at once); shrinking gives back one unit (just enough). Bandwidth counts by what a level really delivers where
-this host was calibrated (``bandwidth``), else by its per cents.
+An LRA is protected by ways that batch's mask excludes, and by a throttle on batch's bandwidth. The LRA itself keeps the
+whole cache and is never throttled. Growing halves batch's part at each step (fast relief); shrinking gives back one
+unit (just enough). Bandwidth counts by what a level delivers on a calibrated host (``bandwidth``), else by its
+percentage.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from perphd.domain.decision import Cause
 from perphd.domain.policy import HostView, WorkloadView
 
 LLC_COST = 0.3
-"""Share of batch's work that is taken to be lost when it has next to no cache; the prior of the published programs."""
+"""Assumed share of batch's work lost when it has almost no cache; the prior of published benchmarks."""
 MBW_COST = 0.5
-"""The same for its strongest throttle."""
+"""Assumed share of batch's work lost under the strongest throttle."""
 
 
 def can_protect_llc(host: HostView, batch: Sequence[WorkloadView]) -> bool:
@@ -35,7 +35,7 @@ def can_protect_mbw(host: HostView, batch: Sequence[WorkloadView]) -> bool:
 
 
 def cache_knobs(host: HostView, batch: Sequence[WorkloadView]) -> int:
-    """Of cache and bandwidth, how many batch can be kept from here and now: 0 to 2."""
+    """Number of resources, cache and bandwidth, that batch can be restricted in now: 0 to 2."""
     return can_protect_llc(host, batch) + can_protect_mbw(host, batch)
 
 
@@ -44,7 +44,7 @@ def _all_can(batch: Sequence[WorkloadView], setting: str) -> bool:
 
 
 def strongest(current: Allocation, host: HostView, batch: Sequence[WorkloadView]) -> Allocation:
-    """The same with all of the cache and the bandwidth that batch can be made to leave."""
+    """The allocation with the strongest restriction of batch's cache and bandwidth possible here."""
     if can_protect_llc(host, batch):
         current = replace(current, llc_ways=host.llc_ways - host.min_cbm_bits)
     if can_protect_mbw(host, batch):
@@ -53,17 +53,16 @@ def strongest(current: Allocation, host: HostView, batch: Sequence[WorkloadView]
 
 
 def shields(allocation: Allocation, host: HostView, batch: Sequence[WorkloadView]) -> bool:
-    """True if batch has no more of cache and bandwidth than it can be kept to here."""
+    """True if batch's cache and bandwidth are restricted as far as possible here."""
     return strongest(allocation, host, batch) == allocation
 
 
 def stronger(
     current: Allocation, cause: Cause, host: HostView, batch: Sequence[WorkloadView]
 ) -> tuple[Allocation, ...]:
-    """Allocations that protect more of cache and bandwidth, the one to try first in front.
+    """Allocations that protect more cache and bandwidth, in the order to try.
 
-    Cache trouble is answered with ways first and bandwidth next, bandwidth trouble the other way round; anything else
-    is not answered here.
+    For cause LLC ways come first and bandwidth next, for MBW the reverse. Empty for other causes.
     """
     if cause not in (Cause.LLC, Cause.MBW):
         return ()
@@ -82,7 +81,7 @@ def stronger(
                 if _delivered(level, current, host) <= _delivered_now(current, host) / 2
             ]
             found.append(replace(current, mbw_pct=half[-1] if half else lower[0]))
-    if can_protect_llc(host, batch):  # further rungs, for when the first was not enough to be felt
+    if can_protect_llc(host, batch):  # further rungs, in case the first has no noticeable effect
         left = max(host.min_cbm_bits, (host.llc_ways - current.llc_ways) // 2)
         while (fewer := max(host.min_cbm_bits, left // 2)) < left:
             left = fewer
@@ -93,9 +92,9 @@ def stronger(
 
 
 def weaker(current: Allocation, host: HostView, units: int = 1) -> tuple[Allocation, ...]:
-    """Allocations that give so many units back to batch (or what is left of them), the dearest resource first.
+    """Allocations that give back ``units`` units (or all that is left), the most valuable resource first.
 
-    Of several units, those that give back of cache and bandwidth at once come before those.
+    With several units, one that gives back both cache and bandwidth comes first.
     """
     found: list[Allocation] = []
     higher = sorted({level for level in (*host.mba_levels_pct, 100) if level > current.mbw_pct})
@@ -113,10 +112,10 @@ _MBW_RELIEF = (0.3, 1.0, 0.8)
 
 
 def relief(before: Allocation, after: Allocation, cause: Cause, host: HostView) -> float:
-    """The part of what cache or bandwidth trouble costs that ``after`` is expected to win back; negative: adds to it.
+    """Expected share of the loss by cache or bandwidth contention that ``after`` recovers; negative if it adds to it.
 
-    What batch loses of its ways, of its bandwidth and of its cores each weigh by what the trouble is; cores, because
-    fewer of them also miss less. 0 where neither cache nor bandwidth is the cause.
+    Batch's losses of ways, bandwidth and cores are weighted by cause; fewer cores also cause fewer misses. 0 for other
+    causes.
     """
     if cause not in (Cause.LLC, Cause.MBW):
         return 0.0
@@ -131,7 +130,7 @@ def relief(before: Allocation, after: Allocation, cause: Cause, host: HostView) 
 
 
 def batch_value(allocation: Allocation, batch_cores: float, host: HostView) -> float:
-    """What batch is taken to get done, in cores of undisturbed work, under this cache and bandwidth protection."""
+    """Assumed batch work under this cache and bandwidth protection, in cores of undisturbed work."""
     lost = 0.0
     if host.llc_ways:
         lost += LLC_COST * allocation.llc_ways / host.llc_ways
@@ -143,12 +142,12 @@ def _delivered_now(allocation: Allocation, host: HostView) -> float:
 
 
 def _delivered(level: int, allocation: Allocation, host: HostView) -> float:
-    """Share (%) of its bandwidth that batch keeps at a level, on the cores that it has."""
+    """Share (%) of its bandwidth that batch keeps at a level, on its cores."""
     return delivered_pct(host, level, allocation.cpu.batch_cores)
 
 
 def batch_mask(ways: int, total_ways: int) -> int:
-    """Batch's capacity bit mask: its ``ways`` highest ways (those that devices share on most machines)."""
+    """Batch's capacity bit mask: its ``ways`` highest ways (which most machines share with devices)."""
     return ((1 << ways) - 1) << (total_ways - ways)
 
 
@@ -166,9 +165,10 @@ def divide(
     protections: Mapping[str, Allocation],
     result: dict[str, Settings],
 ) -> None:
-    """Put batch's masks and throttles into ``result``: in each L3 domain the strictest protection of an LRA there.
+    """Add batch's masks and throttles to ``result``: in each L3 domain the strictest protection of its LRAs.
 
-    In a domain without such an LRA batch keeps all ways and its bandwidth. ``result`` already has everybody's CPUs.
+    In a domain without a protected LRA batch keeps all ways and its bandwidth. ``result`` must already hold everybody's
+    CPUs.
     """
     homes = {
         view.spec.name: domains_of(host.topology, view, result[view.spec.name].cpus)

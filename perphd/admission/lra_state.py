@@ -1,4 +1,4 @@
-"""What is remembered about one LRA from tick to tick, as one value. Several decided for together: ``crowd_state``."""
+"""State of one LRA between ticks, as one value. ``partition_state`` covers LRAs with exclusive cores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from perphd.admission import culprit, pregrow, probing
 from perphd.admission.detector import DetectorState, Target, rearm
-from perphd.admission.outcomes import LOAD_ROSE, Harmed, Pending, Regret, Setting
+from perphd.admission.outcomes import LOAD_ROSE, Cooldown, Harmed, Pending, Setting
 from perphd.admission.quarantine import Quarantine
 from perphd.admission.reach import Reach
 from perphd.domain.allocation import Allocation
@@ -17,14 +17,15 @@ from perphd.domain.reading import Reading, available
 from perphd.forecast.load import LoadForecast
 
 LOADS: Final = 5
-"""Ticks whose median load is what was asked until now."""
+"""Number of ticks whose median load is the recent load."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What holds until the next sample can be judged.
+class Settling:
+    """What is shown until the next sample can be judged.
 
-    ``reason``: why nothing was done at the last one; ``target``, ``culprit``: the target then, and who was named.
+    ``reason``: why nothing was done at the last one. ``target``, ``culprit``: the target then, and the antagonist
+    named.
     """
 
     reason: str
@@ -34,14 +35,13 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class LraState:
-    """What is remembered about one LRA. ``scores``: clean scores since the last change, newest last.
+    """State of one LRA.
 
-    ``stride``: how many units may be given back at once: twice as many after each step back that left more than
-    enough, one after anything else.
-    ``moments``: shortfall and batch's samples of the last ticks, to find out who is to blame. ``loads``: what was asked
-    of it in the last ticks. ``standing``: of the last sample that was judged. ``chosen``: at the last tick.
-    ``awaited``: the same while its cache and bandwidth wait for their write. ``gave_back``: under what the last
-    change was made if it was a step back to batch; ``harmed``: steps back that proved too much.
+    ``scores``: clean scores since the last change, newest last. ``stride``: units that may be given back at once;
+    doubles after each reduction that left more than enough, else 1. ``moments``: shortfall and batch's use in the last
+    ticks, to find the antagonist. ``loads``: loads of the last ticks. ``standing``: result of the last judged sample.
+    ``chosen``: allocation chosen at the last tick. ``awaited``: the same while its cache and bandwidth are unwritten.
+    ``gave_back``: circumstances of the last change if it was a reduction. ``harmed``: reductions that proved harmful.
     """
 
     first_seen_s: float
@@ -53,13 +53,13 @@ class LraState:
     quiet_since_s: float | None = None
     busy_since_s: float | None = None
     unknown_since_s: float | None = None
-    regrets: tuple[Regret, ...] = ()
+    cooldowns: tuple[Cooldown, ...] = ()
     quarantine: Quarantine = Quarantine()
     forecasts: tuple[LoadForecast, ...] = pregrow.NO_FORECASTS
     moments: tuple[culprit.Moment, ...] = ()
     aside: probing.Probing = probing.Probing()
     loads: tuple[float, ...] = ()
-    standing: Standing | None = None
+    standing: Settling | None = None
     reach: Reach = Reach()
     """Changes that did not reach the target."""
     chosen: Allocation | None = None
@@ -69,15 +69,15 @@ class LraState:
 
     @classmethod
     def new(cls, now_s: float) -> LraState:
-        """The state of an LRA that is seen for the first time."""
+        """State of an LRA seen for the first time."""
         return cls(first_seen_s=now_s, detector=DetectorState(since_s=now_s))
 
     def anew(self) -> LraState:
-        """The same after others have decided for it: what was in hand is void, what was learned stays."""
+        """The state after another controller has decided: pending changes are dropped, learned facts stay."""
         return replace(
             LraState(self.first_seen_s),
             detector=replace(rearm(self.detector), health=Health.UNKNOWN),
-            regrets=self.regrets,
+            cooldowns=self.cooldowns,
             quarantine=self.quarantine,
             harmed=self.harmed,
             forecasts=self.forecasts,
@@ -85,7 +85,7 @@ class LraState:
         )
 
     def gone(self) -> LraState:
-        """The same while it does not run: what was in hand is void, the application that comes back begins anew."""
+        """The state while the LRA does not run: pending changes are dropped, since the application starts over."""
         return replace(
             self,
             pending=None,
@@ -100,7 +100,7 @@ class LraState:
         )
 
     def beside(self, quiet: bool, now_s: float) -> LraState:
-        """The same after batch was found quiet, or busy: since when is remembered."""
+        """The state after batch was found quiet or busy, with the time since when."""
         known_s = self.quiet_since_s if quiet else self.busy_since_s
         since_s = known_s if known_s is not None else now_s
         return replace(
@@ -108,14 +108,14 @@ class LraState:
         )
 
     def is_rising(self, load: Reading) -> bool:
-        """True if clearly more is asked of it than in the last ticks."""
+        """True if the load is clearly higher than in the last ticks."""
         return bool(self.loads) and rose(load, statistics.median(self.loads))
 
     def asked(self, load: Reading) -> LraState:
-        """The same after so much was asked of it."""
+        """The state with this load added."""
         return replace(self, loads=(*self.loads, load)[-LOADS:]) if available(load) else self
 
 
 def rose(load: Reading, before: Reading) -> bool:
-    """True if a load is clearly more than it was."""
+    """True if a load is clearly higher than ``before``."""
     return available(load) and available(before) and load > LOAD_ROSE * before

@@ -1,4 +1,4 @@
-"""One LRA among several: what is remembered of it, and what its samples say. Pure."""
+"""State of one LRA among several with exclusive cores, and the evaluation of its samples. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from perphd.admission import partition
 from perphd.admission.cause import surroundings
 from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, standing, target_of
 from perphd.admission.gathering import Awaiting, gathered_by
+from perphd.admission.lra_context import LraContext
 from perphd.admission.outcomes import PATIENCE, is_often_short
 from perphd.admission.partition import Anchor, Seen
 from perphd.admission.scatter import mean
-from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings, at_pace, settings_for
 from perphd.admission.thresholds import HELPED_RATIO, WORSE_RATIO
 from perphd.domain.decision import Cause
@@ -25,30 +25,30 @@ from perphd.domain.signals import performance
 
 MOST_SCORES: Final = 30
 PATIENT: Final = 6
-"""Samples on whose mean a small shortfall is believed."""
+"""Samples whose mean is believed even for a small shortfall."""
 MILD: Final = 3
-"""Samples in a row below target that are believed without being far below."""
+"""Consecutive samples below target that are believed without being far below."""
 FAR: Final = 0.85
-"""A score below this needs no second sample."""
+"""Score below which one sample is believed."""
 RISING: Final = 1.1
-"""A score that grows by this factor from sample to sample is on its way."""
+"""Growth of the score from sample to sample that shows a recovery."""
 AMPLE: Final = 1.08
-"""From here on a core less is plainly enough."""
+"""Score from which one core less is clearly enough."""
 FALLS: Final = 0.3
-"""Part of a fall of demand that one sample is believed; a rise is believed at once."""
+"""Share of a fall of demand that is believed per sample; a rise is believed at once."""
 ELSEWHERE: Final = 0.94
-"""Demand that is measured on too few cores is less by this factor on enough of them."""
+"""Factor on demand measured on too few cores, which appears too high there."""
 SATURATED: Final = 0.9
-"""Busy share of its CPUs from which use no longer shows what an LRA wants ..."""
+"""Busy share of its CPUs from which use no longer shows an LRA's demand."""
 UNSEEN: Final = 1.25
-"""... and by what factor more it is then taken to want, where nothing tells."""
+"""Factor on the use of saturated CPUs to estimate demand if nothing else shows it."""
 STEPS: Final = (1, 1, 2, 4, 8)
-"""Cores by which a rescue goes on when the last one was not enough."""
+"""Cores added by successive rescues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A change of an LRA's cores that is not judged yet; ``score`` (NaN if not known), ``demand``: before it."""
+    """A change of an LRA's cores under evaluation. ``score`` (NaN if unknown), ``demand``: before it."""
 
     at_s: float
     before: int
@@ -59,14 +59,14 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What is remembered of an LRA that has cores of its own.
+    """State of an LRA with exclusive cores.
 
-    ``scores``: clean ones since its last change, newest last; ``demand``: hardware threads that it keeps busy at full
-    speed; ``rescues``: changes in a row that left it short; ``idle_cores_until_s``, ``idle_cache_until_s``: so long
-    more cores, or less cache and bandwidth for batch, are taken not to help it, since they did not
-    (cores: ``idle_times`` in a row); ``unknown_since_s``: since when it cannot be judged; ``target``: of its last
-    sample; ``rooms``: with the ``scores``, the accepted delay over the one seen, which tells more of what it could
-    spare than a rate does that is as high as asked (the score where there is none).
+    ``scores``: clean scores since its last change, newest last. ``demand``: hardware threads that it keeps busy at full
+    speed. ``rescues``: consecutive changes that left it short. ``calm_since_s``: since when it has been on target.
+    ``idle_cores_until_s``, ``idle_cache_until_s``: cooldowns after more cores (``idle_times`` in a row), or less cache
+    and bandwidth for batch, did not help. ``unknown_since_s``: since when it cannot be judged. ``target``: of its last
+    sample. ``rooms``: beside ``scores``, accepted over observed delay, which shows spare capacity better than a rate at
+    its load (the score if there is no delay).
     """
 
     cores: int
@@ -87,26 +87,27 @@ class Member:
 
     @property
     def room(self) -> float:
-        """Mean of how far its delay was within the accepted one, in its latest clean samples; NaN if there is none."""
+        """Mean of accepted over observed delay in its latest clean samples; NaN if there are none."""
         n = min(len(self.scores), PATIENT)
         return mean(self.rooms[-n:]) if n else math.nan
 
     @property
     def now(self) -> float:
-        """What a change is to cure: its latest score where that is worse than the mean; NaN if there is none."""
+        """The score that a change is to improve: the latest if worse than the mean; NaN if there is none."""
         return min(self.level, self.scores[-1]) if self.scores else math.nan
 
     @property
     def level(self) -> float:
-        """Mean of its latest scores; NaN if there is none."""
+        """Mean of its latest scores; NaN if there are none."""
         return mean(self.scores[-PATIENT:]) if self.scores else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One LRA at one tick. ``clean``: the sample lies wholly after the last change; ``settings``: those for it.
+    """One LRA at one tick.
 
-    ``awaits``: its sample cannot be judged yet, and what was found before stands.
+    ``clean``: the sample lies wholly after the last change. ``settings``: those for this LRA. ``awaits``: the sample
+    cannot be judged yet, and the last verdict stands.
     """
 
     view: WorkloadView
@@ -118,7 +119,7 @@ class Look:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The LRA's name."""
         return self.view.spec.name
 
     @property
@@ -136,14 +137,14 @@ def look_at(
     is_apart: bool,
     known: Target | None = None,
 ) -> Look:
-    """One LRA as this tick shows it.
+    """Judge one LRA at this tick.
 
     Args:
         snapshot: the host now.
-        view: the LRA, which is there: it has a sample and a model.
+        view: the LRA, which has a sample and a model.
         settings: the host's.
-        state: of its detector until now.
-        is_apart: it has cores of its own already.
+        state: the detector's state before.
+        is_apart: it already has exclusive cores.
         known: its target until now.
     """
     assert view.sample is not None
@@ -173,11 +174,11 @@ def look_at(
         around=surroundings(snapshot),
         period_s=snapshot.period_s,
     )
-    return Look(view, target, judged, Scene(own, snapshot, view).is_clean(), own)
+    return Look(view, target, judged, LraContext(own, snapshot, view).is_clean(), own)
 
 
 class TrialFinding(StrEnum):
-    """What can be said of an LRA's last change of cores."""
+    """Findings about an LRA's last change of cores."""
 
     OPEN = "open"
     ENOUGH = "enough"
@@ -188,7 +189,7 @@ class TrialFinding(StrEnum):
 def take_in(
     member: Member, look: Look, demand: Reading, threads_per_core: int, now_s: float, period_s: float
 ) -> Member:
-    """The member with one sample more; of a glance between two ticks only what is blatant counts."""
+    """The member after one more sample; a short sample between ticks counts only if it is blatant."""
     judged = look.judged
     if look.awaits:
         return replace(member, detector=judged.state)
@@ -216,7 +217,7 @@ def take_in(
 
 
 def _room_of(look: Look, score: float) -> float:
-    """The accepted delay over the one seen, of this sample; its score where no delay is judged."""
+    """Accepted over observed delay of this sample; its score if no delay is judged."""
     sample, target = look.view.sample, look.target.delay
     if sample is None or not available(target):
         return score
@@ -225,7 +226,7 @@ def _room_of(look: Look, score: float) -> float:
 
 
 def _anchor(member: Member, look: Look, threads_per_core: int) -> Anchor | None:
-    """Where it stands now, if that is on target and can be told; else what is known from before."""
+    """The LRA's present operating point if it is on target and known, else the previous one."""
     sample = look.view.sample
     if sample is None or member.demand is None or member.level < 1.0 or len(member.scores) < 2:
         return member.anchor
@@ -238,7 +239,7 @@ def _anchor(member: Member, look: Look, threads_per_core: int) -> Anchor | None:
 
 
 def demand_of(look: Look, busy: float, threads_per_core: int) -> Reading:
-    """Hardware threads that the LRA wants to keep busy, from its use and how busy its CPUs (a share) are."""
+    """Hardware threads that the LRA demands, from its use and the busy share of its CPUs."""
     sample = look.view.sample
     if sample is None or not available(sample.cpu_usage_cores):
         return sample.cpu_usage_cores if sample is not None else look.judged.score
@@ -250,7 +251,7 @@ def demand_of(look: Look, busy: float, threads_per_core: int) -> Reading:
 
 
 def is_recovering(member: Member) -> bool:
-    """True while its score still rises after it was given more: what had queued up is being worked off."""
+    """True while its score still rises after a gain, because a backlog is being worked off."""
     trial, scores = member.trial, member.scores
     if trial is None or trial.after < trial.before or len(scores) > PATIENT:
         return False
@@ -259,7 +260,7 @@ def is_recovering(member: Member) -> bool:
 
 
 def is_short(member: Member, look: Look) -> bool:
-    """True if it is believed to be below its target now."""
+    """True if it is probably below its target now."""
     scores = member.scores
     if not scores or not look.clean or is_recovering(member):
         return False
@@ -276,13 +277,13 @@ def is_short(member: Member, look: Look) -> bool:
 
 
 def judge_trial(member: Member, look: Look) -> TrialFinding:
-    """What came of the member's last change of cores."""
+    """Evaluate the member's last change of cores."""
     trial, settings = member.trial, look.settings
     if trial is None:
         return TrialFinding.OPEN
     shrunk = trial.after < trial.before
     if not look.clean:
-        # Taking back does not wait for things to settle when far too little is left.
+        # A reduction that left far too little is reverted before everything has settled.
         far = shrunk and available(look.score) and look.score < WORSE_RATIO
         return TrialFinding.TOO_FEW if far else TrialFinding.OPEN
     if not member.scores:
@@ -290,7 +291,7 @@ def judge_trial(member: Member, look: Look) -> TrialFinding:
     if shrunk:
         if is_short(member, look):
             return TrialFinding.TOO_FEW
-        # What is hardly enough is watched for longer: while it is, the core comes back at the first doubt.
+        # Watch a barely sufficient number of cores for longer, and return the core at the first doubt.
         ticks = settings.evaluate_ticks * (1 if member.room >= AMPLE else PATIENCE)
         return (
             TrialFinding.ENOUGH if len(member.scores) >= ticks and member.level >= 1.0 else TrialFinding.OPEN
@@ -306,7 +307,7 @@ def judge_trial(member: Member, look: Look) -> TrialFinding:
 
 
 def found_enough(member: Member, look: Look, now_s: float) -> Member:
-    """The member with the experience that its cores are enough, if its scores say so."""
+    """Record that the present cores are enough, if the scores show it."""
     if len(member.scores) < 3 or member.demand is None or member.level < 1.0 or member.scores[-1] < 1.0:
         return member
     good = Seen(member.cores, member.demand, member.level, now_s + partition.GOOD_LASTS_S)
@@ -315,10 +316,10 @@ def found_enough(member: Member, look: Look, now_s: float) -> Member:
 
 
 def found_too_few(member: Member, look: Look, now_s: float) -> Member:
-    """The member with the experience that its cores are too few."""
+    """Record that the present cores are too few."""
     demand = member.demand if member.demand is not None else 0.0
     if member.trial is not None:
-        # On too few cores everything takes longer: what it wants is what it wanted before.
+        # Everything takes longer on too few cores, so use the demand from before.
         demand = min(demand, member.trial.demand)
     else:
         demand *= ELSEWHERE
@@ -327,5 +328,5 @@ def found_too_few(member: Member, look: Look, now_s: float) -> Member:
 
 
 def hierarchy_is_to_blame(look: Look) -> bool:
-    """True if instructions take clearly longer because of cache or memory bandwidth."""
+    """True if cache or memory bandwidth make instructions take clearly longer."""
     return look.judged.hierarchy in (Cause.LLC, Cause.MBW)

@@ -1,9 +1,9 @@
-"""What one more miss per instruction costs in cycles, by this program on this machine.
+"""Learns the cost in cycles of one more miss per instruction, for this program on this machine.
 
-It depends on what the counter counts (with prefetches a miss costs 35 cycles at the 90th percentile of 55 measured
-programs; of demand loads alone, several times as much) and on how well the program hides latency. So it is a Bayesian
-regression of cycles per instruction on misses per instruction, with a wide prior. Only samples on a memory bus that is
-not crowded teach it: on a crowded one misses are dearer.
+The cost depends on what the counter counts (including prefetches, 35 cycles at the 90th percentile of 55 measured
+programs; for demand loads alone, several times as much) and on how well the program hides latency. The estimate is a
+Bayesian regression of cycles per instruction on misses per instruction, with a wide prior. Samples on a crowded memory
+bus are excluded, because misses are dearer there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 PRIOR_CYCLES: Final = 35.0
 PRIOR_SD: Final = 60.0
 MOST_CYCLES: Final = 300.0
-"""A load from the memory of another socket, nothing of it hidden."""
+"""Cycles of a load from another socket's memory without any latency hiding."""
 MEMORY: Final = 600
 LEAST_SAMPLES: Final = 8
 _INDEPENDENT: Final = 0.2  # share of correlated samples that count as independent
@@ -50,7 +50,7 @@ class MissCost:
 
     @property
     def band(self) -> tuple[float, float]:
-        """Cycles that a miss costs: mean and standard deviation."""
+        """Mean and standard deviation of the cost of a miss, in cycles."""
         prior = 1.0 / PRIOR_SD**2
         if self.n < LEAST_SAMPLES or self.var_misses <= 0.0:
             return PRIOR_CYCLES, PRIOR_SD

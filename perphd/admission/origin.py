@@ -1,18 +1,16 @@
-"""Who takes what an LRA lacks: batch, work that nobody declared, the hypervisor, or the LRA itself.
+"""Determines who takes the resource that an LRA lacks: batch, undeclared work, the hypervisor, or the LRA itself.
 
-Problem: the host is full and an LRA waits. Taking from batch helps only if batch is what fills the host; calling
-whatever is not batch's doing "remote" sends people to look at the network. Approach: the account of the host says who
-uses its CPUs. On a host that others fill, a slow answer counts as made elsewhere only if all the waiting of the LRA's
-threads could not have made it:
-
+Problem: the host is full and an LRA waits. Restricting batch helps only if batch fills the host, and calling everything
+else "remote" sends people to look at the network. Approach: the host account shows who uses the CPUs. On a host filled
+by others, a slow answer counts as caused elsewhere only if all waiting of the LRA's threads could not have caused it:
     waiting threads       w = run-queue delay + usage x steal / (1 - steal)
-    with queues behind    w / (1 - p),  p: run-queue delay / (run-queue delay + usage), of the time that work takes
-    of requests beyond    the percentile that is judged, w / share of requests at or above it
+    with queues behind    w / (1 - p),  p: run-queue delay / (run-queue delay + usage)
+    for requests beyond   the judged percentile, w / share of requests at or above it
     could explain         w / (1 - p) / share  of the extra requests in flight (Little's law)
 
-An application that falls behind what it is asked works off a backlog, of which waiting may be the cause at any length.
-The median tells more where it is known: a median beyond the usual tail was made by something that falls on every
-request, and waiting falls on every request only as far as there is waiting for each.
+An application that does not keep up with its load works off a backlog, for which any amount of waiting may be the
+cause. The median says more, if known: whatever moves it affects every request, and waiting does so only in proportion
+to its total.
 """
 
 from __future__ import annotations
@@ -34,40 +32,40 @@ from perphd.domain.signals import Performance
 FULL_SHARE: Final = 0.85
 """Busy share of the host's CPUs from which an LRA may have to wait for one."""
 OTHERS_SHARE: Final = 0.1
-"""Share of the CPUs that undeclared work and the hypervisor must take for the host to count as contended by them."""
+"""Share of the CPUs used by undeclared work and the hypervisor from which they contend with the LRA."""
 STOLEN_SHARE: Final = 0.05
-"""Share of the CPUs that the hypervisor must take to be a cause."""
+"""Share of the CPUs taken by the hypervisor from which it can be the cause."""
 GIVING_SHARE: Final = 0.05
-"""Batch that uses less of the CPUs has nothing to give that would help."""
+"""Share of the CPUs below which restricting batch would not help."""
 SATURATED: Final = 0.9
-"""Share of the time that its work takes spent waiting from which the median says little."""
+"""Share of waiting in the time of a unit of work above which the median says little."""
 KEEPS_UP: Final = 0.9
-"""An application that gets less done than this share of what it is asked, or so much more, has a backlog."""
+"""Work done per work arriving below which an application builds a backlog, or (inverted) works one off."""
 OCCUPIED: Final = 0.8
-"""Threads that run or wait for a CPU from which one of them may be the bottleneck."""
+"""Running and waiting threads from which a single one may be the bottleneck."""
 MOST_WAITING: Final = 0.95
 MEDIAN_SHARE: Final = 0.5
-_CLEAR_STALL: Final = 0.5  # extra threads that stall: from here on the stall is real, whatever else grew
+_CLEAR_STALL: Final = 0.5  # extra stalled threads from which the stall is real, whatever else grew
 _TAKES_CPU: Final = frozenset({Cause.CPU, Cause.SMT, Cause.LLC, Cause.MBW, Cause.UNKNOWN, Cause.NONE})
-"""Causes that somebody who uses CPUs may have made."""
+"""Causes that a CPU user may have produced."""
 
 
 _NOTHING_TO_GIVE: Final = {
-    Cause.NETWORK: "the network is full: no CPU, cache or memory of batch's would help",
-    Cause.STORAGE: "its storage is slow, and batch hardly uses it: no CPU, cache or memory of batch's would help",
-    Cause.THROTTLED: "its own CPU limit holds it back: nothing of batch's would help, raising cpu.max would",
-    Cause.REMOTE: "no resource of this host explains it: what it waits for is slower elsewhere, and nothing is given",
+    Cause.NETWORK: "the network is full: taking CPU, cache or memory from batch would not help",
+    Cause.STORAGE: "its storage is slow, and batch hardly uses it: taking resources from batch would not help",
+    Cause.THROTTLED: "its own CPU limit throttles it: raise cpu.max; restricting batch would not help",
+    Cause.REMOTE: "no resource of this host explains it: the cause is elsewhere, so it gets no resources",
 }
 _OTHERS_DOING: Final = {
-    Cause.NEIGHBOUR: "undeclared work uses the CPUs, and batch next to none: taking more from batch would not help",
-    Cause.HYPERVISOR: "the hypervisor takes the CPU time, and batch next to none: nothing of batch's would help",
-    Cause.SELF: "it is asked for more than this host can do, and batch uses next to nothing",
+    Cause.NEIGHBOUR: "undeclared work uses the CPUs, and batch almost none: restricting batch would not help",
+    Cause.HYPERVISOR: "the hypervisor takes the CPU time, and batch uses almost none: restricting batch would not help",
+    Cause.SELF: "its load exceeds this host, and batch uses almost nothing",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Shares (0 to 1) of the host's CPUs."""
+    """Shares (0 to 1) of the host's CPUs by user."""
 
     busy: float
     lras: float
@@ -77,7 +75,7 @@ class Taken:
 
     @property
     def by_others(self) -> float:
-        """What neither LRAs nor batch have."""
+        """Share used by undeclared work and the hypervisor."""
         return self.undeclared + self.steal
 
     @property
@@ -87,7 +85,7 @@ class Taken:
 
 
 def taken(account: HostAccount | None) -> Taken | None:
-    """Who has how much of the host's CPUs; None where that is not known."""
+    """Shares of the host's CPUs; None if unknown."""
     if account is None or account.cpu.capacity <= 0.0:
         return None
     cpu, whole = account.cpu, account.cpu.capacity
@@ -97,13 +95,13 @@ def taken(account: HostAccount | None) -> Taken | None:
 
 
 def is_contended(account: HostAccount | None) -> bool:
-    """True if undeclared work or the hypervisor fill the host; False where nothing is known."""
+    """True if undeclared work or the hypervisor fill the host; False if unknown."""
     shares = taken(account)
     return shares is not None and shares.is_contended
 
 
 def is_shared(account: HostAccount | None) -> bool:
-    """True if undeclared work uses so much that no core can be called exclusive."""
+    """True if undeclared work uses so much CPU that no core is exclusive."""
     shares = taken(account)
     return shares is not None and shares.undeclared >= OTHERS_SHARE
 
@@ -111,14 +109,14 @@ def is_shared(account: HostAccount | None) -> bool:
 def waiting_explains(
     sample: Sample, perf: Performance, model: ResPerfModel, shares: Taken, share: float
 ) -> float:
-    """The greatest part of an extra latency that waiting for CPUs can have made; inf where that cannot be told.
+    """Largest share of an extra latency that waiting for CPUs can explain; infinite if unknown.
 
     Args:
         sample: of the LRA.
         perf: its work and delay.
         model: knows its usual delay.
-        shares: who has the host's CPUs.
-        share: of the requests, at or above the percentile that is judged.
+        shares: use of the host's CPUs.
+        share: share of requests at or above the judged percentile.
     """
     usual = model.reference(f"delay:{perf.delay_source}", perf.load)
     if (
@@ -144,13 +142,13 @@ def waiting_explains(
 
 
 def origin(found: Cause, sample: Sample, account: HostAccount | None, evidence: list[Evidence]) -> Cause:
-    """The cause once it is known who takes the CPUs: NEIGHBOUR, HYPERVISOR and SELF are told apart from batch's doing.
+    """Refine a cause by who takes the CPUs: NEIGHBOUR, HYPERVISOR, SELF, or unchanged.
 
     Args:
         found: the contended resource.
         sample: of the LRA.
         account: of the host.
-        evidence: what speaks for the answer is added.
+        evidence: receives evidence for the result.
     """
     shares = taken(account)
     if shares is None or account is None or found not in _TAKES_CPU:
@@ -162,15 +160,13 @@ def origin(found: Cause, sample: Sample, account: HostAccount | None, evidence: 
     if shares.busy < FULL_SHARE and found in (Cause.UNKNOWN, Cause.NONE):
         return found
     if shares.undeclared >= max(OTHERS_SHARE, shares.batch):
-        text = f"of {account.cpu.capacity:g} CPUs used by work that nobody declared"
+        text = f"of {account.cpu.capacity:g} CPUs used by undeclared work"
         evidence.append(Evidence("undeclared", account.cpu.undeclared, Unavailable(""), "CPUs", text))
         return Cause.NEIGHBOUR
     if found is Cause.CPU and shares.busy >= FULL_SHARE and shares.lras >= FULL_SHARE * shares.busy:
         own = value_or(sample.cpu_usage_cores, 0.0) / account.cpu.capacity
         if own >= FULL_SHARE * shares.lras and shares.batch < GIVING_SHARE:
-            text = (
-                f"of {account.cpu.capacity:g} CPUs used by itself: it is asked for more than the host can do"
-            )
+            text = f"of {account.cpu.capacity:g} CPUs used by itself: its load exceeds the host"
             evidence.append(Evidence("own load", own * account.cpu.capacity, Unavailable(""), "CPUs", text))
             return Cause.SELF
     return found
@@ -184,19 +180,20 @@ def _made_elsewhere(
     around: Surroundings,
     settings: PolicySettings,
 ) -> bool:
-    """True if latency grew and what its threads wait and run longer could not make that, wherever it fell.
+    """True if latency grew by more than its threads' waiting and running can explain, wherever it fell.
 
-    On a host that others fill, all waiting counts and not only more than usual: what is usual there was never quiet.
+    On a host filled by others, all waiting counts, not only the excess over the usual, since the usual was never
+    undisturbed.
     """
     if not extra.is_known:
         return False
-    if max(extra.memory, extra.disk) >= _CLEAR_STALL:  # NaN compares as False
+    if max(extra.memory, extra.disk) >= _CLEAR_STALL:  # False for NaN
         return False
     shares = taken(around.account)
     if shares is not None and shares.is_contended:
         most = waiting_explains(sample, perf, model, shares, extra.share) if extra.delay > 0.0 else math.inf
         return 100.0 * most < settings.unexplained_pct
-    return 100.0 * extra.explained < settings.unexplained_pct  # NaN compares as False, too
+    return 100.0 * extra.explained < settings.unexplained_pct  # False for NaN
 
 
 def found_cause(
@@ -210,7 +207,7 @@ def found_cause(
     settings: PolicySettings,
     evidence: list[Evidence],
 ) -> Cause:
-    """What is contended, or what the signals that wait point to (``witness``), and whose doing it is."""
+    """The contended resource (else what the signals point to, ``witness``), refined by who takes it."""
     if _made_elsewhere(extra, sample, perf, model, around, settings):
         return _elsewhere(extra, around, settings, evidence)
     found = storage(
@@ -222,21 +219,21 @@ def found_cause(
 def _elsewhere(
     extra: Ledger, around: Surroundings, settings: PolicySettings, evidence: list[Evidence]
 ) -> Cause:
-    """NETWORK where a link is full, else REMOTE."""
+    """NETWORK if a link is full, else REMOTE."""
     full = around.network_pct
     if available(full) and full >= settings.network_full_pct:
-        text = "its latency grew with a full link; processors, memory and disks do not explain it"
+        text = "its latency grew while a link is full; processors, memory and disks do not explain it"
         evidence.append(Evidence("network_pct", full, settings.network_full_pct, "%", text))
         return Cause.NETWORK
-    text = "of its extra latency, at most: no resource of this host explains the rest"
+    text = "of its extra latency at most is explained by this host's resources"
     evidence.append(Evidence("explained here", 100.0 * extra.explained, 100.0, "%", text))
     return Cause.REMOTE
 
 
 def nothing_to_give(found: Cause, account: HostAccount | None = None) -> str:
-    """Why nothing that is taken from batch would cure this; empty if something might.
+    """Why restricting batch would not help against this cause; empty if it might.
 
-    ``account``: of the host; where others are the cause, batch may still have something to give.
+    ``account``: of the host. If others are the cause, batch may still have something to give.
     """
     shares = taken(account)
     if found in _OTHERS_DOING and shares is not None and shares.batch < GIVING_SHARE:

@@ -1,7 +1,7 @@
-"""What came of a change: judged on samples taken after it settled, as far as their scatter lets one tell.
+"""Evaluates a change from the samples taken after it settled, allowing for their scatter.
 
-Pure functions and values; the policy keeps them in its memory. A change that did harm is undone and *regretted*:
-nothing like it is tried for a while that doubles with every repetition.
+Pure functions and values; the policy keeps them in its memory. A harmful change is rolled back and starts a cooldown,
+which doubles with every repetition.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from perphd.domain.decision import Action
 from perphd.domain.reading import NOT_MEASURED, Reading, available
 
 PATIENCE = 3
-"""While the samples cannot tell, a change is watched for so many times ``evaluate_ticks``."""
+"""Multiple of ``evaluate_ticks`` for which an undecided change is watched."""
 _CLEAR = 1.0
 _CLEAR_SIGMA = 1.5
-"""One sample after a step back is enough when it is below ``WORSE_RATIO`` and by so many times its scatter."""
+"""Standard errors below target at which a score under ``WORSE_RATIO`` decides early."""
 FEW = 3
-"""Samples of which one is no news."""
+"""Least number of samples that prove a lasting shortfall."""
 SLIGHTLY, OFTEN, OFTEN_OF = 0.98, 3, 8
-"""So many of so many samples slightly below target are too many, whatever their mean."""
+"""OFTEN of OFTEN_OF samples below SLIGHTLY times the target are too many, whatever their mean."""
 _AMPLE = 0.05
 MOST_STRIDE = 8
-"""Units of cores, ways or bandwidth that are given back in one step at most."""
+"""Most units of cores, ways or bandwidth given back in one step."""
 _PILED_UP = 0.4
-"""A delay that is so many times (1 / this) the accepted one is one of requests that had to queue up."""
+"""Score below which requests have queued up."""
 _COSTLIER = 1.5
-"""The next units are taken to cost so many times what the last ones did: knees bend."""
+"""Assumed cost of the next units relative to the last ones, since the cost rises at a knee."""
 _CERTAIN = 3.0
 _DOUBTFUL = 0.5
 _BEFORE_SAMPLES = 3
 REGRET_SLOWS: Final = 2.0
-"""For every step back that had to be undone, the next is waited for so many times longer (besides the usual time)."""
+"""Factor on the wait before the next reduction, for every allocation in cooldown."""
 _MOST_REGRETS = 16
 FREE: Final = 4
-"""Steps back that may harm before it is doubted that what looks like slack is any: looking for it costs some."""
+"""Harmful reductions after which apparent slack is doubted, because each try costs the LRA some."""
 FORGETS: Final = 64.0
-"""Times ``regret_s`` after which a failure that was not repeated is forgotten."""
+"""Multiple of ``regret_s`` after which an unrepeated failure is forgotten."""
 LOAD_ROSE: Final = 1.2
-"""Growth of the load that makes what was enough before no measure of what is enough now."""
+"""Growth of the load after which earlier allocations say nothing about what is enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A change whose outcome is not judged yet; ``load``: what was asked of the LRA when it was decided.
+    """A change under evaluation; ``load``: the LRA's load when it was decided.
 
-    ``unproven``: no model spoke for it, so that it stands only if it helps; ``home``: where it is taken back to, if not
-    to ``before``.
+    ``unproven``: no model supports it, so it stands only if it helps. ``home``: allocation to return to on rollback, if
+    not ``before``.
     """
 
     at_s: float
@@ -70,23 +70,23 @@ class Pending:
 
     @property
     def origin(self) -> Allocation:
-        """Where it is taken back to."""
+        """Allocation to return to on rollback."""
         return self.home if self.home is not None else self.before
 
     @property
     def must_help(self) -> bool:
-        """True if it is undone where it does not help.
+        """True if the change is rolled back unless it helps.
 
-        Cache and bandwidth that did not help are batch's again at once: the next dimension is tried instead.
+        Ineffective cache and bandwidth restrictions are lifted at once, and the next resource is tried.
         """
         same_cpu = self.before.cpu == self.after.cpu
         return self.unproven or (same_cpu and self.before.memory_bytes == self.after.memory_bytes)
 
 
 class Came(StrEnum):
-    """What can be said of a pending change."""
+    """Findings about a pending change."""
 
-    OPEN = "open"  # not yet
+    OPEN = "open"  # undecided
     HELPED = "it helped"
     NO_HELP = "it did not help"
     TOO_LITTLE = "too little is left"
@@ -96,14 +96,14 @@ class Came(StrEnum):
 def judge(
     pending: Pending, scores: Sequence[float], noise_sd: float, nothing: Allocation, settings: PolicySettings
 ) -> Came:
-    """What came of it, from the scores of the clean samples since (1 = on target).
+    """Evaluate a change from the clean scores since (1 = on target).
 
     Args:
         pending: the change.
         scores: one per clean sample since the change, at least one.
         noise_sd: scatter of one sample's score, in log units.
-        nothing: the allocation that protects nothing: what raised protection from it is never called worse.
-        settings: ``evaluate_ticks`` samples are awaited, ``PATIENCE`` times as many while they leave it open.
+        nothing: the unprotected allocation; raising protection from it never counts as worse.
+        settings: ``evaluate_ticks`` samples decide, or up to ``PATIENCE`` times as many while undecided.
     """
     n, after = len(scores), mean(scores)
     doubt = noise_sd / math.sqrt(n)
@@ -128,7 +128,7 @@ def judge(
     before = pending.score_before
     if not available(before) or after >= 1.0:
         return Came.HELPED
-    # What only takes more from batch does no harm: if it is worse since, the trouble has grown.
+    # Taking more from batch cannot harm the LRA; if it is worse, the trouble has grown.
     only_more = inferer.asks_no_more(pending.before, pending.after)
     if pending.before.cpu != nothing.cpu and not only_more and after < before * WORSE_RATIO:
         both = noise_sd * math.sqrt(1.0 / n + 1.0 / _BEFORE_SAMPLES)
@@ -140,21 +140,20 @@ def judge(
         return Came.HELPED
     both = noise_sd * math.sqrt(1.0 / n + 1.0 / _BEFORE_SAMPLES)
     doubtful = math.log(before * HELPED_RATIO / after) < both
-    # What is undone when it does not help is watched for as long as the samples leave that open.
+    # Watch a change that must help while its samples leave that open.
     watched = pending.unproven or (pending.must_help and doubtful)
     return Came.OPEN if watched and n < PATIENCE * settings.evaluate_ticks else Came.NO_HELP
 
 
 def is_ample(scores: Sequence[float], noise_sd: float) -> bool:
-    """True if it is so far above target that no scatter explains it: there is no need to look any longer."""
+    """True if the mean is too far above target for scatter to explain."""
     return math.log(mean(scores)) > _AMPLE + _CERTAIN * noise_sd / math.sqrt(len(scores))
 
 
 def is_no_better(pending: Pending, score: float) -> bool:
-    """True if the CPUs that an LRA was given have not even begun to relieve it.
+    """True if an LRA that was given CPUs shows no relief yet.
 
-    Caches take their time to fill. And of one so far below its target that requests have piled up nothing can be told
-    yet: the oldest come last.
+    Not for caches, which take time to fill, nor if requests have piled up, since the oldest complete last.
     """
     grown = pending.action in (Action.GROW, Action.EXPLORE) and pending.before.cpu != pending.after.cpu
     grown = grown and score > _PILED_UP
@@ -162,7 +161,7 @@ def is_no_better(pending: Pending, score: float) -> bool:
 
 
 def units_between(a: Allocation, b: Allocation, levels_pct: Sequence[int]) -> int:
-    """By how many units of cores, ways or throttle (``levels_pct``: those there are) two allocations differ at most."""
+    """Largest difference of two allocations in units of cores, ways or throttle levels (``levels_pct``)."""
     low, high = sorted((a.mbw_pct, b.mbw_pct))
     throttle = sum(low < level <= high for level in {*levels_pct, 100})
     cores = abs(a.cpu.batch_cores - b.cpu.batch_cores)
@@ -170,13 +169,13 @@ def units_between(a: Allocation, b: Allocation, levels_pct: Sequence[int]) -> in
 
 
 def next_stride(stride: int, before: Reading, after: float, doubt: float) -> int:
-    """How many units may be given back next: twice as many, if what these cost leaves room for that.
+    """Units that may be given back next: twice as many if the cost of the last ones leaves room.
 
     Args:
-        stride: units of the step that was just judged.
+        stride: units of the step just evaluated.
         before: score before it.
         after: score since.
-        doubt: scatter of that score, in log units: what the step may have cost unseen.
+        doubt: scatter of that score, in log units: the cost that may have gone unnoticed.
     """
     if not available(before):
         return 1
@@ -186,9 +185,9 @@ def next_stride(stride: int, before: Reading, after: float, doubt: float) -> int
 
 
 def still_short(scores: Sequence[float], noise_sd: float, settings: PolicySettings) -> bool:
-    """True if the samples since the last change have had their time and their mean is still below target.
+    """True if enough samples since the last change have a mean below target.
 
-    What has once been degraded is to be brought back to its target, not only to where scatter hides the rest.
+    A degraded LRA is to return to its target, not only to within its scatter.
     """
     n = PATIENCE * settings.evaluate_ticks
     last = scores[-n:]
@@ -201,7 +200,7 @@ def still_short(scores: Sequence[float], noise_sd: float, settings: PolicySettin
 def is_often_short(scores: Sequence[float], settings: PolicySettings) -> bool:
     """True if too many of the latest samples are below target, whatever their mean.
 
-    Of samples so short that more of them are needed to judge a change, means of several count as one.
+    Short samples are averaged in groups first.
     """
     size = max(1, settings.evaluate_ticks // 2)
     last = scores[-OFTEN_OF * size :]
@@ -211,17 +210,17 @@ def is_often_short(scores: Sequence[float], settings: PolicySettings) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Under what something has shown not to be enough: beside which batch (names), and what was asked of the LRA."""
+    """Circumstances of a failure: the batch workloads present (names), and the LRA's load."""
 
     beside: frozenset[str] = frozenset()
     load: Reading = NOT_MEASURED
 
     def resembles(self, other: Setting) -> bool:
-        """True if what was too little under ``other`` is to be expected to be too little here."""
+        """True if an allocation that was too little under ``other`` is probably too little here."""
         return self.beside == other.beside and not self.is_easier(other)
 
     def is_easier(self, other: Setting) -> bool:
-        """True if clearly less is asked of the LRA than under ``other``."""
+        """True if the LRA's load is clearly lower than under ``other``."""
         return available(self.load) and available(other.load) and self.load * LOAD_ROSE < other.load
 
 
@@ -229,10 +228,10 @@ ANYWHERE: Final = Setting()
 
 
 @dataclass(frozen=True, slots=True)
-class Regret:
-    """A step that was too much: nothing that protects no more is tried until ``until_s`` under a like ``setting``.
+class Cooldown:
+    """A failed allocation: nothing that protects no more is tried until ``until_s`` under a similar ``setting``.
 
-    Until ``firm_until_s`` it is barred at less load and beside other batch as well: what comes in bursts comes again.
+    Until ``firm_until_s`` it also applies at lower load and beside other batch, because bursts repeat.
     """
 
     allocation: Allocation
@@ -242,33 +241,33 @@ class Regret:
     firm_until_s: float = -math.inf
 
     def bars(self, now_s: float, setting: Setting) -> bool:
-        """True if it is not to be tried now."""
+        """True if the allocation must not be tried now."""
         return self.until_s > now_s and (now_s < self.firm_until_s or setting.resembles(self.setting))
 
 
-def regret(
-    regrets: tuple[Regret, ...],
+def cool_down(
+    cooldowns: tuple[Cooldown, ...],
     allocation: Allocation,
     now_s: float,
     regret_s: float,
     setting: Setting = ANYWHERE,
     stood_s: float = math.inf,
-) -> tuple[tuple[Regret, ...], float]:
-    """Note that an allocation was not enough. Returns the new list and for how long it is not tried again (s).
+) -> tuple[tuple[Cooldown, ...], float]:
+    """Record that an allocation was not enough; returns the new list and the length of its cooldown (s).
 
-    Each time it is twice as long. That nobody tried it for a while does not prove it right: its earlier failures are
-    forgiven after it has stood for as long as it was barred, or after ``FORGETS`` times ``regret_s``.
+    The length doubles each time. Failures are forgiven after the allocation has stood for as long as its last cooldown,
+    or after ``FORGETS`` times ``regret_s``. Merely not trying it proves nothing.
 
     Args:
-        regrets: what is known.
-        allocation: what was not enough.
-        now_s: the time, monotonic.
-        regret_s: the shortest time.
-        setting: under what it failed.
+        cooldowns: existing ones.
+        allocation: the insufficient allocation.
+        now_s: monotonic time.
+        regret_s: the first cooldown's length.
+        setting: circumstances of the failure.
         stood_s: how long it had been in force.
     """
 
-    def counts(known: Regret) -> bool:
+    def counts(known: Cooldown) -> bool:
         alike = known.allocation == allocation or (
             known.allocation.cpu == allocation.cpu and inferer.asks_no_more(allocation, known.allocation)
         )
@@ -277,11 +276,11 @@ def regret(
         forgiven = old or (now_s >= known.until_s + wait_s and stood_s >= wait_s)
         return alike and setting.resembles(known.setting) and not forgiven
 
-    times = 1 + max((known.times for known in regrets if counts(known)), default=0)
+    times = 1 + max((known.times for known in cooldowns if counts(known)), default=0)
     wait_s = _wait_s(times, regret_s)
     same = allocation, setting.beside
-    others = tuple(r for r in regrets if (r.allocation, r.setting.beside) != same)[1 - _MOST_REGRETS :]
-    return (*others, Regret(allocation, now_s + wait_s, times, setting, now_s + regret_s)), wait_s
+    others = tuple(r for r in cooldowns if (r.allocation, r.setting.beside) != same)[1 - _MOST_REGRETS :]
+    return (*others, Cooldown(allocation, now_s + wait_s, times, setting, now_s + regret_s)), wait_s
 
 
 def _wait_s(times: int, regret_s: float) -> float:
@@ -290,32 +289,32 @@ def _wait_s(times: int, regret_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Harmed:
-    """Steps back to batch that have harmed the LRA: how many, the last one's time (monotonic), and under what."""
+    """Reductions that harmed the LRA: their number, the last one's time (monotonic) and circumstances."""
 
     times: int = 0
     at_s: float = -math.inf
     setting: Setting = ANYWHERE
 
     def here(self, now_s: float, setting: Setting, regret_s: float) -> int:
-        """Those that tell something of this setting, and are not forgotten."""
+        """Number of harmful reductions relevant here and not forgotten."""
         recent = now_s < self.at_s + FORGETS * regret_s
         return self.times if recent and setting.resembles(self.setting) else 0
 
     def again(self, now_s: float, setting: Setting, regret_s: float) -> Harmed:
-        """After one more."""
+        """The record with one more harmful reduction."""
         return Harmed(self.here(now_s, setting, regret_s) + 1, now_s, setting)
 
 
 def patience(regretted: Sequence[Allocation], harmed: int = 0) -> float:
-    """How many times longer than usual is waited before a step back.
+    """Factor on the wait before a reduction.
 
     Args:
-        regretted: what is not to be tried now.
-        harmed: steps back that harmed the LRA here: each one after the first ``FREE`` doubles the wait.
+        regretted: allocations in cooldown.
+        harmed: reductions that harmed the LRA here; each beyond the first ``FREE`` doubles the wait.
     """
     return max(1.0 + REGRET_SLOWS * len(regretted), doubled_s(1.0, harmed - FREE))
 
 
-def alive(regrets: Sequence[Regret], now_s: float, setting: Setting = ANYWHERE) -> tuple[Allocation, ...]:
-    """What is regretted now, as far as it was found under a setting like this one."""
-    return tuple(r.allocation for r in regrets if r.bars(now_s, setting))
+def alive(cooldowns: Sequence[Cooldown], now_s: float, setting: Setting = ANYWHERE) -> tuple[Allocation, ...]:
+    """Allocations in cooldown under circumstances like these."""
+    return tuple(r.allocation for r in cooldowns if r.bars(now_s, setting))

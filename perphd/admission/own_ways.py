@@ -1,19 +1,18 @@
-"""LRAs that turn each other's data out of a cache: each gets ways of its own, where the solver finds them.
+"""Separate cache ways for LRAs that evict each other's data, as laid out by the solver.
 
-Protection from batch leaves every LRA the whole cache. That is of no use where the LRAs of one L3 domain disturb each
-other. They are set apart when all of this holds:
+Protection from batch leaves every LRA the whole cache, which does not help if LRAs of one L3 domain disturb each other.
+They are separated if all of this holds:
 
-* two or more LRAs of the domain are short because of the cache at the same time, and nothing more can be taken from
-  batch: each of them needs protection from the others;
-* it is known how many ways are enough for each: the fewest that it held in samples in which it was on target;
-* the solver finds these ways for each of them side by side, beside batch's. They share the ways that are left over.
+* two or more LRAs of the domain are short of cache at the same time, and batch cannot be restricted further;
+* it is known how many ways are enough for each: the fewest that it occupied in samples on target;
+* the solver finds contiguous ways for each of them beside batch's. They share the ways that are left over.
 
-An LRA that is on target is never narrowed, and none is narrowed below what is known to be enough for it. Where one of
-the three does not hold, the masks overlap as before, and decisions say why. If LRAs are short of cache with ways of
-their own, those were too few: the masks overlap again, and nothing is tried for a while that doubles. After a while
-everybody gets the whole cache back, since programs change; whoever is short then is set apart again.
+LRAs on target are not narrowed, and none is narrowed below what is known to be enough. If a condition fails, the masks
+overlap as before, and decisions give the reason. If LRAs are short of cache with separate ways, the masks overlap
+again, with a pause before the next try that doubles. From time to time everybody gets the whole cache back, since
+programs change; LRAs that are short then are separated again.
 
-One tick is one pass over values: ``OwnWays`` goes in and comes out.
+One tick is one pass over values: ``OwnWays`` is the only state.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ from perphd.domain.workload import Touch
 from rdt.layout import Infeasible
 
 SAMPLES: Final = 30
-"""Samples on target whose least occupancy tells how many ways are enough."""
+"""Most samples on target remembered; their least occupancy shows how many ways are enough."""
 FEWEST: Final = 5
-"""So many of them must be known."""
+"""Least number of such samples for a conclusion."""
 SHORT_TICKS: Final = 3
-"""Judged samples in a row in which an LRA is short of cache while nothing more is done about batch."""
+"""Judged samples in a row that are short of cache while batch is restricted no further."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """LRAs of one domain with ways of their own since ``since_s``; until ``until_s`` if nothing happens before."""
+    """LRAs of one domain with separate ways, from ``since_s`` to ``until_s`` at the latest."""
 
     domain: int
     layout: Apart
@@ -55,8 +54,8 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
-    """In this domain nobody is set apart until then. ``times``: so often in a row that did not do."""
+class WaysPause:
+    """Time until which no LRAs of this domain are separated. ``times``: consecutive failures."""
 
     domain: int
     until_s: float
@@ -65,17 +64,20 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class OwnWays:
-    """What is remembered. ``held``: ways by (LRA, domain) in the last samples on target; ``short``: ticks by LRA."""
+    """State.
+
+    ``held``: ways occupied, by (LRA, domain), in the last samples on target. ``short``: ticks short of cache, by LRA.
+    """
 
     held: Mapping[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
     short: Mapping[str, int] = field(default_factory=dict)
     pairs: tuple[Pair, ...] = ()
-    pauses: tuple[Pause, ...] = ()
+    pauses: tuple[WaysPause, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one tick came to."""
+    """Result of one tick."""
 
     own: OwnWays
     settings: Mapping[str, Settings]
@@ -84,14 +86,14 @@ class Step:
 
 
 def advance(before: OwnWays, snapshot: Snapshot, target: TargetState, policy: PolicySettings) -> Step:
-    """One tick, after everything else has been decided."""
-    turn = _Turn(before, snapshot, target, policy)
-    turn.run()
-    return turn.step()
+    """Process one tick, after all other decisions."""
+    tick = _Tick(before, snapshot, target, policy)
+    tick.run()
+    return tick.step()
 
 
-class _Turn:
-    """One tick. Holds the working values of a single decision; never outlives it."""
+class _Tick:
+    """Working values of one tick."""
 
     def __init__(
         self, before: OwnWays, snapshot: Snapshot, target: TargetState, policy: PolicySettings
@@ -110,7 +112,7 @@ class _Turn:
         self.outcomes: list[Outcome] = []
 
     def run(self) -> None:
-        """Learn what is enough, end what is over, set apart who needs it."""
+        """Learn how many ways are enough, end what is over, and separate LRAs that need it."""
         host = self.host
         if host.llc_ways <= host.min_cbm_bits or len(self.homes) < 2:
             self.now = replace(self.now, pairs=(), short={})
@@ -144,7 +146,7 @@ class _Turn:
         self.now = replace(self.now, held=held, short={n: ticks for n, ticks in short.items() if ticks})
 
     def _ways_held(self, sample: Sample, domain: int) -> int | None:
-        """Ways of this domain that it filled, rounded up; None where that is not measured."""
+        """Ways of this domain that the LRA occupied, rounded up; None if not measured."""
         each = next((d for d in self.host.topology.l3_domains if d.domain == domain), None)
         use = next((u.llc_occupancy_bytes for u in sample.domains if u.domain == domain), None)
         if use is None and len(self.host.topology.l3_domains) == 1:
@@ -170,9 +172,7 @@ class _Turn:
         for name in short:
             enough = self._enough(name, domain)
             if enough is None:
-                why = (
-                    f"how much of the cache is enough for {name} is not known (no occupancy while on target)"
-                )
+                why = f"it is unknown how much cache is enough for {name} (no occupancy measured while on target)"
                 self._say(short, f"no ways of its own: {why}", together)
                 return
             needs[name] = enough
@@ -196,7 +196,7 @@ class _Turn:
             self.actions[name] = Action.GROW
 
     def _batch_ways(self, domain: int) -> int:
-        """Ways that batch has there by what is decided; the least where no batch is."""
+        """Ways that batch has in this domain; the minimum if there is no batch."""
         masks = [
             settings.llc_masks
             for view in batches(self.snapshot)
@@ -207,7 +207,7 @@ class _Turn:
         return min(left, default=self.host.min_cbm_bits)
 
     def _closids(self) -> int:
-        """Control groups that are left for this: all but the default one and those of other masks of batch."""
+        """CLOSIDs available: all but the default group's and those of further batch masks."""
         count = self.host.llc_classes
         if count <= 0:
             return len(self.homes) + 1
@@ -225,12 +225,14 @@ class _Turn:
             self._join(pair, f"{', '.join(gone)} is no longer there", Action.ROLLBACK)
         elif short:
             self._join(pair, f"{', '.join(short)} is short of cache with ways of its own", Action.ROLLBACK)
-            known = next((p for p in self.now.pauses if p.domain == pair.domain), Pause(pair.domain, 0.0, 0))
+            known = next(
+                (p for p in self.now.pauses if p.domain == pair.domain), WaysPause(pair.domain, 0.0, 0)
+            )
             until_s = self.at_s + doubled_s(self.policy.regret_s, known.times)
             others = tuple(p for p in self.now.pauses if p.domain != pair.domain)
-            self.now = replace(self.now, pauses=(*others, Pause(pair.domain, until_s, known.times + 1)))
+            self.now = replace(self.now, pauses=(*others, WaysPause(pair.domain, until_s, known.times + 1)))
         elif self.at_s >= pair.until_s:
-            self._join(pair, "it is seen whether they still disturb each other", Action.SHRINK)
+            self._join(pair, "testing whether they still disturb each other", Action.SHRINK)
 
     def _join(self, pair: Pair, why: str, action: Action) -> None:
         none = Unavailable("see the LRA's own decisions")
@@ -255,7 +257,7 @@ class _Turn:
     # -- the end --------------------------------------------------------------------------------------
 
     def step(self) -> Step:
-        """Settings with the masks of those that are apart, and decisions that say so."""
+        """Settings with the masks of separated LRAs, and decisions that explain them."""
         settings = dict(self.target.settings)
         own: dict[str, int] = {}
         told: dict[str, list[str]] = {name: [text] for name, text in self.reasons.items()}
@@ -269,7 +271,7 @@ class _Turn:
                 pool = next((each for each in pair.layout.pooled if name in each), ())
                 if len(pool) > 1:
                     shared = ", ".join(each for each in pool if each != name)
-                    text += f" but for {shared}, with which it shares a CLOSID"
+                    text += f" (shares a CLOSID with {shared})"
                 told.setdefault(name, []).append(text)
             for view in batches(self.snapshot):
                 name = view.spec.name
@@ -302,7 +304,7 @@ def _can(view: WorkloadView) -> bool:
 
 
 def _awaits(decision: Decision) -> bool:
-    """True if the sample could not be judged yet: the verdict of an earlier one stands, and proves nothing new."""
+    """True if the sample could not be judged yet, so that the verdict is an earlier one."""
     return any(each.signal == AWAITED for each in decision.verdict.evidence)
 
 
@@ -313,7 +315,7 @@ def _with_mask(settings: Settings, domain: int, mask: int) -> Settings:
 
 
 def _inside(settings: Settings, domain: int, mask: int) -> Settings:
-    """Batch's mask in a domain: no way outside of these, and of what it had as much as lies in them."""
+    """Restrict batch's mask in a domain to these ways; if nothing is left, use all of them."""
     masks = {} if settings.llc_masks is KEEP else dict(settings.llc_masks)
     masks[domain] = (masks.get(domain, mask) & mask) or mask
     return replace(settings, llc_masks=tuple(sorted(masks.items())))

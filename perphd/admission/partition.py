@@ -1,8 +1,9 @@
-"""Cores for several LRAs: how many each needs, and who gets what when they want more than there is. Pure.
+"""Number of cores for several LRAs: how many each needs, and the division if they want more than there are. Pure.
 
-What an LRA needs is known by experience as far as that reaches (fewer cores under no less demand are no better than
-what was seen to be too few, more under no more demand no worse than what was enough), and guessed by how busy its
-cores would be beyond that: an open loop's delay hardly grows until they are half busy, and explodes soon after.
+An LRA's needs follow from experience where it applies: fewer cores under no less demand are no better than a number
+seen to be too few, and more cores under no more demand are no worse than a number seen to be enough. Otherwise they are
+estimated from how busy its cores would be: an open loop's delay hardly grows until they are half busy, and explodes
+soon after.
 """
 
 from __future__ import annotations
@@ -16,34 +17,34 @@ from perphd.admission.backoff import doubled_s
 from perphd.domain.smt import thread_speed
 
 KNEE_BUSY: Final = 0.60
-"""Busy share of many CPUs at which an unknown service is as likely as not on target; ``KNEE_FEW`` less per CPU^-1:"""
+"""Busy share of many CPUs at which an unknown service meets its target with even odds; less by ``KNEE_FEW`` / CPUs."""
 KNEE_FEW: Final = 0.3
 KNEE_WIDTH: Final = 0.06
-"""Busy share by which the guess is unsure (of a logistic curve)."""
+"""Width (busy share) of the logistic estimate."""
 SAME_DEMAND: Final = 1.05
-"""Demands that differ by less than this factor count as equal."""
+"""Factor within which demands count as equal."""
 LESS_DEMAND: Final = 1.15
-"""Demand must fall by this factor before what was too few is thought of again."""
+"""Factor by which demand must fall before a number of cores seen as too few is tried again."""
 FAILED_BEFORE: Final = 0.5
-"""Part of a chance that is left where the same was too few some time ago."""
+"""Factor on the chance of a number of cores that was too few some time ago."""
 GOOD_LASTS_S: Final = 300.0
 KNOWN, NEVER = 0.95, 0.03
-"""Chances of what is known to be enough, and to be too little."""
+"""Chances of a number of cores known to be enough, and known to be too few."""
 LEAST_GAIN: Final = 1.10
-"""The worst score must win by this factor, or cores that others need as well are not moved."""
+"""Factor by which the worst score must improve before contended cores are moved."""
 STEEP: Final = 6.0
 LEAST_SCORE, MOST_SCORE = 0.05, 1.3
-"""Of a score that is only guessed: how fast it falls (log units per busy share), and its bounds."""
+"""Slope (log units per busy share) and bounds of an estimated score."""
 BURSTS: Final = 2.0
-"""(1 + cv^2) / 2 of arrivals and service times, where nothing is known; the archetypes have 1.8 to 8."""
+"""Assumed (1 + cv^2) / 2 of arrivals and service times; the archetypes have 1.8 to 8."""
 MOST_SEEN: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What came of ``cores`` under a demand (hardware threads kept busy at full speed): enough, or too little.
+    """Experience with ``cores`` under a demand (hardware threads busy at full speed): enough, or too few.
 
-    ``until_s``: how long it is believed; ``times``: how often too little was seen there, each doubling that.
+    ``until_s``: how long it is believed. ``times``: consecutive failures, each of which doubles that time; 0: enough.
     """
 
     cores: int
@@ -60,9 +61,9 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A state in which the LRA was on target, from which others are predicted.
+    """An operating point on target, from which others are predicted.
 
-    ``score``: over target; ``busy``: share of its CPUs' time; ``service_share``: CPU time of a request over its delay.
+    ``score``: over target. ``busy``: share of its CPUs' time. ``service_share``: CPU time of a request over its delay.
     """
 
     score: float
@@ -72,10 +73,10 @@ class Anchor:
 
 
 def predicted(anchor: Anchor, cores: int, demand: float, threads_per_core: int) -> tuple[float, float]:
-    """Score with so many cores, and its uncertainty (sd of its logarithm), by an M/M/c queue with bursts.
+    """Score with ``cores`` cores, and its uncertainty (sd of its logarithm), from an M/M/c queue with bursts.
 
-    Waiting for a CPU by Sakasegawa's approximation (1977), as the 95th percentile of an exponential tail; a request's
-    CPU time grows as siblings get busy.
+    Waiting for a CPU follows Sakasegawa's approximation (1977), as the 95th percentile of an exponential tail. A
+    request's CPU time grows as SMT siblings get busy.
     """
     busy = busy_share(demand, cores, threads_per_core)
     more_cpu = _speed(anchor.busy, threads_per_core) / _speed(busy, threads_per_core) - 1.0
@@ -92,12 +93,12 @@ def _wait(busy: float, cpus: int) -> float:
 
 
 def base_demand(usage_cpus: float, busy_share: float, threads_per_core: int) -> float:
-    """What a use of CPUs comes to when no sibling is busy, from the busy share of the CPUs that it was spread over."""
+    """CPU demand without SMT interference, from the use and the busy share of the CPUs it was spread over."""
     return usage_cpus * _speed(busy_share, threads_per_core)
 
 
 def busy_share(demand: float, cores: int, threads_per_core: int) -> float:
-    """How busy these cores' CPUs are under a demand, siblings slowing each other down; above 1: more than they do."""
+    """Busy share of these cores' CPUs under a demand, with SMT interference; above 1 means overload."""
     cpus = cores * threads_per_core
     busy = demand / cpus
     for _ in range(8):
@@ -106,7 +107,7 @@ def busy_share(demand: float, cores: int, threads_per_core: int) -> float:
 
 
 def _speed(busy: float, threads_per_core: int) -> float:
-    """Speed of a hardware thread, relative to a core of its own, where CPUs are busy for this share of their time."""
+    """Speed of a hardware thread relative to a whole core, when CPUs are busy for this share of their time."""
     return thread_speed(busy) if threads_per_core > 1 else 1.0
 
 
@@ -118,8 +119,9 @@ def chance(
     now_s: float,
     anchor: Anchor | None = None,
 ) -> float:
-    """Probability that ``cores`` suffice for this demand: by experience, else by the queue from ``anchor``, else by
-    how busy they would be.
+    """Probability that ``cores`` suffice for this demand.
+
+    From experience, else from the queue model and ``anchor``, else from how busy they would be.
     """
     alive = [s for s in seen if s.until_s > now_s]
     bad = [s for s in alive if not s.good and cores <= s.cores and demand * LESS_DEMAND >= s.demand]
@@ -131,7 +133,7 @@ def chance(
         score, sd = predicted(anchor, cores, demand, threads_per_core)
         guess = 0.5 * (1.0 + math.erf(math.log(score) / (sd * math.sqrt(2.0))))
         if any(not s.good and cores <= s.cores and demand * LESS_DEMAND >= s.demand for s in seen):
-            guess *= FAILED_BEFORE  # it may be tried again, but what speaks against it is not forgotten yet
+            guess *= FAILED_BEFORE  # may be tried again, at reduced odds
         return min(max(guess, NEVER), KNOWN)
     busy = busy_share(demand, cores, threads_per_core)
     knee = _knee(alive, cores, threads_per_core)
@@ -140,9 +142,9 @@ def chance(
 
 
 def _knee(alive: Sequence[Seen], cores: int, threads_per_core: int) -> float:
-    """Busy share of these cores at which meeting the target is as likely as not.
+    """Busy share of these cores at which the target is met with even odds.
 
-    Cores that were seen busier and on target move the guess up, those that missed it when less busy move it down.
+    Raised by busier cores seen on target, lowered by less busy ones seen below it.
     """
     knee = KNEE_BUSY - KNEE_FEW / (cores * threads_per_core)
     fine = [busy_share(s.demand, s.cores, threads_per_core) for s in alive if s.good and s.cores <= cores]
@@ -162,11 +164,14 @@ def expected(
     now_s: float,
     anchor: Anchor | None = None,
 ) -> float:
-    """Score to be expected with these cores: what was seen; beyond, it falls by e in ``1 / STEEP`` of busy share."""
+    """Expected score with these cores, from experience, else extrapolated.
+
+    Beyond experience it falls by a factor of e per ``1 / STEEP`` of busy share.
+    """
     alive = [s for s in seen if s.until_s > now_s]
     busy = busy_share(demand, cores, threads_per_core)
     over = busy - _knee(alive, cores, threads_per_core)
-    # However far it is from enough, more is a little better.
+    # Even far from enough, more cores are slightly better.
     score = min(max(math.exp(-STEEP * over), LEAST_SCORE / max(busy, 1.0)), MOST_SCORE)
     if anchor is not None:
         score, _ = predicted(anchor, cores, demand, threads_per_core)
@@ -179,10 +184,10 @@ def expected(
 
 
 def note(seen: tuple[Seen, ...], new: Seen, now_s: float, ban_s: float) -> tuple[Seen, ...]:
-    """The experience with one thing more. ``ban_s``: how long the first failure is believed; doubled with each.
+    """The experience with one entry added. ``ban_s``: lifetime of the first failure, which doubles with each.
 
-    Good news about cores takes back bad news about them under no more demand, and the other way round. A failure is
-    forgotten once it has not been repeated for as long as it was believed.
+    A success removes failures with more cores under no more demand, and vice versa. A failure is forgotten once it has
+    not recurred for its lifetime.
     """
     kept = []
     times = 1
@@ -193,7 +198,7 @@ def note(seen: tuple[Seen, ...], new: Seen, now_s: float, ban_s: float) -> tuple
             continue
         if new.good:
             if old.good and old.cores >= new.cores and old.demand <= new.demand:
-                continue  # said by the new one as well
+                continue  # implied by the new one
             if not old.good and old.cores >= new.cores and old.demand <= new.demand:
                 kept.append(replace(old, until_s=min(old.until_s, now_s)))
                 continue
@@ -216,9 +221,9 @@ def _ban_s(times: int, ban_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one LRA asks for. ``priority``: higher ones are served first; ``has``: its cores now.
+    """One LRA's claim. ``priority``: higher ones are served first; ``has``: its cores now.
 
-    ``scores``: performance over target that is expected with 1, 2, ... cores, never falling; 1 is enough.
+    ``scores``: performance over target expected with 1, 2, ... cores, non-decreasing; 1 is enough.
     """
 
     name: str
@@ -227,22 +232,21 @@ class Claim:
     scores: tuple[float, ...]
 
     def score(self, cores: int) -> float:
-        """Expected with so many cores."""
+        """Score expected with a number of cores."""
         return self.scores[min(cores, len(self.scores)) - 1]
 
     def needs(self, level: float) -> int:
-        """The fewest cores with which the score reaches ``level``, or its greatest if that is less."""
+        """Fewest cores with which the score reaches ``level``, or its maximum if that is lower."""
         level = min(level, self.scores[-1])
         return next(n for n, score in enumerate(self.scores, 1) if score >= level)
 
 
 def share_out(cores: int, claims: Sequence[Claim]) -> dict[str, int]:
-    """Cores for every claim: one each, then by priority class, and within a class by max-min of the score.
+    """Divide cores: one for each claim, then by priority class, within a class by max-min of the score.
 
-    The greatest level that all of a class can reach is met with the fewest cores; what is left of them goes to whoever
-    is brought on target by fewest, then to whoever is left below its target, as far as that is expected to raise its
-    score. What then remains is not given out. Raises ValueError if there is not a core for
-    each.
+    The highest level that a whole class can reach is met with the fewest cores. The rest goes first to LRAs that reach
+    their target with the fewest cores, then to LRAs below target as far as their score is expected to rise. Any
+    remainder is not assigned. Raises ValueError if there are fewer cores than claims.
     """
     if cores < len(claims):
         raise ValueError(f"{cores} cores cannot be divided among {len(claims)} LRAs: give each at least one")
@@ -273,12 +277,12 @@ def share_out(cores: int, claims: Sequence[Claim]) -> dict[str, int]:
 
 
 def worst(counts: Mapping[str, int], claims: Sequence[Claim]) -> float:
-    """The least score that anybody is expected to have with these cores, at most 1."""
+    """Lowest score expected with these cores, at most 1."""
     return min((min(c.score(max(counts[c.name], 1)), 1.0) for c in claims), default=1.0)
 
 
 def spread(spare: int, got: Mapping[str, int], claims: Sequence[Claim]) -> dict[str, int]:
-    """Give cores that nobody needs to those who have least above their need: there is no batch to use them."""
+    """Add spare cores to the LRAs with the least above their need; used when no batch wants them."""
     result = dict(got)
     for _ in range(spare):
         least = min(claims, key=lambda c: (result[c.name] / c.needs(1.0), -c.has, c.name))

@@ -1,7 +1,7 @@
-"""The perph policy: detect, infer just enough, judge what came of it, give back what is not needed.
+"""The perph policy: detect, infer just enough, review the outcome, give back the rest.
 
-One small state machine per LRA (``turn``), then one target state for all of them (``arbiter``). Several LRAs that get
-into trouble are given cores of their own, and then decided for together (``crowd``).
+Each LRA has a small state machine (``controller``); the arbiter turns their protections into one target state. Several
+LRAs in trouble get exclusive cores and one joint decision (``partitioned``).
 """
 
 from __future__ import annotations
@@ -12,16 +12,23 @@ from dataclasses import dataclass, field, replace
 from perphd.admission import arbiter, floor, own_ways, streaming
 from perphd.admission.bandwidth import with_bandwidth
 from perphd.admission.context import batches, lras
-from perphd.admission.crowd import CrowdTick
-from perphd.admission.crowd_state import Crowd, Result, can_part, in_trouble, present, sharing_again
+from perphd.admission.controller import LraController
 from perphd.admission.domains import domains_of
 from perphd.admission.floor import NO_FLOOR, Floor
 from perphd.admission.lra_state import LraState
 from perphd.admission.origin import is_shared
 from perphd.admission.own_ways import OwnWays
+from perphd.admission.partition_state import (
+    PartitionResult,
+    PartitionState,
+    can_part,
+    in_trouble,
+    present,
+    sharing_again,
+)
+from perphd.admission.partitioned import PartitionedTick
 from perphd.admission.settings import PolicySettings, at_pace, settings_for, without_trials
 from perphd.admission.streaming import Lras, Streaming
-from perphd.admission.turn import Turn
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action, Decision, Health, Outcome
 from perphd.domain.policy import Snapshot, TargetState
@@ -29,22 +36,22 @@ from perphd.domain.policy import Snapshot, TargetState
 
 @dataclass(frozen=True, slots=True)
 class PerphMemory:
-    """State of the policy: per LRA name, and of all together while each has cores of its own.
+    """State of the policy: by LRA, and of all LRAs together while they have exclusive cores.
 
-    What was learned of each (regrets, doubts of its model, what is usual) is kept for the time after that.
-    ``streaming``: which batch jobs are kept to the least cache; ``own_ways``: which LRAs are kept apart in the cache;
-    ``floor``: what batch jobs got done and are given for their floor.
+    Each LRA's learned state (cooldowns, circuit breaker, noise) is kept for the time after that. ``streaming``: batch
+    jobs confined to the least cache. ``own_ways``: LRAs with separate cache ways. ``floor``: progress of batch jobs,
+    and raises for their floor.
     """
 
     lras: Mapping[str, LraState] = field(default_factory=dict)
-    crowd: Crowd | None = None
+    partitioned: PartitionState | None = None
     streaming: Streaming = Streaming()
     own_ways: OwnWays = field(default_factory=OwnWays)
     floor: Floor = NO_FLOOR
 
 
 class PerphPolicy:
-    """Implements ``domain.policy.Policy``; pure: all state is in the snapshot's memory."""
+    """Implements ``domain.policy.Policy``. Pure: all state is in the snapshot's memory."""
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         self._settings = settings if settings is not None else PolicySettings()
@@ -55,7 +62,7 @@ class PerphPolicy:
         return "perph"
 
     def decide(self, snapshot: Snapshot) -> TargetState:
-        """Decide for every LRA, reconcile all protections into settings, then see which batch streams."""
+        """Decide for every LRA, arbitrate all protections into settings, then handle streaming batch and floors."""
         memory = snapshot.memory if isinstance(snapshot.memory, PerphMemory) else PerphMemory()
         settings = self._settings if snapshot.host.window_open else without_trials(self._settings)
         target = self._for_lras(snapshot, memory, settings)
@@ -81,10 +88,10 @@ class PerphPolicy:
 
     def _for_lras(self, snapshot: Snapshot, memory: PerphMemory, wanted: PolicySettings) -> TargetState:
         partable = can_part(snapshot)
-        if memory.crowd is not None and partable:
+        if memory.partitioned is not None and partable:
             return self._together(snapshot, memory, wanted)
         known = memory.lras
-        if memory.crowd is not None:
+        if memory.partitioned is not None:
             snapshot = sharing_again(snapshot)
             known = {name: state.anew() for name, state in known.items()}
         states: dict[str, LraState] = {}
@@ -93,18 +100,18 @@ class PerphPolicy:
         protections: dict[str, Allocation] = {}
         batch_gives = any(v.enforced for v in batches(snapshot))
         for declared in lras(snapshot):
-            # Nothing is in force for an LRA while no batch may be written.
+            # Nothing is in force for an LRA while no batch workload is enforced.
             view = replace(declared, enforced=declared.enforced and batch_gives)
             state = known.get(view.spec.name) or LraState.new(snapshot.at_s)
             own = at_pace(settings_for(wanted, view.spec), snapshot.period_s)
-            turn = Turn(own, snapshot, view, state)
-            decision = turn.run()
-            states[view.spec.name] = turn.state
+            controller = LraController(own, snapshot, view, state)
+            decision = controller.run()
+            states[view.spec.name] = controller.state
             decisions.append(replace(decision, policy=self.name))
             if view.enforced:
                 protections[view.spec.name] = decision.chosen
-            if turn.outcome is not None:
-                outcomes.append(turn.outcome)
+            if controller.outcome is not None:
+                outcomes.append(controller.outcome)
         scores = {name: state.scores for name, state in states.items()}
         shared = is_shared(snapshot.host.account)
         if partable and not shared and in_trouble(decisions, scores, snapshot.host.account):
@@ -113,29 +120,29 @@ class PerphPolicy:
         return TargetState(settings, tuple(decisions), tuple(outcomes), PerphMemory(states))
 
     def _together(self, snapshot: Snapshot, memory: PerphMemory, wanted: PolicySettings) -> TargetState:
-        """Decide for several LRAs at once, each on cores of its own."""
+        """Decide for several LRAs together, each with exclusive cores."""
         detectors = {name: state.detector for name, state in memory.lras.items()}
         paced = at_pace(wanted, snapshot.period_s)
-        result: Result = CrowdTick(paced, snapshot, memory.crowd, detectors).run()
+        result: PartitionResult = PartitionedTick(paced, snapshot, memory.partitioned, detectors).run()
         decisions = tuple(replace(d, policy=self.name) for d in result.decisions)
-        crowd = result.crowd if result.crowd is not None else Crowd()
+        partitioned = result.partitioned if result.partitioned is not None else PartitionState()
         settings = arbiter.arbitrate(
             snapshot.host,
             lras(snapshot),
             batches(snapshot),
             result.protections,
             wanted,
-            crowd.placed,
-            crowd.lent,
+            partitioned.placed,
+            partitioned.lent,
         )
         lras_known = (
-            memory.lras if result.crowd is not None else {n: s.anew() for n, s in memory.lras.items()}
+            memory.lras if result.partitioned is not None else {n: s.anew() for n, s in memory.lras.items()}
         )
-        return TargetState(settings, decisions, result.outcomes, PerphMemory(lras_known, result.crowd))
+        return TargetState(settings, decisions, result.outcomes, PerphMemory(lras_known, result.partitioned))
 
 
 def _with_bandwidth(snapshot: Snapshot, target: TargetState) -> tuple[Decision, ...]:
-    """The decisions with what their throttles let through in the L3 domains of their LRAs."""
+    """Complete each decision with the memory bandwidth that its throttle delivers in the LRA's L3 domains."""
     host, views = snapshot.host, {view.spec.name: view for view in snapshot.workloads}
     found = []
     for decision in target.decisions:
@@ -147,12 +154,12 @@ def _with_bandwidth(snapshot: Snapshot, target: TargetState) -> tuple[Decision, 
 
 
 def _how_lras_fare(snapshot: Snapshot, target: TargetState) -> Lras:
-    """Those that are there: one that does not run can neither suffer nor wait for anything."""
+    """Condition of the LRAs that are present."""
     there = {view.spec.name for view in present(snapshot)}
     decisions = [d for d in target.decisions if d.workload in there]
     good = Health.HEALTHY, Health.OVERPROVISIONED
     well = all(d.verdict.health in good and d.action is Action.HOLD for d in decisions)
-    crowd = target.memory.crowd if isinstance(target.memory, PerphMemory) else None
-    caches = crowd.caches.values() if crowd is not None else ()
+    partitioned = target.memory.partitioned if isinstance(target.memory, PerphMemory) else None
+    caches = partitioned.caches.values() if partitioned is not None else ()
     calm = all(state.loosened is None and state.tightened is None for state in caches)
     return Lras(there=bool(decisions), well=well, calm=calm)

@@ -1,19 +1,18 @@
-"""How far a signal moves by itself: a learned law of its contrasts, against which one contrast is tested.
+"""Statistical model of a signal's own variation, against which a contrast is tested.
 
-Problem: programs have phases. Their cycles per instruction change by a fifth and more (coefficient of variation .19 in
-the median of 36 measured programs, .61 at the 90th percentile), correlated over seconds or in levels of whole minutes.
-No threshold on the level itself tells such a phase from interference.
+Problem: programs have phases. Their cycles per instruction vary by a fifth and more (coefficient of variation .19 in
+the median of 36 measured programs, .61 at the 90th percentile), correlated over seconds, or in levels that last for
+minutes. No threshold on the level itself distinguishes such a phase from interference.
 
-Approach: a difference in differences. The contrast of a moment is how far the mean of the next h samples lies above
-what was to be expected of them,
+Approach: a difference in differences. The contrast of a moment is the mean of the next h samples, less its expectation,
 
-    D_h = A_h - (L + theta_h (R - L)),   A_h: mean of h samples, R: mean of the BEFORE samples ahead of them, L: the
+    D_h = A_h - (L + theta_h (R - L)),   A_h: mean of h samples, R: mean of the BEFORE samples before them, L: the
                                          level over MEMORY samples, theta_h: regression of A_h - L on R - L
 
-theta is near 0 where a signal returns to its level at once, and near 1 where it stays in a phase for minutes. While
-nothing changes around the program, D_h is what it does by itself (a placebo); its spread and its tail are learned. The
-contrast of a moment at which neighbours became active is then compared with that law: its p-value is the tail
-of a mixture: usual noise, and rare changes of phase, whose share and size are counted. Pure; all state is a value.
+theta is near 0 if a signal returns to its level at once, and near 1 if it stays in a phase for minutes. While nothing
+changes around the program, D_h is its own variation (a placebo), whose spread and tail are learned. The contrast at an
+onset of neighbours' activity is compared with that law. Its p-value is the tail of a mixture of usual noise and rare
+changes of phase, whose share and size are counted. Pure; all state is a value.
 """
 
 from __future__ import annotations
@@ -25,34 +24,36 @@ from typing import Final
 from perphd.domain.quick import maker
 
 HORIZONS: Final = (2, 4, 8, 16, 30)
-"""Samples over which a contrast is averaged."""
+"""Numbers of samples over which a contrast is averaged."""
 BEFORE: Final = 12
 GAP: Final = 2
-"""Samples ahead of an onset that are left out: a neighbour is noticed up to so many samples late."""
+"""Samples left out before an onset, since a neighbour may be noticed this late."""
 KEPT: Final = BEFORE + GAP + HORIZONS[-1]
 MEMORY: Final = 600
-"""Samples over which the level forgets."""
+"""Memory of the level, in samples."""
 LEAST_SAMPLES: Final = 24
-"""Before so many samples no contrast is tested."""
-_CLIP: Final = 4.0  # times the mean deviation that one placebo adds to the spread at most
-_EAGER: Final = 300  # samples until which every horizon learns from every sample; then one from every other
-_LAW_MEMORY: Final = 2000  # placebos over which spread and regression forget
-_TAIL_MEMORY: Final = 20_000  # placebos over which the share of changes of phase forgets
-_JUMPS: Final = 200  # changes of phase over which their size forgets
-_FAR: Final = 3.0  # times the standard deviation: from here on a contrast is a change of phase
+"""Number of samples before which no contrast is tested."""
+_CLIP: Final = 4.0  # multiple of the mean deviation at which one placebo's effect on the spread is clipped
+_EAGER: Final = (
+    300  # samples until which all horizons learn from every sample; then one horizon from every other
+)
+_LAW_MEMORY: Final = 2000  # memory of spread and regression, in placebos
+_TAIL_MEMORY: Final = 20_000  # memory of the share of phase changes, in placebos
+_JUMPS: Final = 200  # memory of their size, in phase changes
+_FAR: Final = 3.0  # standard deviations from which a contrast is a change of phase
 LEAST_PLACEBOS: Final = 12
-"""Before so many a horizon is not tested."""
+"""Number of placebos before which a horizon is not tested."""
 _LEAST_SD: Final = 0.01
-_PRIOR_VARIANCE: Final = 1e-4  # of R - L, with which theta begins at one half
+_PRIOR_VARIANCE: Final = 1e-4  # of R - L, with which theta starts at one half
 _MEAN_DEVIATION: Final = math.sqrt(math.pi / 2.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """What the contrasts over one horizon do while nothing happens: a mixture of noise and changes of phase.
+    """Distribution of contrasts over one horizon without interference: a mixture of noise and phase changes.
 
-    ``n``: placebos seen; ``cov``, ``var``: of A - L with R - L, and of R - L; ``deviation``: mean absolute contrast;
-    ``share``, ``square``: share of the placebos that were changes of phase, and the mean square of their sizes.
+    ``n``: placebos seen. ``cov``, ``var``: of A - L with R - L, and of R - L. ``deviation``: mean absolute contrast.
+    ``share``, ``square``: share of placebos that were phase changes, and mean square of their sizes.
     """
 
     n: int = 0
@@ -64,7 +65,7 @@ class Law:
 
     @property
     def theta(self) -> float:
-        """Share of the latest deviation from the level that lasts for this horizon."""
+        """Share of the latest deviation from the level that persists over this horizon."""
         return min(max(self.cov / self.var, 0.0), 1.0)
 
     @property
@@ -73,7 +74,7 @@ class Law:
         return self.n >= LEAST_PLACEBOS
 
     def taught(self, late: float, early: float) -> Law:
-        """This law after one placebo. ``late``: A - L; ``early``: R - L."""
+        """The law after one placebo. ``late``: A - L; ``early``: R - L."""
         contrast = late - self.theta * early
         n = self.n + 1
         gain = 1.0 / min(n + 1, _LAW_MEMORY)
@@ -95,17 +96,17 @@ class Law:
         )
 
     def surprised(self, size: float) -> Law:
-        """This law after something of this size was taken for interference, and was a change of phase."""
+        """The law after a phase change of this size was mistaken for interference."""
         share = self.share + (1.0 - self.share) / min(max(self.n, 1), _TAIL_MEMORY)
         return replace(self, share=share, square=max(self.square, size * size))
 
     def sd(self, horizon: int) -> float:
-        """Standard deviation of a contrast, wider while few independent ones were seen."""
+        """Standard deviation of a contrast, wider while there are few independent placebos."""
         doubt = 1.0 + 1.0 / math.sqrt(max(self.n / horizon, 1.0))
         return max(self.deviation * _MEAN_DEVIATION, _LEAST_SD) * doubt
 
     def chance(self, contrast: float, horizon: int) -> float:
-        """The probability of a contrast as large as this where nothing happens."""
+        """Probability of a contrast at least this large without interference."""
         noise = _tail(contrast / self.sd(horizon))
         jump = _tail(contrast / math.sqrt(self.square)) if self.square > 0.0 else 0.0
         return noise + self.share * jump
@@ -123,9 +124,9 @@ _NEW: Final = tuple(Law() for _ in HORIZONS)
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One signal in log units: its latest values, its level, and what its contrasts do by themselves.
+    """One signal in log units: its latest values, its level, and the laws of its contrasts.
 
-    ``n``: samples seen; ``quiet``: samples since something happened around it.
+    ``n``: samples seen. ``quiet``: samples since the last change around it.
     """
 
     n: int = 0
@@ -140,12 +141,12 @@ class Series:
         return self.n >= LEAST_SAMPLES
 
     def step(self, value: float, *, calm: bool, learn: bool) -> Series:
-        """This series after one more value.
+        """The series after one more value.
 
         Args:
-            value: in log units; what is not finite leaves a gap.
-            calm: nothing happened around the program since the last value.
-            learn: the value shows what the program does by itself: its level may follow.
+            value: in log units; a value that is not finite leaves a gap.
+            calm: nothing around the program has changed since the last value.
+            learn: the level may follow, because the program is undisturbed.
         """
         if not math.isfinite(value):
             return replace(self, recent=(), quiet=0)
@@ -156,7 +157,7 @@ class Series:
         return _series(n, level, recent, quiet, laws)
 
     def _taught(self, recent: tuple[float, ...], quiet: int, level: float) -> tuple[Law, ...]:
-        """The laws after the placebos of this moment, as far as nothing happened within them."""
+        """The laws after this moment's placebos, as far as nothing changed during them."""
         laws = self.laws
         have = min(quiet, len(recent))
         turn = self.n // 2 % len(HORIZONS)
@@ -169,9 +170,9 @@ class Series:
         return laws
 
     def onset(self) -> Onset | None:
-        """What is expected from now on, if neighbours have just become active; None while too little is known.
+        """The state at an onset of neighbours' activity; None while too little is known.
 
-        The newest value may already be disturbed.
+        Skips the newest values, which may already be disturbed.
         """
         before = self.recent[-BEFORE - GAP : -GAP]
         if not self.is_known or len(before) < GAP:
@@ -179,29 +180,29 @@ class Series:
         return Onset(self.level, sum(before) / len(before) - self.level)
 
     def mean(self, count: int) -> float:
-        """Mean of the latest values, NaN if there is none."""
+        """Mean of the latest values; NaN if there are none."""
         last = self.recent[-count:]
         return sum(last) / len(last) if last else math.nan
 
     def expected(self, since: Onset, horizon: int) -> float:
-        """What the mean of the ``horizon`` samples after an onset would be if nothing happened."""
+        """Expected mean of the ``horizon`` samples after an onset without interference."""
         return since.level + self.laws[HORIZONS.index(horizon)].theta * since.early
 
     def contrast(self, since: Onset, horizon: int) -> float:
-        """How far the latest ``horizon`` values lie above what was expected of them."""
+        """The mean of the latest ``horizon`` values, less the expected one."""
         return self.mean(horizon) - self.expected(since, horizon)
 
     def chance(self, contrast: float, horizon: int) -> float:
-        """The probability of a contrast as large as this where nothing happens."""
+        """Probability of a contrast at least this large without interference."""
         return self.laws[HORIZONS.index(horizon)].chance(contrast, horizon)
 
     def tested(self, age: int) -> int:
-        """The longest horizon that fits into so many samples and whose law is known; 0: none."""
+        """Longest horizon within ``age`` samples whose law is known; 0: none."""
         fits = (h for h, law in zip(HORIZONS, self.laws, strict=True) if h <= age and law.is_known)
         return max(fits, default=0)
 
     def surprised(self, size: float) -> Series:
-        """This series after a change of phase of this size was taken for interference."""
+        """The series after a phase change of this size was mistaken for interference."""
         return replace(self, laws=tuple(law.surprised(size) for law in self.laws))
 
 
@@ -210,7 +211,7 @@ _series = maker(Series)
 
 @dataclass(frozen=True, slots=True)
 class Onset:
-    """A series when something began: its level, and how far it was from it (log units)."""
+    """A series at an onset: its level, and its deviation from it before (log units)."""
 
     level: float
     early: float

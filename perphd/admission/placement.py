@@ -1,4 +1,4 @@
-"""Which cores: disjoint sets of whole cores, on one socket and one cache each, moving as few as possible. Pure."""
+"""Selects cores: disjoint sets of whole cores, each on one socket and cache, with few moves. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from perphd.domain.smt import SIBLING_SPEED
 from perphd.domain.topology import Topology
 
 Cores = tuple[int, ...]
-"""Places in ``Topology.usable_cores``, ascending."""
+"""Indices into ``Topology.usable_cores``, ascending."""
 ROOM: Final = 1.05
-"""Who is so far above its target keeps its guest."""
+"""Score from which an LRA keeps lending its cores."""
 
 
 def place(topology: Topology, counts: Mapping[str, int], before: Mapping[str, Cores]) -> dict[str, Cores]:
-    """So many cores for each, disjoint; who has cores keeps them as far as its count goes.
+    """Disjoint cores for each LRA in the given numbers; cores it has are kept as far as possible.
 
-    Who grows takes free cores beside its own: of the L3 domain where most of them are, or of the first domain that
-    can hold all that it is to have, in which case it moves there whole; only where no domain has room is it split.
+    A growing LRA takes free cores of the L3 domain where most of its cores are. If that domain is full, it moves as a
+    whole to a domain that can hold all its cores; only if there is none is it split.
 
     Args:
         topology: the host; threads of a core are never divided.
-        counts: cores for each, together no more than there are.
-        before: where each was.
+        counts: cores for each, in total at most the host's.
+        before: each LRA's cores until now.
     """
     domains = _domains(topology)
     size = len(topology.usable_cores)
@@ -54,17 +54,16 @@ def lend(
     levels: Mapping[str, float],
     before: Cores,
 ) -> Cores:
-    """So many cores on which batch may be a guest: of the least important LRAs, of those whom it harms least.
+    """Cores to lend to batch: of the least important LRAs, where it harms least.
 
-    Those of ``before`` stay, however many cores their LRAs have by now, as long as the one that has least above its
-    target with them has room, or would not have clearly more without them.
+    Lent cores stay as long as the worst-off lender has slack, or would gain little from getting them back.
 
     Args:
         count: cores to lend.
         placed: cores of each LRA.
-        priorities: of each.
-        levels: performance over target of each, with what is lent now; who is not in it is taken to be on target.
-        before: cores that are lent now.
+        priorities: of each LRA.
+        levels: performance over target of each, with the present lending; an absent LRA counts as on target.
+        before: cores lent now.
     """
     least = min(priorities[name] for name in placed)
     lenders = sorted(name for name in placed if priorities[name] == least)
@@ -89,14 +88,14 @@ def lend(
         kept = [core for core in before if core in placed[name]][: wanted[name]]
         more = [core for core in reversed(placed[name]) if core not in kept]
         chosen += [*kept, *more[: wanted[name] - len(kept)]]
-    # Only where the least important have not so many cores: of the next, the one with most.
+    # If the least important LRAs have too few cores, continue with the next, those with most cores first.
     order = sorted(placed, key=lambda name: (priorities[name], -len(placed[name]), name))
     others = [core for name in order for core in reversed(placed[name]) if core not in chosen]
     return tuple(sorted((*chosen, *others[: count - len(chosen)])))
 
 
 def _guests(lent: int, cores: int) -> float:
-    """By what factor guests on so many of its cores delay an LRA: the siblings are always busy there, and it queues."""
+    """Delay factor of lending this many of an LRA's cores, whose siblings are then always busy."""
     return (1.0 + (1.0 - SIBLING_SPEED) * lent / cores) ** 2
 
 
@@ -107,7 +106,7 @@ def cpus_of(topology: Topology, cores: Cores) -> CpuSet:
 
 
 def _domains(topology: Topology) -> dict[int, int]:
-    """L3 domain (where none is known: socket) of every usable core."""
+    """L3 domain (else socket) of every usable core."""
     found: dict[int, int] = {}
     for index, core in enumerate(topology.usable_cores):
         known = [d.domain for d in topology.l3_domains if d.cpus & core.cpus]
@@ -116,7 +115,7 @@ def _domains(topology: Topology) -> dict[int, int]:
 
 
 def _main_first(cores: list[int], domains: Mapping[int, int]) -> list[int]:
-    """Those in the domain where most are first: what is given up is what lies apart, then the last."""
+    """The cores sorted so that those in the domain with most of them come first."""
     weight: dict[int, int] = {}
     for core in cores:
         weight[domains[core]] = weight.get(domains[core], 0) + 1
@@ -136,7 +135,7 @@ def _grow(kept: Cores, count: int, free: set[int], domains: Mapping[int, int]) -
     room = {d: len(cores) + mine.get(d, 0) for d, cores in by_domain.items()}
     fits = [d for d, cores in by_domain.items() if len(cores) >= count]
     if fits:
-        # The emptiest: neighbours in a cache are kept apart while that costs nothing.
+        # The emptiest domain keeps cache neighbours apart at no cost.
         whole = max(fits, key=lambda d: (room[d], -d))
         return tuple(by_domain[whole][:count])
     near = sorted(free, key=lambda c: (domains[c] != home, -room[domains[c]], domains[c], c))

@@ -1,7 +1,7 @@
-"""Before a load spike comes: what is idle now may go to the LRA that is expected to need it; batch loses nothing.
+"""Prepares an LRA for a forecast load spike with idle resources only; batch loses nothing.
 
-A forecast (``forecast.load``) is evidence for a step, with what it expects and how far off it has been of late. The
-step is only into what batch does not use; trouble that comes all the same is answered as any other.
+A load forecast (``forecast.load``), with its recent error, is the evidence. The step takes only what batch does not
+use; trouble that occurs anyway is handled as usual.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from perphd.admission import inferer
 from perphd.admission.context import batch_demand_cores, model_context
 from perphd.admission.detector import Target
-from perphd.admission.scene import Scene
+from perphd.admission.lra_context import LraContext
 from perphd.admission.thresholds import SURE
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Evidence
@@ -22,9 +22,9 @@ from perphd.forecast import load as load_forecast
 from perphd.forecast.load import Expected, LoadForecast
 
 NO_FORECASTS = (LoadForecast(), LoadForecast(bin_s=load_forecast.DAY_BIN_S))
-"""One of minutes, one of days."""
+"""Forecasts over minutes, and over days."""
 LEAST_GAIN = 0.15
-"""By how much the chance to keep the target must grow for a step to be worth a change."""
+"""Least gain in the chance of meeting the target that justifies a step."""
 
 
 def observe(states: tuple[LoadForecast, ...], load: Reading, now_s: float) -> tuple[LoadForecast, ...]:
@@ -37,9 +37,9 @@ def observe(states: tuple[LoadForecast, ...], load: Reading, now_s: float) -> tu
 def spike(
     states: tuple[LoadForecast, ...], load: Reading, horizon_s: float, least_growth: float
 ) -> Expected | None:
-    """The growth of the load that is to be prepared for, if forecasts are good enough to speak of one.
+    """The growth of the load to prepare for; None if no forecast is good enough.
 
-    One that follows a season comes before a trend. It must be larger than what forecasts of late were off by.
+    A seasonal forecast is preferred to a trend. The growth must exceed the forecasts' recent error.
     """
     if not available(load) or load <= 0:
         return None
@@ -53,27 +53,27 @@ def spike(
 
 
 def evidence(expected: Expected, load: Reading) -> Evidence:
-    """The forecast as a record of the decision."""
+    """The forecast as evidence of the decision."""
     season = f"a season of {expected.season_s:.0f} s" if expected.season_s else "the trend"
-    off = f"forecasts of late were off by {100.0 * (expected.error_factor - 1.0):.0f} %"
+    off = f"recent forecasts were off by {100.0 * (expected.error_factor - 1.0):.0f} %"
     return Evidence("forecast load", expected.load_per_s, load, "/s", f"expected soon, by {season}; {off}")
 
 
 def advise(
-    scene: Scene, model: ResPerfModel, target: Target, load: Reading, expected: Expected
+    lra: LraContext, model: ResPerfModel, target: Target, load: Reading, expected: Expected
 ) -> Allocation | None:
     """The step into idle resources that keeps the target under the expected load; None if none is worth it."""
     if not available(load) or load <= 0:
         return None
-    z = scene.settings.confidence_z
-    now = model_context(scene.snapshot, scene.view, model)
+    z = lra.settings.confidence_z
+    now = model_context(lra.snapshot, lra.view, model)
     growth = expected.load_per_s / load
     then = replace(now, lra_demand_cores=min(now.lra_demand_cores * growth, now.total_cores))
-    allocations = inferer.lattice(scene.current, scene.floor_cores(), scene.knobs())
+    allocations = inferer.lattice(lra.current, lra.floor_cores(), lra.knobs())
     today = inferer.assess(allocations, model, now, target, z)
     later = inferer.assess(allocations, model, then, target, z)
-    used = batch_demand_cores(scene.snapshot)
-    here = next(i for i, a in enumerate(allocations) if a == scene.current)
+    used = batch_demand_cores(lra.snapshot)
+    here = next(i for i, a in enumerate(allocations) if a == lra.current)
     has = today[here].batch_cores
     least = inferer.chance(later[here].prediction, 1.0, z)
     if least >= SURE:
@@ -83,7 +83,7 @@ def advise(
         idle_only = (
             a.cpu.batch_cores >= math.ceil(used) and item.batch_cores >= has - inferer.NEGLIGIBLE_CORES
         )
-        if a == scene.current or not idle_only or inferer.protects_no_more(a.cpu, scene.current.cpu):
+        if a == lra.current or not idle_only or inferer.protects_no_more(a.cpu, lra.current.cpu):
             continue
         keeps = inferer.chance(spiked.prediction, 1.0, z)
         if keeps >= least + LEAST_GAIN and (best is None or keeps > best[0]):

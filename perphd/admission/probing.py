@@ -1,11 +1,11 @@
-"""Bounded probing: now and then one step aside from an allocation that is just enough, so that the model knows what
-lies around it.
+"""Exploration: occasional small steps from a just-enough allocation, so that the model knows its neighbourhood.
 
-A policy that only moves when it must sees one place, and sees others in bad times only: a model taught by that takes
-what is given in bad times for their cause, and does not notice that the application has changed where it never goes.
-A step aside is one unit of one resource, up or down, to the place that the least is known of. It is made only while
-there is slack, after a long calm, and so many times an hour at most; a step down that proves too little is taken back
-and regretted as any step back to batch is, a step up always goes back.
+A policy that moves only under pressure sees other allocations in bad times only. Its model then attributes bad times to
+the allocation, and misses changes of the application elsewhere.
+
+An exploration step is one unit of one resource, up or down, to the allocation about which least is known. It is made
+only with slack, after a long calm, and at a limited rate per hour. A step down that proves too little is rolled back
+with a cooldown, like any reduction; a step up always goes back.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Final
 from perphd.admission import inferer, ladder
 from perphd.admission.detector import Target
 from perphd.admission.inferer import Assessed
+from perphd.admission.lra_context import LraContext
 from perphd.admission.rescue import Move
 from perphd.admission.scatter import mean
-from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action
@@ -27,20 +27,21 @@ from perphd.domain.policy import HostView, ResPerfModel, WorkloadView
 
 HOUR_S: Final = 3600.0
 ALIKE: Final = 0.95
-"""Share of the present place's support from which the model can hardly tell a place from it: nothing to learn there."""
+"""Share of the present allocation's support above which another has nothing new to teach."""
 SAFE: Final = 0.6
-"""Least chance of keeping the target that a step must have, whichever way it goes."""
+"""Least predicted chance of keeping the target for a step in either direction."""
 REMEMBERED: Final = 16
-"""Places whose last visit by a step aside is remembered, at most."""
+"""Most allocations whose last exploration is remembered."""
 SEEN: Final = 10
-"""Clean scores that must speak for the slack."""
+"""Number of clean scores required as evidence of slack."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probing:
-    """What is remembered. ``steps_s``: when the steps aside of the last hour were made (monotonic); ``been``: where
-    they went, the last one at the end; ``out``: where the last step up went, ``home``: where from; both
-    None when there is nothing to go back from.
+    """State of exploration.
+
+    ``steps_s``: times of the last hour's steps (monotonic). ``been``: allocations explored, latest last. ``out``:
+    destination of the last step up, and ``home``: its origin; both None if there is none to revert.
     """
 
     steps_s: tuple[float, ...] = ()
@@ -49,35 +50,35 @@ class Probing:
     home: Allocation | None = None
 
     def stepped(self, at: Assessed, current: Allocation, now_s: float) -> Probing:
-        """After a step aside was decided."""
+        """The state after an exploration step."""
         recent = (*(s for s in self.steps_s if now_s - s < HOUR_S), now_s)
         been = (*(a for a in self.been if a != at.allocation), at.allocation)[-REMEMBERED:]
         up = not inferer.asks_no_more(at.allocation, current)
         return Probing(recent, been, at.allocation, current) if up else Probing(recent, been)
 
     def way_home(self, current: Allocation) -> Allocation | None:
-        """Where to go back to, if a step up is still in force."""
+        """Allocation to return to if a step up is still in force; else None."""
         return self.home if self.out == current else None
 
     def back(self) -> Probing:
-        """After the way home was taken."""
+        """The state after returning."""
         return Probing(self.steps_s, self.been)
 
     def made(self, now_s: float) -> int:
-        """Steps aside within the last hour."""
+        """Number of exploration steps within the last hour."""
         return sum(now_s - s < HOUR_S for s in self.steps_s)
 
 
 def may_step(
     probing: Probing, scores: Sequence[float], calm_s: float, now_s: float, settings: PolicySettings
 ) -> bool:
-    """True if a step aside can be afforded now.
+    """True if an exploration step is affordable now.
 
     Args:
-        probing: what is remembered.
+        probing: the state.
         scores: clean scores since the last change (1: on target).
-        calm_s: for how long nothing was changed and the LRA was healthy.
-        now_s: the time, monotonic.
+        calm_s: seconds for which the LRA was healthy and nothing changed.
+        now_s: monotonic time.
         settings: ``step_aside_*``.
     """
     if probing.made(now_s) >= settings.step_aside_per_h or calm_s < settings.step_aside_calm_s:
@@ -88,7 +89,7 @@ def may_step(
 
 
 def around(current: Allocation, host: HostView, batch: Sequence[WorkloadView]) -> tuple[Allocation, ...]:
-    """One unit more and less of cache and of bandwidth, where they can be set; the CPU is that of ``current``."""
+    """Allocations with one unit more or less of cache or bandwidth, as far as settable, on the same CPUs."""
     found: list[Allocation] = []
     if ladder.can_protect_llc(host, batch):
         for ways in (current.llc_ways - 1, current.llc_ways + 1):
@@ -109,16 +110,16 @@ def step(
     been: Sequence[Allocation],
     z: float,
 ) -> Assessed | None:
-    """The neighbour of ``current`` where no step aside was for longest; None if none can be risked.
+    """The neighbour of ``current`` least recently explored; None if none is safe enough.
 
-    Of several where none ever was, that of which the model knows least, and of those the one that leaves batch more.
+    Unexplored neighbours come first, then those with least support, then those that leave batch more.
 
     Args:
-        assessed: allocations with what the model says of them; those that are no step away do not count.
-        current: in force, among them.
-        barred: what is regretted: neither that nor what protects less is tried.
-        been: where steps aside have been, the last at the end.
-        z: at how many standard deviations the lower bounds lie.
+        assessed: allocations with predictions; those farther than one step are ignored.
+        current: the allocation in force.
+        barred: allocations in cooldown; nothing that protects no more is tried.
+        been: explored allocations, latest last.
+        z: standard deviations between prediction and lower bound.
     """
     counts = inferer.core_counts(assessed)
     known = max((i.prediction.support for i in assessed if i.allocation == current), default=0.0)
@@ -136,14 +137,14 @@ def step(
 
 def _is_one_step(a: Allocation, b: Allocation, counts: Sequence[int]) -> bool:
     if a.cpu == b.cpu:
-        return True  # ``around`` made it
-    # Cores of one's own instead of shared ones are another instrument, not a step of the same.
+        return True  # made by ``around``
+    # Exclusive instead of shared cores are a different instrument, not one step.
     same = a.cpu.exclusive == b.cpu.exclusive and replace(a, cpu=b.cpu) == b
     return same and inferer.is_step(a.cpu, b.cpu, counts)
 
 
 def aside(
-    scene: Scene,
+    lra: LraContext,
     model: ResPerfModel,
     target: Target,
     assessed: tuple[Assessed, ...],
@@ -152,43 +153,43 @@ def aside(
     barred: Sequence[Allocation],
     healthy_since_s: float,
 ) -> tuple[Move, Probing] | None:
-    """The step aside that one LRA's turn makes now, and what is to be remembered of it; None if it makes none.
+    """The exploration step that an LRA makes now, with the new state; None if it makes none.
 
     Args:
-        scene: of the decision.
+        lra: context of the decision.
         model: of the LRA.
         target: of the LRA.
-        assessed: the CPU grants that can be enforced, with what the model says of them.
-        probing: what is remembered.
+        assessed: enforceable CPU grants with predictions.
+        probing: the state.
         scores: clean scores since the last change.
-        barred: what is regretted now.
+        barred: allocations in cooldown.
         healthy_since_s: since when it is healthy (monotonic).
     """
-    settings, view = scene.settings, scene.view
-    calm_s = scene.now_s - max(view.protected_since_s, healthy_since_s)
-    if scene.current == scene.nothing or not view.enforced:
+    settings, view = lra.settings, lra.view
+    calm_s = lra.now_s - max(view.protected_since_s, healthy_since_s)
+    if lra.current == lra.nothing or not view.enforced:
         return None
-    if not may_step(probing, scores, calm_s, scene.now_s, settings):
+    if not may_step(probing, scores, calm_s, lra.now_s, settings):
         return None
-    cache = around(scene.current, scene.snapshot.host, scene.giving())
+    cache = around(lra.current, lra.snapshot.host, lra.giving())
     if cache:
-        assessed = (*assessed, *scene.assess_these(cache, model, target))
-    found = step(assessed, scene.current, barred, probing.been, settings.confidence_z)
+        assessed = (*assessed, *lra.assess_these(cache, model, target))
+    found = step(assessed, lra.current, barred, probing.been, settings.confidence_z)
     if found is None:
         return None
-    after = probing.stepped(found, scene.current, scene.now_s)
-    here = next(a for a in assessed if a.allocation == scene.current)
+    after = probing.stepped(found, lra.current, lra.now_s)
+    here = next(a for a in assessed if a.allocation == lra.current)
     action = Action.EXPLORE if after.out is not None else Action.SHRINK
-    candidates = scene.candidates(assessed, found, here)
+    candidates = lra.candidates(assessed, found, here)
     return Move(action, found.allocation, told(after, settings), candidates), after
 
 
 def told(probing: Probing, settings: PolicySettings) -> str:
-    """Why, for the explanation. ``probing``: after the step."""
-    up = "one step more, which goes back"
+    """The reason of a step, for the explanation. ``probing``: state after the step."""
+    up = "one step more, which is reverted"
     down = "one step back to batch, which is undone if it is too little"
     return (
-        "a step aside while there is slack, so that the model knows what lies around: "
+        "an exploration step while there is slack: "
         f"{down if probing.out is None else up} "
         f"({len(probing.steps_s)} of at most {settings.step_aside_per_h:g} within an hour)"
     )

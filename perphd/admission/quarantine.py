@@ -1,8 +1,8 @@
-"""When a model's advice has failed: it is not asked for a while, and a ladder that needs no model takes over.
+"""Circuit breaker: a model whose advice failed is suspended, and a ladder without a model takes over.
 
-The ladder steps up what is suspected, then the next: batch's weight, its cores by halves, cores of the LRA's own; cache
-ways and bandwidth by halves (``ladder``). What is enough is given back one rung at a time. Each step is judged by what
-came of it, like any other. Pure functions and values.
+The ladder strengthens the suspected resource first, then the others: batch's weight, its cores by halves, exclusive
+cores for the LRA; cache ways and bandwidth by halves (``ladder``). Excess is given back one rung at a time. Each step
+is evaluated like any other change. Pure functions and values.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from perphd.admission import inferer, ladder
 from perphd.admission.backoff import doubled_s
+from perphd.admission.lra_context import LraContext
 from perphd.admission.outcomes import Came, Pending
-from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import HELPED_RATIO, WORSE_RATIO
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
@@ -21,15 +21,15 @@ from perphd.domain.decision import Action, Cause
 from perphd.domain.reading import available
 
 GENTLE_WEIGHT = 25
-"""The first rung: batch's weight against everybody's 100."""
+"""Batch's weight on the first rung; the default is 100."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """What is held against a model.
+    """State of a model's circuit breaker.
 
-    ``failures``: of its advice, since it last helped; ``until_s``: not asked before; ``times``: quarantines in a row.
-    ``best``: the allocation that did best while it was not asked, and its score.
+    ``failures``: of its advice since it last helped. ``until_s``: end of the suspension; None: never suspended.
+    ``times``: consecutive suspensions. ``best``: score and allocation that did best during the suspension.
     """
 
     failures: int = 0
@@ -38,20 +38,20 @@ class Quarantine:
     best: tuple[float, Allocation] | None = None
 
     def active(self, now_s: float) -> bool:
-        """True while the model is not asked."""
+        """True while the model is suspended."""
         return self.until_s is not None and now_s < self.until_s
 
     def length_s(self, settings: PolicySettings) -> float:
-        """How long the next quarantine would last."""
+        """Length of the next suspension in seconds."""
         return doubled_s(settings.quarantine_s, self.times)
 
 
 def judged(
     state: Quarantine, pending: Pending, came: Came, score: float, now_s: float, settings: PolicySettings
 ) -> Quarantine:
-    """After a change was judged. ``score``: what it came to (1: on target).
+    """The state after a change was evaluated. ``score``: its result (1: on target).
 
-    Only advice to give more counts: a step back is a gamble by design, and exploration asks for no belief.
+    Only advice to give more counts: a reduction is a gamble by design, and exploration needs no belief.
     """
     if state.active(now_s):
         better = state.best is None or score > state.best[0] * HELPED_RATIO
@@ -61,13 +61,13 @@ def judged(
     if came is Came.HELPED:
         return replace(state, failures=0)
     if available(pending.score_before) and pending.score_before >= 1.0:
-        return state  # it was on target: what was done by way of precaution had nothing to cure
+        return state  # a precaution while on target had nothing to improve
     if came not in (Came.NO_HELP, Came.WORSE):
         return state
     failures = state.failures + 1
     if failures < settings.quarantine_failures:
         return replace(state, failures=failures)
-    # Forgiven once it has done well for as long as it was not asked.
+    # Earlier suspensions are forgiven after a trouble-free time as long as the last one.
     length_s = state.length_s(settings)
     forgiven = state.until_s is None or now_s - state.until_s > length_s
     again = replace(state, times=0) if forgiven else state
@@ -78,9 +78,9 @@ def _only_memory(pending: Pending) -> bool:
     return replace(pending.before, memory_bytes=pending.after.memory_bytes) == pending.after
 
 
-def cpu_rungs(scene: Scene) -> tuple[Allocation, ...]:
-    """CPU protections from the gentlest to the strongest; the rest as it is in force."""
-    knobs, total, floor = scene.knobs(), scene.nothing.cpu.total_cores, scene.floor_cores()
+def cpu_rungs(lra: LraContext) -> tuple[Allocation, ...]:
+    """CPU protections from the gentlest to the strongest; other resources as in force."""
+    knobs, total, floor = lra.knobs(), lra.nothing.cpu.total_cores, lra.floor_cores()
     grants: list[CpuGrant] = []
     if knobs.batch_weight:
         grants += [CpuGrant(total, total, GENTLE_WEIGHT), CpuGrant(total, total, IDLE)]
@@ -95,43 +95,43 @@ def cpu_rungs(scene: Scene) -> tuple[Allocation, ...]:
     grants += [CpuGrant(total, cores, weakest) for cores in halves]
     if knobs.lra_cpus:
         grants += [CpuGrant(total, cores, 100, exclusive=True) for cores in halves]
-    return tuple(replace(scene.current, cpu=grant) for grant in grants)
+    return tuple(replace(lra.current, cpu=grant) for grant in grants)
 
 
 def climb(
-    scene: Scene, cause: Cause, regretted: Sequence[Allocation], state: Quarantine, score: float
+    lra: LraContext, cause: Cause, regretted: Sequence[Allocation], state: Quarantine, score: float
 ) -> tuple[Allocation, str] | None:
-    """The next rung up and why; None if nothing is left to try. ``score``: what is in force comes to."""
-    cache = list(ladder.stronger(scene.current, cause, scene.snapshot.host, scene.giving()))
+    """The next rung up and the reason; None if nothing is left. ``score``: of the allocation in force."""
+    cache = list(ladder.stronger(lra.current, cause, lra.snapshot.host, lra.giving()))
     other = Cause.MBW if cause is Cause.LLC else Cause.LLC
-    late = list(ladder.stronger(scene.current, other, scene.snapshot.host, scene.giving()))
-    cpu = [a for a in cpu_rungs(scene) if _is_above(a.cpu, scene.current.cpu)]
+    late = list(ladder.stronger(lra.current, other, lra.snapshot.host, lra.giving()))
+    cpu = [a for a in cpu_rungs(lra) if _is_above(a.cpu, lra.current.cpu)]
     for step in (*cache, *cpu, *late):
-        if step not in regretted and step != scene.current:
+        if step not in regretted and step != lra.current:
             return step, "the next rung of the ladder"
-    if state.best is None or state.best[1] == scene.current:
+    if state.best is None or state.best[1] == lra.current:
         return None
     value, best = state.best
     if value > score * HELPED_RATIO:
-        return best, "the ladder is at its end: back to the rung that did best"
-    if inferer.asks_no_more(best, scene.current) and score * WORSE_RATIO <= value:
-        return best, "the ladder is at its end: back to the gentlest rung that did as well"
+        return best, "the ladder is exhausted: back to the rung that did best"
+    if inferer.asks_no_more(best, lra.current) and score * WORSE_RATIO <= value:
+        return best, "the ladder is exhausted: back to the gentlest rung that did as well"
     return None
 
 
-def descend(scene: Scene, regretted: Sequence[Allocation]) -> Allocation | None:
-    """One rung down, CPU first: it is dearest for batch; None if nothing is left to give back."""
-    rungs = cpu_rungs(scene)
-    below = [a for a in rungs if _is_above(scene.current.cpu, a.cpu)]
+def descend(lra: LraContext, regretted: Sequence[Allocation]) -> Allocation | None:
+    """The next rung down, CPU first since it is most valuable to batch; None if nothing is left."""
+    rungs = cpu_rungs(lra)
+    below = [a for a in rungs if _is_above(lra.current.cpu, a.cpu)]
     steps: list[Allocation] = [below[-1]] if below else []
-    if not below and scene.current.cpu != scene.nothing.cpu:
-        steps.append(replace(scene.current, cpu=scene.nothing.cpu))
-    steps += ladder.weaker(scene.current, scene.snapshot.host)
-    return next((a for a in steps if a not in regretted and a != scene.current), None)
+    if not below and lra.current.cpu != lra.nothing.cpu:
+        steps.append(replace(lra.current, cpu=lra.nothing.cpu))
+    steps += ladder.weaker(lra.current, lra.snapshot.host)
+    return next((a for a in steps if a not in regretted and a != lra.current), None)
 
 
 def _is_above(a: CpuGrant, b: CpuGrant) -> bool:
-    """True if ``a`` protects more: exclusive cores before shared ones, then fewer cores for batch, then less weight."""
+    """True if ``a`` protects more: exclusive before shared, then fewer batch cores, then less weight."""
     if a.exclusive != b.exclusive:
         return a.exclusive
     if a.batch_cores != b.batch_cores:

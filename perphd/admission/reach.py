@@ -1,15 +1,19 @@
-"""A target that is out of reach: settle on the cheapest of the nearly equal best settings, and look again rarely.
+"""Handles a target that is out of reach: holds the cheapest of the best settings and rarely tries again.
 
-Problem: where nothing that batch can give brings an LRA back to its target, trying goes on for ever, and every try
-disturbs the LRA. Approach: changes that brought the LRA no nearer to its target are counted. After a handful the
-setting that did best of those tried is put in force, or a cheaper one that did nearly as well, and nothing is changed
-any more until it is time to look again. Every look may fail once; the pauses between looks double. A change after
-which the LRA did better than ever before in the episode does not count: there may be more where that came from, as
-with cache ways that help a step at a time.
+Problem: if no restriction of batch brings an LRA back to its target, trial and error never ends, and every try disturbs
+the LRA. Approach: count the changes that brought the LRA no nearer to its target. After a handful, restore the best
+setting tried, or a cheaper one that is nearly as good, and change nothing until the next attempt. Each attempt may fail
+once, and the pauses between attempts double. A change after which the LRA did better than ever before in the episode
+does not count, because more may follow, as with cache ways that help one step at a time.
 
-A target that one of the settings kept is not out of reach: then the episode begins anew instead. So it does when other
-things can be set than before: resctrl was mounted, or nobody else insists on masks of his own any more. It ends once
-the target was kept for a while. Pure.
+A target that one of the settings reliably met is not out of reach: the episode then restarts, at a limited rate. It
+also restarts when the available knobs change: resctrl was mounted, or another program gave up its masks. It ends once
+the target was met for a while.
+
+On a full host samples scatter, and the best of several means of few samples is good by chance alone. A setting
+therefore counts as better, or good enough, only if the difference exceeds its samples' scatter, and one sample on
+target exempts only reductions from the count. While a setting of ``WELL_KNOWN`` samples meets the target in the mean,
+the target is within reach and every change is allowed. Pure.
 """
 
 from __future__ import annotations
@@ -23,44 +27,60 @@ from perphd.admission import inferer
 from perphd.admission.backoff import doubled_s
 from perphd.admission.context import giving_now
 from perphd.admission.ladder import cache_knobs
+from perphd.admission.lra_context import LraContext
 from perphd.admission.rescue import Move
-from perphd.admission.scene import Scene
 from perphd.domain.allocation import IDLE, Allocation
 from perphd.domain.decision import Action
 from perphd.domain.reading import Reading, available
 from perphd.domain.workload import Exploration
 
 HANDFUL: Final = 5
-"""Settings that may prove no better than those before, returns included, before perphd settles: two instruments tried
-and taken back, and one that is left in force."""
+"""Number of settings without improvement, returns included, after which perphd settles.
+
+Enough for two instruments tried and reverted, and a third left in force.
+"""
 BETTER: Final = 1.05
-"""A setting brought the LRA nearer to its target if its score is this many times the best one before."""
+"""Factor over the best earlier score from which a setting is an improvement."""
+SURELY: Final = 2.5
+"""Standard errors by which settings must differ to exceed their samples' scatter."""
+FEW: Final = 6.0
+"""Correction of the scatter of n samples, as a factor 1 + FEW / n."""
 MOST_PER_MINUTE: Final = 7
-"""Changes within a minute while the target is missed; settling is one more."""
+"""Most changes within a minute while the target is missed; settling is one more."""
+MOST_LATER: Final = 5
+"""Most changes in ten minutes after the first minute; settling is one more."""
 MINUTE_S: Final = 60.0
+LONG_S: Final = 600.0
 LOOK_AGAIN_S: Final = 600.0
-"""The first pause before another look; each look that fails doubles it ..."""
+"""First pause before another attempt."""
 MOST_DOUBLED: Final = 2
-"""... so many times."""
+"""Most doublings of that pause."""
 LOOK_S: Final = 30.0
-"""A look that finds nothing to change ends after this time."""
+"""Duration after which an attempt without a change ends."""
 KEPT_S: Final = 60.0
-"""The target must be kept for this long before changes that failed are forgotten."""
+"""Time for which the target must be met before failed changes are forgotten."""
 NEARLY: Final = 0.97
-"""Scores that are this share of the best count as equal to it."""
+"""Share of the best score above which scores count as equal to it."""
 LEAST_SAMPLES: Final = 2
+WELL_KNOWN: Final = 6
+"""Samples from which a setting's mean shows whether it meets the target."""
 MOST_TRIED: Final = 12
-ALL_AT_ONCE: Final = "batch is kept from all that it can be kept from at once"
+ALL_AT_ONCE: Final = "batch is restricted in every resource at once"
+ENOUGH: Final = "limit of changes within the last minutes reached"
 _WEIGHT_OF_IDLE: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """How the LRA fared under one allocation: mean logarithm of ``samples`` scores."""
+    """Performance under one allocation.
+
+    ``log_score``: mean logarithm of ``samples`` scores. ``squares``: sum of squared deviations from it.
+    """
 
     allocation: Allocation
     log_score: float
     samples: int
+    squares: float = 0.0
 
     @property
     def score(self) -> float:
@@ -70,7 +90,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Instruments:
-    """The settings of batch that can be changed here and now."""
+    """Knobs of batch that can be set now."""
 
     cpus: bool
     weight: bool
@@ -79,67 +99,74 @@ class Instruments:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What is remembered of an episode. ``failed``: settings that were left without having done better than those
-    before; ``changed_s``: when settings changed, in the last minute.
+    """State of an episode.
 
-    ``last``: the allocation of the last sample; ``settled_until_s``: nothing is changed before; None: not settled.
-    ``looking_since_s``: a look goes on; ``looks``: that failed; ``kept_since_s``: since when the target is kept without
-    a break; ``instruments``: what could be set.
+    ``failed``: settings left without an improvement. ``changed_s``: times of changes in the last ten minutes.
+    ``began_s``: time of the first change. ``last``: allocation of the last sample. ``settled_until_s``: end of holding
+    the setting; None: not held. ``looking_since_s``: start of the present attempt. ``looks``: failed attempts.
+    ``kept_since_s``: since when the target has been met. ``instruments``: knobs available. ``anew_s``: time of the last
+    restart because a setting had met the target.
     """
 
     tried: tuple[Tried, ...] = ()
     failed: int = 0
     changed_s: tuple[float, ...] = ()
+    began_s: float | None = None
     last: Allocation | None = None
     settled_until_s: float | None = None
     looking_since_s: float | None = None
     looks: int = 0
     kept_since_s: float | None = None
     instruments: Instruments | None = None
+    anew_s: float = -math.inf
 
     @property
     def best(self) -> float:
-        """The best score of the episode; NaN if none was seen."""
+        """The best score of the episode; NaN if there is none."""
         return max((t.score for t in self.tried if t.samples >= LEAST_SAMPLES), default=math.nan)
 
 
-def instruments(scene: Scene) -> Instruments | None:
-    """The settings of batch that can be changed here and now; None where there is no batch."""
-    if not scene.giving():
+def instruments(lra: LraContext) -> Instruments | None:
+    """Knobs of batch that can be set now; None if there is no batch."""
+    if not lra.giving():
         return None
-    knobs, cache = scene.knobs(), cache_knobs(scene.snapshot.host, giving_now(scene.snapshot))
+    knobs, cache = lra.knobs(), cache_knobs(lra.snapshot.host, giving_now(lra.snapshot))
     return Instruments(knobs.batch_cpus, knobs.batch_weight, cache)
 
 
-def strongest(scene: Scene) -> Allocation | None:
-    """All that batch can be kept from; None where that is CPU alone, which the policy tries soon enough."""
-    shield = scene.shield_allocation()
-    return shield if shield != scene.probe_allocation() else None
+def strongest(lra: LraContext) -> Allocation | None:
+    """The strongest restriction of batch; None if it is of CPU alone, which the policy tries anyway."""
+    shield = lra.shield_allocation()
+    return shield if shield != lra.probe_allocation() else None
 
 
 def having(reach: Reach, instruments: Instruments | None) -> Reach:
-    """The episode where these can be set; a new one if they were others. None: there is no batch to set them of."""
+    """The episode with these knobs available; a new one if they changed. None: there is no batch."""
     if instruments is None or instruments == reach.instruments:
         return reach
     if reach.instruments is None:
         return replace(reach, instruments=instruments)
-    return Reach(changed_s=reach.changed_s, instruments=instruments)
+    return Reach(changed_s=reach.changed_s, began_s=reach.began_s, instruments=instruments)
 
 
 def seen(reach: Reach, current: Allocation, score: Reading, now_s: float, *, clean: bool) -> Reach:
-    """The episode after one more sample under ``current``. ``score``: of the sample; ``clean``: nothing settles."""
+    """The episode after one more sample under ``current``.
+
+    ``score``: of the sample. ``clean``: nothing is settling.
+    """
     if not available(score) or not clean:
         return reach
     since_s = (reach.kept_since_s if reach.kept_since_s is not None else now_s) if score >= 1.0 else None
     if since_s is not None and now_s - since_s >= KEPT_S:
-        return Reach(last=current, kept_since_s=since_s, instruments=reach.instruments)
-    changed = since_s is None and reach.last is not None and reach.last != current
+        return Reach(last=current, kept_since_s=since_s, instruments=reach.instruments, anew_s=reach.anew_s)
+    changed = reach.last is not None and reach.last != current
     if changed and reach.last is not None and _only_memory(reach.last, current):
         changed = False
     if changed and reach.last is not None:
-        recent = (*(at_s for at_s in reach.changed_s if now_s - at_s < MINUTE_S), now_s)
+        recent = (*(at_s for at_s in reach.changed_s if now_s - at_s < LONG_S), now_s)
         in_vain = not _was_nearer(reach.tried, reach.last)
-        reach = replace(reach, failed=reach.failed + in_vain, changed_s=recent)
+        began_s = reach.began_s if reach.began_s is not None else now_s
+        reach = replace(reach, failed=reach.failed + in_vain, changed_s=recent, began_s=began_s)
     reach = replace(reach, kept_since_s=since_s, last=current)
     log = math.log(min(max(score, 1e-3), 10.0))
     known = next((t for t in reach.tried if t.allocation == current), None)
@@ -147,19 +174,20 @@ def seen(reach: Reach, current: Allocation, score: Reading, now_s: float, *, cle
         now = Tried(current, log, 1)
     else:
         n = known.samples + 1
-        now = Tried(current, known.log_score + (log - known.log_score) / n, n)
+        mean = known.log_score + (log - known.log_score) / n
+        now = Tried(current, mean, n, known.squares + (log - known.log_score) * (log - mean))
     others = tuple(t for t in reach.tried if t.allocation != current)
     return replace(reach, tried=(*others, now)[-MOST_TRIED:])
 
 
 def standing(reach: Reach, current: Allocation, now_s: float) -> tuple[Reach, Move | None]:
-    """What holds before anything is decided: HOLD while settled; None where the policy may decide."""
+    """HOLD while the setting is held; else None, and the policy decides."""
     until_s = reach.settled_until_s
     if until_s is None:
         return reach, None
     if now_s < until_s:
         return reach, Move(Action.HOLD, current, told(reach, now_s))
-    # What was seen before tells little of now: the look compares anew.
+    # Earlier samples are outdated, so the attempt compares again.
     reach = replace(
         reach, tried=(), failed=HANDFUL - 1, last=current, looking_since_s=now_s, settled_until_s=None
     )
@@ -174,33 +202,36 @@ def checked(
     scores: Sequence[float],
     strongest: Allocation | None = None,
 ) -> tuple[Reach, Move]:
-    """The move that is made instead of ``move``, and what is remembered then.
+    """The move to make instead of ``move``, and the state after it.
 
     Args:
         reach: the episode.
-        move: what the policy wants.
-        current: in force.
-        now_s: monotonic seconds.
+        move: the policy's proposal.
+        current: allocation in force.
+        now_s: monotonic time.
         scores: clean scores since the last change.
-        strongest: all that batch can be kept from at once; no target is out of reach before that was tried.
+        strongest: strongest restriction of batch; no target is out of reach before it was tried.
     """
     if move.action is Action.RELEASE:
         return Reach(instruments=reach.instruments), move
-    if reach.kept_since_s is not None:
-        return reach, move  # it is on target: giving back has its own rules
+    if _is_met_somewhere(reach):
+        return reach, move
+    if reach.kept_since_s is not None and move.action is Action.SHRINK:
+        return replace(reach, last=move.chosen), move  # on target: reductions follow their own rules
     stays = move.chosen == current or _only_memory(move.chosen, current)
     looked = reach.looking_since_s is not None and now_s - reach.looking_since_s >= LOOK_S
     if stays and not looked:
         return reach, move
+    enough = changed_enough(reach.began_s, reach.changed_s, now_s)
     if not stays and reach.failed < HANDFUL:
-        if sum(now_s - at_s < MINUTE_S for at_s in reach.changed_s) >= MOST_PER_MINUTE:
-            return reach, Move(Action.HOLD, current, "enough was changed within the last minute")
-        return reach, move
+        return reach, Move(Action.HOLD, current, ENOUGH) if enough else move
     if len(scores) < LEAST_SAMPLES:
-        return reach, Move(Action.HOLD, current, "whether the last change helped is being judged")
-    if reach.best >= 1.0:
-        return replace(reach, tried=(), failed=0, looking_since_s=None), move
+        return reach, Move(Action.HOLD, current, "evaluating whether the last change helped")
+    if _was_kept(reach.tried) and now_s - reach.anew_s >= LOOK_AGAIN_S:
+        return replace(reach, tried=(), failed=0, looking_since_s=None, anew_s=now_s), move
     if strongest is not None and not reach.looks and not _was_tried(strongest, reach.tried):
+        if enough:
+            return reach, Move(Action.HOLD, current, ENOUGH)
         return reach, Move(Action.GROW, strongest, "nothing else has helped enough: " + ALL_AT_ONCE)
     chosen = cheapest_of_the_best(reach.tried, current)
     reach = _settled(reach, now_s)
@@ -209,7 +240,7 @@ def checked(
 
 
 def cheapest_of_the_best(tried: Sequence[Tried], current: Allocation) -> Allocation:
-    """Of the settings that did as well as the best, the one that leaves batch most; ``current`` if none was judged."""
+    """The setting most favourable to batch among the nearly best; ``current`` if none was evaluated."""
     judged = [t for t in tried if t.samples >= LEAST_SAMPLES]
     if not judged:
         return current
@@ -219,42 +250,77 @@ def cheapest_of_the_best(tried: Sequence[Tried], current: Allocation) -> Allocat
 
 
 def told(reach: Reach, now_s: float) -> str:
-    """The state of the episode in words."""
+    """The state of the episode as text."""
     minutes = max(0.0, (reach.settled_until_s or now_s) - now_s) / 60.0
-    best = "" if math.isnan(reach.best) else f"{100.0 * reach.best:.0f} % of it is the best that was reached"
-    parts = ("the target is out of reach", best, f"nothing more is tried for {minutes:.0f} min")
+    if math.isnan(reach.best):
+        best = ""
+    elif reach.best < 1.0:
+        best = f"the best result was {100.0 * reach.best:.0f} % of it"
+    else:
+        best = "it was met at times, but by no setting reliably"
+    parts = ("the target is out of reach", best, f"next attempt in {minutes:.0f} min")
     return "; ".join(part for part in parts if part)
 
 
-def may_try(exploration: Exploration, move: Move, current: Allocation) -> str:
-    """Why an exploration is not made; empty if it may be, or if the move is none.
+def changed_enough(began_s: float | None, changed_s: Sequence[float], now_s: float) -> bool:
+    """True if the limit of changes is reached, so that the next one must wait; arguments as in ``Reach``."""
+    first_minute_s = (began_s if began_s is not None else now_s) + MINUTE_S
+    if now_s < first_minute_s:
+        return len(changed_s) >= MOST_PER_MINUTE
+    return sum(at_s >= first_minute_s and now_s - at_s < LONG_S for at_s in changed_s) >= MOST_LATER
 
-    A place that is predicted to be worse than the present one is never tried, unless everything may be.
+
+def may_try(exploration: Exploration, move: Move, current: Allocation) -> str:
+    """Why an exploration is not allowed; empty if it is, or if the move is no exploration.
+
+    A setting predicted to be worse is tried only if all exploration is allowed.
     """
     if move.action is not Action.EXPLORE or exploration is Exploration.ALL:
         return ""
     if exploration is Exploration.OFF:
-        return "nothing known is better, and exploration is off"
+        return "no known setting is better, and exploration is off"
     if move.chosen.cpu.exclusive and not current.cpu.exclusive:
-        return "nothing known is better, and only batch's settings may be explored"
+        return "no known setting is better, and only batch's settings may be explored"
     scores = {c.allocation: c.score for c in move.candidates}
     if scores.get(move.chosen, math.inf) < scores.get(current, 0.0):
-        return "what is untried is predicted to be worse"
+        return "untried settings are predicted to be worse"
     return ""
 
 
 def _was_tried(wanted: Allocation, tried: Sequence[Tried]) -> bool:
-    """Whether this much was taken from batch already, or more."""
+    """True if batch was already restricted at least this much."""
     return any(
         inferer.asks_no_more(wanted, replace(t.allocation, memory_bytes=wanted.memory_bytes)) for t in tried
     )
 
 
+def _scatter(tried: Sequence[Tried]) -> float:
+    """Standard deviation of one sample's logarithm about its setting's mean, corrected for few samples."""
+    free = sum(t.samples - 1 for t in tried)
+    return math.sqrt(sum(t.squares for t in tried) / free) * (1.0 + FEW / free) if free > 0 else 0.0
+
+
 def _was_nearer(tried: Sequence[Tried], left: Allocation) -> bool:
-    """Whether the LRA did better under this setting than under all others; so for the first one of an episode."""
-    others = [t.score for t in tried if t.allocation != left]
-    judged = [t.score for t in tried if t.allocation == left and t.samples >= LEAST_SAMPLES]
-    return not others or (bool(judged) and judged[0] >= BETTER * max(others))
+    """True if this setting was significantly better than all others; also for an episode's first."""
+    others = [t for t in tried if t.allocation != left]
+    judged = [t for t in tried if t.allocation == left and t.samples >= LEAST_SAMPLES]
+    if not others or not judged:
+        return not others
+    here, best = judged[0], max(others, key=lambda t: t.log_score)
+    doubt = SURELY * _scatter(tried) * math.sqrt(1.0 / here.samples + 1.0 / best.samples)
+    return here.log_score - best.log_score >= max(math.log(BETTER), doubt)
+
+
+def _was_kept(tried: Sequence[Tried]) -> bool:
+    """True if one of these settings significantly met the target."""
+    doubt = SURELY * _scatter(tried)
+    judged = [t for t in tried if t.samples >= LEAST_SAMPLES]
+    return any(t.log_score >= doubt / math.sqrt(t.samples) for t in judged)
+
+
+def _is_met_somewhere(reach: Reach) -> bool:
+    """True if a well-sampled setting meets the target in the mean."""
+    return any(t.samples >= WELL_KNOWN and t.log_score >= 0.0 for t in reach.tried)
 
 
 def _settled(reach: Reach, now_s: float) -> Reach:

@@ -1,8 +1,8 @@
-"""Growth: from an LRA that is short of its target to the allocation that is to relieve it.
+"""Growth: selects the allocation that relieves an LRA below its target.
 
-CPU, cache ways and bandwidth are inferred together, in one model call. What the model has not seen of cache and
-bandwidth yet is expected from the counters: instructions that take ``slower`` times as long do so because of what
-batch has, and taking a part of that away wins a part of it back (``ladder.relief``).
+CPU, cache ways and bandwidth are inferred together in one model call. Effects of cache and bandwidth that the model has
+not seen are estimated from counters: if batch makes instructions take ``slower`` times as long, taking a part of its
+cache and bandwidth recovers a part of that (``ladder.relief``).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from perphd.admission.context import giving_now, model_context
 from perphd.admission.detector import Judgement, Target
 from perphd.admission.domains import protections_beside
 from perphd.admission.inferer import Assessed
+from perphd.admission.lra_context import LraContext
 from perphd.admission.outcomes import FEW, PATIENCE
 from perphd.admission.scatter import mean
-from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import HELPED_RATIO, SURE
 from perphd.domain.allocation import IDLE, Allocation
@@ -29,84 +29,82 @@ from perphd.domain.sample import Sample
 from perphd.domain.smt import SMT_SLOWER
 
 RECENT = 5
-"""Samples that count as now."""
+"""Number of latest samples that represent the present."""
 SURPRISE_SIGMA = 2.0
-"""A score that is so many sigma from what the model believes of the present allocation corrects that belief at once."""
+"""Sigmas between score and prediction from which the score corrects the model at once."""
 
 
 MINOR_PART = 0.3
-"""Exponent on how much slower instructions are where cache and bandwidth are not what it suffers from most."""
-SEEN_NOW = "as slow as now, less what batch gives up"
-"""By what a rescue corrects the model's answers."""
+"""Exponent on the slowdown if cache and bandwidth are not the main cause."""
+SEEN_NOW = "as slow as now, less the restriction of batch"
+"""Basis of a rescue's corrections to the model's predictions."""
 AS_GOOD = 0.97
-"""A score that is this share of another counts as equal where neither is enough."""
+"""Share of another insufficient score from which a score counts as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What was decided for one LRA, before it becomes a record.
+    """A decision about one LRA before it is recorded.
 
-    ``regret``: it has shown not to be enough; ``unproven``, ``home``: see ``outcomes.Pending``.
+    ``cooldown``: an allocation that was not enough. ``unproven``, ``home``: see ``outcomes.Pending``.
     """
 
     action: Action
     chosen: Allocation
     reason: str
     candidates: tuple[Candidate, ...] = ()
-    regret: Allocation | None = None
+    cooldown: Allocation | None = None
     unproven: bool = False
     home: Allocation | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Plight:
-    """What is known of an LRA that is short: the detector's answer, clean scores since the last change, and what is
-    regretted now.
-    """
+class Shortfall:
+    """Facts about an LRA below its target: judgement, clean scores since the last change, cooldowns."""
 
     judged: Judgement
     scores: Sequence[float]
     regretted: Sequence[Allocation]
 
     def measured(self, otherwise: float) -> float:
-        """What is seen now: the last sample if it is blatant, else the mean of the last few; ``otherwise``: of none."""
+        """The present score: the last sample if blatant, else the mean of the last few, else ``otherwise``."""
         if self.judged.blatant and available(self.judged.score):
             return self.judged.score
         return mean(self.scores[-RECENT:]) if self.scores else otherwise
 
     def is_lasting(self, settings: PolicySettings) -> bool:
-        """True if the samples since the last change have had their time, and the last few are below target."""
+        """True if there are enough samples since the last change, and the last few are below target."""
         enough = len(self.scores) >= PATIENCE * settings.evaluate_ticks
         return enough and mean(self.scores[-FEW:]) < 1.0
 
 
-def rescue(scene: Scene, model: ResPerfModel, target: Target, plight: Plight) -> Move:
-    """The move that relieves it; HOLD where nothing is believed to."""
-    judged, current = plight.judged, scene.current
+def rescue(lra: LraContext, model: ResPerfModel, target: Target, shortfall: Shortfall) -> Move:
+    """The move that relieves an LRA; HOLD if nothing is predicted to help."""
+    judged, current = shortfall.judged, lra.current
     cause = judged.verdict.cause
-    # Fewer cores for batch also take less cache and bandwidth; memory and disks they do not relieve.
-    if cause in (Cause.MEMORY, Cause.IO) and not scene.cpu_is_contended():
+    # Fewer cores for batch also mean less cache and bandwidth, but do not relieve memory or disks.
+    if cause in (Cause.MEMORY, Cause.IO) and not lra.cpu_is_contended():
         return Move(
             Action.HOLD,
             current,
             f"{cause} is contended: CPU would not help, and batch's use of it is not limited here",
         )
-    blind = scene.view.sample is not None and _is_blind(scene.view.sample, judged)
-    move = _infer(scene, model, target, plight, _cache_options(scene, judged.hierarchy))
-    if move.action is not Action.HOLD or not blind or mean(plight.scores or (0.0,)) >= 1.0:
+    blind = lra.view.sample is not None and _is_blind(lra.view.sample, judged)
+    move = _infer(lra, model, target, shortfall, _cache_options(lra, judged.hierarchy))
+    if move.action is not Action.HOLD or not blind or mean(shortfall.scores or (0.0,)) >= 1.0:
         return move
-    # CPU went as far as it goes: cache and bandwidth are tried where no counter can speak for them.
-    for option in _cache_options(scene, Cause.LLC)[1:]:
-        if not _barred(option, plight.regretted):
-            why = f"{move.reason}; what is left to try is its cache and bandwidth"
+    # CPU is exhausted: try cache and bandwidth, for which no counter can give evidence.
+    for option in _cache_options(lra, Cause.LLC)[1:]:
+        if not _barred(option, shortfall.regretted):
+            why = f"{move.reason}; trying cache and bandwidth next"
             return Move(Action.EXPLORE, option, why, move.candidates)
     return move
 
 
 def _is_blind(sample: Sample, judged: Judgement) -> bool:
-    """True if no counter can say that cache and bandwidth are innocent.
+    """True if no counter can rule out cache and bandwidth as causes.
 
-    CPI as usual says so by itself. Where it rose, only misses or stalls tell memory from a hyperthread.
+    An unchanged CPI rules them out. If it rose, only misses or stalls distinguish memory from an SMT sibling.
     """
     if not available(sample.cpi):
         return True
@@ -115,57 +113,57 @@ def _is_blind(sample: Sample, judged: Judgement) -> bool:
 
 
 def _infer(
-    scene: Scene, model: ResPerfModel, target: Target, plight: Plight, options: Sequence[Allocation]
+    lra: LraContext, model: ResPerfModel, target: Target, shortfall: Shortfall, options: Sequence[Allocation]
 ) -> Move:
-    z = scene.settings.confidence_z
-    assessed = _assess(scene, model, target, plight, options)
-    current = next(a for a in assessed if a.allocation == scene.current)
-    measured = plight.measured(current.prediction.score)
-    near = scene.current != scene.nothing and measured >= 1.0 - scene.settings.min_effect_pct / 100.0
+    z = lra.settings.confidence_z
+    assessed = _assess(lra, model, target, shortfall, options)
+    current = next(a for a in assessed if a.allocation == lra.current)
+    measured = shortfall.measured(current.prediction.score)
+    near = lra.current != lra.nothing and measured >= 1.0 - lra.settings.min_effect_pct / 100.0
     eligible = tuple(
         a
         for a in assessed
-        if a.allocation == scene.current
-        or (not _barred(a.allocation, plight.regretted) and _fits(scene, a, near, assessed))
+        if a.allocation == lra.current
+        or (not _barred(a.allocation, shortfall.regretted) and _fits(lra, a, near, assessed))
     )
     if near and len(eligible) == 1:
         return _hold(
-            scene, "best effort: slightly below target, and nothing is left that is sure to do better"
+            lra, "best effort: slightly below target, and no untried allocation is certain to do better"
         )
-    if scene.current == scene.nothing and len(eligible) > 1:
-        eligible = tuple(a for a in eligible if a.allocation != scene.current)  # doing nothing has failed
-    chosen, why = inferer.choose(eligible, scene.current, z)
+    if lra.current == lra.nothing and len(eligible) > 1:
+        eligible = tuple(a for a in eligible if a.allocation != lra.current)  # doing nothing has failed
+    chosen, why = inferer.choose(eligible, lra.current, z)
     exploring = why == inferer.EXPLORING
-    if exploring and scene.current != scene.nothing and not plight.is_lasting(scene.settings):
-        return _hold(scene, "nothing is known to do better, and it is too early to explore: watching")
-    spell = plight.scores and mean(plight.scores) >= 1.0 and not plight.judged.blatant
-    if scene.current != scene.nothing and spell:
+    if exploring and lra.current != lra.nothing and not shortfall.is_lasting(lra.settings):
+        return _hold(lra, "no known allocation is better, and it is too early to explore: watching")
+    spell = shortfall.scores and mean(shortfall.scores) >= 1.0 and not shortfall.judged.blatant
+    if lra.current != lra.nothing and spell:
         stay = inferer.chance(current.prediction, 1.0, z)
         if stay >= inferer.chance(chosen.prediction, 1.0, z):
-            # What was learned here outweighs a bad spell; if it lasts, it is learned as well.
-            return _hold(scene, f"best effort: what is in force has the best chance ({stay:.0%}) of all")
-    candidates = scene.candidates(assessed, chosen, current)
+            # Experience outweighs a short bad spell; a lasting one is learned.
+            return _hold(lra, f"best effort: the allocation in force has the best chance ({stay:.0%})")
+    candidates = lra.candidates(assessed, chosen, current)
     hopeless = chosen.prediction.score < measured * HELPED_RATIO and chosen.prediction.lower < 1.0
-    may_hold = scene.current != scene.nothing or target.reach < 1.0
-    if chosen.allocation == scene.current or (hopeless and not exploring and may_hold):
-        open_ = [a for a in assessed if not _barred(a.allocation, plight.regretted)]
-        gentle = _gentler(open_, current, measured) if plight.scores else None
+    may_hold = lra.current != lra.nothing or target.reach < 1.0
+    if chosen.allocation == lra.current or (hopeless and not exploring and may_hold):
+        open_ = [a for a in assessed if not _barred(a.allocation, shortfall.regretted)]
+        gentle = _gentler(open_, current, measured) if shortfall.scores else None
         if gentle is not None:
-            text = "nothing helps; what was no worse for it gives batch more"
-            return Move(Action.ROLLBACK, gentle.allocation, text, scene.candidates(assessed, gentle, current))
-        if chosen.allocation == scene.current:
-            return _hold(scene, "best effort: " + why, candidates)
-        text = "best effort: nothing is predicted to do clearly better than what is in force"
-        return _hold(scene, text, candidates)
-    what = _relieved(scene.current, chosen.allocation)
-    regret = scene.current if scene.current != scene.nothing else None  # it did not do: not again soon
+            text = "nothing helps; an equally good allocation gives batch more"
+            return Move(Action.ROLLBACK, gentle.allocation, text, lra.candidates(assessed, gentle, current))
+        if chosen.allocation == lra.current:
+            return _hold(lra, "best effort: " + why, candidates)
+        text = "best effort: no allocation is predicted to do clearly better than the one in force"
+        return _hold(lra, text, candidates)
+    what = _relieved(lra.current, chosen.allocation)
+    cooldown = lra.current if lra.current != lra.nothing else None  # insufficient, so it enters a cooldown
     return Move(
-        Action.EXPLORE if exploring else Action.GROW, chosen.allocation, what + why, candidates, regret
+        Action.EXPLORE if exploring else Action.GROW, chosen.allocation, what + why, candidates, cooldown
     )
 
 
 def _gentler(assessed: Sequence[Assessed], current: Assessed, measured: float) -> Assessed | None:
-    """What was tried, is believed to be as good as what is in force, and leaves batch clearly more; None if nothing."""
+    """A tried allocation predicted as good as the one in force that leaves batch clearly more, or None."""
     if measured >= 1.0 or current.prediction.score >= 1.0:
         return None
     equal = [
@@ -180,46 +178,48 @@ def _gentler(assessed: Sequence[Assessed], current: Assessed, measured: float) -
 
 
 def _assess(
-    scene: Scene, model: ResPerfModel, target: Target, plight: Plight, options: Sequence[Allocation]
+    lra: LraContext, model: ResPerfModel, target: Target, shortfall: Shortfall, options: Sequence[Allocation]
 ) -> tuple[Assessed, ...]:
-    """Every CPU grant with what is in force of cache and bandwidth, and the strong ones with every option of those."""
-    grants = inferer.lattice(scene.current, scene.floor_cores(), scene.knobs())
-    strong = [a for a in grants if a.cpu.exclusive or a.cpu.batch_weight is IDLE or a == scene.current]
+    """Every CPU grant with the cache and bandwidth in force, and strong grants with every cache option."""
+    grants = inferer.lattice(lra.current, lra.floor_cores(), lra.knobs())
+    strong = [a for a in grants if a.cpu.exclusive or a.cpu.batch_weight is IDLE or a == lra.current]
     allocations = list(grants)
     for option in options:
-        if option != scene.current:
+        if option != lra.current:
             allocations += [replace(option, cpu=a.cpu) for a in strong]
-    judged = plight.judged
-    slower = max(1.0, judged.slower / _by_siblings(scene))
+    judged = shortfall.judged
+    slower = max(1.0, judged.slower / _by_siblings(lra))
     if judged.hierarchy not in (Cause.LLC, Cause.MBW):
         slower = 1.0
     elif judged.verdict.cause not in (Cause.LLC, Cause.MBW):
-        slower **= MINOR_PART  # threads that take turns on a core also find its caches cold
-    context = model_context(scene.snapshot, scene.view, model)
-    # Slower instructions also need more of the cores: half of that is expected to stay.
+        slower **= MINOR_PART  # threads that alternate on a core also find its caches cold
+    context = model_context(lra.snapshot, lra.view, model)
+    # Slower instructions also need more CPU; half of that is expected to remain.
     demand_cores = min(context.lra_demand_cores * math.sqrt(slower), context.total_cores)
     context = replace(context, lra_demand_cores=demand_cores)
-    assessed = inferer.assess(allocations, model, context, target, scene.settings.confidence_z)
-    believed = next(a.prediction.score for a in assessed if a.allocation == scene.current)
-    surprise = math.log(max(plight.measured(believed), 1e-3) / believed)
-    if abs(surprise) <= SURPRISE_SIGMA * judged.noise_sd / math.sqrt(max(1, min(len(plight.scores), RECENT))):
+    assessed = inferer.assess(allocations, model, context, target, lra.settings.confidence_z)
+    believed = next(a.prediction.score for a in assessed if a.allocation == lra.current)
+    surprise = math.log(max(shortfall.measured(believed), 1e-3) / believed)
+    if abs(surprise) <= SURPRISE_SIGMA * judged.noise_sd / math.sqrt(
+        max(1, min(len(shortfall.scores), RECENT))
+    ):
         surprise = 0.0
     found = []
     for item in assessed:
         p = item.prediction
         gain = 1.0
-        alike = inferer.likeness(scene.current, item.allocation, scene.snapshot.host.llc_ways)
-        if item.allocation != scene.current:
-            # What was seen elsewhere before this trouble tells little of it. Where the model knows nothing of it either
-            # (the less, the less alike), instructions are as slow there as here, but for what batch is to lose.
+        alike = inferer.likeness(lra.current, item.allocation, lra.snapshot.host.llc_ways)
+        if item.allocation != lra.current:
+            # Experience from before this trouble says little about it. Without model support, assume
+            # that restricting batch relieves the present slowdown, but less in allocations unlike the present one.
             seen = min(1.0, p.support / inferer.VISITED) if surprise == 0.0 else 0.0
-            relief = ladder.relief(scene.current, item.allocation, judged.hierarchy, scene.snapshot.host)
+            relief = ladder.relief(lra.current, item.allocation, judged.hierarchy, lra.snapshot.host)
             gain = slower ** ((relief - (1.0 - alike)) * (1.0 - seen))
-        # What is seen here now outweighs what is believed, here and in all places alike.
+        # Present samples outweigh predictions, here and in similar allocations.
         gain *= math.exp(surprise * alike)
-        doubt = math.exp(-scene.settings.confidence_z * abs(surprise) * alike * (1.0 - alike))
+        doubt = math.exp(-lra.settings.confidence_z * abs(surprise) * alike * (1.0 - alike))
         prediction = Prediction(p.score * gain, p.lower * gain * doubt, p.upper * gain / doubt, p.support)
-        value = scene.batch_value(item)
+        value = lra.batch_value(item)
         if prediction == p:
             found.append(replace(item, batch_cores=value))
         else:
@@ -227,26 +227,26 @@ def _assess(
     return tuple(found)
 
 
-def _by_siblings(scene: Scene) -> float:
-    """By how much batch on sibling threads alone makes instructions slower, at the present allocation."""
-    topology, cpu = scene.snapshot.host.topology, scene.current.cpu
+def _by_siblings(lra: LraContext) -> float:
+    """Slowdown by batch on SMT siblings alone, under the present allocation."""
+    topology, cpu = lra.snapshot.host.topology, lra.current.cpu
     if len(topology.usable) <= len(topology.usable_cores) or cpu.exclusive:
         return 1.0
     return 1.0 + (SMT_SLOWER - 1.0) * cpu.batch_cores / cpu.total_cores
 
 
-def _fits(scene: Scene, item: Assessed, near: bool, assessed: Sequence[Assessed]) -> bool:
-    """Far from the target only what relieves at once; near it only what is sure, or one step."""
-    here, there = scene.current, item.allocation
+def _fits(lra: LraContext, item: Assessed, near: bool, assessed: Sequence[Assessed]) -> bool:
+    """True if the step suits the distance to the target: fast relief when far, a safe or single step when near."""
+    here, there = lra.current, item.allocation
     if not near:
-        # Relief at once: the weakest batch of every place; what of it is not needed is given back afterwards.
+        # Fast relief: batch at its weakest on any cores; excess is given back afterwards.
         weak = there.cpu.exclusive or there.cpu.batch_weight is IDLE or there.cpu == here.cpu
-        return weak or not scene.knobs().batch_weight
-    if inferer.chance(item.prediction, 1.0, scene.settings.confidence_z) >= SURE:
+        return weak or not lra.knobs().batch_weight
+    if inferer.chance(item.prediction, 1.0, lra.settings.confidence_z) >= SURE:
         return True
     if there.cpu == here.cpu:
         return inferer.asks_no_more(here, there)
-    # Close to the target, a guess may lose more than it wins.
+    # Near the target, a guess may lose more than it gains.
     same = replace(there, cpu=here.cpu) == here
     counts = inferer.core_counts(assessed)
     return (
@@ -257,7 +257,7 @@ def _fits(scene: Scene, item: Assessed, near: bool, assessed: Sequence[Assessed]
 
 
 def _barred(allocation: Allocation, regretted: Sequence[Allocation]) -> bool:
-    """True if it protects no more than something that was found to be too little, in the same place."""
+    """True if it protects no more than an allocation in cooldown on the same cores."""
     return any(
         inferer.no_stronger_here(allocation.cpu, r.cpu)
         and allocation.llc_ways <= r.llc_ways
@@ -267,25 +267,25 @@ def _barred(allocation: Allocation, regretted: Sequence[Allocation]) -> bool:
     )
 
 
-def _cache_options(scene: Scene, cause: Cause) -> tuple[Allocation, ...]:
-    """The present allocation, and those that protect more of cache, of bandwidth, or of both.
+def _cache_options(lra: LraContext, cause: Cause) -> tuple[Allocation, ...]:
+    """The present allocation, and those that protect more cache, bandwidth, or both.
 
-    More than what is in force on batch in its L3 domains, whoever asked for that.
+    More than is in force on batch in its L3 domains, including restrictions for other LRAs.
     """
-    beside = protections_beside(scene.snapshot, scene.view)
-    ways, pct = ladder.strictest_cache([scene.current, *beside])
-    in_force = replace(scene.current, llc_ways=ways, mbw_pct=pct)
-    rungs = ladder.stronger(in_force, cause, scene.snapshot.host, giving_now(scene.snapshot))
+    beside = protections_beside(lra.snapshot, lra.view)
+    ways, pct = ladder.strictest_cache([lra.current, *beside])
+    in_force = replace(lra.current, llc_ways=ways, mbw_pct=pct)
+    rungs = ladder.stronger(in_force, cause, lra.snapshot.host, giving_now(lra.snapshot))
     own = [
-        replace(scene.current, llc_ways=r.llc_ways)
+        replace(lra.current, llc_ways=r.llc_ways)
         if r.llc_ways != ways
-        else replace(scene.current, mbw_pct=r.mbw_pct)
+        else replace(lra.current, mbw_pct=r.mbw_pct)
         for r in rungs
     ]
-    more_ways = [a for a in own if a.llc_ways != scene.current.llc_ways]
-    less_bandwidth = [a for a in own if a.mbw_pct != scene.current.mbw_pct]
+    more_ways = [a for a in own if a.llc_ways != lra.current.llc_ways]
+    less_bandwidth = [a for a in own if a.mbw_pct != lra.current.mbw_pct]
     both = [replace(a, mbw_pct=b.mbw_pct) for a in more_ways[:2] for b in less_bandwidth[:1]]
-    return tuple(dict.fromkeys([scene.current, *own, *both]))
+    return tuple(dict.fromkeys([lra.current, *own, *both]))
 
 
 def _relieved(before: Allocation, after: Allocation) -> str:
@@ -297,5 +297,5 @@ def _relieved(before: Allocation, after: Allocation) -> str:
     return f"batch gets less {' and '.join(parts)}; " if parts else ""
 
 
-def _hold(scene: Scene, reason: str, candidates: tuple[Candidate, ...] = ()) -> Move:
-    return Move(Action.HOLD, scene.current, reason, candidates)
+def _hold(lra: LraContext, reason: str, candidates: tuple[Candidate, ...] = ()) -> Move:
+    return Move(Action.HOLD, lra.current, reason, candidates)

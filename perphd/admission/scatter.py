@@ -1,7 +1,7 @@
-"""How much single scores scatter from one sample to the next, whatever the level: what one sample can tell.
+"""Scatter of single scores between samples, independent of their level.
 
-The scatter of an undisturbed reference also holds what load and time do to it, and an absolute objective has none.
-Differences of consecutive scores hold neither (von Neumann 1941): sd = mean |difference| x sqrt(pi) / 2.
+The scatter of an undisturbed reference also contains effects of load and time, and an absolute objective has no
+reference. Differences of consecutive scores contain neither (von Neumann 1941): sd = mean |difference| x sqrt(pi) / 2.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 MEMORY = 30
-"""Differences over which the scatter forgets."""
+"""Memory in differences."""
 LEAST_DIFFERENCES = 6
-"""Before so many it is not known."""
+"""Number of differences before which scatter is unknown."""
 LEAST_SD = 0.01
 _CLIP = 4.0
 _PER_DIFFERENCE = math.sqrt(math.pi) / 2.0
@@ -21,7 +21,9 @@ _PER_DIFFERENCE = math.sqrt(math.pi) / 2.0
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """``n`` differences seen, their mean size (log units); ``last``: the score before, NaN after a change."""
+    """State: ``n`` differences seen; ``mean_step``: their mean size (log units); ``last``: previous score, NaN after a
+    change.
+    """
 
     n: int = 0
     mean_step: float = 0.0
@@ -29,12 +31,12 @@ class Scatter:
 
     @property
     def sd(self) -> float | None:
-        """Standard deviation of one score in log units; None while too few were seen."""
+        """Standard deviation of one score in log units; None while there are too few."""
         return max(_PER_DIFFERENCE * self.mean_step, LEAST_SD) if self.n >= LEAST_DIFFERENCES else None
 
 
 def step(state: Scatter, log_score: float) -> Scatter:
-    """Take in one score. A jump counts four times the usual difference at most."""
+    """The state after one score; a jump counts at most four times the usual difference."""
     if not math.isfinite(log_score):
         return broken(state)
     if not math.isfinite(state.last):
@@ -47,12 +49,12 @@ def step(state: Scatter, log_score: float) -> Scatter:
 
 
 def broken(state: Scatter) -> Scatter:
-    """The next score is of another level (an own change lies between): no difference to learn from."""
+    """The state after an own change, so that no difference spans it."""
     return replace(state, last=math.nan)
 
 
 def mean(scores: Sequence[float]) -> float:
-    """Geometric mean of ratios; of three and more without the least and the greatest: one outlier is no news."""
+    """Geometric mean of ratios; of three or more without the least and the greatest, to ignore outliers."""
     logs = sorted(math.log(max(s, 1e-3)) for s in scores)
     kept = logs[1:-1] if len(logs) >= 3 else logs
     return math.exp(sum(kept) / len(kept))

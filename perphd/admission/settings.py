@@ -20,14 +20,18 @@ class PolicySettings:
     """Settings of the perph policy. Field metadata: ``min``, ``max``, ``unit``, ``doc``, ``expert``."""
 
     confirm_ticks: int = _key(
-        2, 1, 60, "samples", "samples below target, with a witness, that it takes at least before acting"
+        2,
+        1,
+        60,
+        "samples",
+        "least number of samples below target, with a corroborating signal, before acting",
     )
     min_effect_pct: float = _key(
         5.0,
         0.0,
         50.0,
         "%",
-        "shortfall below target that counts after confirm_ticks, unless it is chance; a smaller one must last 3 times "
+        "shortfall below target that counts after confirm_ticks if it is significant; a smaller one must last 3 times "
         "longer",
     )
     witness_min_pct: float = _key(
@@ -35,110 +39,115 @@ class PolicySettings:
         0.0,
         100.0,
         "%",
-        "CPU, memory or I/O pressure that an LRA must show, above its reference, to count as contention",
+        "CPU, memory or I/O pressure of an LRA above its reference from which it counts as contended",
     )
     delay_witness_ratio: float = _key(
         1.15,
         1.0,
         10.0,
         "ratio",
-        "growth of delay against the reference that counts as a witness of contention",
+        "growth of delay over the reference that corroborates contention",
     )
     cpi_witness_ratio: float = _key(
         1.08,
         1.0,
         10.0,
         "ratio",
-        "growth of cycles per instruction from which cache, memory bandwidth or hyperthreads count as contended",
+        "growth of cycles per instruction from which cache, memory bandwidth or SMT siblings count as contended",
     )
     mpki_witness_ratio: float = _key(
         1.2,
         1.0,
         100.0,
         "ratio",
-        "growth of cache misses per instruction that counts as a cache that was lost",
+        "growth of cache misses per instruction that counts as lost cache",
     )
     bandwidth_suspect_gbytes_per_s: float = _key(
         1.5,
         0.0,
         1000.0,
         "GB/s",
-        "memory traffic of all workloads per core below which bandwidth is not called the cause",
+        "memory traffic of all workloads per core below which bandwidth is not considered the cause",
     )
     network_full_pct: float = _key(
-        80.0, 1.0, 100.0, "%", "use of the fullest link from which the network can be the cause"
+        80.0, 1.0, 100.0, "%", "utilisation of the fullest link from which the network can be the cause"
     )
     throttled_witness_pct: float = _key(
         5.0,
         0.1,
         100.0,
         "%",
-        "share of the periods in which an LRA's own CPU limit held it back, to be the cause",
+        "share of periods throttled by an LRA's own CPU limit from which that limit can be the cause",
     )
     unexplained_pct: float = _key(
         50.0,
         0.0,
         100.0,
         "%",
-        "a growth of latency of which this host could explain less at most is made elsewhere: it gets no resources",
+        "if this host can explain less than this share of a latency increase, the cause is external and no "
+        "resources are given",
     )
     cusum_k: float = _key(
         0.5,
         0.1,
         2.0,
         "sigma",
-        "slack of the CUSUM for large shifts; that for small ones has its target for slack",
+        "slack of the CUSUM for large shifts; the slack of the one for small shifts follows from the target",
     )
     false_alarms_per_day: float = _key(
         1.0,
         0.01,
         1000.0,
         "1/day",
-        "times that an LRA may be called degraded, by all rules together, while it keeps its target with all its "
+        "how often an LRA may be called degraded, by all rules together, while it meets its target with its whole "
         "tolerance to spare",
         expert=False,
     )
     settle_s: float = _key(
-        1.0, 0.0, 60.0, "s", "after an own change nothing is judged or learned for so long"
+        1.0, 0.0, 60.0, "s", "time after an own change in which nothing is evaluated or learned"
     )
     evaluate_ticks: int = _key(
         2,
         1,
         60,
         "samples",
-        "samples after settling on which a change is judged; of samples that come faster so many that they cover 1.5 s",
+        "samples after settling by which a change is evaluated; more of them if they are shorter, to cover 1.5 s",
     )
     shrink_after_s: float = _key(
         4.0,
         1.0,
         3600.0,
         "s",
-        "how long the bound must stay above target plus margin before one step is given back; longer for every step "
-        "that had to be undone of late",
+        "how long the bound must stay above target plus margin before one step is given back; longer for every recent "
+        "step that was rolled back",
     )
     shrink_sure_after_s: float = _key(
         2.0,
         0.0,
         3600.0,
         "s",
-        "the same for a step that is as good as certain to keep the target; such a step may be a large one",
+        "the same for a step that is almost certain to keep the target, which may be a large one",
     )
     shrink_margin_pct: float = _key(
-        3.0, 0.0, 50.0, "%", "margin above target that the smaller allocation must be predicted to keep"
+        3.0,
+        0.0,
+        50.0,
+        "%",
+        "margin above target that the smaller allocation must keep according to the model",
     )
     gain_horizon_s: float = _key(
         300.0,
         1.0,
         86400.0,
         "s",
-        "how long a step back to batch is expected to pay: the longer, the more is tried",
+        "horizon over which a reduction is assumed to benefit batch; larger values favour more attempts",
     )
     violation_price_hosts: float = _key(
         4.0,
         0.0,
         1000.0,
         "hosts",
-        "what a missed target costs, in batch work of so many hosts like this: the more, the surer a step back must be",
+        "penalty for missing a target, in host-equivalents of batch work; higher values make reductions more cautious",
         expert=False,
     )
     regret_s: float = _key(
@@ -146,27 +155,31 @@ class PolicySettings:
         1.0,
         86400.0,
         "s",
-        "after a step back had to be undone, none like it for so long; doubled every time, up to 64 times",
+        "cooldown after a reduction was rolled back; doubles every time, up to 64 times this value",
     )
     step_aside_per_h: float = _key(
         4.0,
         0.0,
         60.0,
         "1/h",
-        "steps aside by one unit, made while there is slack so that the model knows what lies around: at most; 0: none",
+        "maximum number of exploration steps per hour, of one unit each, made while there is slack; 0: none",
         expert=False,
     )
     step_aside_calm_s: float = _key(
-        300.0, 10.0, 86400.0, "s", "how long an LRA must be healthy, and nothing changed, before a step aside"
+        300.0,
+        10.0,
+        86400.0,
+        "s",
+        "how long an LRA must be healthy without a change before an exploration step",
     )
     step_aside_slack_pct: float = _key(
-        5.0, 0.0, 100.0, "%", "how far above target an LRA must be for a step aside"
+        5.0, 0.0, 100.0, "%", "how far above target an LRA must be for an exploration step"
     )
     confine_streaming: bool = field(
         default=True,
         metadata={
             "unit": "",
-            "doc": "of several batch jobs, keep one that streams to the least cache, where all together do better so",
+            "doc": "confine a streaming batch job to the smallest cache mask if the batch jobs together gain by it",
         },
     )
     streaming_gain_pct: float = _key(
@@ -174,40 +187,44 @@ class PolicySettings:
         0.1,
         100.0,
         "%",
-        "what batch jobs must gain in the mean for one of them to be kept to the least cache",
+        "least mean gain of the batch jobs for which one of them is confined to the smallest cache mask",
     )
-    streaming_loss_pct: float = _key(10.0, 0.0, 90.0, "%", "what that job itself may lose by it")
+    streaming_loss_pct: float = _key(10.0, 0.0, 90.0, "%", "largest loss of the confined job itself")
     streaming_recheck_s: float = _key(
         600.0,
         10.0,
         86400.0,
         "s",
-        "after so long what a trial has shown is tried anew; doubled every time it is still so, up to 64 times",
+        "time after which such a trial is repeated; doubles with every equal result, up to 64 times this value",
     )
     forecast: bool = field(
         default=False,
         metadata={
             "unit": "",
-            "doc": "foresee growth of an LRA's load by its season or trend, and give it what is idle before it comes",
+            "doc": "forecast load growth of an LRA by season or trend, and give it idle resources in advance",
         },
     )
-    forecast_horizon_s: float = _key(60.0, 10.0, 3600.0, "s", "how far ahead load is foreseen")
+    forecast_horizon_s: float = _key(60.0, 10.0, 3600.0, "s", "horizon of load forecasts")
     forecast_growth: float = _key(
-        1.3, 1.05, 10.0, "ratio", "expected growth of the load within the horizon that is prepared for"
+        1.3,
+        1.05,
+        10.0,
+        "ratio",
+        "least expected growth of the load within the horizon that triggers preparation",
     )
     quarantine_failures: int = _key(
         2,
         1,
         100,
         "",
-        "changes by a model's advice that did not help, in a row, before it is not asked any more",
+        "consecutive changes by a model's advice without effect after which the model is suspended",
     )
     quarantine_s: float = _key(
         120.0,
         1.0,
         86400.0,
         "s",
-        "a model whose advice failed is not asked for so long, doubled every time; a ladder of steps takes over",
+        "how long a model is suspended, while a ladder of steps takes over; doubles every time",
     )
     release_after_s: float = _key(
         20.0, 1.0, 3600.0, "s", "how long batch must be gone or idle before everything is given back"
@@ -217,29 +234,30 @@ class PolicySettings:
         1.0,
         86400.0,
         "s",
-        "how long an LRA may be impossible to judge before its protection is given back",
+        "how long an LRA may be without a verdict before its protection is given back",
     )
     batch_idle_cores: float = _key(
         0.05, 0.0, 8.0, "cores", "CPU use of all batch below which batch counts as idle"
     )
     confidence_z: float = _key(
-        1.0, 0.0, 4.0, "sigma", "how many standard deviations the lower bound lies below the prediction"
+        1.0, 0.0, 4.0, "sigma", "standard deviations between a prediction and its lower bound"
     )
     min_reference_samples: int = _key(
-        5, 1, 600, "samples", "undisturbed samples before an LRA's reference counts as known"
+        5, 1, 600, "samples", "undisturbed samples from which an LRA's reference counts as known"
     )
     precaution: bool = field(
         default=True,
         metadata={
             "unit": "",
-            "doc": "batch that has just come is held back before any harm is seen, where the model expects harm",
+            "doc": "restrict newly started batch pre-emptively if the model predicts harm",
         },
     )
     probe_reference: bool = field(
         default=True,
         metadata={
             "unit": "",
-            "doc": "when batch was there first: protect the LRA strongly for a few seconds to learn its reference",
+            "doc": "if batch ran before an LRA's reference was learned, protect the LRA strongly for a few seconds to "
+            "learn it",
         },
     )
     probe_after_s: float = _key(
@@ -247,21 +265,23 @@ class PolicySettings:
         1.0,
         3600.0,
         "s",
-        "how long to wait for undisturbed samples before probing; a missed absolute objective is not waited for",
+        "how long to wait for undisturbed samples before probing; a missed absolute objective is probed at once",
     )
     memory_pressure_pct: float = _key(
-        5.0, 0.1, 100.0, "%", "memory stall share of an LRA that calls for memory protection"
+        5.0, 0.1, 100.0, "%", "share of time stalled on memory from which an LRA's memory is protected"
     )
-    memory_margin_pct: float = _key(20.0, 0.0, 200.0, "%", "protected memory above the LRA's working set")
+    memory_margin_pct: float = _key(
+        20.0, 0.0, 200.0, "%", "margin of protected memory above the LRA's working set"
+    )
     memory_step_pct: float = _key(
         10.0,
         1.0,
         50.0,
         "%",
-        "how far below batch's use its memory.high is aimed; it goes there in guarded steps",
+        "how far below batch's use its memory.high is aimed, in guarded steps",
     )
     memory_reserve_pct: float = _key(
-        5.0, 0.0, 50.0, "%", "share of the host's memory given to nobody when memory is divided"
+        5.0, 0.0, 50.0, "%", "share of the host's memory left unassigned when memory is divided"
     )
 
 
@@ -270,24 +290,24 @@ TRIALS_OFF: Final[Mapping[str, Any]] = {
     "probe_reference": False,
     "confine_streaming": False,
 }
-"""The values of keys that switch off what is tried without need."""
+"""Values that switch off all trials."""
 
 
 def without_trials(settings: PolicySettings) -> PolicySettings:
-    """The settings for a time in which nothing may be tried."""
+    """The settings for a time without trials."""
     return replace(settings, **TRIALS_OFF)
 
 
 def settings_for(settings: PolicySettings, spec: WorkloadSpec) -> PolicySettings:
-    """The settings that hold for one LRA: the host's, but for what its own table ``[lra.policy]`` says."""
+    """The settings for one LRA: the host's, overridden by its own table ``[lra.policy]``."""
     return replace(settings, **dict(spec.policy)) if spec.policy else settings  # type: ignore[arg-type]
 
 
 EVIDENCE_S: Final = 1.5
-"""Short samples scatter: a change is judged on so much time of them, however fast they come."""
+"""Least time of samples by which a change is evaluated, since short samples scatter."""
 
 
 def at_pace(settings: PolicySettings, period_s: float) -> PolicySettings:
-    """The settings for samples every ``period_s``: ``evaluate_ticks`` of them cover ``EVIDENCE_S`` at least."""
+    """The settings for samples every ``period_s``: ``evaluate_ticks`` of them cover at least ``EVIDENCE_S``."""
     ticks = max(settings.evaluate_ticks, math.ceil(EVIDENCE_S / period_s - 1e-6))
     return settings if ticks == settings.evaluate_ticks else replace(settings, evaluate_ticks=ticks)

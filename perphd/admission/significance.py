@@ -1,15 +1,14 @@
-"""Whether an LRA is below its target beyond chance: the accepted rate of false alarms, divided over all rules.
+"""Tests whether an LRA is below its target beyond chance, at one accepted rate of false alarms over all rules.
 
-``policy.false_alarms_per_day`` is what an LRA may be called DEGRADED while the noise-free truth is at its reference,
-that is: keeps its target with the whole tolerance to spare. It covers every rule:
+``policy.false_alarms_per_day`` is how often an LRA may be called DEGRADED while its true performance is at its
+reference, that is, on target with its whole tolerance to spare. It covers every rule:
+    work, delay            each has a CUSUM for small and one for large shifts (``cusum``); a channel whose target is
+        too far from its noise to use its part leaves it to the other
+    just after batch came  trouble is likelier: up to ``ALERT_TIMES`` the rate, at most ``ALERT_MOST`` of a day's
+        alarms, according to the share of such time
+    one blatant sample     ``SINGLE_SHARE`` of the rate, beside batch that is restricted or has just arrived
 
-    work, delay            each has a CUSUM for small and one for large shifts (``cusum``); a channel whose target lies
-                           so far from its noise that it never uses its part leaves it to the other
-    just after batch came  trouble is likelier: up to ``ALERT_TIMES`` the rate, but no more than ``ALERT_MOST`` of what
-                           a day may have, by the share of the time for which that holds
-    one blatant sample     ``SINGLE_SHARE`` of the rate, beside batch that is held or has just come
-
-Where no reference is known, the default tolerances stand for the margin.
+Without a reference, the margins are those of the default tolerances.
 """
 
 from __future__ import annotations
@@ -27,36 +26,41 @@ from perphd.domain.signals import Performance
 from perphd.domain.workload import Objective
 
 ALERT_TIMES: Final = 60.0
-"""How many times likelier degradation is taken to be while batch has just come."""
+"""Assumed factor on the likelihood of degradation just after batch has arrived."""
 ALERT_MOST: Final = 0.4
-"""Share of the accepted false alarms that may come in that time."""
+"""Share of the accepted false alarms allowed during that time."""
 ALERT_SHARE: Final = 0.01
-"""Share of the time for which it is taken to hold before anything was seen: half a minute an hour."""
+"""Assumed share of that time before any observation: half a minute per hour."""
 ALERT_MEMORY_S: Final = 6 * 3600.0
 AIM, AIM_BY_RHO = 0.9, 0.35
-"""Of the accepted rate, 0.9 (1 - 0.35 rho) is aimed at (found by simulation: tools/bench/detector): errors of the
-estimated noise make alarms likelier by more than the opposite ones make them rarer, the more the longer it correlates.
+"""Share of the accepted rate aimed at: 0.9 (1 - 0.35 rho), found by simulation (tools/bench/detector).
+
+Errors of the estimated noise make alarms more frequent than opposite errors make them rarer, the more so the longer the
+noise correlates.
 """
 FAR_FROM, FAR_BY, FAR_MOST = 1.7, 1.5, 2.0
-"""Times more is aimed at, the farther the target lies: from 1.7 standard deviations on by 1.5 for each, up to 2 (found
-by the same simulation). There the verdict also waits until a sample is clearly beyond the target, and evidence alone
-is not enough: the rate would be half of the accepted one or less.
+"""Factor on the rate aimed at for distant targets: from 1.7 standard deviations on, 1.5 for each, up to 2.
+
+Found by the same simulation. The verdict on such targets also waits for a sample clearly beyond the target, which alone
+would halve the rate or more.
 """
 SINGLE_SHARE: Final = 0.1
-"""Share of the rate that single samples may have."""
+"""Share of the rate allowed to single samples."""
 UNKNOWN_NOISE_SD: Final = 0.05
-"""Scatter of one sample (log units) where nothing is known of it."""
+"""Assumed scatter of one sample (log units)."""
 ASSUMED_WORK: Final = -math.log(1.0 - Objective().tolerance_pct / 100.0)
 ASSUMED_DELAY: Final = math.log(1.0 + Objective().delay_tolerance_pct / 100.0)
-"""Margins where no reference is known: those of the default tolerances."""
+"""Assumed margins without a reference: those of the default tolerances."""
 _PER_REQUEST: Final = {"latency_p50_ms": 1.44, "latency_p95_ms": 1.45, "latency_p99_ms": 2.16}
-"""Relative noise of a percentile of n requests, times sqrt(n): sqrt(p (1 - p)) / (f(q) q) of exponential latencies."""
+"""Relative noise of a percentile of n requests, times sqrt(n): sqrt(p (1 - p)) / (f(q) q), exponential latencies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Work or delay in one sample: ``shortfall`` beyond its target (log units; NaN: not known), ``margin`` of its
-    reference, ``prior_sd``: scatter of one sample by its reference or by counting.
+    """Work or delay in one sample.
+
+    ``shortfall``: beyond its target (log units; NaN: unknown). ``margin``: of its reference. ``prior_sd``: scatter of
+    one sample, from its reference or event count.
     """
 
     shortfall: float
@@ -66,10 +70,10 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """The baselines after a sample, the limits for it (None: not judged), and what follows.
+    """The baselines after a sample, and the test results.
 
-    ``moved``: names of the channels that are beyond their target by more than chance; ``bars``: the share of the
-    threshold that was asked for; ``is_single``: this sample alone is too far off for chance.
+    ``moved``: channels beyond their target by more than chance. ``bars``: shares of their thresholds that were
+    required. ``thresholds``: their thresholds (sigma). ``is_single``: this sample alone is significant.
     """
 
     work: Baseline
@@ -89,7 +93,7 @@ def channels(
     delay_band: Band | None,
     work_score: float,
 ) -> tuple[Channel, Channel]:
-    """Work and delay of a sample. Work that fell because less was asked for tells nothing."""
+    """Work and delay of a sample; work is NaN if only the load fell."""
     work = delay = math.nan
     if available(perf.work) and perf.work > 0 and available(target_work) and math.isfinite(work_score):
         load_fell = work_score >= 1.0 and perf.work < target_work
@@ -109,7 +113,7 @@ def channels(
 
 
 def _prior_sd(band: Band | None, events: Reading, per_event: float) -> float:
-    """What scatter a sample has, by its reference, else by the number of its events."""
+    """Scatter of a sample, from its reference, else from its number of events."""
     if band is not None:
         return max(band.sd, 0.01)
     counting = per_event / math.sqrt(events) if available(events) and events >= 1.0 else 0.0
@@ -117,7 +121,7 @@ def _prior_sd(band: Band | None, events: Reading, per_event: float) -> float:
 
 
 def accepted(per_day: float, period_s: float) -> float:
-    """False alarms a sample that are accepted."""
+    """Accepted false alarms per sample."""
     return min(per_day * period_s / 86400.0, 0.05)
 
 
@@ -127,13 +131,13 @@ def _aim(rho: float, k: float) -> float:
 
 
 def alert_share(before: float, interval_s: float, *, alert: bool) -> float:
-    """Share of the time in which batch has just come, forgotten over ``ALERT_MEMORY_S``."""
+    """Share of time shortly after batch arrived, averaged over ``ALERT_MEMORY_S``."""
     gain = min(max(interval_s, 0.0) / ALERT_MEMORY_S, 1.0)
     return before + gain * ((1.0 if alert else 0.0) - before)
 
 
 def times(share: float, *, alert: bool) -> float:
-    """How many times the accepted rate may be spent now: over all time it is that rate."""
+    """Factor on the accepted rate to be spent now; it averages 1 over time."""
     spent = min(ALERT_TIMES * share, ALERT_MOST)
     return max(spent / max(share, 1e-6), 1.0 - spent) if alert else 1.0 - spent
 
@@ -151,19 +155,19 @@ def weigh(
     part: float,
     learns: bool = True,
 ) -> Weighed:
-    """Take one sample of both channels in, and tell whether either is beyond its target by more than chance.
+    """Process one sample of both channels, and test whether either is beyond its target.
 
     Args:
         known: baselines of work and delay.
         seen: the sample.
         per_day: accepted false alarms.
         period_s: time between samples.
-        spend: how many times that rate may be spent now.
+        spend: factor on that rate now.
         large_k: slack of the CUSUM for large shifts.
-        ticks: samples that an alarm takes at least.
-        interval_s: seconds that the sample covers.
+        ticks: least number of samples for an alarm.
+        interval_s: length of the sample in seconds.
         part: share of a period that it covers.
-        learns: it tells of what is usual.
+        learns: False while an own change settles.
     """
     wanted = accepted(per_day, period_s)
     rows: list[tuple[float, float, float] | None] = []
@@ -197,7 +201,7 @@ def weigh(
 
 
 def _is_single(base: Baseline, channel: Channel, at: Limits, wanted: float) -> bool:
-    """True if this sample alone is rarer than single samples may be."""
+    """True if this sample alone is significant at the rate of single samples."""
     least = cusum.tail(SINGLE_SHARE * wanted)
     return cusum.surprise(base, channel.shortfall, at) >= at.own * least
 
@@ -210,7 +214,7 @@ def expected_per_day(
     large_k: float,
     ticks: int,
 ) -> float | None:
-    """False alarms a day that the noise of both channels promises; None until enough of it was seen."""
+    """Expected false alarms per day from the noise of both channels; None until enough was observed."""
     judged = [
         (base, margin) for base, margin in zip(known, margins, strict=True) if base.n >= cusum.LEAST_SAMPLES
     ]
@@ -228,6 +232,6 @@ def expected_per_day(
         )
         if found is None:
             return None
-        few = base.ended < cusum.ENOUGH_RISES  # what hardly ever rises alarms no more often than normal noise
+        few = base.ended < cusum.ENOUGH_RISES  # rare rises alarm no more often than normal noise
         total += (min(found, wanted / sharing) if few else found) * 86400.0 / period_s
     return total if rows else None

@@ -1,7 +1,7 @@
-"""What an LRA's samples say of being slowed down: by its neighbours, by waiting, by less load, or by its own phases.
+"""Determines whether an LRA is slowed by neighbours, by waiting, by less load, or by its own phases.
 
-The detector's one question about channels. An application that tells its own work and latency is judged by those, and
-only what a miss costs is learned of it; the others are judged by ``channels``.
+LRAs with an indicator are judged by it, and only the cost of a miss is learned from their counters; others are judged
+by ``channels``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ from perphd.domain.sample import Quality, Sample
 from perphd.domain.signals import Performance
 
 FALL: Final = 0.97
-"""Instructions per second below this share of the usual are divided into load, waiting and slowdown."""
-_PHASE: Final = 1.1  # growth of cycles per instruction that is worth a word
+"""Share of the usual MIPS below which a fall is split into load, waiting and slowdown."""
+_PHASE: Final = 1.1  # growth of cycles per instruction worth mentioning
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """``slow``: harm by neighbours, if any; ``counted``: LLC, MBW or SMT and by what share instructions take longer."""
+    """Result for one sample.
+
+    ``slow``: harm by neighbours, if any. ``counted``: LLC, MBW or SMT (else NONE), and the relative growth of time per
+    instruction.
+    """
 
     channels: Channels
     slow: Slowdown | None
@@ -36,7 +40,7 @@ class Look:
 
     @property
     def score(self) -> float:
-        """Accepted time per unit of work over the one seen; infinite where neighbours are not blamed."""
+        """Accepted over observed time per unit of work; infinite if neighbours are not blamed."""
         return self.slow.score if self.slow is not None else math.inf
 
 
@@ -50,7 +54,7 @@ def look(
     tolerances_pct: Tolerances,
     evidence: list[Evidence],
 ) -> Look:
-    """One sample; what speaks for the answer is added to ``evidence``."""
+    """Process one sample; appends evidence to ``evidence``."""
     crowded = around.is_crowded(settings)
     if perf.work_source == "sli":
         cost = known.cost
@@ -72,8 +76,8 @@ def look(
 
 def _against(slow: Slowdown) -> Evidence:
     text = (
-        f"time per unit of work is {slow.ratio:.2f} x what it was when neighbours became active, by its {slow.by}; "
-        f"a phase of its own does as much with a chance of {slow.chance:.1g}"
+        f"time per unit of work is {slow.ratio:.2f} x the value before neighbours became active, by its {slow.by}; "
+        f"chance of being a phase of its own: {slow.chance:.1g}"
     )
     return Evidence("slowdown", slow.ratio, 1.0, "x", text)
 
@@ -86,7 +90,7 @@ def _divided(
     model: ResPerfModel,
     evidence: list[Evidence],
 ) -> None:
-    """A fall of instructions per second as load, waiting and slowdown: their factors multiply to it.
+    """Split a fall of MIPS into the factors load, waiting and slowdown.
 
     MIPS = threads that run or wait x share of them that runs x clock / cycles per instruction.
     """
@@ -104,7 +108,7 @@ def _divided(
     rest = perf.work / usual.value / (load * waiting)
     longer = "slower instructions"
     if slow is None and rest < 1.0 / _PHASE:
-        longer += ", a phase of its own: nothing that neighbours do coincides with it"
+        longer += ", a phase of its own: no activity of neighbours coincides with it"
     text = f"of the usual; threads that want to run x {load:.2f}, share of them that runs x {waiting:.2f}, {longer}"
     text = f"x {perf.work / usual.value:.2f} {text}: x {rest:.2f}"
     evidence.append(Evidence("fall of mips", perf.work, usual.value, "MIPS", text))

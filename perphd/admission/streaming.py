@@ -1,15 +1,13 @@
-"""Batch that streams: a job that fills the cache with what it never asks for again gets the least of it.
+"""Confines streaming batch jobs, which pollute the cache without benefit, to the smallest cache mask.
 
-Where several batch jobs share the cache, one that streams through memory wins nothing there and turns the others' data
-out, an LRA's as well. Which one that is cannot be told from its misses alone, so it is tried: of the jobs that perphd
-may set, the one that misses most is kept to the smallest mask that the kernel takes, everybody else stays as they are,
-and the instructions per second of all those jobs before and after decide. It stays so if together they clearly get more
-done (in the mean of the logarithms, so that no job's unit counts for more) and the job itself loses next to nothing.
-From time to time it is tried again without, because programs change.
+If several batch jobs share a cache, one that streams through memory gains nothing from it but evicts the others' data,
+and an LRA's. Misses alone do not identify it, so confinement is tried: the job that misses most is confined to the
+smallest mask, and the instruction rates of all busy jobs before and after decide. The confinement stays if the jobs
+together clearly gain (mean of logarithms, so that every job has equal weight) and the job itself loses almost nothing.
+It is lifted from time to time as a trial, because programs change.
 
-Nothing is taken from an LRA. Nothing is tried while one that is there is below its target or something is being done
-for it; a trial ends when that begins, and so does what was kept just before. A tick is one pass over values:
-``Streaming`` goes in and comes out.
+LRAs lose nothing. No trial starts while an LRA is below its target or being relieved; if that begins, a running trial
+and a recent confinement end. A tick is one pass over values: ``Streaming`` is the only state.
 """
 
 from __future__ import annotations
@@ -33,27 +31,30 @@ from perphd.domain.reading import Reading, Unavailable, available, value_or
 from perphd.domain.sample import Quality, is_short
 
 BEFORE: Final = 4
-"""Samples under the same settings, all LRAs well, before anything is tried."""
+"""Samples under the same settings, with all LRAs well, that a trial needs before it."""
 AFTER_LEAST: Final = 3
 AFTER: Final = 5
-"""Samples by which a trial is judged: where they are clear, and at most."""
+"""Samples by which a trial is evaluated: at least AFTER_LEAST if clear, at most AFTER."""
 PATIENCE: Final = 3
-"""After so many times the samples that it needs, a trial that could not be judged is over."""
+"""Multiple of the needed samples after which an undecided trial ends."""
 MOST_RATES: Final = 12
 MUCH: Final = 0.1
-"""Share of batch's cache misses that a job must have to be tried: others have nothing to win from it."""
+"""Share of batch's cache misses from which confining a job may benefit others."""
 CERTAIN: Final = 2.0
 """Standard errors that a gain must exceed."""
 LEAST_CLASSES: Final = 4
-"""CLOSIDs from which one is spent on this: the default one, batch's where an LRA needs the cache, this, a spare one."""
-NOT_MEANWHILE: Final = "an LRA was not on its target meanwhile, or something was done for one"
+"""CLOSIDs needed for confinement: the default group's, batch's, this one's, and a spare."""
+NOT_MEANWHILE: Final = "an LRA was below its target or being relieved meanwhile"
 
 InForce = tuple[tuple[str, Settings], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """``name``: kept to the least cache since ``at_s`` (let go, if not ``confines``); ``before``: rates until then."""
+    """A trial of confining ``name`` (or of lifting that, if not ``confines``).
+
+    ``at_s``: its start. ``before``: rates before it.
+    """
 
     name: str
     confines: bool
@@ -63,9 +64,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """This job is not tried again until then.
+    """A pause of trials with one job.
 
-    ``times``: so many trials in a row have come to the same; ``voids``: so many in a row could not be judged.
+    ``times``: consecutive trials with the same result. ``voids``: consecutive trials that could not be evaluated.
     """
 
     name: str
@@ -76,10 +77,11 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """What is remembered. ``confined``: jobs kept to the least cache; ``rates``: of the samples since the last change.
+    """State.
 
-    ``around``: what is in force for everybody, but for this; ``since_s``: since when it is so, and this as well.
-    ``lone_since_s``: since when nobody is there who could gain, or no LRA. ``last``: the last trial that was kept.
+    ``confined``: jobs confined to the smallest mask. ``rates``: of the samples since the last change. ``around``:
+    everybody's settings without confinement. ``since_s``: since when these and the confinement have been in force.
+    ``lone_since_s``: since when there has been no LRA, or nobody who could gain. ``last``: the last successful trial.
     """
 
     confined: tuple[str, ...] = ()
@@ -94,7 +96,10 @@ class Streaming:
 
 @dataclass(frozen=True, slots=True)
 class Lras:
-    """How the LRAs that are there fare. ``well``: all are on target, nothing is done for one; ``calm``: nor judged."""
+    """Condition of the LRAs.
+
+    ``there``: any is present; ``well``: all are on target without action; ``calm``: no trial runs.
+    """
 
     there: bool
     well: bool
@@ -103,7 +108,7 @@ class Lras:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one tick came to. ``settings``: everybody's, with the masks of those that are confined."""
+    """Result of one tick. ``settings``: everybody's, with the confined jobs' masks."""
 
     streaming: Streaming
     settings: Mapping[str, Settings]
@@ -117,28 +122,28 @@ def advance(
     lras: Lras,
     policy: PolicySettings,
 ) -> Step:
-    """One tick.
+    """Process one tick.
 
     Args:
-        before: what was remembered.
+        before: state before.
         snapshot: the host now.
-        settings: what has been decided for everybody.
-        lras: how the LRAs fare.
+        settings: settings decided for everybody.
+        lras: condition of the LRAs.
         policy: thresholds and delays.
     """
     if not policy.confine_streaming:
         return Step(Streaming(), settings)
-    turn = _Turn(before, snapshot, settings, policy)
-    turn.run(lras)
+    tick = _Tick(before, snapshot, settings, policy)
+    tick.run(lras)
     in_force = dict(settings)
-    for name in turn.now.confined:
-        if name in turn.jobs:
+    for name in tick.now.confined:
+        if name in tick.jobs:
             in_force[name] = replace(settings[name], llc_masks=_least(snapshot.host, settings[name]))
-    return Step(turn.now, in_force, tuple(turn.outcomes))
+    return Step(tick.now, in_force, tuple(tick.outcomes))
 
 
-class _Turn:
-    """One tick. Holds the working values of a single decision; never outlives it."""
+class _Tick:
+    """Working values of one tick."""
 
     def __init__(
         self, before: Streaming, snapshot: Snapshot, settings: Mapping[str, Settings], policy: PolicySettings
@@ -148,7 +153,7 @@ class _Turn:
         self.jobs = {v.spec.name: v for v in batches(snapshot) if _can(v, snapshot.host, settings)}
         self.busy = self._busy()
         self.outcomes: list[Outcome] = []
-        # What is confined stays so over a pause in which it cannot be set; who left the list is forgotten.
+        # Confinement survives a pause in which it cannot be set; removed jobs are forgotten.
         self.now = replace(
             before,
             confined=tuple(n for n in before.confined if n in there),
@@ -158,7 +163,7 @@ class _Turn:
         )
 
     def _busy(self) -> tuple[str, ...]:
-        """The busy jobs that share an L3 domain with another busy one: alone in a cache, nobody has to gain there."""
+        """Busy jobs that share an L3 domain with another busy job, so that one may gain."""
         topology = self.snapshot.host.topology
         homes = {
             name: frozenset(domains_of(topology, view, self.settings[name].cpus))
@@ -172,13 +177,13 @@ class _Turn:
         )
 
     def run(self, lras: Lras) -> None:
-        """Judge, let go or try."""
+        """Evaluate, lift or start a trial."""
         if self._is_lone(lras):
             return
         around = tuple(sorted((name, _caches_and_cores(s)) for name, s in self.settings.items()))
         if around != self.now.around:
-            # What batch has to share has changed: what was measured is of another host.
-            self._void("what batch may use has changed meanwhile")
+            # Batch's resources have changed, so earlier measurements no longer apply.
+            self._void("batch's resources changed meanwhile")
             self.now = replace(self.now, around=around, rates=(), since_s=self.at_s)
         elif not lras.well:
             self._while_unwell()
@@ -192,13 +197,13 @@ class _Turn:
     # -- ending ---------------------------------------------------------------------------------------
 
     def _is_lone(self, lras: Lras) -> bool:
-        """True if nothing is to be done now; with nobody to gain, or no LRA, everybody is let go after a while."""
+        """True if there is no LRA or nobody could gain; after a while all confinement is then lifted."""
         if lras.there and len(self.busy) >= 2:
             self.now = replace(self.now, lone_since_s=None)
             return False
         since_s = self.now.lone_since_s if self.now.lone_since_s is not None else self.at_s
         self.now = replace(self.now, lone_since_s=since_s, rates=(), since_s=self.at_s)
-        self._void("there was nobody left to compare with")
+        self._void("no other busy job was left to compare with")
         if self.at_s - since_s >= self.policy.release_after_s:
             why = "no second batch job is busy" if lras.there else "no LRA is there"
             for name in self.now.confined:
@@ -206,7 +211,7 @@ class _Turn:
         return True
 
     def _while_unwell(self) -> None:
-        """A trial ends, and so does what was kept just before; what should have been tried anew long ago is let go."""
+        """End a trial and a recent confinement, and lift confinement that is overdue for a trial."""
         self.now = replace(self.now, rates=(), since_s=self.at_s)
         last = self.now.last
         self._void(NOT_MEANWHILE)
@@ -217,7 +222,7 @@ class _Turn:
         for name in self.now.confined:
             known = self._known(name)
             if known is None or known.until_s + self.policy.streaming_recheck_s < self.at_s:
-                self._let_go(name, "whether it still helps could not be tried for long")
+                self._let_go(name, "its benefit could not be verified for too long")
 
     def _let_go(self, name: str, why: str) -> None:
         at_s, confined = self.at_s, tuple(n for n in self.now.confined if n != name)
@@ -226,7 +231,7 @@ class _Turn:
         self.outcomes.append(_outcome(name, at_s, at_s, True, text))
 
     def _void(self, why: str) -> None:
-        """A trial that cannot be judged is undone, and not made again for a while that doubles."""
+        """Undo a trial that cannot be evaluated, with a pause that doubles."""
         trial = self.now.trial
         if trial is None:
             return
@@ -254,7 +259,7 @@ class _Turn:
     # -- trying ---------------------------------------------------------------------------------------
 
     def _note_rates(self) -> None:
-        """What the busy jobs get done, once caches have had a moment to fill; parts of an interval scatter more."""
+        """Record the busy jobs' rates once caches have had time to fill; short samples are skipped."""
         period_s = self.snapshot.period_s
         if self.at_s - self.now.since_s <= self.policy.settle_s + period_s * 1.5:
             return
@@ -268,7 +273,7 @@ class _Turn:
         self.now = replace(self.now, rates=(*known, rates)[-MOST_RATES:])
 
     def _try(self) -> None:
-        """Whoever misses most of those that miss much; somebody must be left to gain."""
+        """Start a trial with the job that misses most, if another busy job is left that may gain."""
         now = self.now
         waiting = {s.name for s in now.settled if s.until_s > self.at_s}
         misses = {name: _misses(self.jobs[name]) for name in self.busy}
@@ -289,7 +294,7 @@ class _Turn:
         if len(rates) < AFTER_LEAST or not changed:
             most_s = policy.settle_s + PATIENCE * AFTER * self.snapshot.period_s
             if self.at_s - trial.at_s > most_s:
-                self._void("other batch jobs came and went meanwhile")
+                self._void("batch jobs started or ended meanwhile")
             return
         gain = statistics.fmean(changed.values())
         doubt = CERTAIN * math.hypot(standard_error(trial.before), standard_error(rates))
@@ -307,7 +312,7 @@ class _Turn:
         times = known.times + 1 if known is not None and known.voids == 0 and not good else 0
         self._settle(trial.name, doubled_s(policy.streaming_recheck_s, times), voids=0, times=times)
         if good:
-            # What was measured under it is what the next trial is compared with.
+            # The rates under the new setting are the baseline of the next trial.
             self.now = replace(self.now, trial=None, last=replace(trial, at_s=self.at_s))
         else:
             self._undo(trial)
@@ -323,7 +328,7 @@ def _toggled(confined: Sequence[str], name: str) -> tuple[str, ...]:
 
 
 def _what(trial: Trial) -> str:
-    return f"{'the least of the cache' if trial.confines else 'its share of the cache back'} as a trial"
+    return f"{'the least of the cache' if trial.confines else 'the whole cache back'} as a trial"
 
 
 def _outcome(name: str, at_s: float, decided_at_s: float, kept: bool, text: str) -> Outcome:
@@ -335,7 +340,7 @@ def _outcome(name: str, at_s: float, decided_at_s: float, kept: bool, text: str)
 
 
 def _can(view: WorkloadView, host: HostView, settings: Mapping[str, Settings]) -> bool:
-    """True if this job's ways can be set, and are more than the least."""
+    """True if this job's ways can be set and exceed the minimum."""
     if view.sample is None or view.sample.has(Quality.GONE) or not view.enforced:
         return False
     if "llc_masks" not in view.enforceable or host.llc_ways <= host.min_cbm_bits:
@@ -347,7 +352,7 @@ def _can(view: WorkloadView, host: HostView, settings: Mapping[str, Settings]) -
 
 
 def _misses(view: WorkloadView) -> float:
-    """Cache misses a second, in some unit that is the same for all; 0 where they are not counted."""
+    """Cache misses per second in a common, arbitrary unit; 0 if not counted."""
     sample = view.sample
     if sample is None or not available(sample.llc_mpki):
         return 0.0
@@ -355,7 +360,7 @@ def _misses(view: WorkloadView) -> float:
 
 
 def _least(host: HostView, settings: Settings) -> tuple[tuple[int, int], ...]:
-    """The smallest mask inside of what it has, at the end that devices do not share (see ``ladder.batch_mask``)."""
+    """The smallest mask within the job's, at the end that devices do not share (see ``ladder.batch_mask``)."""
     least = (1 << host.min_cbm_bits) - 1
     masks = {} if settings.llc_masks is KEEP else dict(settings.llc_masks)
     domains = (each.domain for each in host.topology.l3_domains)
@@ -368,7 +373,7 @@ def _least(host: HostView, settings: Settings) -> tuple[tuple[int, int], ...]:
 
 
 def _caches_and_cores(settings: Settings) -> Settings:
-    """Of what is in force, what a job's speed depends on at once."""
+    """The settings that affect a job's speed at once."""
     return Settings(
         cpus=settings.cpus,
         cpu_weight=settings.cpu_weight,

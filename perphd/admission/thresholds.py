@@ -1,21 +1,21 @@
-"""Chances and ratios that decisions of all kinds compare with, one meaning each."""
+"""Chances and ratios shared by all decisions."""
 
 from __future__ import annotations
 
 from typing import Final
 
 SURE: Final = 0.9
-"""Chance to meet the target that counts as certain. A wrong guess is corrected after a few samples."""
+"""Chance of meeting the target that counts as certain; wrong guesses are corrected within a few samples."""
 LIKELY: Final = 0.6
-"""Worth a long step back to batch, and what a rescue by single cores aims at."""
+"""Chance that justifies a long reduction; also the aim of a rescue by single cores."""
 FAIR: Final = 0.35
-"""Worth trying."""
+"""Chance that justifies a try."""
 BOLD: Final = 0.2
-"""Worth a step back that would give batch much, or that another LRA waits for."""
+"""Chance that justifies a reduction from which batch, or another LRA, gains much."""
 SLIM: Final = 0.1
-"""Worth exploring when the target is missed."""
+"""Chance that justifies exploration when the target is missed."""
 
 HELPED_RATIO: Final = 1.03
-"""A change that raises the score by less than this did not help."""
+"""Factor on the score from which a change helped."""
 WORSE_RATIO: Final = 0.95
-"""A change that lowers the score below this share of what it was is undone."""
+"""Factor on the score below which a change is rolled back."""

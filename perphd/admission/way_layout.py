@@ -1,6 +1,6 @@
-"""Cache ways as ``rdt``'s solver lays them out: batch's ways, and ways of their own for LRAs. Pure.
+"""Layout of cache ways by ``rdt``'s solver: batch's ways, and separate ways of LRAs. Pure.
 
-The solver keeps batch at the end of the cache that devices share, if there is one, and moves as few ways as possible.
+The solver keeps batch at the end of the cache that devices share, if any, and moves as few ways as possible.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from rdt.layout import CacheDomain, Infeasible, Layout
 from rdt.masks import Demand, Use, solve
 
 BATCH: Final = "\N{BULLET} batch"
-"""The name of all batch together in the solver's demands: no workload can have it."""
+"""Name of all batch in the solver's demands; no workload can have it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """Masks of one L3 domain in which LRAs have ways of their own.
+    """Masks of one L3 domain in which LRAs have separate ways.
 
-    ``masks``: of each of them; ``batch``: batch's. ``pooled``: LRAs that share a CLOSID, and with it their ways.
+    ``masks``: by LRA. ``batch``: batch's mask. ``pooled``: LRAs that share a CLOSID, and therefore ways.
     """
 
     masks: tuple[tuple[str, int], ...]
@@ -31,34 +31,34 @@ class Apart:
     pooled: tuple[tuple[str, ...], ...] = ()
 
     def ways(self, name: str) -> int:
-        """Ways of an LRA's mask; 0 for one that is not in it."""
+        """Number of ways of an LRA; 0 for an LRA without separate ways."""
         return next((mask.bit_count() for each, mask in self.masks if each == name), 0)
 
 
 def cache_domain(host: HostView) -> CacheDomain:
-    """One domain's cache, as the solver wants it."""
+    """One domain's cache as input of the solver."""
     return _cache_domain(host.llc_ways, host.min_cbm_bits, host.llc_shareable)
 
 
 def batch_mask(host: HostView, ways: int) -> int:
-    """Batch's mask with so many ways."""
+    """Batch's mask with a number of ways."""
     return _batch_mask(cache_domain(host), max(ways, host.min_cbm_bits))
 
 
 def lay_apart(
     host: HostView, needs: Mapping[str, int], batch_ways: int, closids: int, present: Mapping[str, int]
 ) -> Apart:
-    """Ways of their own for these LRAs, at least as many as each needs; what is left over goes to them in turns.
+    """Separate ways for these LRAs, at least as many as each needs; the remainder is distributed in rotation.
 
     Args:
         host: for its cache.
         needs: ways by LRA.
-        batch_ways: ways that batch keeps, beside theirs.
-        closids: control groups that all of this may take.
-        present: masks by LRA as they are now, to move as few ways as possible.
+        batch_ways: ways that batch keeps.
+        closids: CLOSIDs available for this.
+        present: present masks by LRA, so that few ways move.
 
     Raises:
-        Infeasible: there are not so many ways, not side by side, or not so many CLOSIDs.
+        Infeasible: there are too few ways, no contiguous ones, or too few CLOSIDs.
     """
     best: Layout | None = None
     wanted, order = dict(needs), sorted(needs, key=lambda name: (-needs[name], name))

@@ -1,7 +1,7 @@
-"""Admission: may this work start here, and what would become of the LRAs if it did. Pure, nothing is changed.
+"""Admission check: may this work start here, and how would it affect the LRAs? Pure; changes nothing.
 
-The same lattice and model as for a rescue, asked under the demand that batch would then have. An LRA whose
-undisturbed performance is unknown is no reason to say yes.
+Uses the same lattice and model as a rescue, under the demand that batch would then have. An LRA of unknown undisturbed
+performance counts against admission.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from perphd.admission import inferer
 from perphd.admission.context import batch_demand_cores, batches, lras, model_context, total_cores
 from perphd.admission.detector import DetectorState, judge, target_of
 from perphd.admission.inferer import Assessed
-from perphd.admission.scene import Scene
+from perphd.admission.lra_context import LraContext
 from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import Health
 from perphd.domain.policy import Snapshot, WorkloadView
@@ -21,22 +21,24 @@ from perphd.domain.signals import performance
 from perphd.domain.whatif import Arrival, Effect, WhatIf
 
 CORRECTABLE_CHANCE = 0.6
-"""Chance of an LRA to meet its target from which work is admitted beside it, where perphd can take batch back ..."""
+"""Chance of meeting an LRA's target from which work is admitted, if perphd can restrict batch later."""
 STARVED_SHARE = 0.1
-"""Below this share of what it wants, work is better started later."""
+"""Share of its demand below which work had better start later."""
 LASTING_CHANCE = 0.84
-"""... and where it is only observed, so that nobody would: its lower bound, one sigma down, must be enough."""
+"""The same if batch is only observed: the lower bound, one sigma down, must suffice."""
 
 
 def whatif(snapshot: Snapshot, arrival: Arrival, settings: PolicySettings) -> WhatIf:
-    """Predict every LRA's performance if ``arrival`` came now, and say whether it should."""
+    """Predict every LRA's performance if ``arrival`` started now, and decide whether it should."""
     reasons: list[str] = []
     found = [_effect(snapshot, view, arrival, settings) for view in lras(snapshot)]
     effects = tuple(effect for effect, _ in found)
     reasons += [effect.text for effect in effects if not effect.bearable]
     reasons += _memory(snapshot, arrival, settings)
     shares = [best.batch_cores for _, best in found if best is not None]
-    batch: Reading = min(shares) if shares else Unavailable("nothing is known about sharing this host yet")
+    batch: Reading = (
+        min(shares) if shares else Unavailable("no prediction of sharing this host is available yet")
+    )
     wanted = min(batch_demand_cores(snapshot) + arrival.cpu_cores, float(total_cores(snapshot)))
     if available(batch) and batch < STARVED_SHARE * wanted:
         reasons.append(f"all batch together would get about {batch:.1f} of the {wanted:.1f} cores it wants")
@@ -45,7 +47,7 @@ def whatif(snapshot: Snapshot, arrival: Arrival, settings: PolicySettings) -> Wh
         reasons.append(
             "every LRA that runs is expected to keep its target"
             if any(effect.health is not Health.UNKNOWN for effect in effects)
-            else "no LRA runs here: nobody can be harmed"
+            else "no LRA runs here that could be harmed"
         )
     return WhatIf(accepted, tuple(reasons), effects, batch)
 
@@ -55,26 +57,26 @@ def _effect(
 ) -> tuple[Effect, Assessed | None]:
     name = view.spec.name
     if view.sample is None or view.model is None:
-        text = f"{name} is not running: nobody can say what it needs"
+        text = f"{name} is not running: its needs are unknown"
         nobody = Effect(name, Health.UNKNOWN, None, None, None, Unavailable(text), bearable=True, text=text)
         return nobody, None
     perf = performance(view.sample, view.spec.objective.latency_percentile)
     target = target_of(view.spec.objective, view.model, perf, settings)
     judged = judge(DetectorState(), view.sample, perf, target, view.model, settings)
     if target.work_band is None and target.delay_band is None:
-        text = f"{name}: what it does undisturbed is not known yet"
+        text = f"{name}: its undisturbed performance is not known yet"
         unknown = Effect(name, Health.UNKNOWN, None, None, None, Unavailable(text), bearable=False, text=text)
         return unknown, None
-    scene = Scene(settings, snapshot, view)
-    current = scene.current
+    lra = LraContext(settings, snapshot, view)
+    current = lra.current
     context = model_context(snapshot, view, view.model)
     demand = min(context.batch_demand_cores + arrival.cpu_cores, context.total_cores)
     context = replace(context, batch_demand_cores=demand)
     z = settings.confidence_z
-    # Nothing can be taken back from batch that is only observed, nor below what batch is to keep.
+    # Only enforced batch can be restricted, and not below its floor.
     gives = view.enforced and any(v.enforced for v in batches(snapshot))
-    # The work that asks is expected to join a batch group that can be set like the others.
-    allocations = inferer.lattice(current, scene.floor_cores(), scene.knobs()) if gives else (current,)
+    # The new work is expected to join a settable batch group.
+    allocations = inferer.lattice(current, lra.floor_cores(), lra.knobs()) if gives else (current,)
     assessed = inferer.assess(allocations, view.model, context, target, z)
     as_is = next(a for a in assessed if a.allocation == current)
     wanted = CORRECTABLE_CHANCE if gives else LASTING_CHANCE
@@ -88,7 +90,7 @@ def _effect(
     elif sure:
         text = f"{name} keeps its target (chance {chance:.0%}) with {best.allocation}"
     else:
-        how = "even with the best protection" if gives else "and nothing could be taken back from batch"
+        how = "even with the best protection" if gives else "and batch could not be restricted"
         text = f"{name} would keep its target with a chance of {chance:.0%} only, {how}"
     health = Health.DEGRADED if short else Health.HEALTHY
     effect = Effect(
@@ -98,7 +100,7 @@ def _effect(
 
 
 def _memory(snapshot: Snapshot, arrival: Arrival, settings: PolicySettings) -> list[str]:
-    """Why the memory does not suffice; empty if it does, or if nothing was asked."""
+    """Why memory does not suffice; empty if it does, or if none was requested."""
     total = snapshot.host.topology.memory_bytes
     if not arrival.memory_bytes or total <= 0:
         return []
@@ -114,4 +116,4 @@ def _memory(snapshot: Snapshot, arrival: Arrival, settings: PolicySettings) -> l
     if arrival.memory_bytes <= free:
         return []
     asked, left = arrival.memory_bytes / (1 << 30), max(free, 0.0) / (1 << 30)
-    return [f"it asks for {asked:.1f} GiB of memory, and {left:.1f} GiB are not needed by others"]
+    return [f"it requests {asked:.1f} GiB of memory, but only {left:.1f} GiB are available"]

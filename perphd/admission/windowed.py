@@ -1,8 +1,7 @@
-"""Keeps a policy's riskier changes within the operator's change window. Around any other policy; pure.
+"""Restricts a policy's riskier changes to the operator's change window. Wraps any other policy; pure.
 
-Outside of the window no setting of an LRA itself changes, and nothing is tried that no need calls for: no step aside,
-no probe of an LRA's reference, no trial with one batch job's cache. Batch can still be taken back at any time, which
-is what relieves an LRA.
+Outside the window, no setting of an LRA itself changes and nothing is tried: no exploration, no probe of an LRA's
+reference, no cache trial. Batch can still be restricted at any time, which relieves LRAs.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ class _Memory:
 
 
 class Windowed:
-    """``policy``, outside of the window with the LRAs' own settings held.
+    """Applies the window to ``policy``: outside it the LRAs' own settings are held.
 
-    That nothing is tried then is the policy's own part: it sees ``HostView.window_open``.
+    The policy itself refrains from trials, since it sees ``HostView.window_open``.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -36,11 +35,11 @@ class Windowed:
 
     @property
     def name(self) -> str:
-        """As the policy within."""
+        """The wrapped policy's name."""
         return self._policy.name
 
     def decide(self, snapshot: Snapshot) -> TargetState:
-        """As the policy within; outside of the window without what that forbids."""
+        """The wrapped policy's decision; outside the window the LRAs' own settings are held."""
         memory = snapshot.memory if isinstance(snapshot.memory, _Memory) else _Memory()
         names = {view.spec.name for view in snapshot.workloads if view.spec.kind is Kind.LRA}
         if snapshot.host.window_open:
@@ -58,17 +57,17 @@ class Windowed:
 
 
 def _still_allowed(view: WorkloadView, own: Settings) -> Settings:
-    """What is held, without what the LRA's owner has forbidden since: that waits for no window."""
+    """The held settings without those that the LRA's owner has forbidden since, which takes effect at once."""
     return own if view.spec.touch is Touch.ALL else replace(own, cpus=KEEP, llc_masks=KEEP, mba_pct=KEEP)
 
 
 def _held(view: WorkloadView, held: Mapping[str, Settings]) -> WorkloadView:
-    """The view of an LRA whose own settings stay: where nothing is set, the policy plans with batch alone."""
+    """The view of an LRA whose own settings are held; if it has none, the policy plans with batch alone."""
     policy = tuple(pair for pair in view.spec.policy if pair[0] not in TRIALS_OFF)
     knobs = frozenset() if held[view.spec.name].is_untouched() else view.enforceable
     return replace(view, spec=replace(view.spec, policy=policy), enforceable=knobs)
 
 
 def memory_within(memory: object) -> object:
-    """What the policy within a window remembers; any other memory as it is."""
+    """The wrapped policy's memory; any other memory is returned unchanged."""
     return memory.inner if isinstance(memory, _Memory) else memory

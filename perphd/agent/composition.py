@@ -15,12 +15,11 @@ from perphd.admission.baselines import NonePolicy, StaticPolicy
 from perphd.admission.egress import EgressCeiling, EgressRule
 from perphd.admission.perph import PerphPolicy
 from perphd.admission.windowed import Windowed
-from perphd.agent.config import Config
-from perphd.agent.discovery import Discovery
+from perphd.agent.agent import Agent
+from perphd.agent.devices.hints import HINTS, Hints
 from perphd.agent.fitting import Fitting
-from perphd.agent.forecasts import Forecasts
+from perphd.agent.forecasts import ForecastProcess
 from perphd.agent.jobs import Jobs
-from perphd.agent.loop import Agent
 from perphd.agent.memory_forecasts import MemoryForecasts
 from perphd.agent.models import Models
 from perphd.agent.pauses import Pauses
@@ -32,13 +31,15 @@ from perphd.agent.sli import SliBoard, SliOpener
 from perphd.agent.state import Parts
 from perphd.agent.tally import Tally
 from perphd.agent.trials import Trials, configured_modes
-from perphd.agent.wake import Waker
-from perphd.agent.window import Window
+from perphd.agent.triggers import EarlyTicks
+from perphd.config.discovery import Discovery
+from perphd.config.file import Config
 from perphd.domain.capability import Capabilities
 from perphd.domain.errors import KernelError, Unsupported
 from perphd.domain.plan import Write
 from perphd.domain.policy import Policy
 from perphd.domain.topology import Topology
+from perphd.domain.window import Window
 from perphd.domain.workload import Mode
 from perphd.host.actuators import Actuators, actuators
 from perphd.host.app_version import AppVersions
@@ -50,7 +51,8 @@ from perphd.host.fs import KernelFs, RealFs
 from perphd.host.job_facts import JobFacts
 from perphd.host.kubelet import Kubelet
 from perphd.host.lookup import Lookup
-from perphd.host.perf_events import EventKind, EventOpener, EventSupport, PerfOpener
+from perphd.host.perf_event_types import EventOpener, EventSupport, PerfEventKind
+from perphd.host.perf_events import PerfOpener
 from perphd.host.pmu import read_event_codes
 from perphd.host.resctrl import open_groups
 from perphd.host.schedstat import ProcessDelays, RunDelayReader
@@ -64,8 +66,8 @@ from perphd.host.throttle import throttle_of
 from perphd.host.topology import Processors, read_topology
 from perphd.isolation.ending import Ender
 from perphd.isolation.executor import Executor
+from perphd.isolation.instances import OtherInstances
 from perphd.isolation.journal import Journal, this_boot
-from perphd.isolation.neighbours import Neighbours
 from perphd.monitor.host_account import HostAccounts
 from perphd.monitor.hostload import HostLoad
 from perphd.monitor.links import LinkLoad
@@ -78,8 +80,9 @@ from perphd.predictor import Registry
 from perphd.predictor.files import ModelFiles
 
 if TYPE_CHECKING:
-    from perphd.agent.batch_queue import BatchQueue
-    from perphd.agent.disk_backoff import DiskBackoff
+    from perphd.agent.devices.backoff import DeviceBackoff, WatchedDevices
+    from perphd.agent.queue.batch_queue import BatchQueue
+    from perphd.batch.runner import JobRunner
 
 log = logging.getLogger("perphd")
 
@@ -105,6 +108,7 @@ def build_agent(
     store: bool = True,
     policy: Policy | None = None,
     delays: ProcessDelays | None = None,
+    runner: JobRunner | None = None,
 ) -> Agent:
     """An agent ready for its first tick; nothing was written to the kernel yet.
 
@@ -120,6 +124,8 @@ def build_agent(
         store: False keeps no time series whatever the configuration says.
         policy: instead of the one that the configuration names.
         delays: tells run-queue delays by process where the kernel's taskstats do not: a simulated host's.
+        runner: starts jobs of the batch queue; None: this machine's systemd or control groups. A simulated host
+            brings its own, or has no queue.
 
     Raises:
         PerphError: the state directory cannot be used, or another daemon holds its journal.
@@ -152,24 +158,30 @@ def build_agent(
     egress = EgressFs(written, hierarchies, config.network.names, tc=open_tc, kernel=fs) if real else None
     executed = written if egress is None else egress
     settable = hierarchies if egress is None else with_egress(hierarchies)
-    neighbours = Neighbours(config.daemon.state_dir, executed, settable) if real else None
-    journal = _journal(config, neighbours)
+    instances = OtherInstances(config.daemon.state_dir, executed, settable) if real else None
+    journal = _journal(config, instances)
 
     def refuse(cgroup: str) -> str | None:
         reason = refusal(written, hierarchies, cgroup)
-        return reason or (None if neighbours is None else neighbours.refusal(cgroup))
+        return reason or (None if instances is None else instances.refusal(cgroup))
 
     def on_write(write: Write, result: str) -> None:
         tally.wrote(write, result)
         if kept is not None:
             kept.add_writes(wall_clock(), (write,), result)
 
-    ender = Ender(fs, hierarchies, refuse, on_write, os.kill if real else None)
+    def refuse_now(cgroup: str) -> str | None:
+        if instances is not None:
+            instances.look()
+        return refuse(cgroup)
+
+    ender = Ender(fs, hierarchies, refuse_now, on_write, os.kill if real else None)
     executor = Executor(
         executed,
         settable,
         journal,
         refuse=refuse,
+        on_plan=None if instances is None else instances.look,
         kubelet=Kubelet(fs),
         deadline_s=config.isolation.deadline_s,
         changes_per_s=config.isolation.changes_per_s,
@@ -193,7 +205,11 @@ def build_agent(
     tap = RoundTap(policy if policy is not None else POLICIES[config.daemon.policy](config))
     bounds = _actuators(fs, config.daemon.state_dir)
     forecasts = _forecasts(config, records, clock, wall_clock, kept) if clock is not None else None
-    queue = _queue(config, fs, hierarchies, units, topology, wall_clock) if real else None
+    # A simulated host keeps its own apart: beside the socket may be those of this machine's daemon.
+    hinting = (_runtime_folder(config) if real else Path(config.daemon.state_dir).absolute()) / HINTS
+    hints = Hints(hinting)
+    wanted = real or runner is not None
+    queue = _queue(config, fs, hierarchies, units, topology, wall_clock, runner, hinting) if wanted else None
     parts = Parts(
         topology=topology,
         processors=processors,
@@ -239,19 +255,23 @@ def build_agent(
         jobs=Jobs(JobFacts(fs, hierarchies), wall_clock, _way_bytes(topology, bounds))
         if forecasts is not None and config.forecast.history_rows > 0
         else None,
-        waker=Waker(config.wake, lambda cgroup: _pressure_directory(hierarchies, cgroup), time.monotonic)
+        early_ticks=EarlyTicks(
+            config.wake, lambda cgroup: _pressure_directory(hierarchies, cgroup), time.monotonic
+        )
         if real and clock is not None
         else None,
         queue=queue,
-        disk_backoff=_disk_backoff(config, fs, hierarchies),
+        backoff=_backoff(config, fs, hierarchies, bounds),
+        hints=hints,
         owned=(
             *(() if queue is None else (queue,)),
+            hints,
             *(() if forecasts is None else (forecasts,)),
             host_load,
             accounts,
             processors,
             links,
-            *(() if neighbours is None else (neighbours,)),
+            *(() if instances is None else (instances,)),
             journal,
             *(() if taskstats is None else (taskstats,)),
             *(() if kept is None else (kept,)),
@@ -264,12 +284,34 @@ def build_agent(
     return Agent(config, parts, clock)
 
 
-def _disk_backoff(config: Config, fs: KernelFs, hierarchies: Hierarchies) -> DiskBackoff | None:
-    if not config.contention.disks:
-        return None
-    from perphd.agent.disk_backoff import DiskBackoff
+def _backoff(
+    config: Config, fs: KernelFs, hierarchies: Hierarchies, bounds: Actuators
+) -> DeviceBackoff | None:
+    """Back-off from the devices that the configuration names; None if it names none."""
+    watched: list[WatchedDevices] = []
+    if config.contention.disks:
+        from perphd.agent.devices.disks import ContendedDisks
 
-    return DiskBackoff(fs, hierarchies)
+        watched.append(ContendedDisks(fs, hierarchies))
+    if config.contention.links and config.network.names:
+        from perphd.agent.devices.links import ContendedLinks
+
+        full_ratio = config.network.saturated_pct / 100.0
+        watched.append(ContendedLinks(fs, hierarchies, config.network.names, full_ratio))
+    if config.contention.memory_bandwidth:
+        from perphd.agent.devices.memory import ContendedMemory
+
+        watched.append(ContendedMemory(bounds.mba_levels_pct, config.queue.memory_bandwidth_bytes))
+    if not watched:
+        return None
+    from perphd.agent.devices.backoff import DeviceBackoff
+
+    return DeviceBackoff(watched)
+
+
+def _runtime_folder(config: Config) -> Path:
+    """Where the socket is, and what workloads may read."""
+    return Path(config.daemon.socket).absolute().parent
 
 
 def _queue(
@@ -279,17 +321,20 @@ def _queue(
     units: CallingBus | None,
     topology: Topology,
     wall_clock: Callable[[], float],
+    runner: JobRunner | None,
+    hints: Path,
 ) -> BatchQueue | None:
     """The batch queue on this machine: by systemd where it runs, else by control groups."""
     if not config.queue.enabled:
         return None
-    from perphd.agent.batch_queue import FOLDER, BatchQueue  # a host without a queue does not carry it
+    from perphd.agent.queue.batch_queue import FOLDER, BatchQueue  # a host without a queue does not carry it
     from perphd.isolation.job_groups import JobGroups
     from perphd.isolation.job_units import JobUnits
 
     state_dir, boot = Path(config.daemon.state_dir).absolute(), this_boot()
-    runner: JobUnits | JobGroups
-    if is_systemd(fs):
+    if runner is not None:
+        pass
+    elif is_systemd(fs):
         runner = JobUnits(units if units is not None else open_bus())
     else:
         runner = JobGroups(hierarchies, state_dir / FOLDER / "units", boot)
@@ -297,18 +342,18 @@ def _queue(
     def capacity() -> tuple[float, float]:
         return float(len(topology.online - topology.isolated)), float(topology.memory_bytes)
 
-    slots = Path(config.daemon.socket).absolute().parent / "slots"
-    return BatchQueue(config.queue, state_dir, runner, boot, wall_clock, capacity, slots)
+    slots = _runtime_folder(config) / "slots"
+    return BatchQueue(config.queue, state_dir, runner, boot, wall_clock, capacity, slots, hints)
 
 
-def _journal(config: Config, neighbours: Neighbours | None) -> Journal:
+def _journal(config: Config, instances: OtherInstances | None) -> Journal:
     """The journal, open; perphds with other state directories know of it, and it of theirs."""
     state_dir = Path(config.daemon.state_dir)
-    if neighbours is None:
+    if instances is None:
         return Journal(state_dir)
-    journal = Journal(state_dir, guard=neighbours.recording)
+    journal = Journal(state_dir, guard=instances.recording)
     try:
-        for hidden in neighbours.enter(config.sources[0] if config.sources else ""):
+        for hidden in instances.enter(config.sources[0] if config.sources else ""):
             log.warning(
                 "another perphd runs with the state directory %s, which cannot be seen from here (PrivateTmp=, "
                 "ProtectHome=): which groups it has changed is not known; let them have no group in common",
@@ -349,7 +394,7 @@ def probe_simulated(fs: KernelFs, hierarchies: Hierarchies) -> Capabilities:
     return probe(
         fs,
         hierarchies,
-        events=lambda _: EventSupport(tuple(EventKind), {}),
+        events=lambda _: EventSupport(tuple(PerfEventKind), {}),
         taskstats=lambda: "a simulated host has no netlink",
         egress=lambda: "a simulated host has no network devices",
         tcp=lambda: "a simulated host has no sockets",
@@ -365,9 +410,9 @@ def probe_elsewhere(
 
     def events(directory: str) -> EventSupport:
         if opener is not None:
-            return EventSupport(tuple(EventKind), {})
+            return EventSupport(tuple(PerfEventKind), {})
         refusal = Unsupported(directory, "perf_event_open", errno.EOPNOTSUPP, detail=reason)
-        return EventSupport((), dict.fromkeys(EventKind, refusal))
+        return EventSupport((), dict.fromkeys(PerfEventKind, refusal))
 
     return probe(
         fs,
@@ -421,7 +466,7 @@ def _forecasts(
     clock: Callable[[], float],
     wall_clock: Callable[[], float],
     kept: Store | None,
-) -> Forecasts | None:
+) -> ForecastProcess | None:
     if not config.forecast.enabled:
         return None
     if kept is None:
@@ -436,7 +481,7 @@ def _forecasts(
         config.host.root,
         str(config.forecast.history_rows),
     )
-    return Forecasts(folder, arguments, records, wall_clock=wall_clock)
+    return ForecastProcess(folder, arguments, records, wall_clock=wall_clock)
 
 
 def _forecast_folder(config: Config) -> Path:

@@ -18,11 +18,11 @@ from typing import ClassVar, Final
 from rich.console import Console
 from rich.text import Text
 
+from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.demo_report import Comparison, Second
-from perphd.agent.loop import Agent
 from perphd.agent.simulated import simulated_sli
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.domain.decision import Action, Decision, Outcome
 from perphd.domain.errors import ConfigError, KernelError
 from perphd.domain.event import Event, EventKind
@@ -64,7 +64,7 @@ _ACTS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Scene:
+class _DemoHost:
     """What happens when, in virtual seconds."""
 
     seconds: int
@@ -139,7 +139,7 @@ class _Story:
         self._console.print(head + Text(text), soft_wrap=True)
 
     def event(self, event: Event) -> None:
-        """Take one announcement; those of a tick are told when it has ended."""
+        """Take one announcement; the demo prints those of a tick when it has ended."""
         if event.kind is not EventKind.TICK:
             self._waiting.append(event)
             return
@@ -199,10 +199,10 @@ def run_demo(
         raise ConfigError("demo", "seconds", f"{seconds} is too short", f"at least {MIN_SECONDS}")
     if speed is not None and not speed > 0:
         raise ConfigError("demo", "speed", f"{speed} is not a pace", "a number above 0")
-    return asyncio.run(_play(_Scene(seconds, seed), speed, console or Console(highlight=False)))
+    return asyncio.run(_play(_DemoHost(seconds, seed), speed, console or Console(highlight=False)))
 
 
-async def _play(scene: _Scene, speed: float | None, console: Console) -> int:
+async def _play(demo: _DemoHost, speed: float | None, console: Console) -> int:
     console.print(
         f"A simulated server of {_CORES} cores runs a database, {_LRA.name}. Two batch jobs come and go, one after the "
         f"other: {_PI.name} wants every core, {_STREAM.name} takes cache and memory bandwidth as well. perphd knows "
@@ -210,7 +210,7 @@ async def _play(scene: _Scene, speed: float | None, console: Console) -> int:
         soft_wrap=True,
     )
     story = _Story(console)
-    host = scene.host()
+    host = demo.host()
     original = _knobs(host)
     written: set[str] = set()
     host.fs.on_write = lambda path, _: written.add(path)
@@ -227,18 +227,18 @@ async def _play(scene: _Scene, speed: float | None, console: Console) -> int:
         telling = asyncio.create_task(_tell(agent, story))
         await asyncio.sleep(0)  # let it subscribe
         try:
-            await _live(scene, watcher, agent, story, _pauses(speed))
+            await _live(demo, watcher, agent, story, _pauses(speed))
         finally:
             await agent.stop(restore=True)
             await telling
     now = _knobs(host)
-    story.line(scene.seconds, "stopped", "perphd has ended and given back whatever it still held")
-    alone, native = scene.uncontrolled(with_batch=False), scene.uncontrolled(with_batch=True)
+    story.line(demo.seconds, "stopped", "perphd has ended and given back whatever it still held")
+    alone, native = demo.uncontrolled(with_batch=False), demo.uncontrolled(with_batch=True)
     tolerance_pct = config.workloads[0].objective.tolerance_pct
     problems: list[str] = []
     recovered: list[str] = []
     for act in _ACTS:
-        from_s, to_s = scene.at_s(act.arrives), scene.at_s(act.leaves)
+        from_s, to_s = demo.at_s(act.arrives), demo.at_s(act.leaves)
         compared = Comparison(alone, native, watcher.seen, from_s, to_s, tolerance_pct, act.job.name)
         console.print()
         console.print(compared.table())
@@ -267,16 +267,16 @@ async def _play(scene: _Scene, speed: float | None, console: Console) -> int:
 
 
 async def _live(
-    scene: _Scene, watcher: _Watcher, agent: Agent, story: _Story, pause_s: Callable[[float], float]
+    demo: _DemoHost, watcher: _Watcher, agent: Agent, story: _Story, pause_s: Callable[[float], float]
 ) -> None:
     """Tick for tick to the end of the scenario."""
-    for now_s in range(1, scene.seconds + 1):
+    for now_s in range(1, demo.seconds + 1):
         watcher.host.advance(now_s)
         second = watcher.look()
         for act in _ACTS:
-            if now_s == scene.at_s(act.arrives) + 1:
+            if now_s == demo.at_s(act.arrives) + 1:
                 story.line(now_s - 1, "arrives", f"batch job {act.job.name}: {act.text}", "red")
-            elif now_s == scene.at_s(act.leaves) + 1:
+            elif now_s == demo.at_s(act.leaves) + 1:
                 story.line(now_s - 1, "leaves", f"batch job {act.job.name}", "red")
         if now_s % _STATUS_S == 0:
             text = f"{_LRA.name} answers {second.work_per_s:.0f}/s, p95 {second.p95_ms:.1f} ms"

@@ -71,7 +71,7 @@ class Comparison:
         return None
 
     def problems(self) -> list[str]:
-        """What was not shown, in sentences; empty: everything was."""
+        """The claims that the demo failed to show, as sentences."""
         found: list[str] = []
         wanted = RECOVERED * self.target_per_s
         if _work(self.during(self.native)) >= wanted:

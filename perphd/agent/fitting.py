@@ -18,6 +18,7 @@ from perphd.domain.errors import ConfigError, KernelError
 from perphd.domain.policy import Snapshot, TargetState, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 from perphd.domain.sample import Quality, Sample
+from perphd.domain.units import format_bytes
 from perphd.domain.workload import Kind
 from perphd.host.cgroup.group import descendants
 from perphd.host.cgroup.hierarchy import Hierarchies
@@ -38,7 +39,7 @@ from perphd.sizing.memory_fit import (
 
 BIN_BYTES: Final = 4 << 20
 RELIEF_S: Final = 60.0
-"""An LRA that is degraded under a limit has none for so long after it was degraded last."""
+"""Time without a limit after an LRA was degraded under one."""
 SKIPPED_SAMPLES: Final = 3
 """Samples after a new limit that are left out: the kernel is still reclaiming."""
 RECLAIMED_SAMPLES: Final = 20
@@ -47,7 +48,7 @@ FALL_SHARE: Final = 0.005
 WITNESSES: Final = ("work_rate_per_s", "mips", "cpu_usage_cores")
 """Readings of performance, the best first."""
 PROCESSES_KEPT_S: Final = 5.0
-"""For so long it is known which processes are in a group."""
+"""Age at which the list of a group's processes is read again."""
 _KNOB: Final = "memory_high_bytes"
 LARGEST_PAGE_BYTES: Final = 1 << 16
 
@@ -97,6 +98,11 @@ class _Search:
     pids: tuple[int, ...] = ()
     pids_since_s: float = -math.inf
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is tried any more."""
+        return self.fit.phase is FitPhase.CONVERGED
+
 
 class Fitting:
     """Looks once a round, as the shaper does."""
@@ -113,8 +119,8 @@ class Fitting:
 
     @property
     def sized(self) -> frozenset[str]:
-        """Workloads that a search sizes: the shaper leaves them alone."""
-        return frozenset(self._searches)
+        """Workloads that a search sizes, until it ends and as long as it is applied: the shaper leaves them alone."""
+        return frozenset(name for name, each in self._searches.items() if not each.has_ended or each.applied)
 
     def start(self, view: WorkloadView, samples: int = LEAST_SAMPLES, step: float = STEP) -> None:
         """Begin a search.
@@ -128,10 +134,13 @@ class Fitting:
             problem = f"{spec.name} is an LRA whose owner does not let its memory be limited"
             allowed = 'shape = "core" or "elastic" in its table'
         elif not view.enforced:
-            problem, allowed = f"{spec.name} is only observed", f"perphctl mode enforce {spec.name}"
+            problem, allowed = (
+                f"{spec.name} is only observed",
+                f"perphctl mode enforce --workload {spec.name}",
+            )
         elif view.sample is None or view.sample.has(Quality.GONE):
             problem, allowed = f"{spec.name} is not there", "a workload whose control group exists"
-        elif spec.name in self._searches and self._searches[spec.name].fit.phase is not FitPhase.CONVERGED:
+        elif spec.name in self._searches and not self._searches[spec.name].has_ended:
             problem, allowed = f"a search for {spec.name} is under way", f"perphctl memfit stop {spec.name}"
         if problem:
             raise ConfigError("request", "workload", problem, allowed)
@@ -146,7 +155,7 @@ class Fitting:
         """
         search = self._search(name)
         found = search.fit.recommended_bytes
-        if search.fit.phase is not FitPhase.CONVERGED or found is None or not search.settable:
+        if not search.has_ended or found is None or not search.settable:
             problem = f"the search for {name} has no result yet: {search.fit.reason}"
             raise ConfigError("request", "workload", problem, "a converged search (perphctl memfit status)")
         search.applied = True
@@ -170,11 +179,11 @@ class Fitting:
         troubled = {each.workload for each in target.decisions if each.verdict.health in TROUBLED}
         notes: list[tuple[str, str]] = []
         self._round += 1
-        running = [name for name, each in self._searches.items() if each.fit.phase is not FitPhase.CONVERGED]
+        running = [name for name, each in self._searches.items() if not each.has_ended]
         whose_turn = running[self._round % len(running)] if running else ""
         for view in snapshot.workloads if running else ():
             search = self._searches.get(view.spec.name)
-            if search is None or search.fit.phase is FitPhase.CONVERGED or view.sample is None:
+            if search is None or search.has_ended or view.sample is None:
                 continue
             search.settable = _KNOB in view.enforceable
             before = search.fit
@@ -233,13 +242,12 @@ class Fitting:
         if not full and not crash:
             return
         search.epochs += 1
-        if not search.settable:
-            search.estimate = estimate_of_container(epoch.footprint)
-            reason = "this host has no memory.high for it: an estimate is all that can be had"
-            search.fit = replace(search.fit, reason=reason)
-            self._begin_epoch(search)
-            return
         search.estimate = estimate_of_container(epoch.footprint)
+        if not search.settable:
+            search.fit = replace(
+                search.fit, phase=FitPhase.CONVERGED, reason=_untried(epoch, search.estimate)
+            )
+            return
         search.fit = after_epoch(search.fit, epoch, urgent=crash)
         self._begin_epoch(search)
         search.skip, search.settling = SKIPPED_SAMPLES, SKIPPED_SAMPLES + RECLAIMED_SAMPLES
@@ -263,7 +271,7 @@ class Fitting:
             return False
         if until_s is None:
             search.fit = after_harm(search.fit)
-        if search.fit.phase is FitPhase.CONVERGED:
+        if search.has_ended:
             return True  # its limit is in force no more
         if troubled:
             search.relieved_until_s = now_s + RELIEF_S
@@ -344,8 +352,15 @@ def _is_reclaimed(search: _Search, sample: Sample) -> bool:
     return current < (1 - FALL_SHARE) * held
 
 
+def _untried(epoch: FitEpoch, estimate: float) -> str:
+    return (
+        f"this host has no memory.high for it, and no limit can be tried: it used {format_bytes(max(epoch.footprint))} "
+        f"at most; the published estimate, {format_bytes(estimate)}, may be too little"
+    )
+
+
 def _limit(search: _Search) -> int | None:
-    """What is to be in force for a search."""
+    """Settings to be in force for a search."""
     fit = search.fit
     if not search.settable or fit.limit_bytes is None or search.relieved_until_s is not None:
         return None

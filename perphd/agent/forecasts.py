@@ -17,11 +17,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from perphd.agent import offshoot
+from perphd.agent import spawn
 from perphd.agent.records import Records
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.forecast import PUBLISHED_FILE, SUMMARY_FILE, ForecastSummary
@@ -42,7 +42,10 @@ COMMAND: Final = (sys.executable, "-P", "-m", "perphd.control.forecast_worker")
 """The worker; nothing of the working directory is imported."""
 LIMITS: Final = ("cpu_max_cores", "memory_max_bytes", "memory_high_bytes")
 _LOOK_S: Final = 0.02
-FORECASTS_OFF: Final = "forecasts are switched off: set enabled = true in [forecast] and restart perphd"
+FORECASTS_OFF: Final = (
+    "no forecast worker runs: set enabled = true in [forecast] and in [store], and restart perphd; "
+    "a simulated host has none"
+)
 _NOTHING: Final = Unavailable("nothing has been published yet: the first forecasts take a minute")
 
 Listed: TypeAlias = tuple[str, str, int, tuple[str, ...], int]
@@ -51,18 +54,20 @@ Listed: TypeAlias = tuple[str, str, int, tuple[str, ...], int]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What the worker is told: who is there, and which jobs have ended."""
+    """What the worker is told: who is there, which jobs have ended, and by reading the most that the host has."""
 
     workloads: Sequence[Listed]
     jobs: Sequence[EndedJob] = ()
+    most: Mapping[str, float] = field(default_factory=dict)
 
     def line(self) -> bytes:
         """One line of JSON."""
-        data = {"workloads": self.workloads, "jobs": [asdict(job) for job in self.jobs]}
+        jobs = [asdict(job) for job in self.jobs]
+        data = {"workloads": self.workloads, "jobs": jobs, "most": self.most}
         return json.dumps(data, separators=(",", ":")).encode() + b"\n"
 
 
-class Forecasts:
+class ForecastProcess:
     """See the module.
 
     Args:
@@ -194,7 +199,7 @@ class Forecasts:
         environment.pop("NOTIFY_SOCKET", None)
         try:
             with open(os.devnull, "wb") as nowhere:
-                future.set_result(offshoot.start(self._command, environment, (reading, nowhere.fileno(), 2)))
+                future.set_result(spawn.start(self._command, environment, (reading, nowhere.fileno(), 2)))
         except BaseException as exc:  # the loop hears of it
             future.set_exception(exc if isinstance(exc, OSError) else OSError(0, repr(exc)))
         finally:

@@ -26,7 +26,7 @@ LEAST_S: Final = 5.0
 MOST_ENDED: Final = 8
 """Ended runs that are handed over at a time, once a minute: to record one takes the worker some 7 ms."""
 PEAK_S: Final = 10.0
-"""What was enough for a run is the greatest mean over so long of what it used and waited for."""
+"""Window of the mean of use and wait whose greatest value was enough for a run."""
 
 
 @dataclass(slots=True)
@@ -99,13 +99,15 @@ class Jobs:
         looked = False
         for name, spec in batch.items():
             sample, run = samples.get(name), self._runs.get(name)
-            if sample is None or sample.has(Quality.GONE):
+            if sample is None or (sample.quality and sample.has(Quality.GONE)):
                 if run is not None:
                     self._end(declared_as(name), spec, self._runs.pop(name))
                 continue
             is_empty = sample.threads == 0
             # At the daemon's start nobody knows when a run began; a name that is new began just now.
-            anew = sample.has(Quality.RESTARTED) or (sample.has(Quality.FIRST) and not self._first)
+            anew = bool(sample.quality) and (
+                sample.has(Quality.RESTARTED) or (sample.has(Quality.FIRST) and not self._first)
+            )
             if run is not None and (is_empty or anew):
                 self._end(declared_as(name), spec, self._runs.pop(name))
             if is_empty:

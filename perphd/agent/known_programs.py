@@ -14,7 +14,8 @@ from perphd.domain.host_facts import ProcessFact
 class Server:
     """One kind of server. ``source``: of its indicators; ``socket``: what its socket's path holds.
 
-    ``default_socket``: what the source takes without being told; ``password``: the source needs one.
+    ``default_socket``: what the source takes without being told; ``password``: the source needs one; ``against``: what
+    speaks against the latency of its TCP connections.
     """
 
     title: str
@@ -24,8 +25,12 @@ class Server:
     default_socket: str = ""
     account: str = ""
     password: bool = field(default=False)
+    against: str = ""
 
 
+_MANY_STREAMS: Final = "HTTP/2 with many streams at once: a burst of requests counts as one"
+_DEFERRED: Final = "the first request of each connection is not seen (TCP_DEFER_ACCEPT)"
+_BEHIND: Final = "its latency contains that of what lies behind it"
 _MYSQL: Final = Server(
     "MariaDB or MySQL",
     "database",
@@ -54,19 +59,26 @@ PROGRAMS: Final[Mapping[str, Server]] = {
     "valkey-server": _REDIS,
     "memcached": Server("memcached", "cache", "tcp"),
     "mongod": Server("MongoDB", "database", "tcp"),
-    "nginx": Server("nginx", "web", "tcp"),
-    "haproxy": Server("HAProxy", "web", "tcp"),
-    "envoy": Server("Envoy", "web", "tcp"),
-    "apache2": Server("Apache httpd", "web", "tcp"),
-    "httpd": Server("Apache httpd", "web", "tcp"),
+    "nginx": Server("nginx", "web", "tcp", against=_BEHIND),
+    "haproxy": Server("HAProxy", "web", "tcp", against=_BEHIND),
+    "envoy": Server("Envoy", "web", "tcp", against=_MANY_STREAMS),
+    "apache2": Server("Apache httpd", "web", "tcp", against=_DEFERRED),
+    "httpd": Server("Apache httpd", "web", "tcp", against=_DEFERRED),
     "clickhouse-server": Server("ClickHouse", "database", "tcp"),
-    "etcd": Server("etcd", "database", "tcp"),
-    "beam.smp": Server("an Erlang server such as RabbitMQ", "streaming", "tcp"),
+    "etcd": Server("etcd", "database", "tcp", against=_MANY_STREAMS),
+    "beam.smp": Server(
+        "an Erlang server such as RabbitMQ",
+        "streaming",
+        "tcp",
+        against="messages that it pushes are not counted",
+    ),
 }
 """Servers by the name of their program."""
 
 JAVA: Final[Mapping[str, Server]] = {
-    "kafka.Kafka": Server("Kafka", "streaming", "tcp"),
+    "kafka.Kafka": Server(
+        "Kafka", "streaming", "tcp", against="consumers that wait for messages look like slow requests"
+    ),
     "org.elasticsearch": Server("Elasticsearch", "database", "tcp"),
     "org.opensearch": Server("OpenSearch", "database", "tcp"),
     "org.apache.cassandra": Server("Cassandra", "database", "tcp"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 from perphd.admission.arbiter import strictest
 from perphd.admission.context import (
@@ -18,17 +19,70 @@ from perphd.admission.context import (
     total_cores,
 )
 from perphd.admission.domains import protections_beside
+from perphd.admission.gathering import LONGEST_S, merged
 from perphd.admission.inferer import untouched
 from perphd.admission.ladder import cache_knobs, shields, strictest_cache
 from perphd.admission.origin import is_contended
 from perphd.domain.allocation import Allocation
 from perphd.domain.policy import Snapshot, WorkloadView
-from perphd.domain.reading import NOT_MEASURED, Reading, available
+from perphd.domain.reading import NOT_MEASURED, Reading, available, value_or
 from perphd.domain.sample import Sample, is_short
 from perphd.predictor import Observation
 
 STALLED_PCT = 5.0
 """Memory stalls above an LRA's usual ones from which batch that only sleeps may be to blame."""
+
+
+LEARNED_EVENTS: Final = 25.0
+"""A logarithm of n events is too low by 1 / (2 n) in the mean, and one of none is not seen at all."""
+
+
+class Lessons:
+    """Observations for the models, of samples that hold enough events: those that hold few are merged first.
+
+    Of an application that answers a request a second, every other sample holds none. Were each learned by itself, only
+    those with requests would count, and twice the rate that there is would be taken for usual.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, Observation] = {}
+
+    def of(
+        self, snapshot: Snapshot, protections: Sequence[Allocation], batch_idle_cores: float
+    ) -> Iterator[tuple[str, Observation]]:
+        """The observations of this tick, see ``observations``."""
+        for name, seen in observations(snapshot, protections, batch_idle_cores):
+            before = self._open.pop(name, None)
+            if not available(seen.sample.work_events):
+                yield name, seen
+                continue
+            whole = seen if before is None else _both(before, seen)
+            if (
+                value_or(whole.sample.work_events, 0.0) >= LEARNED_EVENTS
+                or whole.sample.interval_s >= LONGEST_S
+            ):
+                yield name, whole
+            else:
+                self._open[name] = whole
+
+
+def _both(before: Observation, seen: Observation) -> Observation:
+    """Two observations as one; the later alone where circumstances have changed between them."""
+    if _circumstances(before) != _circumstances(seen):
+        return seen
+    sample, shielded = merged(before.sample, seen.sample), before.shielded and seen.shielded
+    return replace(seen, sample=sample, shielded=shielded, count=before.count + 1)
+
+
+def _circumstances(seen: Observation) -> tuple[object, ...]:
+    return (
+        seen.allocation,
+        seen.undisturbed,
+        seen.contended,
+        seen.cache_knobs,
+        seen.latency_percentile,
+        frozenset(seen.sample.quality),
+    )
 
 
 def observations(

@@ -27,7 +27,8 @@ class MemoryForecasts:
     def __init__(self, folder: Path, wall_clock: Callable[[], float]) -> None:
         self._path, self._wall_clock = str(folder / MEMORY_FILE), wall_clock
         self._seen: tuple[int, int] | None = None
-        self._found: Mapping[str, MemoryForecast] = {}
+        self._told: Mapping[str, Any] = {}
+        self._found: dict[str, MemoryForecast | None] = {}
         self._made_s = -math.inf
         self._first = True
 
@@ -41,7 +42,7 @@ class MemoryForecasts:
         if seen == self._seen:
             self._first = False
             return False if now_s - self._made_s < LIVE_S else None
-        self._seen, self._found = seen, {} if seen is None else _read(self._path)
+        self._seen, self._told, self._found = seen, {} if seen is None else _read(self._path), {}
         is_old, self._first = self._first, False  # what is there at the start may be of an earlier worker
         if is_old or seen is None:
             return None
@@ -50,25 +51,30 @@ class MemoryForecasts:
 
     def of(self, name: str) -> MemoryForecast | None:
         """The forecast of this workload for the present window, or for the one that has just ended; else None."""
-        found = self._found.get(name)
+        if name not in self._found:  # those of a round, for all at once would take half of its time
+            self._found[name] = _forecast(self._told.get(name))
+        found = self._found[name]
         if found is None:
             return None
         age = int(self._wall_clock() // WINDOW_S) - found.number
         return found if 0 <= age <= 1 else None
 
 
-def _read(path: str) -> dict[str, MemoryForecast]:
+def _read(path: str) -> dict[str, Any]:
     """What a file says; nothing if it says something else."""
     try:
         with open(path, "rb") as file:
             data = json.loads(file.read())
-        return {str(name): _forecast(item) for name, item in data.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError):
         return {}
+    return data if isinstance(data, dict) else {}
 
 
-def _forecast(item: Mapping[str, Any]) -> MemoryForecast:
-    mean, bound = float(item["mean_bytes"]), float(item["bound_bytes"])
-    if not (math.isfinite(mean) and math.isfinite(bound) and 0 <= mean <= bound):
-        raise ValueError("a forecast that is no amount of memory")
-    return MemoryForecast(int(item["number"]), str(item["model"]), mean, bound)
+def _forecast(item: Any) -> MemoryForecast | None:
+    """One workload's; None where the file says something else."""
+    try:
+        mean, bound = float(item["mean_bytes"]), float(item["bound_bytes"])
+        found = MemoryForecast(int(item["number"]), str(item["model"]), mean, bound)
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return None
+    return found if math.isfinite(mean) and math.isfinite(bound) and 0 <= mean <= bound else None

@@ -43,7 +43,7 @@ CLOCK_SLACK_S = 60.0
 """A file from so far in the future means that the clock went back."""
 NEVER_SAVED = Unavailable("not saved yet")
 VERSION_LOOK_S = 30.0
-"""An application's version is looked at so often ..."""
+"""Time between two looks at an application's version ..."""
 LOOKS_PER_TICK = 2
 """... and of no more LRAs in one tick: a look reads some files of /proc."""
 
@@ -118,7 +118,7 @@ class Models:
         return self._registry.model(lra)
 
     def follow(self, specs: Iterable[WorkloadSpec], now_s: float) -> None:
-        """Load the models of LRAs that are new here; what cannot be loaded begins anew, and says so. Rebuilds go on."""
+        """Load the models of LRAs that are new here; one that cannot be loaded starts over. Rebuilds go on."""
         if self._rebuild:
             if self._rebuilds is not None:
                 self._rebuilds.step(now_s)
@@ -222,7 +222,7 @@ class Models:
     def _begin(self, spec: WorkloadSpec, life: _Life, fresh: bool, problems: list[str]) -> None:
         """An LRA that was explored, or says of what class it is, begins from that.
 
-        One whose model was loaded keeps it; if it holds cells alone, stages begin anew from the same.
+        One whose model was loaded keeps it; if it holds cells alone, stages start over from the same.
         """
         model = self._registry.model(spec.name)
         if not fresh and model.learner != "residual":
@@ -321,7 +321,7 @@ class Models:
         return tuple(warnings)
 
     def reset(self, spec: WorkloadSpec, now_s: float) -> None:
-        """Begin anew with an LRA; its files are put aside.
+        """Discard what was learned about an LRA; its files are put aside.
 
         Raises:
             KernelError: its files could not be moved; then nothing has changed.
@@ -345,7 +345,7 @@ class Models:
             self._writing = self._in_writer(partial(self._keep_gone, tuple(self._lives)), file)
 
     def keep_if_counted_alike(self, old: WorkloadSpec, new: WorkloadSpec, now_s: float) -> None:
-        """An LRA whose work is counted by another kind of SLI from now on is learned anew."""
+        """An LRA whose work is counted by another kind of SLI from now on is learned again."""
         if old.kind is Kind.LRA and _sli(old) != _sli(new):
             self._drop(old.name, now_s, with_versions=True)
 

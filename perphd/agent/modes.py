@@ -96,11 +96,11 @@ class Modes:
         self._halted = True
 
     def forget(self, name: str) -> None:
-        """What was set for this workload."""
+        """The mode that was set for this workload."""
         self._own.pop(name, None)
 
     def forget_declaration(self, declaration: str) -> None:
-        """What was set for this declaration, and for what was ever found for it."""
+        """The mode that was set for this declaration and the workloads found for it."""
         state = self._state
         others = state.specs.keys() - {
             one for one, known in state.found.items() if known.declaration == declaration

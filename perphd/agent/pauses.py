@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from perphd.agent.state_files import replace_text
 from perphd.domain.control import Pause
 from perphd.domain.errors import ConfigError
+from perphd.host.state_files import replace_text
 
 FILE: Final = "pauses.json"
 """In the state directory: the pauses that ``perphctl pause`` has set."""

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from perphd.agent.config_workloads import relation_of, to_toml
 from perphd.agent.known_programs import (
     BATCH,
     BATCH_SLICE,
@@ -24,7 +23,8 @@ from perphd.agent.known_programs import (
     program_of,
     server_of,
 )
-from perphd.agent.match import parse_match
+from perphd.config.match import parse_match
+from perphd.config.workloads import relation_of, to_toml
 from perphd.domain.errors import ParseError
 from perphd.domain.host_facts import GroupFact, HostFacts, ProcessFact
 from perphd.domain.workload import Exploration, Kind, SliSpec, Touch, WorkloadSpec
@@ -165,7 +165,7 @@ def _lra(group: GroupFact, facts: HostFacts) -> Proposed | LeftOut | None:
     )  # fmt: skip
     program = program_of(process)
     title = server.title if server.title == program else f"{server.title} ({program})"
-    why = f"{title}{where}"
+    why = f"{title}{where}{_of_latency(server, spec.sli, ports, facts)}"
     account = server.account if spec.sli is not None and spec.sli.source == server.source else ""
     return Proposed(spec, why, sure, group.cgroup, group.cpu_cores, group.memory_bytes, account)
 
@@ -186,9 +186,22 @@ def _sli(
         options["socket"] = socket
     elif not socket and ports:
         options |= {"host": "127.0.0.1", "port": str(ports[0])}
+        if facts.tcp_latency:
+            options["latency"] = "tcp"  # without a socket, all its clients connect over TCP
     if server.password:
         options["password_file"] = password_path(name)
     return validate_options(server.source, options)
+
+
+def _of_latency(server: Server, sli: SliSpec | None, ports: Sequence[int], facts: HostFacts) -> str:
+    """What is to be known of its latency over TCP, after a semicolon; empty if nothing is."""
+    if sli is None or not facts.tcp_latency:
+        return ""
+    if sli.source == "tcp":
+        return f"; {server.against}" if server.against else ""
+    if ports and not sli.get("latency"):
+        return '; latency = "tcp" adds the latency of clients that connect over TCP'
+    return ""
 
 
 def password_path(name: str) -> str:

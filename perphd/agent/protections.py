@@ -1,4 +1,4 @@
-"""What is in force for each LRA and since when, and what can be set on whom."""
+"""Settings in force for each LRA with their age, and the knobs that can be set on each workload."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CPU_KNOBS = frozenset({"cpus", "cpu_weight"})
 """What of batch makes up the CPU part of every LRA's protection: it is in force as a whole or not at all."""
 _CACHE_KNOBS = frozenset({"llc_masks", "mba_pct"})
 CALM_TIMES = 3.0
-"""Of the time, one part in so many at most is spent on settling after groups that (re)appear."""
+"""Upper bound on the share of time spent settling after groups (re)appear: 1 in this number."""
 ENFORCEABLE_S = 60.0
-"""What can be enforced on a workload is looked at anew so often, and when its cgroup (re)appears."""
+"""Time between two looks at what can be enforced on a workload; its cgroup's (re)appearance causes another."""
 
 
 class Protections:
@@ -45,13 +45,13 @@ class Protections:
         """Names of what can be set on this workload: looked at now and then, and when it (re)appears."""
         known = self._state.enforceable.get(spec.name)
         if known is None or known.present != present or now_s - known.looked_s >= ENFORCEABLE_S:
-            knobs, missing = self._state.parts.executor.enforceable(spec)
+            knobs, missing = self._state.parts.executor.enforceable(spec, now_s)
             self._look_at_bounds(bool(knobs & {"llc_masks", "mba_pct"}), now_s)
             # All are looked at when they are first seen, and then in turns, so that no later tick pays for all.
             early_s = len(self._state.enforceable) % ENFORCEABLE_S if known is None else 0.0
             known = Enforceable(knobs, missing, now_s - early_s, present)
             self._state.enforceable[spec.name] = known
-        # What is left to somebody else cannot be counted on, however well it could be written.
+        # Settings left to somebody else cannot be relied on, even if they could be written.
         conflicts = self._state.parts.executor.conflicts()
         return known.knobs.difference(c.knob for c in conflicts if c.workload == spec.name and c.yielded)
 
@@ -137,7 +137,7 @@ class Protections:
             before.allocation = allocation  # the same, with what is known of its throttle by now
             if changed and not (again and when_s - before.disturbed_s < self._calm_s):
                 # Another LRA's change moved batch as well: this one's surroundings changed too. But batch that comes
-                # and goes for ever, and is set each time, must not keep everybody from ever being judged.
+                # and goes forever, and is set each time, must not keep everybody from ever being judged.
                 before.since_s = when_s
                 if again:
                     before.disturbed_s = when_s

@@ -3,7 +3,7 @@
 The loop does no more for one in any tick than copy what one correction remembers (some hundred rows, labelled by one
 pass through its trees) or point it at the trees that came back, compiled; so much is bounded whatever the number of
 models. Packing, starting the process, waiting and reading are the matter of a thread, and none of it holds the
-interpreter while the machine is busy with others (``offshoot``). Whatever goes wrong (it may not be started, dies,
+interpreter while the machine is busy with others (``spawn``). Whatever goes wrong (it may not be started, dies,
 hangs, answers nonsense) is one problem that ``perphctl status`` shows; the model that there is stays.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Final
 
-from perphd.agent import offshoot
+from perphd.agent import spawn
 from perphd.agent.records import Records
 from perphd.domain.errors import PerphError
 from perphd.predictor import LraModel, Registry
@@ -28,7 +28,7 @@ from perphd.predictor.rebuild_worker import RebuildFailed, pack_jobs, unpack_res
 DEADLINE_S: Final = 60.0
 """A worker that takes longer is ended."""
 RETRY_S: Final = 900.0
-"""After a rebuild that failed, none for so long: what failed once fails again."""
+"""Pause after a rebuild that failed: it would fail again."""
 COMMAND: Final = (sys.executable, "-P", "-m", "perphd.predictor.rebuild_worker")
 """The worker; nothing of the working directory is imported."""
 
@@ -133,10 +133,10 @@ class Rebuilds:
             "OPENBLAS_NUM_THREADS": "1",
         }
         try:
-            ended = offshoot.run(self._command, pack_jobs([job]), environment, self._deadline_s, self._stop)
+            ended = spawn.run(self._command, pack_jobs([job]), environment, self._deadline_s, self._stop)
         except TimeoutError as exc:
             raise RebuildFailed(f"the worker did not end within {self._deadline_s:g} s") from exc
-        except offshoot.Stopped as exc:
+        except spawn.Stopped as exc:
             raise RebuildFailed("perphd ends") from exc
         except OSError as exc:
             raise RebuildFailed(f"a worker cannot be started: {exc.strerror}: {self._command[0]}") from exc

@@ -22,17 +22,17 @@ KEPT_DECISIONS = 256
 KEPT_MOVES = 64
 """Decisions that changed something are kept longer: an LRA at the edge of its target fills the others in minutes."""
 REPEAT_S = 60.0
-"""An unchanged decision is written to the store again after so long."""
+"""Time after which an unchanged decision is stored again."""
 HOST_S = 10.0
 """The account of the host is stored as means over this time."""
 REMIND_S = 3600.0
-"""A problem that goes on is logged again after so long."""
+"""Time after which a lasting problem is logged again."""
 QUIET_S = 60.0
-"""Moves of one kind that are only observed are logged again after so long if they lead elsewhere."""
+"""Time after which observed moves of one kind are logged again if their target differs."""
 KEPT_CHANGES = 32
 """Changes of protection kept for the status."""
 KEPT_LEFT = 64
-"""Problems that workloads left behind and that may never be solved: so many, the newest, are shown."""
+"""Number of problems shown that removed workloads left behind, the newest first."""
 QUEUED_EVENTS = 256
 """Events that a slow subscriber may lag behind before it loses the oldest."""
 
@@ -217,7 +217,7 @@ class Records:
         return tuple(sorted(found, key=lambda d: d.at_s, reverse=True)[:limit])
 
     def aftermath(self, decision: Decision) -> Aftermath:
-        """What was written when this was decided, for whichever workload, and what came of it."""
+        """The writes and the outcome of a decision, for all workloads."""
         change = next((c for c in reversed(self._changes) if c.at_s == decision.at_s), None)
         came = [o for o in self._came if o.workload == decision.workload]
         outcome = next((o for o in reversed(came) if o.decided_at_s == decision.at_s), None)

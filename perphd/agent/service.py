@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
+import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
+from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, load, reloaded
-from perphd.agent.config_host import check_against_host
-from perphd.agent.config_workloads import WorkloadNames
-from perphd.agent.loop import Agent
-from perphd.agent.sd_notify import Notifier
-from perphd.agent.upkeep import Complaints, give_back_memory, spare_the_start
-from perphd.agent.wake import Waker
+from perphd.agent.triggers import EarlyTicks
+from perphd.agent.upkeep import Complaints, collecting_later, give_back_memory, spare_the_start
+from perphd.config.file import Config, load, reloaded
+from perphd.config.host_check import check_against_host
+from perphd.config.workloads import WorkloadNames
 from perphd.domain.control import Actor
 from perphd.domain.errors import PerphError
 from perphd.domain.workload import Mode
@@ -25,19 +26,19 @@ from perphd.host.cgroup import discover
 from perphd.host.fs import RealFs
 from perphd.host.systemd_fs import is_running_kernel
 from perphd.host.systemd_jobs import is_restarting
+from perphd.isolation.instances import orphaned_journals
 from perphd.isolation.restore import restore
-from perphd.isolation.strays import strays
 
 log = logging.getLogger("perphd")
 
 ALIVE_STEP_S = 5.0
-"""The watchdog is fed at least so often, however long the period is."""
+"""Longest time between two signs of life to the watchdog, whatever the period."""
 SILENCE_S = 30.0
-"""Without a tick that ended for three periods and so long, the watchdog is no longer fed."""
+"""The watchdog gets no sign of life after three periods and this time without a finished tick."""
 LEISURE = 3.0
-"""Rounds follow each other at least at so many times the length of one, unless the configured period is shorter."""
+"""The tick interval is at least this multiple of a tick's duration, unless the configured period is shorter."""
 TRIM_EVERY_S = 60.0
-"""Memory that is held and not used is given back to the kernel so often."""
+"""Time between two returns of unused memory to the kernel."""
 
 
 class Server(Protocol):
@@ -111,7 +112,7 @@ class Service:
         return agent
 
     def _for_host(self, config: Config) -> Config:
-        """What is read again, as the host of this daemon needs it; missing cgroups are logged."""
+        """Read the configuration again and check it against the host; missing cgroups are logged."""
         if self._config.host.kind == "simulated":
             from perphd.agent.simulated import with_indicators
 
@@ -137,18 +138,18 @@ class Service:
         report = restore(fs, Path(daemon.state_dir), but=enforced, units=through_systemd)
         if report.restored or report.failed:
             log.warning("a daemon before this one ended without giving back: %s", report)
-        self._give_back_strays(fs)
+        self._restore_orphaned(fs)
         return build_agent(self._config, clock=time.monotonic)
 
-    def _give_back_strays(self, fs: RealFs) -> None:
-        """What was kept or left on record in another state directory: nothing would be known of it from now on."""
+    def _restore_orphaned(self, fs: RealFs) -> None:
+        """Restore what another state directory has on record; nobody would find it from now on."""
         if not is_running_kernel(fs):
             return
         daemon = self._config.daemon
         enforced = [
             spec.cgroup for spec in self._config.workloads if (spec.mode or daemon.mode) is Mode.ENFORCE
         ]
-        for state_dir in strays(daemon.state_dir, str(self._path), discover(fs), enforced):
+        for state_dir in orphaned_journals(daemon.state_dir, str(self._path), discover(fs), enforced):
             try:
                 report = restore(fs, Path(state_dir))
             except PerphError as exc:  # it lives: its groups are left to it
@@ -165,7 +166,8 @@ class Service:
             try:
                 if self._advance is not None:
                     self._advance(now_s - began_s)
-                await agent.tick(now_s, period_s)
+                with collecting_later():
+                    await agent.tick(now_s, period_s)
                 ended_s, wanted_s = time.monotonic(), agent.pace_s
             except PerphError as exc:
                 # Fail static: what is in force stays, the next tick tries again.
@@ -185,42 +187,43 @@ class Service:
                 agent.missed(missed)
                 due_s += missed * period_s
             alive_until_s = ended_s + 3 * period_s + SILENCE_S
-            waker = agent.waker if self._advance is None else None
-            while await self._wait(due_s, alive_until_s, waker):
+            early_ticks = agent.early_ticks if self._advance is None else None
+            while await self._wait(due_s, alive_until_s, early_ticks):
                 # Somebody asked for a look before the period is over: one more tick, the schedule stays. One a period:
                 # of two parts one is at least half of it, and is judged and learned from.
                 ended_s = await self._look(agent, due_s, ended_s, period_s)
-                waker = None
-                # What was found may be worth looking at more often from now on.
+                early_ticks = None
+                # The tick may have found a reason for a shorter period.
                 period_s = min(period_s, max(agent.pace_s, LEISURE * took_s))
                 due_s = min(due_s, ended_s + period_s)
 
     async def _look(self, agent: Agent, due_s: float, ended_s: float, period_s: float) -> float:
         """A tick between two ticks, unless the next is about to come anyway; when the last one that succeeded ended."""
-        waker = agent.waker
-        if waker is None:
+        early_ticks = agent.early_ticks
+        if early_ticks is None:
             return ended_s
         now_s = time.monotonic()
-        pause_s = waker.look_in_s(now_s - ended_s, due_s - now_s)
+        pause_s = early_ticks.look_in_s(now_s - ended_s, due_s - now_s)
         if pause_s is None:
             return ended_s  # the next tick answers it
         await self._rest(pause_s, None)
         if self._stop.is_set():
             return ended_s
         try:
-            await agent.tick(time.monotonic(), period_s)
+            with collecting_later():
+                await agent.tick(time.monotonic(), period_s)
         except PerphError as exc:
             log.error("extra tick failed: %s", exc)
         except Exception:
             log.exception("extra tick failed")
         else:
-            waker.extra_ticks += 1
+            early_ticks.extra_ticks += 1
             return time.monotonic()
         finally:
-            waker.take()
+            early_ticks.take()
         return ended_s
 
-    async def _wait(self, due_s: float, alive_until_s: float, waker: Waker | None = None) -> bool:
+    async def _wait(self, due_s: float, alive_until_s: float, early_ticks: EarlyTicks | None = None) -> bool:
         """Until the next tick is due, the end is asked for, or a look before that (True).
 
         Feeds the watchdog, but not beyond ``alive_until_s``.
@@ -229,16 +232,16 @@ class Service:
             now_s = time.monotonic()
             if now_s < alive_until_s:
                 self._notifier.alive()
-            if await self._rest(min(max(0.0, due_s - now_s), ALIVE_STEP_S), waker):
+            if await self._rest(min(max(0.0, due_s - now_s), ALIVE_STEP_S), early_ticks):
                 return not self._stop.is_set()
             if time.monotonic() >= due_s:
                 return False
         return False
 
-    async def _rest(self, seconds: float, waker: Waker | None) -> bool:
-        """At most so long; less if the end is asked for, or (True) a tick is."""
+    async def _rest(self, seconds: float, early_ticks: EarlyTicks | None) -> bool:
+        """Rest for this time, or until the end or, with True, a tick is requested."""
         stop = asyncio.ensure_future(self._stop.wait())
-        call = asyncio.ensure_future(waker.rung()) if waker is not None else None
+        call = asyncio.ensure_future(early_ticks.requested()) if early_ticks is not None else None
         waits = {stop} if call is None else {stop, call}
         try:
             await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -277,3 +280,55 @@ class Service:
         finally:
             self._notifier.ready("reloaded")
         return config
+
+
+log = logging.getLogger("perphd")
+
+
+class _Daemon(Protocol):
+    def notify(self, status: str) -> bool: ...
+
+
+class Notifier:
+    """Tells systemd about readiness, reloading, stopping, and that the loop is alive (WATCHDOG=1). Never raises."""
+
+    def __init__(self) -> None:
+        self._daemon: _Daemon | None = None
+        self._failed = False
+        if not os.environ.get("NOTIFY_SOCKET"):
+            return
+        try:
+            daemon = importlib.import_module("systemd.daemon")
+        except ImportError:
+            log.error(
+                "started by systemd, but the Python package systemd-python is missing: cannot report readiness"
+            )
+            return
+        self._daemon = cast(_Daemon, daemon)
+
+    def ready(self, status: str) -> None:
+        """The daemon samples and answers."""
+        self._tell(f"READY=1\nSTATUS={status}")
+
+    def reloading(self) -> None:
+        """The configuration is being read again."""
+        self._tell("RELOADING=1")
+
+    def stopping(self) -> None:
+        """Settings are being given back."""
+        self._tell("STOPPING=1")
+
+    def alive(self) -> None:
+        """The loop turned."""
+        self._tell("WATCHDOG=1")
+
+    def _tell(self, text: str) -> None:
+        if self._daemon is None:
+            return
+        try:
+            self._daemon.notify(text)
+        except OSError as exc:
+            if not self._failed:
+                what = text.partition("\n")[0]
+                log.error("systemd could not be told %s: %s; said once, tried again every time", what, exc)
+            self._failed = True

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from perphd.agent.config_sizing import SizingConfig
 from perphd.agent.memory_forecasts import WINDOW_S, MemoryForecasts
+from perphd.config.tables import SizingConfig
 from perphd.domain.allocation import KEEP, Limit, Settings
 from perphd.domain.decision import TROUBLED
 from perphd.domain.policy import Snapshot, TargetState, WorkloadView
@@ -20,14 +20,16 @@ from perphd.isolation.ending import Ender
 from perphd.monitor.memory_facts import Facts, MemoryFacts
 from perphd.sizing.shaper import Mode, Resource, Role, ShaperSettings
 from perphd.sizing.shaper_view import ShaperView
-from perphd.sizing.shaping import advance, is_notable
+from perphd.sizing.shaping import advance, is_notable, schedule
 from perphd.sizing.shaping_state import ShapedLimits, ShapingRules, ShapingState, ShapingStep, Subject
 from perphd.sizing.shaping_view import view
 
 _ROLES: Final = {each.value: each for each in Role}
 _NO_FACTS: Final = Facts()
-LOOKED_AT_ONCE: Final = 20
-"""Workloads that a round looks at; of more, each has its turn in every N / 20 rounds, and notable ones at once."""
+LOOKED_AT_ONCE: Final = 10
+"""Workloads that a round looks at: those that cannot wait, and then those whose turn it is."""
+LEAST_TURNS: Final = 3
+"""So many have their turn however many cannot wait."""
 _make_subject = maker(Subject)
 
 
@@ -47,10 +49,13 @@ class Shaping:
         self._subjects: dict[str, Subject] = {}
         self._specs: list[WorkloadSpec] = []
         self._excluded: frozenset[str] = frozenset()
-        self._round = 0
+        self._next = 0
+        self._published = False
+        self._peaks: dict[str, float] = {}
         self._ending: dict[str, tuple[str, Identity | None]] = {}
         self._capacity: Reading = NOT_MEASURED
         self._limits: Mapping[str, ShapedLimits] = {}
+        self._merged: dict[str, tuple[ShapedLimits, Settings, frozenset[str], Settings]] = {}
 
     @property
     def is_off(self) -> bool:
@@ -63,16 +68,18 @@ class Shaping:
         """One look: what follows from it. ``excluded``: workloads that somebody else is sizing now."""
         if self.is_off:
             return ShapingStep({})
-        due = None if self._ahead is None else self._ahead.look(snapshot.at_s)
+        due = self._is_due(snapshot.at_s)
         troubled = {each.workload for each in target.decisions if each.verdict.health in TROUBLED}
         views = [each for each in snapshot.workloads if each.spec.reserved_memory_bytes > 0]
-        looked = self._whose_turn(views, troubled, excluded)
+        looked = self._whose_turn(views, troubled, excluded, snapshot.at_s, due)
         used = {each.spec.cgroup: each.sample.memory_working_set_bytes for each in looked if each.sample}
         killed = set(self._facts.look(used, snapshot.at_s)) - used.keys()
         looked += [each for each in views if each.spec.cgroup in killed] if killed else []
         for each in looked:
             self._subjects[each.spec.name] = self._subject(each, troubled, each.spec.name in excluded)
-        names = {each.spec.name for each in looked}
+        names = [each.spec.name for each in looked]
+        for name in names:
+            self._peaks.pop(name, None)
         self._capacity = self._room(snapshot.at_s)
         self._state, step = advance(
             self._state,
@@ -84,12 +91,8 @@ class Shaping:
             names,
         )
         self._limits = step.limits
-        ends = {name for name, _ in step.ends}
-        self._ending = {
-            spec.name: (spec.cgroup, self._ender.identity(spec.cgroup))
-            for spec in self._specs
-            if spec.name in ends
-        }
+        groups = {spec.name: spec.cgroup for spec in self._specs} if step.ends else {}
+        self._ending = {name: (groups[name], self._ender.identity(groups[name])) for name, _ in step.ends}
         return step
 
     def end(self, may_end: Callable[[str], str]) -> list[tuple[str, str]]:
@@ -108,32 +111,66 @@ class Shaping:
     def over(self, name: str, settings: Settings, knobs: frozenset[str]) -> Settings:
         """The settings of this workload with what the shaper wants; ``knobs``: what can be set here."""
         limits = self._limits.get(name)
-        return settings if limits is None else merged(settings, limits, knobs)
+        if limits is None:
+            return settings
+        known = self._merged.get(name)
+        if known is None or known[:3] != (limits, settings, knobs):
+            known = self._merged[name] = limits, settings, knobs, merged(settings, limits, knobs)
+        return known[3]
 
     def view(self) -> ShaperView:
         """The shaper as people see it."""
         return view(self._state, tuple(self._subjects.values()), self._capacity, self._rules)
 
     def _whose_turn(
-        self, views: Sequence[WorkloadView], troubled: set[str], excluded: frozenset[str]
+        self,
+        views: Sequence[WorkloadView],
+        troubled: set[str],
+        excluded: frozenset[str],
+        now_s: float,
+        due: bool | None,
     ) -> list[WorkloadView]:
-        """The workloads to look at in this round: all of them if some came, went or changed."""
-        self._round += 1
-        specs = [each.spec for each in views]
-        if specs != self._specs or excluded != self._excluded:
-            for gone in {spec.cgroup for spec in self._specs} - {spec.cgroup for spec in specs}:
-                self._facts.forget(gone)
-            self._specs, self._excluded, self._subjects = specs, excluded, {}
-            return list(views)
-        turns = max(1, -(-len(views) // LOOKED_AT_ONCE))
-        turn, members = self._round % turns, self._state.members
-        return [
-            view
-            for place, view in enumerate(views)
-            if place % turns == turn
-            or view.spec.name in troubled
-            or (view.sample is not None and is_notable(members[view.spec.name], view.sample))
-        ]
+        """The workloads to look at in this round, those that are new or declared otherwise among them."""
+        fresh = self._changed([each.spec for each in views], excluded)
+        members, peaks = self._state.members, self._peaks
+        learning = schedule(self._state, members, self._rules, now_s, due)[1]
+        found = {}
+        for place, each in enumerate(views):
+            name, sample = each.spec.name, each.sample
+            if sample is not None:
+                used = sample.memory_working_set_bytes
+                if not isinstance(used, Unavailable) and used > peaks.get(name, 0.0):
+                    peaks[name] = used
+            urgent = name in fresh or name in learning or name in troubled
+            if urgent or (sample is not None and is_notable(members[name], sample)):
+                found[place] = each
+        turns = min(len(views), max(LEAST_TURNS, LOOKED_AT_ONCE - len(found)))
+        for place in range(self._next, self._next + turns):
+            found[place % len(views)] = views[place % len(views)]
+        self._next = (self._next + turns) % max(1, len(views))
+        return list(found.values())
+
+    def _is_due(self, now_s: float) -> bool | None:
+        """Whether an interval ends: in the round after the one that read new forecasts, which has enough to do."""
+        if self._ahead is None:
+            return None
+        published, before = self._ahead.look(now_s), self._published
+        self._published = published is True
+        return published if published is None else before
+
+    def _changed(self, specs: list[WorkloadSpec], excluded: frozenset[str]) -> set[str]:
+        """Names that came, are declared otherwise, or are sized by somebody else since the last round or no more."""
+        changed = set(excluded ^ self._excluded)
+        if specs != self._specs:
+            before = {spec.name: spec for spec in self._specs}
+            changed |= {spec.name for spec in specs if before.get(spec.name) != spec}
+            for group in {spec.cgroup for spec in self._specs} - {spec.cgroup for spec in specs}:
+                self._facts.forget(group)
+            for name in before.keys() - {spec.name for spec in specs}:
+                for kept in (self._subjects, self._merged, self._peaks):
+                    kept.pop(name, None)
+        self._specs, self._excluded = specs, excluded
+        return changed
 
     def _room(self, now_s: float) -> Reading:
         if self._own_capacity:
@@ -150,6 +187,7 @@ class Shaping:
         used: Reading = 0.0 if sample is None else sample.memory_working_set_bytes
         facts = _NO_FACTS if sample is None else self._facts.of(spec.cgroup)
         full = NOT_MEASURED if sample is None else sample.memory_full_pct
+        restarted = sample is not None and sample.has(Quality.RESTARTED)
         return _make_subject(
             spec.name,
             spec.application or spec.name,
@@ -164,8 +202,9 @@ class Shaping:
             kills=facts.kills,
             full_ratio=full if isinstance(full, Unavailable) else full / 100.0,
             refaults_per_s=NOT_MEASURED if sample is None else sample.refaults_per_s,
-            restarted=sample is not None and sample.has(Quality.RESTARTED),
+            restarted=restarted,
             ahead=None if self._ahead is None else self._ahead.of(spec.name),
+            peak_bytes=0.0 if restarted else self._peaks.get(spec.name, 0.0),
         )
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config
-from perphd.agent.loop import Agent
 from perphd.agent.sli import SliOpener
+from perphd.config.file import Config
 from perphd.domain.reading import Unavailable, available
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
 from perphd.monitor.sli import SliReading
@@ -21,7 +21,7 @@ from perphd.sim.sli import SliCursor
 from perphd.sim.workload import Batch, Lra, Workload, placed
 
 BATCH_ARRIVES_S: Final = 30.0
-"""Simulated batch jobs start so long after the daemon, so that it sees the applications undisturbed first."""
+"""Delay of simulated batch jobs after the start, so that perphd sees the applications undisturbed first."""
 _CORES: Final = 8
 DEFAULT_WORKLOADS: Final = (
     WorkloadSpec("mysql", Kind.LRA, "/simulated/mysql"),

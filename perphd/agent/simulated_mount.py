@@ -38,7 +38,7 @@ STEP_S: Final = 0.1
 """Real time between two steps of the simulated host."""
 SLI_DIR: Final = "/run/perphd-sim"
 SLI_PERIOD_S: Final = 0.5
-"""So often an application states its indicators anew."""
+"""Time between two statements of an application's indicators."""
 RDT: Final = "rdt"
 """The machine whose cache ways and memory bandwidth act on what runs on it."""
 PLAIN: Final = "plain"
@@ -174,7 +174,7 @@ class _Server:
                         told_s = now_s
                         for file in self._sli:
                             file.tell()
-        except Exception as exc:  # whatever it is, it is told when the mount has ended
+        except Exception as exc:  # reported when the mount has ended
             self.failure = exc
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -187,7 +187,7 @@ class _SliFile:
         self._file: File = directory.add(name, lambda: self._text)
 
     def tell(self) -> None:
-        """State them anew."""
+        """State them again."""
         window = self._cursor.read()
         if window is None:
             return

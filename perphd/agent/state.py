@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from perphd.admission.attention import Attention, next_in_s
 from perphd.admission.declaring import UndeclaredRecord
-from perphd.agent.config import Config
-from perphd.agent.discovery import Discovery
 from perphd.agent.fitting import Fitting
-from perphd.agent.forecasts import Forecasts
+from perphd.agent.forecasts import ForecastProcess
 from perphd.agent.jobs import Jobs
 from perphd.agent.models import Models
 from perphd.agent.pauses import Pauses
@@ -25,8 +23,9 @@ from perphd.agent.shaping import Shaping
 from perphd.agent.sli import SliBoard
 from perphd.agent.tally import Tally
 from perphd.agent.trials import Trials
-from perphd.agent.wake import Waker
-from perphd.agent.window import Window
+from perphd.agent.triggers import EarlyTicks
+from perphd.config.discovery import Discovery
+from perphd.config.file import Config
 from perphd.domain.allocation import Allocation, Settings
 from perphd.domain.capability import Capabilities
 from perphd.domain.control import Actor
@@ -39,6 +38,7 @@ from perphd.domain.progress import Progress
 from perphd.domain.sample import Sample
 from perphd.domain.status import DetectorTest
 from perphd.domain.topology import Topology
+from perphd.domain.window import Window
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.actuators import Actuators
 from perphd.host.topology import Processors
@@ -50,8 +50,9 @@ from perphd.monitor.residence import Residence
 from perphd.monitor.sampler import Monitor
 
 if TYPE_CHECKING:
-    from perphd.agent.batch_queue import BatchQueue
-    from perphd.agent.disk_backoff import DiskBackoff
+    from perphd.agent.devices.backoff import DeviceBackoff
+    from perphd.agent.devices.hints import Hints
+    from perphd.agent.queue.batch_queue import BatchQueue
 
 log = logging.getLogger("perphd")
 
@@ -65,7 +66,7 @@ class Closable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the composition root puts together; ``owned`` is closed, in order, when the agent stops.
+    """Parts from the composition root; ``owned`` is closed, in order, when the agent stops.
 
     ``bounds``: what resctrl can set, as found at start; ``actuators`` looks anew. ``capabilities_now``: the report with
     what can change while the daemon runs (resctrl's mount) as it is now.
@@ -90,24 +91,25 @@ class Parts:
     actuators: Callable[[], Actuators] = Actuators
     capabilities_now: Callable[[], Capabilities] | None = None
     rounds: RoundTap | None = None
-    waker: Waker | None = None
+    early_ticks: EarlyTicks | None = None
     links: LinkLoad | None = None
     discovery: Discovery | None = None
     residence: Residence | None = None
     shaping: Shaping | None = None
     fitting: Fitting | None = None
-    forecasts: Forecasts | None = None
+    forecasts: ForecastProcess | None = None
     jobs: Jobs | None = None
     queue: BatchQueue | None = None
-    disk_backoff: DiskBackoff | None = None
+    backoff: DeviceBackoff | None = None
+    hints: Hints | None = None
     owned: tuple[Closable, ...] = ()
 
 
 @dataclass(slots=True)
 class Protection:
-    """What is in force for an LRA, and since when.
+    """Settings in force for an LRA with their age.
 
-    ``disturbed_s``: when it last began to settle anew for groups that (re)appeared and were set alone.
+    ``disturbed_s``: when it last began to settle again for groups that (re)appeared and were set alone.
     """
 
     allocation: Allocation
@@ -125,7 +127,7 @@ class FoundAs:
 
 @dataclass(slots=True)
 class Enforceable:
-    """What can be set on a workload, what cannot and why; when that was found out, and whether it was there."""
+    """Settings that a workload can and cannot have, with reasons; when that was found out, and whether it was there."""
 
     knobs: frozenset[str]
     missing: tuple[NotEnforceable, ...]
@@ -141,7 +143,7 @@ class State:
     list that were. ``planned``: the settings that were last wanted, and when the kernel was read back for them; None:
     it is to be read back at once. ``detector_test``: of the start. ``sli_followed``: the sources of indicators are
     those of the list. ``account``: of the whole host, at the last round; ``undeclared``: what other groups did.
-    ``progress``: what batch got done of late. ``jobs``: those on the list that the batch queue started.
+    ``progress``: what batch got done recently. ``jobs``: those on the list that the batch queue started.
     ``full_samples``: of each workload the last whose indicators were due. ``now_s``: of the last
     round. ``attention``: whether the next one is wanted soon. ``lock``: held for a round, and by whatever must not
     fall into one.
@@ -209,7 +211,7 @@ class State:
         return self.clock() if self.clock is not None else otherwise_s
 
     def forget(self, name: str) -> None:
-        """What was seen of a workload's control group, and what is in force there: it is another one now, or none."""
+        """Forget what was seen of a workload's control group, which was replaced or removed."""
         for kept in (self.protections, self.enforceable, self.samples, self.progress):
             kept.pop(name, None)
         self.planned = None

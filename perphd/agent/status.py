@@ -34,7 +34,7 @@ def status_of(state: State, modes: Modes) -> AgentStatus:
         pace_s=state.pace_s,
         attentive=state.attention.why if state.pace_s < state.config.daemon.period_s else "",
         tick=state.tick,
-        extra_ticks=state.parts.waker.extra_ticks if state.parts.waker is not None else 0,
+        extra_ticks=state.parts.early_ticks.extra_ticks if state.parts.early_ticks is not None else 0,
         uptime_s=state.now_s - state.began_s if state.began_s is not None else 0.0,
         workloads=(
             *(_of(state, modes, spec) for spec in state.all_specs()),

@@ -40,7 +40,7 @@ COUNTED: Final[Mapping[str, float]] = {
 """Readings that are rates, and the factor that makes base units of them: what is added up is rate x interval."""
 
 CPU_PARTS: Final = tuple(part.name for part in fields(CpuAccount) if part.name != "capacity")
-"""Who can have used the host's CPUs."""
+"""The users of the host's CPUs."""
 
 HOST_COUNTED: Final[Mapping[str, float]] = {
     "cpu_some_pct": 0.01,
@@ -59,7 +59,7 @@ LONGEST_STEP_S: Final = 60.0
 """Most that one round adds to a time: a host that slept was not healthy for the night."""
 
 
-class Histogram:
+class TallyHistogram:
     """Durations in buckets, as Prometheus counts them."""
 
     __slots__ = ("counts", "sum_s")
@@ -104,7 +104,7 @@ class Tally:
         self._wall_clock = wall_clock
         self._seen: dict[str, _Seen] = {}
         self._host_s: float | None = None
-        self.ticks, self.write_delays = Histogram(), Histogram()
+        self.ticks, self.write_delays = TallyHistogram(), TallyHistogram()
         self.used: dict[str, dict[str, float]] = {}
         self.traffic_bytes: dict[tuple[str, int], float] = {}
         self.sli_missing: defaultdict[str, int] = defaultdict(int)
@@ -119,7 +119,7 @@ class Tally:
         self.conflicts: tuple[tuple[str, str, str], ...] = ()
 
     def ticked(self, duration_s: float) -> None:
-        """A round ended that took so long."""
+        """Count a round and its duration."""
         self.ticks.add(duration_s)
         self.last_tick_unix_s = self._wall_clock()
 

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Final
 
 from perphd import __version__
-from perphd.agent.config import Config
-from perphd.agent.state_files import replace_text
+from perphd.config.file import Config
 from perphd.domain.control import Actor, Pause
 from perphd.domain.errors import ConfigError
 from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Quality, Sample, reach_s
 from perphd.domain.signals import performance
 from perphd.domain.status import TrialStatus
+from perphd.domain.wire import WireError, from_json, to_json
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
-from perphd.monitor.codec import DecodeError, from_json, to_json
+from perphd.host.state_files import replace_text
 from perphd.trial.design import DesignRefused, Metric, Plan, Request, Signal, schedule
 from perphd.trial.guard import LraReading
 from perphd.trial.record import End, TrialRecord
@@ -29,7 +29,7 @@ from perphd.trial.running import Readings, Running
 log = logging.getLogger("perphd")
 
 FOLDER: Final = "trials"
-"""Of the state directory: one file per trial, named after the time at which it began."""
+"""Subdirectory of the state directory: one file per trial, named after its start."""
 KEPT: Final = 20
 _SEED_BYTES: Final = 4
 
@@ -180,7 +180,7 @@ class Trials:
             return
         try:
             record = from_json(files[-1].read_text(encoding="utf-8"), TrialRecord)
-        except (OSError, ValueError, DecodeError) as exc:
+        except (OSError, ValueError, WireError) as exc:
             self._problem = f"{files[-1]}: cannot be read ({exc}): a trial that was running is not continued"
             return
         self._last = record
@@ -242,7 +242,7 @@ def population_refusal(people: Population) -> ConfigError | None:
 
 
 def _metrics(people: Population) -> tuple[Metric, ...]:
-    """What is measured, by the sources that deliver now.
+    """The metrics of a trial, from the sources that deliver now.
 
     Raises:
         ConfigError: these workloads cannot have a trial, or no LRA is measured yet.

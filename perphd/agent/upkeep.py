@@ -10,8 +10,10 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import FrozenInstanceError
+from typing import Any, NoReturn
 
 from perphd.host.descriptors import raise_limit
 
@@ -20,7 +22,7 @@ log = logging.getLogger("perphd")
 OWN_NICE = -10
 """The daemon's own priority, as Nice= in its unit."""
 SAID_EVERY_S = 60.0
-"""What the event loop complains about is logged at most so often, each."""
+"""Shortest time between two log lines about the same complaint of the event loop."""
 
 
 class Complaints:
@@ -40,14 +42,52 @@ class Complaints:
             return
         self._said[what] = now_s
         if unsaid := self._unsaid.pop(what, 0):
-            log.error("%s: %d times more since it was said last", what, unsaid)
+            log.error("%s: %d times more since the last report", what, unsaid)
         loop.default_exception_handler(context)
 
 
 def spare_the_start() -> None:
-    """Modules and all else that was made at the start stay: the garbage collector need not look at them again."""
+    """Modules and all else that was made at the start stay: the garbage collector need not look at them again.
+
+    Importing leaves holes of more than 1 MiB behind, which go back to the kernel.
+    """
+    slim_dataclasses()
     gc.collect()
     gc.freeze()
+    give_back_memory()
+
+
+def slim_dataclasses() -> None:
+    """Let all frozen dataclasses with slots refuse assignments through the same two functions.
+
+    The two that ``dataclass`` makes for each class also keep alive what the class was before it got its slots. Without
+    them the running daemon takes 1 MiB less.
+    """
+    for kind in [found for found in gc.get_objects() if issubclass(type(found), type)]:
+        params = kind.__dict__.get("__dataclass_params__")
+        if params is not None and params.frozen and "__slots__" in kind.__dict__:
+            kind.__setattr__, kind.__delattr__ = _refuse_to_set, _refuse_to_delete
+
+
+def _refuse_to_set(_: object, name: str, __: object) -> NoReturn:
+    raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+def _refuse_to_delete(_: object, name: str) -> NoReturn:
+    raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+@contextmanager
+def collecting_later() -> Iterator[None]:
+    """Collect no garbage within the block, such as a tick; what is due is collected right after it.
+
+    A collection takes up to milliseconds, and a tick ends with the writes that an LRA waits for.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def protect_self() -> None:

@@ -9,15 +9,16 @@ prior, cut to values of at least the observed peak, with the usage that was obse
 has outgrown.
 
 Usages are not independent: load follows the hour for all of them. Convolution alone understates P(over), so
-``correlated`` mixes it with the case in which all usages are at the same quantile. ``calibration`` learns the weight of
-what was observed, the correlation, and what predicted probabilities have meant. ``Reliability`` compares predictions
-with what happened, by decile.
+``TotalUsage.law`` mixes it with the case in which all usages are at the same quantile. ``calibration`` learns the
+weight of what was observed, the correlation, and what predicted probabilities have meant. ``Reliability`` compares
+predictions with what happened, by decile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -29,12 +30,11 @@ from perphd.forecast.grid import (
     GridDistribution,
     added,
     multiplied,
-    of_histogram,
+    of_law,
     of_outcomes,
     probability_over,
-    sum_of,
 )
-from perphd.forecast.histogram import Histogram, shares_to
+from perphd.forecast.histogram import Histogram, share_to, shares_to
 
 EPSILON_HARD: Final = 0.01
 """Accepted P(over) of memory and cache ways: too much of them is an eviction."""
@@ -60,8 +60,8 @@ def conditioned(
     """The law of what the workload will use, given what it has used. ``Calibration`` learns the weight."""
     prior, seen = usage.prior, usage.observed
     if not seen.count or usage.observed_s < LEAST_OBSERVED_S:
-        return of_histogram(prior, capacity, cells) if prior.count else _whole(capacity, cells)
-    observed = of_histogram(seen, capacity, cells)
+        return usage_law(prior, capacity, cells) if prior.count else _whole(capacity, cells)
+    observed = usage_law(seen, capacity, cells)
     if not prior.count or seen.least > prior.most or seen.most >= prior.most:
         return observed  # it has outgrown its history
     cut = _at_least(prior, seen.most, capacity, cells)
@@ -72,10 +72,15 @@ def conditioned(
 
 def _at_least(prior: Histogram, least: float, capacity: float, cells: int) -> GridDistribution:
     """``prior`` given that the value is at least ``least``."""
-    points = np.linspace(0.0, capacity, cells + 1)
-    below = float(shares_to(prior, np.array([least]))[0])
-    up_to = np.clip((shares_to(prior, points) - below) / (1.0 - below), 0.0, 1.0)
-    return GridDistribution(capacity, np.diff(up_to, prepend=0.0), float(1.0 - up_to[-1]))
+    below = share_to(prior, least)
+    return of_law(
+        lambda values: np.clip((shares_to(prior, values) - below) / (1.0 - below), 0.0, 1.0), capacity, cells
+    )
+
+
+def usage_law(histogram: Histogram, capacity: float, cells: int = CELLS) -> GridDistribution:
+    """The law of one usage of many that are summed."""
+    return of_law(lambda values: shares_to(histogram, values), capacity, cells)
 
 
 def _whole(capacity: float, cells: int) -> GridDistribution:
@@ -83,29 +88,46 @@ def _whole(capacity: float, cells: int) -> GridDistribution:
     return of_outcomes({capacity: 1.0}, capacity, cells)
 
 
-def correlated(usages: Sequence[GridDistribution], capacity: float, correlation: float) -> GridDistribution:
-    """The law of the sum: ``correlation`` times that of equal quantiles, and the rest that of independence."""
-    independent = sum_of(usages, capacity, usages[0].cells if usages else CELLS)
-    if correlation <= 0 or len(usages) < 2:
-        return independent
-    together = _comonotone(usages, capacity)
-    return GridDistribution(
-        capacity,
-        (1.0 - correlation) * independent.shares + correlation * together.shares,
-        (1.0 - correlation) * independent.over + correlation * together.over,
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class TotalUsage:
+    """The law of a sum of usages: if they are independent, and if all of them are at the same quantile."""
+
+    independent: GridDistribution
+    together: GridDistribution
+
+    def plus(self, other: TotalUsage) -> TotalUsage:
+        """The sum of both. The order in which usages are summed makes no difference."""
+        return TotalUsage(
+            added(self.independent, other.independent), _comonotone(self.together, other.together)
+        )
+
+    def law(self, correlation: float) -> GridDistribution:
+        """``correlation`` times the law of equal quantiles, and the rest that of independence."""
+        if correlation <= 0:
+            return self.independent
+        return GridDistribution(
+            self.independent.capacity,
+            (1.0 - correlation) * self.independent.shares + correlation * self.together.shares,
+            (1.0 - correlation) * self.independent.over + correlation * self.together.over,
+        )
 
 
-def _comonotone(usages: Sequence[GridDistribution], capacity: float) -> GridDistribution:
-    """The sum of usages that are all at the same quantile. Between the steps of any of them it is constant."""
-    cells = usages[0].cells
-    steps = [np.cumsum(usage.shares) for usage in usages]
-    levels = np.unique(np.concatenate([[0.0, 1.0], *(np.clip(each, 0.0, 1.0) for each in steps)]))
+def total_of(usages: Sequence[GridDistribution]) -> TotalUsage:
+    """The sum of one usage or more."""
+    totals = [TotalUsage(usage, usage) for usage in usages]
+    return reduce(TotalUsage.plus, totals)
+
+
+def _comonotone(first: GridDistribution, second: GridDistribution) -> GridDistribution:
+    """The sum of two usages at the same quantile. Between the steps of either of them it is constant."""
+    cells, steps = first.cells, (np.cumsum(first.shares), np.cumsum(second.shares))
+    levels = np.concatenate(((0.0,), *steps, (1.0,)))
+    levels.sort()
+    levels = np.minimum(levels, 1.0)
     middles, widths = (levels[:-1] + levels[1:]) / 2, np.diff(levels)
-    places = np.sum([np.searchsorted(each, middles) for each in steps], axis=0)  # beyond the grid: over it
-    shares = np.zeros(cells + 2)
-    np.add.at(shares, np.minimum(places, cells + 1), widths)
-    return GridDistribution(capacity, shares[: cells + 1], float(shares[cells + 1]))
+    places = steps[0].searchsorted(middles) + steps[1].searchsorted(middles)  # beyond the grid: over it
+    shares = np.bincount(np.minimum(places, cells + 1), widths, cells + 2).astype(np.float64)
+    return GridDistribution(first.capacity, shares[: cells + 1], float(shares[cells + 1]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,6 +13,9 @@ predicted probability is corrected by what it has meant so far (quantile recalib
 
     P'(over) = (number of levels above 1 - P + LEVELS_PRIOR * P) / (number of levels + LEVELS_PRIOR)
 
+n levels tell nothing about a P below 1 / (n + LEVELS_PRIOR). There, P' falls in proportion to P: otherwise a single sum
+beyond its law would keep jobs from starting whose P is a rounding error, and no later sum could correct that.
+
 The correlation of jobs i and j is the mean of z_i z_j, z being the normal score of a job's usage in its prior. The mean
 is not subtracted: an error that all predictions have in common adds up like a common cause.
 """
@@ -66,8 +69,10 @@ class Calibration:
 
     def corrected(self, over: float) -> float:
         """P(over) by what such predictions have meant."""
-        above = sum(level > 1.0 - over for level in self.levels)
-        return (above + LEVELS_PRIOR * over) / (len(self.levels) + LEVELS_PRIOR)
+        number = len(self.levels) + LEVELS_PRIOR
+        known = max(over, 1.0 / number)
+        above = sum(level > 1.0 - known for level in self.levels)
+        return over / known * (above + LEVELS_PRIOR * known) / number
 
 
 def with_job(calibration: Calibration, first: float, most: float) -> Calibration:
@@ -97,4 +102,5 @@ def with_sum(calibration: Calibration, law: GridDistribution, used: float, share
     else:
         place = used / law.cell
         level = float(law.shares[: int(place)].sum() + law.shares[min(int(place), law.cells)] / 2)
+    level = min(1.0, max(0.0, level))  # sums of shares are rounded
     return replace(calibration, levels=(*calibration.levels, level)[-MOST_LEVELS:])

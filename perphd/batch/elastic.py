@@ -13,7 +13,7 @@ elastic components first, since the oldest are given theirs first.
 
 Differences from the printed algorithms, each with a test:
 
-* A core fits if it is *at most* what is left. With "less than", a job as large as the host blocks the queue for ever.
+* A core fits if it is *at most* what is left. With "less than", a job as large as the host blocks the queue forever.
 * A preempting job needs ``C <= free + elastic components granted``. Against the sum of *wanted* elastic components, the
   printed test overcommits: 13 of 10 units in the example.
 * A job whose core exceeds the capacity is refused at submission.

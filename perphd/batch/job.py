@@ -63,7 +63,8 @@ class JobSpec:
     ``groups`` are supplementary groups. ``elastic`` is the least and the greatest number of workers of an elastic job.
     ``after`` are jobs that must be done before this one starts. ``retries`` is how often it is started again after a
     failure. ``limited``: ``memory_bytes`` is a limit as well. ``array`` is the job's place in its array and the array's
-    size. ``output`` is the file that the job's output is appended to; empty: perphd keeps it.
+    size. ``output`` is the file that the job's output is appended to; empty: perphd keeps it. ``hints``: the job takes
+    hints.
     """
 
     name: str
@@ -83,6 +84,7 @@ class JobSpec:
     limited: bool = False
     array: tuple[int, int] | None = None
     output: str = ""
+    hints: bool = False
 
     def __post_init__(self) -> None:
         texts = (

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from perphd.batch.admission import LEAST_OBSERVED_S
 from perphd.batch.calibration import Calibration, score, with_job, with_scores, with_sum
 from perphd.batch.job import QueuedJob
-from perphd.batch.look import CPU, MEMORY, RESOURCES, ActiveJob, ExpectedSum, JobOutlook
-from perphd.batch.scheduling import with_overrun
+from perphd.batch.job_worth import with_overrun
+from perphd.batch.look import CPU, EVERY, MEMORY, SHARED, ActiveJob, ExpectedSum, JobOutlook
 from perphd.forecast.histogram import Histogram, insert, merge
 from perphd.forecast.running import Overrun
 
@@ -48,7 +49,7 @@ class JobUse:
     """What an attempt used so far. ``first``: its most in the first minute; ``scores``: against its history."""
 
     attempt: int
-    seen: dict[str, Histogram] = field(default_factory=lambda: {name: Histogram() for name in RESOURCES})
+    seen: dict[str, Histogram] = field(default_factory=lambda: {name: Histogram() for name in EVERY})
     seconds: float = 0.0
     cpu_s: float = 0.0
     overrun: Overrun = Overrun()
@@ -57,12 +58,12 @@ class JobUse:
 
 
 class Observations:
-    """The running jobs and everything else as they were seen, by resource. ``calibration``: what the jobs taught."""
+    """The running jobs and everything else as they were seen, by resource. ``calibration``: what jobs taught so far."""
 
-    def __init__(self) -> None:
-        self.calibration: dict[str, Calibration] = {name: Calibration() for name in RESOURCES}
+    def __init__(self, calibration: Mapping[str, Calibration] = MappingProxyType({})) -> None:
+        self.calibration = {name: calibration.get(name, Calibration()) for name in EVERY}
         self._uses: dict[int, JobUse] = {}
-        self.others: dict[str, Window] = {name: Window() for name in RESOURCES}
+        self.others: dict[str, Window] = {name: Window() for name in EVERY}
         self._expected: dict[int, list[tuple[ExpectedSum, dict[int, float]]]] = {}
 
     def of(self, job: QueuedJob) -> JobUse:
@@ -75,7 +76,8 @@ class Observations:
     def active(self, job: QueuedJob, outlook: JobOutlook, now_s: float, cycle_s: float) -> ActiveJob:
         """The job for a look; its end is moved if it outlives its history."""
         use = self.of(job)
-        each = ActiveJob(job, outlook, use.seen[CPU], use.seen[MEMORY], use.seconds, use.overrun)
+        shared = {name: use.seen[name] for name in SHARED}
+        each = ActiveJob(job, outlook, use.seen[CPU], use.seen[MEMORY], use.seconds, use.overrun, shared)
         use.overrun = with_overrun(each, now_s, cycle_s)
         return each
 
@@ -119,8 +121,8 @@ class Observations:
 
     def _compare(self, job: QueuedJob, use: JobUse, outlook: JobOutlook) -> None:
         """The first minute is over."""
-        for resource, prior in ((CPU, outlook.cpus), (MEMORY, outlook.memory_bytes)):
-            seen = use.seen[resource]
+        for resource, seen in use.seen.items():
+            prior = outlook.of(resource)
             if not seen.count:
                 continue
             use.first[resource] = seen.most
@@ -136,5 +138,5 @@ class Observations:
                     self.calibration[expected.resource],
                     expected.law,
                     self.others[expected.resource].last + sum(found.values()),
-                    expected.resource == CPU,
+                    expected.resource != MEMORY,
                 )

@@ -19,12 +19,13 @@ from typing import Final
 import numpy as np
 
 from perphd.batch.job import QueuedJob
+from perphd.batch.job_worth import demand_of, left_of, planned_use, run_time_of
 from perphd.batch.look import CPU, MEMORY, JobOutlook, QueueView
-from perphd.batch.scheduling import PLANNED_SHARE, candidates, demand_of, left_of, run_time_of
+from perphd.batch.scheduling import candidates
 from perphd.batch.utility import RunTime
 from perphd.batch.view import JobForecast, Times
 from perphd.domain.reading import NOT_MEASURED, Unavailable
-from perphd.forecast.histogram import Floats, quantile
+from perphd.forecast.histogram import Floats
 
 DRAWS: Final = 64
 LEAST_DRAWS: Final = 8
@@ -89,8 +90,8 @@ def _played(
         for each in view.active
     ]
     others = (
-        quantile(view.others_cpus, PLANNED_SHARE) if view.others_cpus.count else 0.0,
-        quantile(view.others_memory, PLANNED_SHARE) if view.others_memory.count else 0.0,
+        planned_use(view.others_cpus),
+        planned_use(view.others_memory),
     )
     room = (
         max(0.0, view.cpus - others[0]) * view.copper_share,

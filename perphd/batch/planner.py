@@ -9,7 +9,8 @@ after its start is its demand times P(T > t), the expected consumption. The plan
     for every slot and resource:   sum of k_j S_j(t - s) I_jo <= capacity - sum of k_r S_r(t) (1 - P_r)
 
 ``greedy`` inserts jobs in the order of their best worth, each at its best feasible slot. It then moves single jobs to
-the front of that order as long as the plan becomes worth more, and preempts where the gain exceeds the cost.
+the front of that order as long as the plan becomes worth more, and preempts where, in the order found, the gain exceeds
+the cost.
 ``program`` states the exact integer program for a solver; ``plan_of`` reads its solution. Greedy plans are the
 fall-back, and the start of the solver.
 
@@ -24,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from perphd.batch.utility import RunTime, Utility, expected
+from perphd.batch.utility import RunTime, Utility, expected_at
 from perphd.forecast.histogram import Floats
 
 _ROUNDING: Final = 1e-9
@@ -106,11 +107,12 @@ def greedy(window: PlanWindow, waiting: Sequence[WaitingJob], running: Sequence[
     """A plan that is feasible and found quickly."""
     tables = _tables(window, waiting, running)
     jobs = sorted(waiting, key=lambda job: -float(np.max(tables.worth[job.name])))
-    best = _improved(window, tables, jobs, running, ())
+    best, order = _improved(window, tables, jobs, running, ())
     for victim in sorted((r for r in running if r.preemption_cost is not None), key=_cost):
-        with_it = _improved(window, tables, jobs, running, (*best.preempted, victim.name))
+        preempted = (*best.preempted, victim.name)
+        with_it = _inserted(window, tables, order, _start_of(tables, running, preempted))
         if with_it.worth > best.worth + _ROUNDING:
-            best = with_it
+            best, order = _improved(window, tables, order, running, preempted)
     return best
 
 
@@ -170,33 +172,42 @@ def _improved(
     jobs: Sequence[WaitingJob],
     running: Sequence[RunningJob],
     preempted: tuple[str, ...],
-) -> JobPlan:
-    """The best plan over the orders that single moves to the front reach."""
-    order = list(jobs)
-    best = _inserted(window, tables, order, running, preempted)
+) -> tuple[JobPlan, Sequence[WaitingJob]]:
+    """The best plan over the orders that single moves to the front reach, and its order."""
+    order, start = list(jobs), _start_of(tables, running, preempted)
+    best = _inserted(window, tables, order, start)
     for _ in range(_PASSES):
         before = best.worth
         for job in jobs[:_MOVES]:
             moved = [job, *(each for each in order if each is not job)]
-            tried = _inserted(window, tables, moved, running, preempted)
+            tried = _inserted(window, tables, moved, start)
             if tried.worth > best.worth + _ROUNDING:
                 best, order = tried, moved
         if best.worth <= before + _ROUNDING:
             break
-    return best
+    return best, order
 
 
-def _inserted(
-    window: PlanWindow,
-    tables: _Tables,
-    order: Sequence[WaitingJob],
-    running: Sequence[RunningJob],
-    preempted: tuple[str, ...],
-) -> JobPlan:
-    """The plan of jobs in ``order``, each at the earliest of its best feasible slots."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Start:
+    """An empty plan: the jobs that it preempts, what that costs, and what is left for others."""
+
+    preempted: tuple[str, ...]
+    cost: float
+    left: Floats
+
+
+def _start_of(tables: _Tables, running: Sequence[RunningJob], preempted: tuple[str, ...]) -> _Start:
+    cost = sum(_cost(job) for job in running if job.name in preempted)
     left = _left(tables, running, preempted) + _ROUNDING * (1.0 + tables.capacity)
+    return _Start(preempted, cost, left)
+
+
+def _inserted(window: PlanWindow, tables: _Tables, order: Sequence[WaitingJob], start: _Start) -> JobPlan:
+    """The plan of jobs in ``order``, each at the earliest of its best feasible slots."""
+    left = start.left.copy()
     starts: dict[str, float] = {}
-    worth = -sum(_cost(job) for job in running if job.name in preempted)
+    worth = -start.cost
     for job in order:
         taken = tables.taken[job.name]
         values = np.where((taken <= left).all(axis=1), tables.worth[job.name], 0.0)
@@ -205,7 +216,7 @@ def _inserted(
             left -= taken[slot]
             starts[job.name] = float(slot * window.slot_s)
             worth += float(values[slot])
-    return JobPlan(starts, preempted, worth)
+    return JobPlan(starts, start.preempted, worth)
 
 
 def _left(tables: _Tables, running: Sequence[RunningJob], preempted: tuple[str, ...]) -> Floats:
@@ -218,7 +229,7 @@ def _left(tables: _Tables, running: Sequence[RunningJob], preempted: tuple[str, 
 
 
 def _tables(window: PlanWindow, waiting: Sequence[WaitingJob], running: Sequence[RunningJob]) -> _Tables:
-    starts_s = [slot * window.slot_s for slot in range(window.slots)]
+    starts_s = np.arange(window.slots, dtype=np.float64) * window.slot_s
     since = np.arange(window.slots) - np.arange(window.slots)[:, None]
 
     def amounts(job: WaitingJob | RunningJob, held: Floats) -> Floats:
@@ -229,7 +240,7 @@ def _tables(window: PlanWindow, waiting: Sequence[WaitingJob], running: Sequence
         return amounts(job, np.where(since >= 0, held[np.maximum(since, 0)], 0.0))
 
     return _Tables(
-        {job.name: np.array([expected(job.utility, s, job.run_time) for s in starts_s]) for job in waiting},
+        {job.name: expected_at(job.utility, starts_s, job.run_time) for job in waiting},
         {job.name: taken(job) for job in waiting},
         {job.name: amounts(job, _survival(window, job.remaining)) for job in running},
         np.repeat(np.array(list(window.capacity.values()), dtype=np.float64), window.slots),

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from perphd.forecast.histogram import Floats, Histogram, shares_to, survival
-from perphd.forecast.running import Overrun, still_running
+from perphd.forecast.running import Overrun
 
 OVERESTIMATE_THRESHOLD: Final = 0.05
 _POINTS: Final = 65
@@ -39,13 +39,19 @@ class RunTime:
         """The probability of more than ``after_s``."""
         return float(self.survivals(np.array([after_s]))[0])
 
-    def integral(self, start_s: float, end_s: float) -> float:
-        """The integral of the survival."""
-        start_s, end_s = max(0.0, start_s), min(end_s, self.longest_s)
-        if end_s <= start_s:
-            return 0.0
-        points = np.linspace(start_s, end_s, _POINTS)
-        return float(np.trapezoid(self.survivals(points), points))
+    @property
+    def median_s(self) -> float:
+        """The time that half of all do not exceed."""
+        points = np.linspace(0.0, max(0.0, self.longest_s), _POINTS)
+        return float(points[min(_POINTS - 1, int((self.survivals(points) > 0.5).sum()))])
+
+    def integrals(self, starts_s: Floats, ends_s: Floats) -> Floats:
+        """The integral of the survival from each start to its end."""
+        starts_s = np.maximum(0.0, starts_s)
+        ends_s = np.maximum(starts_s, np.minimum(ends_s, self.longest_s))
+        points = np.linspace(starts_s, ends_s, _POINTS)
+        found = np.trapezoid(self.survivals(points.ravel()).reshape(points.shape), points, axis=0)
+        return np.asarray(found, dtype=np.float64)
 
 
 def uniform(least_s: float, most_s: float) -> RunTime:
@@ -67,9 +73,7 @@ def remaining(history: Histogram, elapsed_s: float, overrun: Overrun) -> RunTime
             history.most - elapsed_s,
         )
     left_s = max(0.0, overrun.end_s - elapsed_s) if overrun.moved else 0.0
-    return RunTime(
-        lambda t: np.array([still_running(history, elapsed_s, float(each), overrun) for each in t]), left_s
-    )
+    return RunTime(lambda t: np.where((t <= 0.0) | (t < left_s), 1.0, 0.0), left_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +101,21 @@ class Utility:
 
 def expected(utility: Utility, start_s: float, run_time: RunTime) -> float:
     """E[U(s)] of a start at ``start_s``."""
+    return float(expected_at(utility, np.array([start_s]), run_time)[0])
+
+
+def expected_at(utility: Utility, starts_s: Floats, run_time: RunTime) -> Floats:
+    """E[U(s)] of every start."""
     if utility.deadline_s is None:
         falls_from, falls_for = 0.0, utility.patience_s
     elif utility.decay_s:
         falls_from, falls_for = utility.deadline_s, utility.decay_s
     else:
-        left_s = utility.deadline_s - start_s
-        return utility.greatest * (1.0 - run_time.survival(left_s)) if left_s > 0 else 0.0
+        left_s = utility.deadline_s - starts_s
+        return np.where(left_s > 0, utility.greatest * (1.0 - run_time.survivals(left_s)), 0.0)
     slope = utility.greatest / falls_for
-    late = run_time.integral(falls_from - start_s, falls_from + falls_for - start_s)
-    return max(0.0, utility.at(start_s) - slope * late)
+    late = run_time.integrals(falls_from - starts_s, falls_from + falls_for - starts_s)
+    return np.maximum(0.0, [utility.at(float(each)) for each in starts_s] - slope * late)
 
 
 def overestimated(run_time: RunTime, given_s: float, threshold: float = OVERESTIMATE_THRESHOLD) -> bool:

@@ -1,4 +1,4 @@
-"""A pod as Kubernetes describes it, in the words of the placement policies. Pure."""
+"""Converts a Kubernetes pod into the terms of the placement policies. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perphd.qos.ledger import Amounts
 
 BAND_LABEL: Final = f"{LABEL_PREFIX}band"
 COPPER_CPU: Final = f"{LABEL_PREFIX}copper-cpu"
-"""Extended resource in thousandths of a CPU: extended resources are whole numbers."""
+"""Extended resource in thousandths of a CPU, because extended resources are integers."""
 COPPER_MEMORY: Final = f"{LABEL_PREFIX}copper-memory"
 _QUANTITY: Final = re.compile(
     r"([+-]?[0-9]+(?:\.[0-9]*)?|[+-]?\.[0-9]+)([eE][+-]?[0-9]{1,2}|[numkMGTPE]|[KMGTPE]i)?"
@@ -27,12 +27,12 @@ _SUFFIX: Final = {
 
 
 class ExtenderError(PerphError):
-    """A call that is none: what is wrong with it, and where."""
+    """An invalid call; says what is wrong, and where."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskingPod:
-    """A pod as the scheduler describes it."""
+    """A pod as described by the scheduler."""
 
     pod: Pod
     band: QosBand
@@ -45,16 +45,16 @@ class AskingPod:
 
 
 def quantity(value: object) -> float:
-    """A quantity of Kubernetes as a number.
+    """Parse a Kubernetes quantity.
 
     Raises:
-        ExtenderError: it is none, or negative.
+        ExtenderError: it is invalid or negative.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = repr(value)
     found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if found is None:
-        raise ExtenderError(f"{str(value)[:40]!r} is no quantity")
+        raise ExtenderError(f"{str(value)[:40]!r} is not a quantity")
     number, suffix = found[1], found[2] or ""
     result = float(number) * (_SUFFIX[suffix] if suffix in _SUFFIX else 10.0 ** int(suffix[1:]))
     if result < 0:
@@ -63,12 +63,12 @@ def quantity(value: object) -> float:
 
 
 def asking_pod(data: Any) -> AskingPod:
-    """The pod of a call: the greater of all containers together and of each init container.
+    """The pod of a call, with the larger of all containers' sum and each init container's requests.
 
     A pod is copper if its label or annotation says so, or if it requests copper's extended resources.
 
     Raises:
-        ExtenderError: it is no pod.
+        ExtenderError: it is not a valid pod.
     """
     metadata, spec = member(data, "Pod.metadata"), member(data, "Pod.spec")
     together: dict[str, float] = {}
@@ -92,10 +92,10 @@ def asking_pod(data: Any) -> AskingPod:
 
 
 def member(data: Any, path: str) -> Mapping[str, Any]:
-    """The object at the last part of ``path``. Raises ExtenderError where there is none."""
+    """The object at the last part of ``path``. Raises ExtenderError if there is none."""
     found = data.get(path.rpartition(".")[2]) if isinstance(data, Mapping) else None
     if not isinstance(found, Mapping):
-        raise ExtenderError(f"{path} is no object")
+        raise ExtenderError(f"{path} is not an object")
     return found
 
 
@@ -106,12 +106,12 @@ def optional(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def items(data: Any, key: str) -> list[Any]:
-    """The list at ``key``, or an empty one. Raises ExtenderError where there is something else."""
+    """The list at ``key``, or an empty one. Raises ExtenderError if it is not a list."""
     found = data.get(key) if isinstance(data, Mapping) else None
     if found is None:
         return []
     if not isinstance(found, list):
-        raise ExtenderError(f"{key} is no list")
+        raise ExtenderError(f"{key} is not a list")
     return found
 
 

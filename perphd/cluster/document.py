@@ -1,4 +1,4 @@
-"""What a node publishes of itself, and what it answers about a pod that might come. CPUs are logical ones."""
+"""Data that a node publishes about itself, and its answer about a pod that might come. CPUs are logical CPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perphd.domain.whatif import Effect
 from perphd.domain.workload import Mode
 
 NODE_TTL_S: Final = 30.0
-"""A node document older than this is stale: a scheduler falls back on requests."""
+"""Time to live of a node document; with a stale one, a scheduler falls back on requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class NodeAmounts:
 
 @dataclass(frozen=True, slots=True)
 class ResourceForecast:
-    """What all workloads together will use of ``cpu`` or ``memory`` (CPUs or bytes).
+    """Forecast use of ``cpu`` or ``memory`` by all workloads together (CPUs or bytes).
 
-    ``mean``, ``p99``: of the greatest value in the next minute, the workloads' own bounds added up; ``sd``: from both.
-    ``peak``: within the next hour, by the back-tested predictor ``predictor``.
+    ``mean``, ``p99``: of the maximum in the next minute, summed over the workloads' own bounds. ``sd``: from both.
+    ``peak``: maximum within the next hour, by the back-tested predictor ``predictor``.
     """
 
     resource: str
@@ -41,11 +41,11 @@ class ResourceForecast:
 
 @dataclass(frozen=True, slots=True)
 class CopperRoom:
-    """What copper may be given, from what is reserved and not used. Published; nothing on the host follows from it.
+    """Capacity for copper, from what is reserved but not used. Published only; has no effect on the host.
 
-    ``offered``: for all of copper; ``used``: by copper that runs; ``allocatable``: what is left for a pod that comes.
-    ``margin``: kept back for errors of the forecast. ``source``: ``queue`` (the batch
-    queue's offer, which is back-tested) or ``forecast``. ``reason``: why there is less than one might expect, or empty.
+    ``offered``: for all of copper. ``used``: by running copper. ``allocatable``: left for a new pod. ``margin``: held
+    back for forecast errors. ``source``: ``queue`` (the batch queue's back-tested offer) or ``forecast``. ``reason``:
+    why there is less than expected; empty if there is not.
     """
 
     offered: NodeAmounts
@@ -58,9 +58,9 @@ class CopperRoom:
 
 @dataclass(frozen=True, slots=True)
 class UnitCost:
-    """What an LRA would lose if it had one unit less of a resource: the share of its present predicted score.
+    """Loss of an LRA with one unit less of a resource, as a share of its present predicted score.
 
-    ``unit``: what one unit is here.
+    ``unit``: the size of one unit.
     """
 
     resource: str
@@ -70,7 +70,7 @@ class UnitCost:
 
 @dataclass(frozen=True, slots=True)
 class NodeLra:
-    """One LRA: how it is, the score against its target (1 meets it), and what one unit less of each resource costs."""
+    """One LRA: its state, its score against its target (1 meets it), and the cost of one unit less of each resource."""
 
     name: str
     health: Health
@@ -83,7 +83,7 @@ class NodeLra:
 
 @dataclass(frozen=True, slots=True)
 class NodeAntagonist:
-    """``culprit`` disturbs ``lra`` on ``cause``, by the last verdict."""
+    """An antagonist: ``culprit`` disturbs ``lra`` through ``cause``, according to the last verdict."""
 
     culprit: str
     lra: str
@@ -92,7 +92,7 @@ class NodeAntagonist:
 
 @dataclass(frozen=True, slots=True)
 class FreeInterval:
-    """From ``start_s`` to ``end_s`` (seconds from now), so much is expected to be free."""
+    """Capacity expected to be free from ``start_s`` to ``end_s`` (seconds from now)."""
 
     start_s: float
     end_s: float
@@ -101,7 +101,7 @@ class FreeInterval:
 
 @dataclass(frozen=True, slots=True)
 class CacheHeadroom:
-    """Ways of each last-level cache that nobody's protection takes, and memory bandwidth.
+    """Ways of each last-level cache not taken by any protection, and memory bandwidth.
 
     ``throttle_pct``: the strongest throttle of batch in force; 100: none.
     """
@@ -114,10 +114,10 @@ class CacheHeadroom:
 
 @dataclass(frozen=True, slots=True)
 class NodeDocument:
-    """The state of one node. ``generation`` changes whenever what the node offers has changed: a reservation names it.
+    """The state of one node.
 
-    ``made_unix_s``, ``ttl_s``: it is stale after both together. ``confidence``: 0 to 1, of the LRA about which least is
-    known; 1 without LRAs.
+    ``generation``: changes whenever the node's offer does; reservations name it. ``made_unix_s``, ``ttl_s``: the
+    document is stale after their sum. ``confidence``: 0 to 1, of the LRA about which least is known; 1 without LRAs.
     """
 
     generation: int
@@ -140,7 +140,7 @@ class NodeDocument:
 
 @dataclass(frozen=True, slots=True)
 class HeldAmount:
-    """A reservation or a grant. ``expires_in_s``: until a reservation lapses; a grant has none."""
+    """A reservation or a grant. ``expires_in_s``: seconds until a reservation lapses; None for a grant."""
 
     holder: str
     band: str
@@ -150,9 +150,9 @@ class HeldAmount:
 
 @dataclass(frozen=True, slots=True)
 class PodLoss:
-    """What a pod would cost one LRA: the share of its predicted score, under what is in force.
+    """Cost of a pod for one LRA: the share of its predicted score, under the protection in force.
 
-    ``effect``: with the best protection that perphd could give it; None unless that was searched for.
+    ``effect``: under the best possible protection; None unless that was requested.
     """
 
     lra: str
@@ -162,10 +162,11 @@ class PodLoss:
 
 @dataclass(frozen=True, slots=True)
 class PodImpact:
-    """The answer to "what would this pod cost whom".
+    """A pod's predicted cost for every LRA and for the node.
 
-    ``marginal``, ``absolute``: Optum's score with predicted loss in place of CPU pressure, as terms that add up.
-    ``cpu_over``, ``memory_over``: the chance that all workloads with the pod need more than the node has.
+    ``marginal``, ``absolute``: Optum's score with predicted loss in place of CPU pressure. ``terms``: parts of the
+    marginal score. ``cpu_over``, ``memory_over``: probability that all workloads with the pod need more than the node
+    has.
     """
 
     generation: int
@@ -190,7 +191,7 @@ class ScoreTerm:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """A reservation that was made: commit it by ``token`` before it lapses."""
+    """A new reservation; commit it by ``token`` before it lapses."""
 
     holder: str
     band: str

@@ -1,13 +1,13 @@
-"""Calls of the stock kube-scheduler, answered from cached node documents (k8s.io/kube-scheduler/extender/v1). Pure.
+"""Answers kube-scheduler's extender calls from cached node documents (k8s.io/kube-scheduler/extender/v1). Pure.
 
-    filter       a node stays if the policy finds it feasible, and if copper has room for a copper pod
-    prioritize   1 to 10: where a node's score lies between the worst and the best of the candidates; 0: unknown
+    filter       a node stays if the policy finds it feasible and, for a copper pod, copper has room
+    prioritize   1 to 10: position of a node's score between the worst and the best candidate; 0: unknown
     preempt      a node stays only if every victim there is copper: gold and silver are never preempted
 
-The scheduler sends names of nodes (``nodeCacheCapable: true``) or whole nodes; the answer has the same form. A node
-without a document, or with a stale one, is judged by its requests alone, which the scheduler has checked itself: it
-passes the filter, and ranks below every node that is known. Among stale nodes alone, the balanced policy ranks. If
-nothing here is known, scheduling goes on as without perphd.
+The scheduler sends node names (``nodeCacheCapable: true``) or whole nodes; the answer has the same form. A node without
+a document, or with a stale one, is judged by its requests alone, which the scheduler has checked itself: it passes the
+filter, and ranks below every known node. If all are stale, the balanced policy ranks them. If no node is known,
+scheduling proceeds as without perphd.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from perphd.qos.ledger import Amounts
 MOST_PRIORITY: Final = 10
 NEUTRAL_PRIORITY: Final = 0
 MOST_EXPLAINED: Final = 10
-"""Candidates that an explanation lists, best first."""
+"""Number of candidates listed in an explanation, best first."""
 _ROUNDING: Final = 1e-9
 _MADE, _TTL, _CPUS, _MEMORY = range(4)
 
@@ -41,7 +41,7 @@ Table: TypeAlias = NDArray[np.float64]
 
 
 class KnownNodes:
-    """The newest document of every node, as profiles in columns. Stateless but for that: any copy answers the same."""
+    """The newest document of every node, as profiles in columns. Holds no other state, so all replicas agree."""
 
     def __init__(self) -> None:
         self.documents: dict[str, NodeDocument] = {}
@@ -49,10 +49,10 @@ class KnownNodes:
         self._table: Table = np.zeros((64, 4))
 
     def put(self, node: str, document: NodeDocument) -> None:
-        """Take in what a node has published; an older document than the known one is left.
+        """Accept a node's document unless a newer one is known.
 
         Raises:
-            ExtenderError: the node does not know its own size.
+            ExtenderError: the document lacks the node's size.
         """
         known = self.documents.get(node)
         if known is not None and document.made_unix_s < known.made_unix_s:
@@ -68,21 +68,21 @@ class KnownNodes:
         self._table[row] = document.made_unix_s, document.ttl_s, cpus, memory
 
     def forget(self, node: str) -> None:
-        """The node is gone: nothing is known about one of this name. Its row stays for its return."""
+        """Remove a node. Its row stays in case it returns."""
         if self.documents.pop(node, None) is not None:
             row = self.fleet.row(node)
             assert row is not None
             self._table[row, _MADE] = -np.inf
 
     def rows(self, nodes: Sequence[str]) -> Rows:
-        """The row of each node; -1 for one that has published nothing."""
+        """The row of each node; -1 for nodes without a document."""
         row = self.fleet.row
         documents = self.documents
         found = ((row(node) if node in documents else None) for node in nodes)
         return np.fromiter((-1 if each is None else each for each in found), np.intp, len(nodes))
 
     def fresh(self, rows: Rows, now_s: float) -> Mask:
-        """Which of these rows (not -1) have a document within its time to live."""
+        """True for each of these rows (not -1) whose document is within its time to live."""
         result: Mask = now_s - self._table[rows, _MADE] <= self._table[rows, _TTL]
         return result
 
@@ -93,10 +93,11 @@ class KnownNodes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """One call, judged: the candidates ``names``, and what the policy says of those with a fresh document.
+    """The policy's verdict on one call.
 
-    ``places``: of these in ``names``. ``roomy``: which of them have room for a copper pod; all, for any other pod.
-    ``stale``: places of candidates whose document is too old; ``fallback``: the balanced scores of these.
+    ``names``: the candidates. ``places``: indices in ``names`` of those with a fresh document. ``scores``: of these.
+    ``roomy``: which of these have room for a copper pod (all, for other pods). ``stale``: indices of candidates with a
+    stale document. ``fallback``: their balanced scores.
     """
 
     asked: AskingPod
@@ -110,11 +111,11 @@ class Judged:
 
     @property
     def kept(self) -> Mask:
-        """Which of the fresh candidates stay."""
+        """Mask of the fresh candidates that stay."""
         return self.scores.feasible & self.roomy
 
     def failures(self) -> dict[str, str]:
-        """Why each candidate that does not stay does not."""
+        """Reason for each candidate that does not stay, by name."""
         failed: dict[str, str] = {}
         for place in np.nonzero(~self.kept)[0].tolist():
             name = self.names[self.places[place]]
@@ -123,7 +124,7 @@ class Judged:
             else:
                 cpus, memory = self.room[place]
                 left = Amounts(float(cpus), int(memory))
-                failed[name] = f"perphd: {self.asked.amounts} are requested, and copper may still take {left}"
+                failed[name] = f"perphd: it requests {self.asked.amounts}, and copper may still take {left}"
         return failed
 
     def priorities(self) -> list[int]:
@@ -143,7 +144,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a pod's candidates stayed, went or came first. ``verb``: the call; ``refused``: candidates by reason."""
+    """Summary of a call for a person. ``verb``: the call; ``refused``: number of candidates by reason."""
 
     pod: str
     band: str
@@ -159,10 +160,10 @@ class Explanation:
 
 
 def judged(known: KnownNodes, call: Any, policy: str, now_s: float) -> Judged:
-    """What the policy says of a filter or prioritize call.
+    """The policy's verdict on a filter or prioritize call.
 
     Raises:
-        ExtenderError: it is no such call.
+        ExtenderError: it is not such a call.
     """
     asked, names = asking(call), candidates(call)
     rows = known.rows(names)
@@ -180,12 +181,12 @@ def judged(known: KnownNodes, call: Any, policy: str, now_s: float) -> Judged:
 
 
 def filtered(known: KnownNodes, call: Any, policy: str, now_s: float) -> dict[str, Any]:
-    """The answer to a filter call, in the words of the API. Raises as ``judged``."""
+    """The API's answer to a filter call. Raises as ``judged``."""
     return filter_answer(judged(known, call, policy, now_s), call)
 
 
 def filter_answer(verdict: Judged, call: Any) -> dict[str, Any]:
-    """The same, of a verdict on this call."""
+    """The API's answer to a filter call, from its verdict."""
     failed = verdict.failures()
     answer: dict[str, Any] = {"FailedNodes": failed, "FailedAndUnresolvableNodes": {}, "Error": ""}
     kept = [name for name in verdict.names if name not in failed]
@@ -196,18 +197,18 @@ def filter_answer(verdict: Judged, call: Any) -> dict[str, Any]:
 
 
 def prioritized(known: KnownNodes, call: Any, policy: str, now_s: float) -> list[dict[str, Any]]:
-    """The answer to a prioritize call: every candidate with 0 to 10. Raises as ``judged``."""
+    """The API's answer to a prioritize call: every candidate with 0 to 10. Raises as ``judged``."""
     return priority_answer(judged(known, call, policy, now_s))
 
 
 def priority_answer(verdict: Judged) -> list[dict[str, Any]]:
-    """The same, of a verdict."""
+    """The API's answer to a prioritize call, from its verdict."""
     pairs = zip(verdict.names, verdict.priorities(), strict=True)
     return [{"Host": name, "Score": score} for name, score in pairs]
 
 
 def explanation(verdict: Judged, verb: str, policy: str, at_unix_s: float) -> Explanation:
-    """The verdict for a person: how many candidates fell by which reason, and the best with their terms."""
+    """Summarise a verdict: number of refused candidates by reason, and the best ones with their score terms."""
     refused: Counter[str] = Counter()
     for reason, mask in verdict.scores.refusals.items():
         refused[reason] += int((mask & verdict.roomy).sum())
@@ -229,12 +230,12 @@ def explanation(verdict: Judged, verb: str, policy: str, at_unix_s: float) -> Ex
 
 
 def preempted(call: Any, is_copper: Callable[[str], bool]) -> dict[str, Any]:
-    """The answer to a preempt call: nodes on which every victim is copper.
+    """The API's answer to a preempt call: nodes on which every victim is copper.
 
-    ``is_copper``: whether the pod of this UID is known to be copper; one that is not known is not.
+    ``is_copper``: True if the pod with this UID is known to be copper.
 
     Raises:
-        ExtenderError: it is no such call.
+        ExtenderError: it is not such a call.
     """
     asking(call)
     whole, meta = call.get("NodeNameToVictims"), call.get("NodeNameToMetaVictims")
@@ -244,7 +245,7 @@ def preempted(call: Any, is_copper: Callable[[str], bool]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for node, victims in by_node.items():
         if not isinstance(victims, Mapping):
-            raise ExtenderError(f"the victims on {node} are no object")
+            raise ExtenderError(f"the victims on {node} are not an object")
         uids = []
         for victim in items(victims, "Pods"):
             uid = _copper_uid(victim, is_copper)
@@ -258,9 +259,9 @@ def preempted(call: Any, is_copper: Callable[[str], bool]) -> dict[str, Any]:
 
 
 def _copper_uid(victim: Any, is_copper: Callable[[str], bool]) -> str | None:
-    """The victim's UID if it is copper, by its own description or by ``is_copper``."""
+    """The victim's UID if it is copper, by its own description or by ``is_copper``; else None."""
     if not isinstance(victim, Mapping):
-        raise ExtenderError("a victim is no object")
+        raise ExtenderError("a victim is not an object")
     if "metadata" in victim:
         return asked.uid if (asked := asking_pod(victim)).band is QosBand.COPPER else None
     uid = victim.get("UID")
@@ -268,14 +269,14 @@ def _copper_uid(victim: Any, is_copper: Callable[[str], bool]) -> str | None:
 
 
 def asking(call: Any) -> AskingPod:
-    """The pod of a call. Raises ExtenderError where there is none."""
+    """The pod of a call. Raises ExtenderError if there is none."""
     if not isinstance(call, Mapping):
-        raise ExtenderError("the call is no object")
+        raise ExtenderError("the call is not an object")
     return asking_pod(call.get("Pod"))
 
 
 def candidates(call: Any) -> list[str]:
-    """The candidates' names. Raises ExtenderError where the call has none."""
+    """The candidates' names. Raises ExtenderError if the call has none."""
     names = call.get("NodeNames")
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         return names

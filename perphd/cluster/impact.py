@@ -31,15 +31,15 @@ from perphd.qos.bands import QosBand
 from perphd.qos.ledger import Amounts, HostLedger
 
 NEGLIGIBLE_LOSS: Final = 0.01
-"""A pod that costs an LRA less than this is not held against, whatever the LRA's state."""
-_UNKNOWN_LOSS: Final = Unavailable("nothing is known about its undisturbed performance")
+"""Loss of an LRA below which a pod is acceptable in any state of the LRA."""
+_UNKNOWN_LOSS: Final = Unavailable("its undisturbed performance is not known")
 
 
 @dataclass(frozen=True, slots=True)
 class PodQuestion:
     """A pod that might come: its requests, in logical CPUs and bytes, and its band.
 
-    ``search``: look for the best protection of every LRA as well, which takes a millisecond and more for each.
+    ``search``: also find the best protection of every LRA, which takes a millisecond or more for each.
     """
 
     amounts: Amounts
@@ -50,7 +50,7 @@ class PodQuestion:
 def pod_impact(
     snapshot: Snapshot, question: PodQuestion, facts: NodeFacts, ledger: HostLedger, settings: PolicySettings
 ) -> PodImpact:
-    """What would become of everybody if the pod came now."""
+    """The effect on every LRA and the node if the pod came now."""
     pod = question.amounts
     cores = pod.cpus * cores_per_cpu(snapshot)
     answer = whatif(snapshot, Arrival(cores, pod.memory_bytes), settings) if question.search else None
@@ -66,7 +66,7 @@ def pod_impact(
         confidence = min(confidence, support / (support + VISITED))
         if isinstance(loss, Unavailable) or isinstance(before, Unavailable):
             if answer is None:
-                reasons.append(f"{name}: what it does undisturbed is not known yet")
+                reasons.append(f"{name}: its undisturbed performance is not known yet")
             continue
         after = before * (1.0 - loss)
         suffered += max(0.0, 1.0 - after)
@@ -97,7 +97,7 @@ def pod_impact(
 
 
 def _room(question: PodQuestion, ledger: HostLedger) -> list[str]:
-    """Why the ledger would have no room for it."""
+    """Why the ledger has no room for the pod; empty if it has."""
     copper = question.band is QosBand.COPPER
     left = (
         ledger.copper_allocatable
@@ -111,7 +111,7 @@ def _room(question: PodQuestion, ledger: HostLedger) -> list[str]:
 
 
 def _loss(snapshot: Snapshot, view: WorkloadView, cores: float) -> tuple[Reading, Reading, float]:
-    """The share lost with the pod, the score without it, and the support of both."""
+    """The share of the score lost with the pod, the score without it, and the support of both."""
     model = view.model
     if present(view) is None or model is None:
         return _UNKNOWN_LOSS, _UNKNOWN_LOSS, 0.0

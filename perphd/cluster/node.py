@@ -51,17 +51,18 @@ NEXT_S: Final = 60.0
 HORIZON_S: Final = 3600.0
 SERIES: Final = {"cpu": "cpu_usage_cores", "memory": "memory_working_set_bytes"}
 WORKLOADS: Final = "workloads of this node"
-"""The ledger's holder of what the configured workloads reserve."""
+"""Holder in the ledger of the configured workloads' reservations."""
 _NO_SAMPLE: Final = Unavailable("it is not running")
 _NO_MODEL: Final = Unavailable("nothing has been learned about it yet")
-NO_FORECAST: Final = Unavailable("no forecast: [forecast] is off, or has not published yet")
+NO_FORECAST: Final = Unavailable("no forecast: [forecast] is off, or none was published yet")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What a document is made of, beside the snapshot. ``decisions``: the last one about each LRA.
+    """Inputs of a document beside the snapshot.
 
-    ``queue``: of the batch queue, with the offer that it publishes; None: there is none.
+    ``decisions``: the last one about each LRA. ``queue``: summary of the batch queue, with its published offer; None:
+    there is no queue.
     """
 
     mode: Mode
@@ -74,7 +75,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:
-    """CPUs and memory of a node's workloads, protected and copper apart. Memory in bytes."""
+    """CPU and memory use of a node's workloads, protected and copper separately. Memory in bytes."""
 
     capacity: Amounts
     reserved: Amounts
@@ -86,13 +87,13 @@ class NodeUse:
 
 
 def protected(view: WorkloadView) -> bool:
-    """True for what copper must make room for: an LRA unless it is copper, batch if it is gold or silver."""
+    """True for workloads that copper must leave room for: LRAs unless copper, and gold or silver batch."""
     band = view.spec.band
     return band != "copper" if view.spec.kind is Kind.LRA else band in ("gold", "silver")
 
 
 def present(view: WorkloadView) -> Sample | None:
-    """Its sample, if its control group is there."""
+    """Its sample, or None if its cgroup is gone."""
     sample = view.sample
     return None if sample is None or sample.has(Quality.GONE) else sample
 
@@ -119,7 +120,7 @@ def by_workload(forecasts: Forecasts | Unavailable) -> dict[str, WorkloadForecas
 
 
 def node_use(snapshot: Snapshot, forecasts: Forecasts | Unavailable) -> NodeUse:
-    """What is reserved, predicted and used."""
+    """The node's reserved, predicted and actual use."""
     topology = snapshot.host.topology
     known = by_workload(forecasts)
     shielded = [view for view in snapshot.workloads if protected(view)]
@@ -160,7 +161,7 @@ def node_use(snapshot: Snapshot, forecasts: Forecasts | Unavailable) -> NodeUse:
 
 @dataclass(frozen=True, slots=True)
 class OfferToCopper:
-    """What all of copper may be given, the margins, and whose offer it is."""
+    """Capacity for all of copper, the margin held back, and the source of the offer."""
 
     offered: Amounts
     margin: Amounts
@@ -168,9 +169,9 @@ class OfferToCopper:
 
 
 def copper_offer(use: NodeUse, queue: QueueSummary | None = None) -> OfferToCopper:
-    """The batch queue's offer if it has made one, cut by an event; else one from forecasts.
+    """The batch queue's offer if there is one, reduced by events; else one from forecasts.
 
-    What nobody declared uses is offered in neither case.
+    Never includes what undeclared work uses.
     """
     published = queue.offer if queue is not None else None
     if queue is not None and published is not None:
@@ -190,14 +191,16 @@ def copper_offer(use: NodeUse, queue: QueueSummary | None = None) -> OfferToCopp
 
 
 def node_document(snapshot: Snapshot, facts: NodeFacts, ledger: HostLedger, now_s: float) -> NodeDocument:
-    """The document. ``ledger``: with the offer that is in force and everything that is held."""
+    """The node's document. ``ledger``: with the offer in force and all holdings."""
     use = node_use(snapshot, facts.forecasts)
     members = tuple(_lra(snapshot, view, facts.decisions.get(view.spec.name)) for view in lras(snapshot))
     confidences = [each.support / (each.support + VISITED) for each in members]
     offer = copper_offer(use, facts.queue)
     forecast = tuple(forecast_of(each, facts.forecasts) for each in SERIES)
     reason = (
-        "" if use.forecasts_known else "a protected workload has no forecast: what is reserved is not offered"
+        ""
+        if use.forecasts_known
+        else "a protected workload has no forecast, so reserved capacity is not offered"
     )
     used = use.protected_used + use.copper_used
     account = snapshot.host.account
@@ -245,12 +248,12 @@ def node_document(snapshot: Snapshot, facts: NodeFacts, ledger: HostLedger, now_
 
 
 def amounts(given: Amounts) -> NodeAmounts:
-    """As published."""
+    """The amounts in published form."""
     return NodeAmounts(given.cpus, float(given.memory_bytes))
 
 
 def forecast_of(resource: str, forecasts: Forecasts | Unavailable) -> ResourceForecast:
-    """What all workloads together will use of ``cpu`` or ``memory``."""
+    """Forecast use of ``cpu`` or ``memory`` by all workloads together."""
     if isinstance(forecasts, Unavailable):
         return ResourceForecast(resource, forecasts, forecasts, forecasts, forecasts)
     series = [found for each in forecasts.workloads if (found := _series(each, resource)) is not None]
@@ -284,7 +287,7 @@ def _antagonists(decisions: Mapping[str, Decision]) -> tuple[NodeAntagonist, ...
 
 
 def _available(use: NodeUse, forecast: Sequence[ResourceForecast]) -> tuple[FreeInterval, ...]:
-    """The next minute by the bounds, and the rest of the hour by its predicted peak; negative: more is needed."""
+    """Free capacity in the next minute (by bounds) and the rest of the hour (by predicted peak); may be negative."""
     room = (use.capacity.cpus - use.other_cpus, float(use.capacity.memory_bytes))
 
     def free(values: Sequence[Reading]) -> NodeAmounts:
@@ -322,7 +325,7 @@ def _lra(snapshot: Snapshot, view: WorkloadView, decision: Decision | None) -> N
     score: Reading = Unavailable("no decision yet")
     if decision is not None:
         now = next((each for each in decision.candidates if each.allocation == decision.current), None)
-        score = Unavailable("the present allocation was not ranked")
+        score = Unavailable("the allocation in force was not ranked")
         if now is not None and not math.isnan(now.score):
             score = now.score
     costs, support = _sensitivity(snapshot, view)
@@ -340,9 +343,9 @@ def _lra(snapshot: Snapshot, view: WorkloadView, decision: Decision | None) -> N
 def predicted_score(
     model: ResPerfModel, objective: Objective, allocation: Allocation, context: ModelContext
 ) -> tuple[float, float]:
-    """Predicted performance against what is tolerated, and the support: 1 meets the target.
+    """Predicted score (1 meets the target), and its support.
 
-    The worse of work, over 1 less its tolerance, and of delay, under 1 and its tolerance, both against undisturbed.
+    The worse of work over (1 - tolerance), and of (1 + tolerance) over delay, both relative to undisturbed performance.
     """
     work = model.predict_work([allocation], context)[0]
     delay = model.predict_delay([allocation], context)[0]
@@ -352,7 +355,10 @@ def predicted_score(
 
 
 def _sensitivity(snapshot: Snapshot, view: WorkloadView) -> tuple[tuple[UnitCost, ...], float]:
-    """What one unit less costs. CPU: one core more for batch, which wants it; else one unit less of its protection."""
+    """Cost of one unit less of each resource.
+
+    For CPU, batch uses one core more; else protection shrinks by one unit.
+    """
     model = view.model
     if present(view) is None or model is None:
         missing = _NO_SAMPLE if present(view) is None else _NO_MODEL
@@ -377,12 +383,12 @@ def _sensitivity(snapshot: Snapshot, view: WorkloadView) -> tuple[tuple[UnitCost
     found["llc"] = (
         loss(replace(now, llc_ways=now.llc_ways - 1), context)
         if now.llc_ways
-        else Unavailable("no ways are protected for it")
+        else Unavailable("it has no protected ways")
     )
     found["mbw"] = (
         loss(replace(now, mbw_pct=steps[0]), context)
         if steps
-        else Unavailable("no bandwidth is protected for it")
+        else Unavailable("it has no protected bandwidth")
     )
     found["memory"] = Unavailable("the model does not predict memory")
     return tuple(UnitCost(name, unit, found[name]) for name, unit in _UNITS), support

@@ -1,10 +1,9 @@
-"""A node's document as a profile for the placement policies. Pure.
+"""Converts a node's document into a profile for the placement policies. Pure.
 
-What becomes what:
-
-    requests      what is reserved, as one pod
+Mapping:
+    requests      the reserved amounts, as one pod
     use           mean and 99 % bound of the next minute; N(mean, sd) on the grid of ``scheduling.distribution``
-    interference  each LRA's loss for one core less, in proportion to the cores that its host would use beyond now
+    interference  each LRA's loss for one core less, in proportion to the cores used beyond the present use
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from perphd.forecast.grid import GridDistribution, of_outcomes
 
 
 def profile_of(node: str, document: NodeDocument) -> NodeProfile:
-    """The profile for the policies. Raises ExtenderError where the node does not know its own size."""
+    """The profile for the policies. Raises ExtenderError if the document lacks the node's size."""
     cpus, memory = document.capacity.cpus, document.capacity.memory_bytes
     if not available(cpus) or not available(memory) or min(cpus, memory) <= 0:
         raise ExtenderError(f"the document of {node} has no capacity")
@@ -60,7 +59,7 @@ def profile_of(node: str, document: NodeDocument) -> NodeProfile:
 
 
 def _interference(document: NodeDocument, cpu_ratio: float, cpus: float) -> Surface:
-    """What all LRAs would lose together as the host's use grows from what it is now; unknown losses count as 0."""
+    """Combined loss of all LRAs as the host's use grows beyond the present; unknown losses count as 0."""
     loss = sum(
         value_or(cost.loss_ratio, 0.0)
         for lra in document.lras
@@ -73,9 +72,10 @@ def _interference(document: NodeDocument, cpu_ratio: float, cpus: float) -> Surf
 
 
 def _law(forecast: ResourceForecast | None, capacity: float, otherwise: float) -> GridDistribution:
-    """The law of use; without a forecast, what is reserved or used for certain, whichever is more."""
+    """Distribution of use; without a forecast, the larger of reserved and used amounts with certainty."""
     if forecast is None or not available(forecast.mean) or not available(forecast.sd) or forecast.sd <= 0:
         return of_outcomes({max(0.0, otherwise): 1.0}, capacity, FLEET_CELLS)
     points = np.arange(FLEET_CELLS + 1) * (capacity / FLEET_CELLS)
-    up_to = 1.0 / (1.0 + np.exp(-1.702 * (points - forecast.mean) / forecast.sd))  # the normal law within .01
+    # The logistic approximation of the normal distribution, exact to .01.
+    up_to = 1.0 / (1.0 + np.exp(-1.702 * (points - forecast.mean) / forecast.sd))
     return GridDistribution(capacity, np.diff(up_to, prepend=0.0), float(1.0 - up_to[-1]))

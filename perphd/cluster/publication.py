@@ -23,7 +23,7 @@ from perphd.qos.overcommit import MEMORY_LIMIT_RATIO
 
 STEP_RATIO: Final = 0.02
 LEAST_RATIO: Final = 0.02
-"""Less than this share of the node's CPUs or memory is no room."""
+"""Least share of the node's CPUs and memory that counts as room for copper."""
 ENOUGH_RATIO: Final = 0.05
 LOOKS_TO_TAINT: Final = 2
 LOOKS_TO_UNTAINT: Final = 3
@@ -33,13 +33,13 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What copper is offered: thousandths of a CPU, and bytes in whole MiB."""
+    """Capacity offered to copper: thousandths of a CPU, and bytes in whole MiB."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0
 
     def lesser(self, other: Level) -> Level:
-        """The lesser of both, for each resource."""
+        """The smaller of both, for each resource."""
         return Level(min(self.cpu_milli, other.cpu_milli), min(self.memory_bytes, other.memory_bytes))
 
 
@@ -55,7 +55,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that happened, for the events of the node."""
+    """An occurrence to be published as an event of the node."""
 
     reason: str
     message: str
@@ -64,11 +64,11 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is remembered from look to look.
+    """State between looks.
 
-    ``published``: None before the first look. ``seen``: the level of the last look. ``poor``, ``rich``: looks in a row.
-    ``announced``: LRAs of which the last notice said that they are degraded; ``changing``: looks in a row at which an
-    LRA was the other way.
+    ``published``: level published last; None before the first look. ``seen``: level of the last look. ``poor``,
+    ``rich``: consecutive looks of that kind. ``announced``: LRAs last announced as degraded. ``changing``: consecutive
+    looks at which an LRA contradicted its last announcement.
     """
 
     published: Level | None = None
@@ -82,7 +82,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What the cluster should know now."""
+    """State to publish."""
 
     level: Level
     is_tainted: bool
@@ -91,7 +91,7 @@ class Publication:
 
 
 def decided(look: NodeDocument | Unavailable, before: Kept) -> tuple[Publication, Kept]:
-    """What to publish after one more look, and what to remember."""
+    """Decide what to publish after one more look; also returns the state to keep."""
     if isinstance(look, Unavailable):
         conditions = (
             Condition("perphd.io/CopperAvailable", "False", "NoDaemon", look.reason),
@@ -127,7 +127,7 @@ def decided(look: NodeDocument | Unavailable, before: Kept) -> tuple[Publication
 
 
 def offered_level(document: NodeDocument) -> Level:
-    """What the document offers to all of copper, memory within 80 % of the host with what others use."""
+    """Capacity offered to all of copper; memory stays within 80 % of the host, including the use of others."""
     offered, used, copper = document.copper.offered, document.used, document.copper.used
     cpus = max(0.0, value_or(offered.cpus, 0.0))
     memory = max(0.0, value_or(offered.memory_bytes, 0.0))
@@ -141,7 +141,7 @@ def offered_level(document: NodeDocument) -> Level:
 
 
 def _followed(document: NodeDocument, offered: Level, before: Kept) -> Level:
-    """The level to publish: down at once, up at the second look."""
+    """The level to publish: follows decreases at once, and increases at the second look."""
     if before.published is None:
         return offered
     held = offered.lesser(before.seen) if before.seen is not None else offered
@@ -174,7 +174,7 @@ def _has(document: NodeDocument, offered: Level, share: float) -> bool:
 def _announced(
     document: NodeDocument, degraded: frozenset[str], before: Kept
 ) -> tuple[frozenset[str], Mapping[str, int], tuple[Notice, ...]]:
-    """Who counts as degraded now, who is about to change, and what to say of those that have changed."""
+    """LRAs announced as degraded, pending changes, and notices about new changes."""
     names = {each.name for each in document.lras}
     announced, changing, notices = set(before.announced & names), dict[str, int](), []
     for each in document.lras:

@@ -1,14 +1,13 @@
-"""The node's ledger as schedulers see it: what it offers now, and reservations by compare and swap. Pure.
+"""The node's ledger as seen by schedulers: its present offer, and reservations by compare and swap. Pure.
 
-The ledger itself (``qos.ledger``) keeps generations, bids and times to live. Here its room follows the measurements:
+``qos.ledger`` keeps generations, bids and times to live. This module adjusts its room to measurements:
+    reservations of configured workloads    one holding of the band "system"
+    remaining offer to copper              the offer less what running copper already uses
 
-    what configured workloads reserve    one holding of the band "system"
-    what copper may still be given       the offer less what copper that runs already uses
-
-A change of room makes every answer that schedulers hold stale, so small changes wait: less room counts at once if it
-is less by 2 % of the node, any other change of 2 % after ten seconds. Reservations are an account and change nothing on
-the host. They live in the daemon's memory: a restart forgets them, and begins with a higher generation, so that nothing
-computed before it is accepted.
+A change of room invalidates all answers that schedulers hold, so small changes are delayed: a decrease by 2 % of the
+node takes effect at once, any other change of 2 % after ten seconds. Reservations are bookkeeping and change nothing on
+the host. They are kept in memory: a restart forgets them and starts with a higher generation, so that no answer from
+before is accepted.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from perphd.qos.ledger import (
 
 REFRESH_S: Final = 10.0
 STEP_RATIO: Final = 0.02
-"""Changes of room smaller than this share of the node wait."""
+"""Least change of room, as a share of the node, that takes effect."""
 BANDS: Final = (QosBand.COPPER, QosBand.SILVER)
-"""Bands that can be reserved from outside. Gold owns cores, which the node's configuration gives."""
+"""Bands that can be reserved from outside. Gold owns cores assigned by the node's configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class NodeLedger:
 def opened(
     topology: Topology, generation: int, use: NodeUse, now_s: float, queue: QueueSummary | None = None
 ) -> NodeLedger:
-    """A ledger with this room and nothing else held. ``generation``: above that of every ledger before it."""
+    """A new ledger with this room and no reservations. ``generation``: above that of every earlier ledger."""
     empty = HostLedger(capacity_of(topology), generation)
     return NodeLedger(_with_room(empty, *_room(use, queue)), now_s)
 
@@ -60,7 +59,7 @@ def opened(
 def adjusted(
     node: NodeLedger, topology: Topology, use: NodeUse, now_s: float, queue: QueueSummary | None = None
 ) -> NodeLedger:
-    """The ledger at ``now_s`` with the room that the measurements leave, if that differs by enough."""
+    """The ledger at ``now_s``, with its room adjusted to measurements if the difference is large enough."""
     ledger = node.ledger
     capacity = capacity_of(topology)
     reserved, offer = _room(use, queue)
@@ -81,16 +80,16 @@ def offered_bid(
 ) -> NodeLedger | Refusal:
     """The ledger with one more bid, or why it is refused at once."""
     if request.band not in BANDS:
-        text = f"{request.band} owns cores, which the configuration of the node gives"
+        text = f"{request.band} owns cores, which only the node's configuration can assign"
         return Refusal(request.holder, RefusalCause.INVALID, text)
     if request.holder == WORKLOADS:
-        return Refusal(request.holder, RefusalCause.HELD, "this name is the node's own")
+        return Refusal(request.holder, RefusalCause.HELD, "this name is reserved for the node itself")
     found = bid(node.ledger, Bid(request, score), generation, now_s)
     return found if isinstance(found, Refusal) else replace(node, ledger=found)
 
 
 def closed(node: NodeLedger, now_s: float) -> tuple[NodeLedger, Settlement]:
-    """The ledger without lapsed reservations and, if its window is over, with the winner's."""
+    """The ledger without lapsed reservations and, if its bidding window is over, with the winner's."""
     result = settled(node.ledger, now_s)
     return replace(node, ledger=result.ledger), result
 

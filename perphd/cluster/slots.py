@@ -1,12 +1,12 @@
-"""Room for copper pods, kept in the node's NodeProfile object until the node itself sees them run. Pure.
+"""Room for copper pods, held in the node's NodeProfile object until the node itself sees them run. Pure.
 
 A slot is an entry of ``spec.reservations``. The API server raises ``metadata.generation`` with every change of a spec
-and with none of a status, so a JSON patch that first tests the generation is a compare and swap: of all extenders that
-read the same generation, one gets its slot, and the others read again.
+and with none of a status. A JSON patch that first tests the generation is therefore a compare and swap: of all
+extenders that read the same generation, one gets its slot, and the others read again.
 
-    room = what copper may still take, by the document in the status, less slots that the document does not count yet
+    room = what copper may still take, by the document in the status, less slots not yet counted in the document
 
-The publisher of the node takes a slot away once its pod runs long enough to be measured, has ended, or never came.
+The node's publisher removes a slot once its pod has run long enough to be measured, has ended, or never came.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perphd.domain.reading import value_or
 from perphd.qos.ledger import Amounts
 
 SLOT_S: Final = 60.0
-"""A slot whose pod was not bound to the node for this long is given up."""
+"""Time without a bound pod after which a slot is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Slot:
 
     @property
     def holder(self) -> str:
-        """As whom the node's ledger knows it: ``namespace.pod``."""
+        """Its name in the node's ledger: ``namespace.pod``."""
         return self.pod.replace("/", ".", 1)
 
 
@@ -47,7 +47,7 @@ class NoRoom:
 
 
 def slots_of(profile: Mapping[str, Any]) -> tuple[Slot, ...]:
-    """The slots of a NodeProfile. Entries that are none count for nothing."""
+    """The slots of a NodeProfile; invalid entries are ignored."""
     found = []
     spec = profile.get("spec")
     entries = spec.get("reservations") if isinstance(spec, Mapping) else None
@@ -61,7 +61,7 @@ def slots_of(profile: Mapping[str, Any]) -> tuple[Slot, ...]:
 
 
 def room(document: NodeDocument, slots: tuple[Slot, ...]) -> Amounts:
-    """What a further copper pod may take."""
+    """Capacity left for a further copper pod."""
     free = document.copper.allocatable
     left = Amounts(value_or(free.cpus, 0.0), int(value_or(free.memory_bytes, 0.0)))
     counted = {held.holder for held in document.held}
@@ -74,13 +74,13 @@ def room(document: NodeDocument, slots: tuple[Slot, ...]) -> Amounts:
 def taken(
     profile: Mapping[str, Any], document: NodeDocument, asked: AskingPod, now_unix_s: float
 ) -> list[dict[str, Any]] | NoRoom:
-    """The JSON patch that takes a slot for this pod; empty if it has one; why there is none."""
+    """The JSON patch that takes a slot for this pod: empty if it has one, NoRoom if there is none."""
     slots = slots_of(profile)
     if any(slot.uid == asked.uid for slot in slots):
         return []
     left = room(document, slots)
     if not asked.amounts.fits(left):
-        return NoRoom(f"{asked.amounts} are requested, and copper may still take {left.at_least_nothing()}")
+        return NoRoom(f"it requests {asked.amounts}, and copper may still take {left.at_least_nothing()}")
     entry = {
         "pod": asked.pod.name,
         "uid": asked.uid,
@@ -98,7 +98,7 @@ def taken(
 
 
 def without(profile: Mapping[str, Any], is_over: Callable[[Slot], bool]) -> list[dict[str, Any]]:
-    """The JSON patch that takes these slots away; empty: there is nothing to take away."""
+    """The JSON patch that removes these slots; empty if there are none."""
     slots = slots_of(profile)
     spec = profile.get("spec")
     entries = spec.get("reservations", []) if isinstance(spec, Mapping) else []

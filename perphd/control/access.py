@@ -1,4 +1,4 @@
-"""Who may ask and who may change: decided from what the kernel says about the peer, never from what it sends."""
+"""Authorisation: what the kernel says about the peer decides, never what the peer sends."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import socket
 import struct
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
+from perphd.control.errors import ApiError, Code
 from perphd.domain.control import Actor
 from perphd.domain.utf8 import printable
+from perphd.domain.workload import WorkloadSpec
 
 _SO_PEERGROUPS = 59  # asm-generic/socket.h, Linux 4.13; the socket module has no name for it
 _UCRED = struct.Struct("3i")
@@ -126,7 +129,7 @@ class Access:
         return f"{peer} may not {verb} here: that takes {self.needed(right)}"
 
     def needed(self, right: Right) -> str:
-        """Who has this right, in words."""
+        """The holders of this right, in words."""
         admins = f"root or a member of group {self.admin_group}"
         if self.admin_gid is None:
             admins = f"root (there is no group {self.admin_group} on this host)"
@@ -143,3 +146,29 @@ def _gid(name: str) -> int | None:
         return grp.getgrnam(name).gr_gid
     except KeyError:
         return None
+
+
+_SOURCES: Final = frozenset({"command", "file"})
+_SLI_OPTIONS: Final = frozenset({"password_file"})
+
+
+def check_harmless(spec: WorkloadSpec) -> None:
+    """Refuse a workload that only root may add.
+
+    Raises:
+        ApiError: which part of it that is.
+    """
+    if spec.version_from.startswith("file:"):
+        raise _refusal("a version_from with a file", "lra.version_from", '"auto", "none" or "label:KEY"')
+    if spec.sli is None:
+        return
+    if spec.sli.source in _SOURCES:
+        raise _refusal(f"an SLI of source {spec.sli.source!r}", "lra.sli.source")
+    for key, _ in spec.sli.options:
+        if key in _SLI_OPTIONS:
+            raise _refusal(f"an SLI with {key}", f"lra.sli.{key}")
+
+
+def _refusal(what: str, key: str, allowed: str = "") -> ApiError:
+    text = f"{what} may only be added by root, or in a file of /etc/perphd: it acts with root's rights"
+    return ApiError(Code.NOT_PERMITTED, text, key, allowed)

@@ -42,6 +42,9 @@ class Refused(PerphError):
         self.status, self.code = status, error.get("code", "")
         self.error = dict(error)
         text = error.get("message") or f"the daemon answered with HTTP status {status}"
+        text, key = text.removeprefix("request: "), error.get("key", "")
+        if self.code == "refused" and key and key not in text:
+            text = f"{key}: {text}"
         if (allowed := error.get("allowed", "")) and allowed not in text:
             text += f" (allowed: {allowed})"
         super().__init__(text)
@@ -158,7 +161,7 @@ def socket_path(given: str | None) -> str:
         return given
     if not os.path.exists(DEFAULT_SOCKET):
         # Perhaps it was configured elsewhere; reading the configuration costs more than the request.
-        from perphd.agent.config import load
+        from perphd.config.file import load
         from perphd.domain.errors import ConfigError
 
         try:

@@ -6,6 +6,7 @@ Kept apart from the process around it (``forecast_worker``), so that tests and o
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,12 +74,16 @@ class Cycles:
         known: what an earlier process knew.
         profile: usage of pairs, learned here or elsewhere.
         node: this node's name in usage profiles.
+
+    Attributes:
+        most: by series, what the host has; nothing is forecast beyond that.
     """
 
     def __init__(self, known: Known, profile: UsageProfile, node: str) -> None:
         self._series = dict(known.series)
         self._hosts = {resource: known.hosts.get(resource.value, HostPeaks()) for resource in Resource}
         self.profile, self._node = profile, node
+        self.most: Mapping[str, float] = {}
         self._fits_left = 0
         self._number = max((host.number for host in self._hosts.values()), default=0)
 
@@ -126,7 +131,9 @@ class Cycles:
         for name in names:
             by = reserved.get(name, {})
             series = tuple(
-                _series(each, self._series[name, each]) for each in SERIES if (name, each) in self._series
+                _series(each, self._series[name, each], self._most(each))
+                for each in SERIES
+                if (name, each) in self._series
             )
             workloads.append(
                 WorkloadForecasts(name, series, by.get(Resource.CPU, _NONE), by.get(Resource.MEMORY, _NONE))
@@ -141,13 +148,16 @@ class Cycles:
 
     def memory(self, names: Sequence[str]) -> dict[str, MemoryForecast]:
         """The next window's memory of each of these workloads of which something can be said."""
-        found = {}
+        found, most = {}, self._most(SERIES_OF[Resource.MEMORY])
         for name in names:
             series = self._series.get((name, SERIES_OF[Resource.MEMORY]))
-            ahead = _NONE if series is None else next_window(series)
+            ahead = _NONE if series is None else next_window(series, most)
             if series is not None and not isinstance(ahead, Unavailable):
                 found[name] = MemoryForecast(series.number + 1, ahead.model, ahead.mean, ahead.p99)
         return found
+
+    def _most(self, series: str) -> float:
+        return self.most.get(series, math.inf)
 
     def _take_series(self, key: tuple[str, str], windows: SeriesWindows) -> None:
         """One series. If its numbers defeat a model, it alone starts again."""
@@ -204,8 +214,8 @@ def workloads_of(found: StoreWindows, names: set[str], series: str) -> dict[int,
     return windows
 
 
-def _series(name: str, series: Followed) -> SeriesForecasts:
-    found, score = next_window(series), choice_score(series)
+def _series(name: str, series: Followed, most: float) -> SeriesForecasts:
+    found, score = next_window(series, most), choice_score(series)
     loss, covered = (score.loss, score.covered_ratio) if score else (_NONE, _NONE)
     scored = score.scored if score else 0
     if isinstance(found, Unavailable):

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from perphd.control.wire import encode, json_of
 from perphd.domain.errors import PerphError
 from perphd.domain.forecast import MEMORY_FILE, PUBLISHED_FILE, SUMMARY_FILE, Forecasts, MemoryForecast
+from perphd.domain.wire import encode, json_of
 from perphd.forecast import records, usage_profile
 from perphd.forecast.following import Followed
 from perphd.forecast.host_peaks import HostPeaks

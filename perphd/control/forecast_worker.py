@@ -43,7 +43,7 @@ NICENESS: Final = 19
 OOM_SCORE: Final = 500
 """The daemon's own score, which the worker would inherit, protects it almost fully."""
 SAVE_EVERY_S: Final = 1800.0
-"""What is lost with a worker that is killed is read from the store again."""
+"""A worker that is killed loses nothing: the next reads the store again."""
 READ_BYTES: Final = 1 << 20
 
 
@@ -58,16 +58,19 @@ class Listed:
     declared_bytes: int = 0
 
 
-def parse(lines: Sequence[bytes]) -> tuple[list[Listed], list[EndedJob]]:
-    """The workloads of the last of some lines, and the jobs of all of them. Raises ValueError, TypeError, KeyError."""
+def parse(lines: Sequence[bytes]) -> tuple[list[Listed], list[EndedJob], dict[str, float]]:
+    """The workloads and the host's size of the last of some lines, and the jobs of all of them.
+
+    Raises:
+        ValueError, TypeError, KeyError: a line says something else.
+    """
     found = [json.loads(line) for line in lines]
     listed = [
         Listed(str(name), str(cgroup), int(least), frozenset(map(str, own)), int(declared))
         for name, cgroup, least, own, declared in found[-1]["workloads"]
     ]
-    return listed, [
-        EndedJob(**{**job, "argv": tuple(job["argv"])}) for message in found for job in message["jobs"]
-    ]
+    jobs = [EndedJob(**{**job, "argv": tuple(job["argv"])}) for message in found for job in message["jobs"]]
+    return listed, jobs, {str(name): float(amount) for name, amount in found[-1]["most"].items()}
 
 
 class Worker:
@@ -89,8 +92,11 @@ class Worker:
         self._cycles = Cycles(known, self._profile(folder), node)
         self._published = self._cycles.profile
 
-    def cycle(self, roster: Sequence[Listed], jobs: Sequence[EndedJob] = ()) -> None:
+    def cycle(
+        self, roster: Sequence[Listed], jobs: Sequence[EndedJob] = (), most: Mapping[str, float] | None = None
+    ) -> None:
         """Read, forecast, publish, record. What cannot be read or recorded is a published problem."""
+        self._cycles.most = most or {}
         names = [each.name for each in roster]
         now_s = time.time()
         found_s: Reading = Unavailable("not read")

@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from perphd.control.errors import ApiError, Code
-from perphd.control.wire import json_of
+from perphd.domain.wire import json_of
 
 _LINGER_S = 1.0
 
@@ -29,7 +29,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not isinstance(raised, HttpProcessingError)
 
 
-class Gate(asyncio.Protocol):
+class ConnectionGate(asyncio.Protocol):
     """Lets a new connection through to aiohttp, or beyond the limit answers it with one sentence and closes it."""
 
     def __init__(self, runner: web.AppRunner | None, most: Callable[[socket.socket | None], int]) -> None:

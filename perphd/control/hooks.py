@@ -16,13 +16,16 @@ from typing import Any, Final
 import aiohttp
 
 from perphd import __version__
-from perphd.agent import offshoot
-from perphd.agent.config_notify import NotifyConfig
-from perphd.agent.incidents import conditions
+from perphd.agent import spawn
 from perphd.agent.tally import Tally
-from perphd.control.wire import encode, json_of
-from perphd.domain.incident import Notice, NoticeFilter
-from perphd.domain.status import AgentStatus
+from perphd.config.tables import NotifyConfig
+from perphd.domain.decision import Cause, Decision, Health, target_reachable
+from perphd.domain.incident import Condition, IncidentKind, Notice, NoticeFilter
+from perphd.domain.sample import Quality
+from perphd.domain.status import AgentStatus, WorkloadStatus
+from perphd.domain.wire import encode, json_of
+from perphd.domain.workload import Kind
+from perphd.host.tls import verified
 
 log = logging.getLogger("perphd")
 
@@ -38,7 +41,7 @@ class DeliveryError(Exception):
     """A receiver did not take a notice."""
 
 
-class Hooks:
+class NoticeHooks:
     """Looks at the status every few seconds and delivers what is due, one notice at a time for each receiver.
 
     Args:
@@ -145,7 +148,7 @@ async def _deliver_with_retries(receiver: NotifyConfig, body: dict[str, Any]) ->
             async with asyncio.timeout(receiver.timeout_s):
                 await (_post(receiver, body) if receiver.url else _run(receiver, body))
         except TimeoutError:
-            error = DeliveryError(f"no end within {receiver.timeout_s:g} s")
+            error = DeliveryError(f"did not end within {receiver.timeout_s:g} s")
         except DeliveryError as exc:
             error = exc
         except Exception as exc:  # no thread or no memory left, say: the receiver's task must live on
@@ -166,7 +169,11 @@ async def _post(receiver: NotifyConfig, body: dict[str, Any]) -> None:
         async with (
             aiohttp.ClientSession() as session,
             session.post(
-                receiver.url, data=json_of(body).encode(), headers=headers, allow_redirects=False
+                receiver.url,
+                data=json_of(body).encode(),
+                headers=headers,
+                allow_redirects=False,
+                **await verified(receiver.url),
             ) as answer,
         ):
             if answer.status >= 300:
@@ -181,7 +188,7 @@ async def _run(receiver: NotifyConfig, body: dict[str, Any]) -> None:
     data = json_of(body).encode()
     try:
         status = await asyncio.to_thread(
-            offshoot.tell, receiver.argv, data, os.environ, receiver.timeout_s, stop
+            spawn.tell, receiver.argv, data, os.environ, receiver.timeout_s, stop
         )
     except TimeoutError:
         raise
@@ -191,3 +198,40 @@ async def _run(receiver: NotifyConfig, body: dict[str, Any]) -> None:
         stop.set()
     if status != 0:
         raise DeliveryError(f"{receiver.argv[0]} ended with status {status}")
+
+
+def conditions(status: AgentStatus, tally: Tally) -> tuple[Condition, ...]:
+    """Everything that is wrong, in a fixed order."""
+    found: list[Condition] = []
+    for item in status.workloads:
+        if item.spec.kind is Kind.LRA and item.present:
+            found += _of_lra(item)
+    for pause in status.pauses:
+        why = f": {pause.reason}" if pause.reason else ""
+        text = f"{pause.workload or 'all workloads'}: paused by {pause.by}{why}"
+        found.append(Condition(IncidentKind.PAUSE, pause.workload, text))
+    for workload, path, text in tally.conflicts:
+        found.append(Condition(IncidentKind.CONFLICT, workload, text, path))
+    return tuple(found)
+
+
+def _of_lra(item: WorkloadStatus) -> list[Condition]:
+    name, found = item.spec.name, []
+    sample = item.full_sample or item.sample
+    if item.spec.sli is not None and sample is not None and sample.has(Quality.SLI_MISSING):
+        text = f"{name}: the indicator ({item.spec.sli.source}) does not answer"
+        found.append(Condition(IncidentKind.SLI_LOST, name, text))
+    decision = item.decision
+    if decision is not None and decision.verdict.health is Health.DEGRADED:
+        found.append(Condition(IncidentKind.DEGRADED, name, _degraded(name, decision), decision=decision))
+        if target_reachable(decision) is False:
+            text = f"{name}: no setting is predicted to meet its target"
+            found.append(Condition(IncidentKind.UNREACHABLE, name, text, decision=decision))
+    return found
+
+
+def _degraded(name: str, decision: Decision) -> str:
+    verdict = decision.verdict
+    short = "" if verdict.cause in (Cause.NONE, Cause.UNKNOWN) else f", short of {verdict.cause}"
+    culprit = f" because of {verdict.culprit}" if verdict.culprit else ""
+    return f"{name}: below its target{short}{culprit}"

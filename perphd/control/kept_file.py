@@ -1,4 +1,4 @@
-"""A file for other programs that is replaced while the daemon runs, and removed at the end."""
+"""Files for other programs, replaced while the daemon runs and removed at its end: metrics, and workloads' names."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from perphd.domain.status import AgentStatus
+
 log = logging.getLogger("perphd")
 
+NAME: Final = "workloads"
+"""File of the workloads' names, beside the socket, for the shells' completion."""
+LOOK_EVERY_S: Final = 5.0
 TELL_EVERY_S: Final = 60.0
 """A failure that nobody foresaw is logged at most this often."""
 
@@ -83,3 +88,51 @@ def replace_file(path: Path, data: bytes, mode: int, gid: int | None = None) -> 
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+class Textfile(KeptFile):
+    """The metrics for node_exporter's textfile collector. A missing folder is logged once and retried."""
+
+    def __init__(self, path: str, period_s: float, page: Callable[[], bytes]) -> None:
+        super().__init__(Path(path), period_s, self.write)
+        self._page = page
+        self._problem = ""
+
+    def write(self) -> None:
+        """Replace the file now. A failure is logged when it begins; the old file stays."""
+        try:
+            replace_file(self._path, self._page(), 0o644)
+        except OSError as exc:
+            problem = f"metrics.textfile: {self._path}: cannot be written: {exc.strerror}"
+            if problem != self._problem:
+                log.error("%s; tried again every %g s", problem, self._period_s)
+            self._problem = problem
+        else:
+            self._problem = ""
+
+
+class NamesFile(KeptFile):
+    """The names of the workloads, for completion; readable by those who may ask the daemon.
+
+    Args:
+        socket: the control socket's path; the file is beside it.
+        read_gid: group whose members may read it; None: nobody else.
+        status: the agent as a whole, now.
+    """
+
+    def __init__(self, socket: str, read_gid: int | None, status: Callable[[], AgentStatus]) -> None:
+        super().__init__(Path(socket).with_name(NAME), LOOK_EVERY_S, self.look)
+        self._read_gid, self._status = read_gid, status
+        self._written: str | None = None
+
+    def look(self) -> None:
+        """Write the file if the names are others. Completion is worth no complaint: a failure is tried again."""
+        lines = (f"{item.spec.kind.value} {item.spec.name}\n" for item in self._status().workloads)
+        text = "".join(lines)
+        if text == self._written:
+            return
+        try:
+            replace_file(self._path, text.encode(), 0o600, self._read_gid)
+            self._written = text
+        except OSError as exc:
+            log.debug("%s: cannot be written: %s", self._path, exc)

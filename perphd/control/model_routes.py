@@ -12,7 +12,7 @@ from perphd.control.access import Peer
 from perphd.control.errors import ApiError, Code
 from perphd.control.limits import Limits
 from perphd.control.port import AgentPort
-from perphd.control.wire import encode
+from perphd.domain.wire import encode
 from perphd.predictor.persist import ModelFileError
 
 
@@ -53,7 +53,7 @@ class ModelRoutes:
         return {"imported": name, "warnings": list(warnings)}
 
     async def reset(self, request: web.Request, peer: Peer) -> Any:
-        """DELETE /v1/models/NAME: begin anew."""
+        """DELETE /v1/models/NAME: start over."""
         name = self._name(request)
         await self._agent.reset_model(name)
         return {"reset": name}

@@ -10,20 +10,20 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from perphd.agent.config_schema import show
 from perphd.cluster.document import NodeDocument, Reserved
 from perphd.cluster.impact import PodQuestion, pod_impact
 from perphd.cluster.node import NodeFacts, amounts, node_document, node_use
 from perphd.cluster.reservations import BANDS, NodeLedger, adjusted, closed, offered_bid, opened
+from perphd.config.schema import show
 from perphd.control.access import Peer
 from perphd.control.errors import ApiError, Code
 from perphd.control.port import AgentPort
-from perphd.control.wire import decode, encode
 from perphd.domain.errors import PerphError
 from perphd.domain.forecast import Forecasts
 from perphd.domain.policy import Snapshot
 from perphd.domain.reading import Unavailable
 from perphd.domain.units import parse_size_bytes
+from perphd.domain.wire import decode, encode
 from perphd.qos.bands import QosBand
 from perphd.qos.ledger import (
     BID_WINDOW_S,

@@ -14,7 +14,7 @@ from typing import Any, Final
 from perphd import __version__
 from perphd.control.errors import Code
 from perphd.control.openapi_operations import JSON, OPERATIONS, TEXT, Operation, record_of
-from perphd.control.wire_schema import Components, Schema
+from perphd.domain.wire import Components, Schema
 
 _ERROR: Schema = {"$ref": "#/components/schemas/Error"}
 _STATUSES: Final[Mapping[int, str]] = {

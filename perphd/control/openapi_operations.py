@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from perphd.agent.config_schema import Key, keys_of
-from perphd.agent.config_workloads import WORKLOAD_TABLES
 from perphd.batch.gangs import Slots
 from perphd.batch.view import JobRow
 from perphd.cluster.document import NodeDocument, PodImpact, Reserved
 from perphd.cluster.reservations import BANDS
+from perphd.config.schema import Key, keys_of
+from perphd.config.workloads import WORKLOAD_TABLES
 from perphd.control.limits import MAX_PAUSE_S, MAX_REASON
 from perphd.control.node_routes import MOST_CPUS, MOST_HOLDER
 from perphd.control.past_routes import LONGEST_S, MOST_SLOTS, SHORTEST_S
@@ -24,10 +24,10 @@ from perphd.control.queue_routes import (
     MAX_WORKERS,
 )
 from perphd.control.sizing_routes import SAMPLES, STEPS
-from perphd.control.wire_schema import Schema
 from perphd.domain.allocation import Settings
 from perphd.domain.belief import ModelSummary, ModelView
 from perphd.domain.capability import Capability
+from perphd.domain.contention import ContendedDevice
 from perphd.domain.control import Pause
 from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.event import EventKind
@@ -39,6 +39,7 @@ from perphd.domain.status import AgentStatus, TrialStatus, WorkloadStatus
 from perphd.domain.suggestion import Suggestion
 from perphd.domain.topology import Topology
 from perphd.domain.whatif import WhatIf
+from perphd.domain.wire import Schema
 from perphd.domain.workload import Kind, Mode
 from perphd.isolation.restore_report import RestoreReport
 from perphd.monitor.sli import PUSHED_FIELDS
@@ -279,6 +280,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
                 "environment": {"type": "object", "additionalProperties": TEXT},
                 "directory": TEXT,
                 "retries": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_RETRIES},
+                "hints": {"type": "boolean"},
                 "array": {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_ARRAY},
                 "elastic": {
                     "type": ["array", "null"],
@@ -311,6 +313,11 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
             _query("attempt", {"type": "integer", "minimum": 1}),
         ),
     ),
+    ("GET", "/v1/contention"): Operation(
+        "Devices from which batch should back off, and who by how much; all, or those of one workload",
+        {"devices": tuple[ContendedDevice, ...]},
+        (_query("workload", TEXT),),
+    ),
     ("GET", "/v1/event"): Operation(
         "What copper may use now, and the event that cuts it",
         {"event": EventStatus | None, "offer": CopperOffer | None},
@@ -333,7 +340,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         status=201,
     ),
     ("DELETE", "/v1/event"): Operation(
-        "End the event; copper comes back in its ramp", {"event": EventStatus | None}, changes=True
+        "End the event; copper returns step by step", {"event": EventStatus | None}, changes=True
     ),
     ("GET", "/v1/trial"): Operation(
         "The trial that runs, or the last one",

@@ -30,7 +30,7 @@ def subjects_of(specs: Iterable[WorkloadSpec]) -> tuple[Subject, ...]:
 
 
 def past_status(now: AgentStatus, moment: Moment) -> AgentStatus:
-    """What the status was at a moment, as far as it was stored: of the workloads that are declared now.
+    """The stored status at a moment, for the workloads that are declared now.
 
     What is in force is read from the last writes; it is ``as found`` while no LRA was protected.
     """

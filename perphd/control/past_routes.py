@@ -6,13 +6,19 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from aiohttp import web
+
+from perphd.config.schema import show
+from perphd.control.access import Access, Peer, Right
 from perphd.control.errors import ApiError, Code
+from perphd.control.limits import Limits
 from perphd.control.past import past_status, subjects_of
 from perphd.control.port import AgentPort
+from perphd.control.request import only, read_body, whole
 from perphd.control.sql import Queries
-from perphd.control.wire import encode, json_of
 from perphd.domain.masking import status_without_secrets
 from perphd.domain.status import WorkloadStatus
+from perphd.domain.wire import encode, json_of
 from perphd.monitor.past import read_history, read_moment
 
 MOST_SLOTS: Final = 1000
@@ -38,11 +44,26 @@ class PastRoutes:
         queries: Queries,
         clock: Callable[[], dict[str, float]],
         workload: Callable[[object], WorkloadStatus],
+        access: Access,
+        limits: Limits,
     ) -> None:
         self._agent, self._queries, self._clock, self._workload = agent, queries, clock, workload
+        self._access, self._limits = access, limits
 
-    async def history(self, query: Mapping[str, str], may_change: bool) -> bytes:
-        """``last_s`` seconds up to ``until`` in ``slots`` slots, of one workload or of all."""
+    async def query(self, request: web.Request, peer: Peer) -> web.Response:
+        """POST /v1/query: one SELECT on the store."""
+        body = await read_body(request, self._limits.body_s, ("sql", "limit"))
+        sql = body.get("sql")
+        if not isinstance(sql, str) or not sql.strip():
+            raise ApiError(Code.REFUSED, f"{show(sql)} is no SQL", "sql", "one SELECT statement as text")
+        limit = whole(body.get("limit", self._limits.query_rows), "limit", self._limits.query_rows)
+        answer = await self._queries.answer(sql, limit, self._access.allows(peer, Right.CHANGE))
+        return web.Response(body=answer, content_type="application/json")
+
+    async def history(self, request: web.Request, peer: Peer) -> web.Response:
+        """GET /v1/history: ``last_s`` seconds up to ``until`` in ``slots`` slots, of one workload or of all."""
+        query = request.query
+        only(query, ("workload", "until", "last_s", "slots"))
         clock = self._clock()
         last_s = _number(query, "last_s", DEFAULT_LAST_S, SHORTEST_S, LONGEST_S)
         slots = int(_number(query, "slots", DEFAULT_SLOTS, 1, MOST_SLOTS))
@@ -57,10 +78,13 @@ class PastRoutes:
             found = read_history(connection, subjects, until_s - last_s, until_s, slots, offset_s)
             return json_of({**encode(found), "clock": clock}).encode()
 
-        return await self._queries.ask(job, may_change)
+        answer = await self._queries.ask(job, self._access.allows(peer, Right.CHANGE))
+        return web.Response(body=answer, content_type="application/json")
 
-    async def past(self, query: Mapping[str, str], may_change: bool) -> bytes:
-        """The status at ``at``. Its clock is of that moment, so that ages are as they were then."""
+    async def past(self, request: web.Request, peer: Peer) -> web.Response:
+        """GET /v1/past: the status at ``at``. Its clock is of that moment, so that ages are as they were then."""
+        query = request.query
+        only(query, ("at",))
         clock = self._clock()
         at_s = self._moment(query, "at", clock)
         now = self._agent.status()
@@ -79,7 +103,8 @@ class PastRoutes:
             }
             return json_of(answer).encode()
 
-        return await self._queries.ask(job, may_change)
+        answer = await self._queries.ask(job, self._access.allows(peer, Right.CHANGE))
+        return web.Response(body=answer, content_type="application/json")
 
     def _moment(self, query: Mapping[str, str], key: str, clock: Mapping[str, float]) -> float:
         """Seconds since the epoch; a negative number, or none, is so long ago."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from perphd.agent.config import Config
 from perphd.agent.rounds import Round
 from perphd.agent.tally import Tally
+from perphd.config.file import Config
 from perphd.domain.belief import ModelSummary, ModelView
 from perphd.domain.capability import Capabilities
+from perphd.domain.contention import ContendedDevice
 from perphd.domain.control import Actor, Pause
 from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.event import Event
@@ -26,7 +27,7 @@ from perphd.trial.design import Request
 from perphd.trial.record import TrialRecord
 
 if TYPE_CHECKING:
-    from perphd.agent.batch_queue import BatchQueue
+    from perphd.agent.queue.batch_queue import BatchQueue
     from perphd.monitor.sli import SliReading
 
 Done = Awaitable[Any] | None
@@ -56,9 +57,12 @@ class AgentPort(Protocol):
     def queue(self) -> BatchQueue | None:
         """The batch queue; None: there is none here."""
 
+    def contended(self) -> tuple[ContendedDevice, ...]:
+        """The devices that batch is backed off from now."""
+
     @property
     def tally(self) -> Tally:
-        """What was counted since the start."""
+        """The counters since the start."""
 
     def status(self) -> AgentStatus:
         """The agent as a whole, now."""
@@ -67,7 +71,7 @@ class AgentPort(Protocol):
         """The latest decisions about this LRA, newest first, none made after ``at_s`` (monotonic)."""
 
     def aftermath(self, decision: Decision) -> Aftermath:
-        """What was written when this was decided, and what came of it."""
+        """The writes and the outcome of a decision."""
 
     def shaper(self) -> ShaperView:
         """The resource shaper: targets, who makes room, what could be lent."""
@@ -106,7 +110,7 @@ class AgentPort(Protocol):
         """Replace an LRA's model by the one in this text; returns warnings. Raises ModelFileError: nothing changed."""
 
     async def reset_model(self, lra: str) -> None:
-        """Begin anew with an LRA."""
+        """Discard what was learned about an LRA."""
 
     def set_mode(self, mode: Mode, workload: str | None = None, by: Actor | None = None) -> Done:
         """Observe or enforce, for one workload or for all that have no mode of their own."""

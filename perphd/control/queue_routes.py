@@ -14,19 +14,19 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from perphd.agent.batch_queue import BatchQueue
-from perphd.agent.config_schema import show
+from perphd.agent.queue.batch_queue import BatchQueue
 from perphd.batch.job import JobSpec, QueuedJob
+from perphd.config.schema import show
 from perphd.control.access import Access, Peer, Right
 from perphd.control.errors import ApiError, Code
 from perphd.control.limits import MAX_REASON
 from perphd.control.port import AgentPort
-from perphd.control.wire import encode, json_of
+from perphd.domain.wire import encode, json_of
 from perphd.qos.bands import QosBand
 
 KEYS: Final = (
     "command", "name", "cores", "memory_bytes", "deadline_in_s", "band", "after", "output", "environment",
-    "directory", "retries", "array", "elastic",
+    "directory", "retries", "array", "elastic", "hints",
 )  # fmt: skip
 EVENT_KEYS: Final = ("duration_s", "copper_share", "ramp_s", "reason")
 MAX_EVENT_S: Final = 31 * 86400.0
@@ -114,7 +114,8 @@ class QueueRoutes:
             if (job := queue.find(number)) is not None and not self._sees(peer, job):
                 raise ApiError(Code.NOT_PERMITTED, f"job {number} is somebody else's", "after")
         jobs = await queue.submit(specs)
-        return {"jobs": [job.id for job in jobs], "name": specs[0].name}
+        name = specs[0].name if specs[0].array is None else specs[0].name.removesuffix("[0]")
+        return {"jobs": [job.id for job in jobs], "name": name}
 
     async def event(self, request: web.Request, peer: Peer) -> Any:
         """GET /v1/event: the event, and what copper may use."""
@@ -163,9 +164,7 @@ class QueueRoutes:
         await queue.ready()
         job = queue.find(number)
         if job is None:
-            raise ApiError(
-                Code.NOT_FOUND, f"there is no job {number}", "job", "perphctl jobs --all lists them"
-            )
+            raise ApiError(Code.NOT_FOUND, f"there is no job {number}; perphctl jobs --all lists all", "job")
         return job
 
     async def _own(self, queue: BatchQueue, request: web.Request, peer: Peer) -> QueuedJob:
@@ -216,6 +215,7 @@ class QueueRoutes:
             "output": _text(body, "output"),
             "retries": _optional_whole(body, "retries", 0, MAX_RETRIES) or 0,
             "elastic": elastic,
+            "hints": _flag(body, "hints"),
         }
         environment = _environment(body)
         stored = (size or 1) * len(json_of(dict(body)))
@@ -292,6 +292,13 @@ def _text(body: Mapping[str, Any], key: str) -> str:
     value = body.get(key) or ""
     if not isinstance(value, str):
         raise ApiError(Code.REFUSED, f"{show(value)} is not text", key, "text")
+    return value
+
+
+def _flag(body: Mapping[str, Any], key: str) -> bool:
+    value = body.get(key, False)
+    if not isinstance(value, bool):
+        raise ApiError(Code.REFUSED, f"{show(value)} is not accepted", key, "true or false")
     return value
 
 

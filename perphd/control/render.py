@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from perphd.control.table import Cell, Part, Styled, table, text
 from perphd.control.verdict import verdict
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
 from perphd.domain.capability import Area, Capability
 from perphd.domain.control import Pause
-from perphd.domain.decision import Cause, Health, Verdict
+from perphd.domain.decision import Health
 from perphd.domain.reading import Reading, available
 from perphd.domain.status import AgentStatus, SelfCost, TrialStatus, WorkloadStatus
 from perphd.domain.topology import Topology
 from perphd.domain.units import format_bytes
 from perphd.domain.workload import Mode
+
+if TYPE_CHECKING:
+    from perphd.isolation.restore_report import RestoreReport  # its package loads asyncio
 
 HEALTH_STYLE = {
     Health.HEALTHY: "green",
@@ -96,7 +100,7 @@ def topology_line(topology: Topology) -> str:
 
 
 def settings_text(settings: Settings) -> str:
-    """What is in force in words; ``as found`` when perphd has set nothing."""
+    """Settings in force in words; ``as found`` when perphd has set nothing."""
     words = []
     if settings.cpus is not KEEP:
         words.append(f"CPUs {settings.cpus}")
@@ -132,13 +136,6 @@ def settings_text(settings: Settings) -> str:
     if settings.frozen is not KEEP:
         words.append("frozen" if settings.frozen else "not frozen")
     return ", ".join(words) if words else "as found"
-
-
-def verdict_cell(verdict: Verdict) -> Styled:
-    """Health, with the cause where one is known."""
-    known = verdict.cause not in (Cause.NONE, Cause.UNKNOWN)
-    label = f"{verdict.health} ({verdict.cause})" if known else str(verdict.health)
-    return Styled(label, HEALTH_STYLE[verdict.health])
 
 
 def duration(seconds: float) -> str:
@@ -222,7 +219,7 @@ def not_enforceable_notes(workloads: Iterable[WorkloadStatus]) -> list[str]:
 
 
 def limited_notes(workloads: Iterable[WorkloadStatus]) -> list[str]:
-    """What was wanted and is not in force in full; what is told as not enforceable already is not told again."""
+    """Settings that are in force in part, except those already listed as not enforceable."""
     notes: dict[str, list[str]] = {}
     for item in workloads:
         told = {(left.knob, left.reason) for left in item.not_enforceable if left.knob in _WANTED}
@@ -233,3 +230,30 @@ def limited_notes(workloads: Iterable[WorkloadStatus]) -> list[str]:
     if len(lines) > _LIMITED_SHOWN:
         lines[_LIMITED_SHOWN:] = [f"and {len(lines) - _LIMITED_SHOWN} more (perphctl --json status)"]
     return lines
+
+
+def restore_parts(report: RestoreReport) -> list[Part]:
+    """``perphctl restore``: a summary, then every file that was not simply put back."""
+    counts = (
+        (len(report.restored), "put back"),
+        (len(report.already), "as they were already"),
+        (len(report.gone), "gone with their cgroup"),
+        (len(report.foreign), "left alone: changed by somebody else since (--force overwrites them)"),
+        (len(report.failed), "FAILED"),
+    )
+    said = ", ".join(f"{number} {what}" for number, what in counts if number)
+    parts: list[Part] = [text(f"Files: {said}." if said else "Nothing had to be put back.")]
+    rows = [
+        (Styled(what, style), item.path, item.original, item.now or item.found, item.note)
+        for what, style, items in (
+            ("failed", "bold red", report.failed),
+            ("left alone", "yellow", report.foreign),
+            ("put back", "green", report.restored),
+        )
+        for item in items
+    ]
+    if rows:
+        parts.append(table("", ("RESULT", "FILE", "ORIGINAL", "NOW", "NOTE"), rows))
+    if report.notes:
+        parts.append(text(*report.notes))
+    return parts

@@ -17,23 +17,23 @@ from typing import Final
 
 from aiohttp import web
 
-from perphd.agent.config import Config
+from perphd.config.file import Config
 from perphd.control import listen
 from perphd.control.access import Access, Peer, Right, peer_of
 from perphd.control.errors import ApiError, Code
-from perphd.control.gate import Gate, http_log
+from perphd.control.gate import ConnectionGate, http_log
 from perphd.control.limits import Limits
 from perphd.control.port import AgentPort
+from perphd.control.read_throttle import ReadSlot, ReadThrottle
 from perphd.control.routes import Hooks, Route, Routes
-from perphd.control.turns import Turn, Turns
-from perphd.control.wire import json_of
 from perphd.domain.control import Actor
 from perphd.domain.errors import ConfigError, PerphError
+from perphd.domain.wire import json_of
 
 _log = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_turn: ContextVar[Turn | None] = ContextVar("perphd_turn", default=None)
-"""Of the request that is being answered."""
+_slot: ContextVar[ReadSlot | None] = ContextVar("perphd_read_slot", default=None)
+"""The slot of the request that is being answered."""
 _HTTP_CODES = {404: Code.NO_ROUTE, 405: Code.METHOD, 408: Code.TIMEOUT, 413: Code.TOO_LARGE}
 
 ONE_AT_A_TIME: Final = 1
@@ -47,7 +47,7 @@ class ControlServer:
     Args:
         agent: who answers.
         config: names the socket and the groups for as long as this server lives.
-        reload: reads and checks the configuration files anew and lets the agent take them over.
+        reload: reads and checks the configuration files again and lets the agent take them over.
         hooks: what the server needs beside the agent; default: this machine and its clocks.
         limits: sizes and times.
         peer_lookup: who is at the other end of a connection; replaced in tests.
@@ -78,7 +78,7 @@ class ControlServer:
             else Hooks.of_host(config.host.root, simulated=config.host.kind == "simulated")
         )
         self._routes = Routes(agent, reload, hooks, self._limits, self._access)
-        self._turns = Turns(self._limits)
+        self._throttle = ReadThrottle(self._limits)
         self._runner: web.AppRunner | None = None
         self._server: asyncio.AbstractServer | None = None
         self._listener: listen.Listener | None = None
@@ -108,7 +108,9 @@ class ControlServer:
             await self._runner.setup()
             loop = asyncio.get_running_loop()
             self._server = await loop.create_unix_server(
-                lambda: Gate(self._runner, self._most), sock=self._listener.socket, backlog=ONE_AT_A_TIME
+                lambda: ConnectionGate(self._runner, self._most),
+                sock=self._listener.socket,
+                backlog=ONE_AT_A_TIME,
             )
             self._listener.socket.listen(listen.BACKLOG)  # asyncio has given the kernel its own number
         except BaseException:
@@ -145,8 +147,8 @@ class ControlServer:
     async def _answer(self, route: Route, request: web.Request) -> web.StreamResponse:
         peer = self._peer(request)
         self._check(peer, route.right)
-        if route.waits and (turn := _turn.get()) is not None:
-            turn.end()
+        if route.waits and (slot := _slot.get()) is not None:
+            slot.end()
         answer = await route.handler(request, peer)
         if isinstance(answer, web.StreamResponse):
             return answer
@@ -154,14 +156,14 @@ class ControlServer:
 
     @web.middleware
     async def _outermost(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        turn: Turn | None = None
+        slot: ReadSlot | None = None
         try:
             # Even to learn which paths exist takes the right to read; a route may ask for more.
             peer = self._peer(request)
             self._check(peer, Right.READ)
             if not self._access.allows(peer, Right.CHANGE):
-                turn = await self._turns.take()
-            _turn.set(turn)
+                slot = await self._throttle.take()
+            _slot.set(slot)
             response = await handler(request)
         except ApiError as exc:
             response = _error(exc)
@@ -178,8 +180,8 @@ class ControlServer:
             text = "an error inside perphd; its log has the details"
             response = _error(ApiError(Code.FAILED, text))
         finally:
-            if turn is not None:
-                turn.end()
+            if slot is not None:
+                slot.end()
         await self._deliver(request, response)
         return response
 

@@ -6,12 +6,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Protocol
 
-from perphd.agent.config import Config
+from perphd.config.file import Config
 from perphd.control.access import Access
+from perphd.control.kept_file import NamesFile, Textfile
 from perphd.control.metrics import Collector
 from perphd.control.metrics.listener import Listener
-from perphd.control.metrics.textfile import Textfile
-from perphd.control.names_file import NamesFile
 from perphd.control.port import AgentPort
 from perphd.control.server import ControlServer
 from perphd.domain.control import Actor
@@ -72,7 +71,7 @@ def servers_of(agent: AgentPort, config: Config, reload: Callable[[Actor], Await
     if metrics.textfile:
         servers.append(Textfile(metrics.textfile, metrics.textfile_period_s, page))
     if config.notify:
-        from perphd.control.hooks import Hooks  # brings aiohttp's client
+        from perphd.control.hooks import NoticeHooks  # brings aiohttp's client
 
-        servers.append(Hooks(config.notify, agent.status, lambda: agent.tally))
+        servers.append(NoticeHooks(config.notify, agent.status, lambda: agent.tally))
     return Servers(servers)

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from perphd.agent.config_schema import show
+from perphd.config.schema import show
 from perphd.control.access import Peer
 from perphd.control.errors import ApiError, Code
 from perphd.control.port import AgentPort
-from perphd.control.wire import encode
 from perphd.domain.errors import ConfigError
+from perphd.domain.wire import encode
 from perphd.sizing.memory_fit import LEAST_SAMPLES, STEP
 
 SAMPLES: Final = (10, 3600)

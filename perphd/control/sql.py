@@ -1,7 +1,7 @@
 """SQL on the store for the control API: in threads of its own, few at a time, so that no query delays a tick.
 
-The daemon itself is before others on its CPUs (nice -10); whoever may only read must not have that for himself. So
-queries run at normal priority, and all together have a share of CPU time: more is refused for the rest of a minute.
+The daemon has priority on its CPUs (nice -10), which readers must not use for themselves. So queries run at normal
+priority and share a budget of CPU time; beyond it they are refused for the rest of a minute.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import os
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final
 
-from perphd.agent.config import Config
-from perphd.control.cpu_share import CpuShare
+from perphd.config.file import Config
 from perphd.control.errors import ApiError, Code
 from perphd.control.limits import Limits
-from perphd.control.wire import json_of
+from perphd.domain.wire import json_of
 from perphd.monitor.query import Cell, QueryError, QueryResult, fetch, reading
 
 _ROWS_AT_ONCE: Final = 500
@@ -82,7 +82,7 @@ class Queries:
             self._running -= 1
 
     def end(self) -> None:
-        """Give up what is running, and take nothing more."""
+        """Cancel running queries and accept no more."""
         self._ended = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -146,6 +146,51 @@ def _cell(value: Cell) -> str | float | int | None:
 
 
 def _at_normal_priority(limits: Limits) -> None:
-    """Of this thread alone: on Linux each has a niceness of its own, which whoever it starts inherits."""
+    """Set the niceness of this thread alone: on Linux each has its own, which its children inherit."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), limits.query_nice)
+
+
+class CpuShare:
+    """A sum over the last ``within_s`` seconds, kept by the second. Any thread may ask and add.
+
+    Args:
+        within_s: what was used longer ago than this is forgotten.
+        now_s: a clock that only goes forward.
+    """
+
+    def __init__(self, within_s: float, now_s: Callable[[], float]) -> None:
+        self.within_s, self._now_s = within_s, now_s
+        self._lock = threading.Lock()
+        self._used: deque[tuple[int, float]] = deque()
+
+    def add(self, cpu_s: float) -> None:
+        """Add CPU time that was used now."""
+        with self._lock:
+            second = math.floor(self._now_s())
+            if self._used and self._used[-1][0] == second:
+                cpu_s += self._used.pop()[1]
+            self._used.append((second, cpu_s))
+
+    def used_s(self) -> float:
+        """CPU time used within the time."""
+        with self._lock:
+            return sum(cpu_s for _, cpu_s in self._recent())
+
+    def free_in_s(self, most_s: float) -> float:
+        """How long until less than ``most_s`` was used within the time, if nothing more is; 0: it is so now."""
+        with self._lock:
+            used = list(self._recent())
+            free_s = 0.0
+            for index, (second, _) in enumerate(used):
+                # Added up as ``used_s`` does: a running difference rounds otherwise.
+                if sum(cpu_s for _, cpu_s in used[index:]) < most_s:
+                    break
+                free_s = second + 1 + self.within_s - self._now_s()
+            return free_s
+
+    def _recent(self) -> deque[tuple[int, float]]:
+        oldest = self._now_s() - self.within_s
+        while self._used and self._used[0][0] + 1 <= oldest:
+            self._used.popleft()
+        return self._used

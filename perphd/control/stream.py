@@ -11,8 +11,8 @@ from aiohttp import web
 from perphd.control.errors import ApiError, Code
 from perphd.control.limits import Limits
 from perphd.control.port import AgentPort
-from perphd.control.wire import encode, json_of
 from perphd.domain.event import Event, EventKind
+from perphd.domain.wire import encode, json_of
 
 
 class Streams:

@@ -18,7 +18,15 @@ from perphd.domain.errors import PerphError
 _ALLOWED: Final = (
     "perphd.admission.", "perphd.domain.", "perphd.forecast.", "perphd.predictor.", "tools.bench.policies.",
 )  # fmt: skip
-_MOVED: Final = {"perphd.admission.forecast:Forecast": "perphd.forecast.load:LoadForecast"}
+_MOVED: Final = {
+    "perphd.admission.forecast:Forecast": "perphd.forecast.load:LoadForecast",
+    "perphd.admission.crowd_cache:Ban": "perphd.admission.partition_cache:Ban",
+    "perphd.admission.crowd_cache:CacheState": "perphd.admission.partition_cache:CacheState",
+    "perphd.admission.crowd_cache:Tightened": "perphd.admission.partition_cache:Tightened",
+    "perphd.admission.crowd_state:Crowd": "perphd.admission.partition_state:PartitionState",
+    "perphd.admission.lra_state:Standing": "perphd.admission.lra_state:Settling",
+    "perphd.admission.outcomes:Regret": "perphd.admission.outcomes:Cooldown",
+}
 """Classes that recordings of earlier versions name, and where they are now."""
 _SEQUENCES: Final[dict[str, Callable[[Any], Any]]] = {
     "tuple": tuple,

@@ -20,7 +20,7 @@ _PART: Final = {"memory": " (ceilings only)"}
 
 
 def protections(items: Iterable[Capability]) -> Mapping[str, bool | None]:
-    """What can be protected here, or seen (counters): True, False, or None for in part."""
+    """Protections and counters of this host: True, False, or None for in part."""
     there = {item.name for item in items if item.present}
     writes = "privilege" in there
     cpu = writes and bool(there & {"cgroup.cpu", "cgroup.cpuset"})

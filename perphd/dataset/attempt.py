@@ -1,4 +1,4 @@
-"""Write a dataset as one attempt, and read what was committed."""
+"""Write a dataset as one attempt, and read committed datasets."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from perphd.dataset.stores import Sink, Store
 
 PRODUCER: Final = f"perphd {__version__}"
 PART_BYTES: Final = 64 << 20
-"""Size from which a table continues in another part: small enough to repeat, large enough for few requests."""
+"""Size from which a table continues in another part: small enough to retry, large enough for few requests."""
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _COPY_BYTES: Final = 1 << 20
 
 
 class PartFile(io.RawIOBase):
-    """A part that is being written, as a binary file that only grows; counts and digests what goes through."""
+    """An append-only binary file for a part; counts and digests the bytes written."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink, self._digest, self.bytes_written = sink, hashlib.sha256(), 0
@@ -43,11 +43,11 @@ class PartFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Bytes so far."""
+        """Bytes written so far."""
         return self.bytes_written
 
     def write(self, data: Any, /) -> int:
-        """All of ``data``."""
+        """Write all of ``data``."""
         self._sink.write(data)
         self._digest.update(data)
         size = len(memoryview(data).cast("B"))
@@ -61,7 +61,7 @@ class PartFile(io.RawIOBase):
 
 
 class Attempt:
-    """One try to write a dataset. Nothing of it can be read before ``commit`` has returned, or ever after ``abort``."""
+    """One attempt to write a dataset. Readers see it only after ``commit``, and never after ``abort``."""
 
     def __init__(self, store: Store, attempt: str = "") -> None:
         self._store = store
@@ -73,9 +73,9 @@ class Attempt:
         """Write one part.
 
         Args:
-            source: what it holds.
-            suffix: of its name, such as ``.csv``.
-            write: writes into the file, and returns the rows that it wrote, or None.
+            source: the table or file whose content it holds.
+            suffix: of the part's name, such as ``.csv``.
+            write: writes into the file and returns the number of rows, or None.
 
         Raises:
             DatasetError: the store refuses.
@@ -87,7 +87,8 @@ class Attempt:
         try:
             rows = write(file)
         except BaseException:
-            # Some stores finish an upload when it is forgotten: better now, while it can be deleted.
+            # Some stores finish an upload when its stream is garbage-collected: close it now, while the part
+            # can be deleted.
             with contextlib.suppress(DatasetError):
                 sink.close()
             raise
@@ -96,7 +97,7 @@ class Attempt:
         return self._parts[-1]
 
     def add_file(self, path: Path, source: str) -> Part:
-        """Write a file of this host as one part, under its suffix."""
+        """Write a local file as one part with the same suffix."""
 
         def copy(part: PartFile) -> None:
             with open(path, "rb") as file:
@@ -112,14 +113,14 @@ class Attempt:
         """Make all parts readable at once.
 
         Raises:
-            DatasetError: the store refuses, or another attempt was first.
+            DatasetError: the store refuses, or another attempt committed first.
         """
         manifest = Manifest(self.attempt, PRODUCER, tuple(self._parts), dict(facts or {}))
         self._store.publish(SUCCESS, encode(manifest))
         return manifest
 
     def abort(self) -> None:
-        """Delete the parts, as far as the store lets us; parts that stay are garbage that nobody reads."""
+        """Delete the parts as far as the store allows. Remaining parts are never read."""
         for name in self._begun:
             with contextlib.suppress(DatasetError):
                 self._store.delete(name)
@@ -127,12 +128,12 @@ class Attempt:
 
 @contextlib.contextmanager
 def attempt(store: Store) -> Iterator[Attempt]:
-    """An attempt whose parts are deleted if the block ends by an error before the manifest is written."""
+    """An attempt whose parts are deleted if the block raises before the manifest is written."""
     made = Attempt(store)
     try:
         yield made
     except BaseException:
-        # A refused manifest may have arrived all the same: the parts that it names must stay.
+        # The store may have written the manifest although it reported an error: keep parts that it names.
         with contextlib.suppress(DatasetError):
             if not _names(store, made.attempt):
                 made.abort()
@@ -140,7 +141,7 @@ def attempt(store: Store) -> Iterator[Attempt]:
 
 
 def _names(store: Store, name: str) -> bool:
-    """True if the manifest that is there names this attempt; False if there is none, or another's."""
+    """True if the dataset's manifest names this attempt; False if it names another, or there is none."""
     try:
         return read_manifest(store).attempt == name
     except NotCommitted:
@@ -148,11 +149,11 @@ def _names(store: Store, name: str) -> bool:
 
 
 def read_manifest(store: Store) -> Manifest:
-    """What was committed.
+    """Read the manifest of a committed dataset.
 
     Raises:
-        NotCommitted: nothing was.
-        Damaged: the manifest is none.
+        NotCommitted: there is no manifest.
+        Damaged: the file is no valid manifest.
     """
     data = b"".join(store.read(SUCCESS, MOST_MANIFEST_BYTES + 1))
     if len(data) > MOST_MANIFEST_BYTES:
@@ -161,10 +162,10 @@ def read_manifest(store: Store) -> Manifest:
 
 
 def read_part(store: Store, part: Part) -> Iterator[bytes]:
-    """A part's content in pieces; the last one comes only after size and digest were found right.
+    """Yield a part's content in pieces; the last piece only after size and digest were verified.
 
     Raises:
-        Damaged: it is not what was committed, or not there.
+        Damaged: the part is missing, or differs from what was committed.
     """
     digest, size = hashlib.sha256(), 0
     held = b""
@@ -176,8 +177,8 @@ def read_part(store: Store, part: Part) -> Iterator[bytes]:
                 yield held
             held = piece
     except NotCommitted as exc:
-        raise Damaged(f"{store}: {part.name} is in the manifest and not in the store") from exc
+        raise Damaged(f"{store}: {part.name} is listed in the manifest but missing from the store") from exc
     if size != part.bytes or digest.hexdigest() != part.sha256:
-        raise Damaged(f"{store}: {part.name} is not what was committed ({size} bytes of {part.bytes})")
+        raise Damaged(f"{store}: {part.name} differs from the manifest ({size} of {part.bytes} bytes)")
     if held:
         yield held

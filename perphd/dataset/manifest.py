@@ -1,4 +1,4 @@
-"""Names of parts and the manifest of a committed dataset, as values."""
+"""Part names and the manifest of a committed dataset."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from typing import Any, Final
 from perphd.domain.errors import PerphError
 
 SUCCESS: Final = "_SUCCESS"
-"""The manifest's name. A dataset without it does not exist for readers."""
+"""Name of the manifest. Without it, the dataset does not exist for readers."""
 FORMAT: Final = 1
 MOST_MANIFEST_BYTES: Final = 16 << 20
-"""About 60 000 parts. A larger file of this name is not a manifest."""
+"""Size limit of a manifest, about 60 000 parts. A larger file of this name is not a manifest."""
 _NAME: Final = re.compile(r"part-\d{5,}_attempt_[0-9a-z-]+_\d+_\d+(\.[0-9A-Za-z]+)*")
 _NUMBERS: Final = itertools.count()
 
 
 class DatasetError(PerphError):
-    """A dataset cannot be written or read; the text says why."""
+    """A dataset cannot be written or read; the text states the reason."""
 
 
 class NotCommitted(DatasetError):
-    """There is no manifest: for readers, the dataset does not exist (yet)."""
+    """The dataset has no manifest: for readers, it does not exist (yet)."""
 
 
 class Damaged(DatasetError):
-    """The manifest, or a part that it names, is not what was committed."""
+    """The manifest, or a part that it names, differs from what was committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """One file of a dataset.
 
-    ``source``: what it holds, a table of the store or the name of a file; ``rows``: of a table, else None.
+    ``source``: the table or file whose content it holds. ``rows``: number of rows of a table, else None.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All parts of one attempt. ``producer``: program and version; ``facts``: what the producer adds, as text."""
+    """All parts of one attempt. ``producer``: program and version. ``facts``: additional texts of the producer."""
 
     attempt: str
     producer: str
@@ -63,10 +63,10 @@ class Manifest:
 
 
 def new_attempt(boot_id: str) -> str:
-    """A name that no other attempt has: the boot, the process, and a number within it.
+    """A unique attempt name: boot, process, and a counter within the process.
 
     Args:
-        boot_id: of this boot (/proc/sys/kernel/random/boot_id), which no other host and no other boot has.
+        boot_id: this boot's id (/proc/sys/kernel/random/boot_id), unique among hosts and boots.
     """
     return f"{boot_id.strip()}_{os.getpid()}_{next(_NUMBERS)}"
 
@@ -83,16 +83,16 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, where: str) -> Manifest:
-    """The manifest in these bytes.
+    """Parse a manifest.
 
     Raises:
-        Damaged: they are no manifest, or one of a newer format.
+        Damaged: the bytes are no manifest, or one of a newer format.
     """
     try:
         found: Any = json.loads(data)
         if found["format"] != FORMAT:
             raise Damaged(
-                f"{where}: a manifest of format {found['format']!r}, which this perphd cannot read (allowed: {FORMAT})"
+                f"{where}: manifest format {found['format']!r} is not supported (allowed: {FORMAT})"
             )
         parts = tuple(_part(item) for item in found["parts"])
         facts = {str(key): str(value) for key, value in found["facts"].items()}
@@ -116,5 +116,5 @@ def _part(item: Any) -> Part:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not text")
     return value

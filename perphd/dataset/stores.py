@@ -1,4 +1,4 @@
-"""Places that hold a dataset: a folder, or a prefix of an object store through pyarrow's file systems."""
+"""Storage places of a dataset: a folder, or a prefix of an object store through pyarrow."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from perphd.dataset.manifest import DatasetError, NotCommitted
 from perphd.domain.extras import EXTRA_FOLDER, how_to_get_beside
 
 SCHEMES: Final = ("s3", "gs", "abfs", "abfss")
-"""Object stores that pyarrow knows."""
+"""URL schemes of the object stores that pyarrow supports."""
 _S3_KEYS: Final = ("region", "scheme", "endpoint_override", "tls_ca_file_path", "role_arn")
-"""What the query of an s3:// URL may say; values go to pyarrow.fs.S3FileSystem."""
+"""Keys allowed in the query of an s3:// URL, passed to pyarrow.fs.S3FileSystem."""
 _READ_BYTES: Final = 1 << 20
 _NO_LINKS: Final = frozenset(
     {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EISDIR, errno.ENOENT}
@@ -33,30 +33,31 @@ class Sink(Protocol):
         """Append these bytes."""
 
     def close(self) -> None:
-        """Make it last; only then may a manifest name it."""
+        """Finish the part. Only then may a manifest name it."""
 
 
 class Store(Protocol):
-    """Where one dataset is. It is never asked for a list of what it holds. All raise DatasetError."""
+    """The storage place of one dataset. Its content is never listed. All methods raise DatasetError."""
 
     def create(self, name: str) -> Sink:
-        """A new object."""
+        """Create an object and return it open for writing."""
 
     def publish(self, name: str, data: bytes) -> None:
-        """An object that is there whole or not at all, after all that was closed before."""
+        """Write an object atomically, after all objects closed before."""
 
     def read(self, name: str, most_bytes: int) -> Iterator[bytes]:
-        """An object's content in pieces, up to so many bytes. Raises NotCommitted if it is not there."""
+        """Yield an object's content in pieces, at most ``most_bytes`` bytes. Raises NotCommitted if it is missing."""
 
     def delete(self, name: str) -> None:
-        """Remove an object, if it is there."""
+        """Remove an object if it exists."""
 
 
 class Folder:
-    """A dataset as a directory of this host.
+    """A dataset in a local directory.
 
-    Parts are synced to disk, then their names, then the manifest appears by a hard link: in one step, and only if no
-    other attempt has committed. Where a file system has no hard links, the manifest alone is renamed into place.
+    Parts are synced to disk, then their directory entries. The manifest then appears by a hard link:
+    atomically, and only if no other attempt has committed. On file systems without hard links it is renamed
+    into place.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -66,7 +67,7 @@ class Folder:
         return str(self._path)
 
     def create(self, name: str) -> Sink:
-        """A new file, synced when it is closed."""
+        """Create a file that is synced when it is closed."""
         with self._errors():
             self._path.mkdir(mode=0o750, parents=True, exist_ok=True)
             return _SyncedFile(self._path / name)
@@ -88,7 +89,7 @@ class Folder:
             self._sync()
 
     def read(self, name: str, most_bytes: int) -> Iterator[bytes]:
-        """Pieces of a file."""
+        """Yield a file's content in pieces."""
         with self._errors(), open(self._path / name, "rb") as file:
             while most_bytes > 0 and (piece := file.read(min(_READ_BYTES, most_bytes))):
                 most_bytes -= len(piece)
@@ -100,11 +101,12 @@ class Folder:
             (self._path / name).unlink(missing_ok=True)
 
     def _link_unnamed(self, target: Path, data: bytes) -> None:
-        """Write a file without a name, then link it: a crash before that leaves nothing."""
+        """Write a nameless file, then link it, so that an earlier crash leaves nothing behind."""
         descriptor = os.open(self._path, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o640)
         try:
             _write(descriptor, data)
-            # Only with a directory's descriptor does Python call linkat(2), which follows the link in /proc.
+            # Python calls linkat(2), which follows the link in /proc, only if it gets a directory's
+            # descriptor.
             os.link(f"/proc/self/fd/{descriptor}", target, src_dir_fd=descriptor, follow_symlinks=True)
         finally:
             os.close(descriptor)
@@ -174,10 +176,11 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 class Objects:
-    """A dataset as objects with a common prefix. ``file_system``: a ``pyarrow.fs.FileSystem``.
+    """A dataset as objects with a common prefix.
 
-    An object is there when its upload has ended, whole. If two attempts commit, the later manifest stands, and names
-    the parts of its own attempt alone; nobody deletes the other's parts.
+    ``file_system``: a ``pyarrow.fs.FileSystem``. An object appears whole when its upload ends. If two
+    attempts commit, the later manifest wins; it names only parts of its own attempt, and nobody deletes the
+    other attempt's parts.
     """
 
     def __init__(self, file_system: Any, prefix: str, shown: str = "") -> None:
@@ -187,18 +190,18 @@ class Objects:
         return self._shown
 
     def create(self, name: str) -> Sink:
-        """A new object, uploaded in pieces while it is written."""
+        """Create an object that is uploaded in pieces while it is written."""
         with self._errors(name):
             return _Upload(self, name, self._fs.open_output_stream(f"{self._prefix}/{name}"))
 
     def publish(self, name: str, data: bytes) -> None:
-        """One upload."""
+        """Upload an object."""
         sink = self.create(name)
         sink.write(data)
         sink.close()
 
     def read(self, name: str, most_bytes: int) -> Iterator[bytes]:
-        """Pieces of an object."""
+        """Yield an object's content in pieces."""
         with self._errors(name), self._fs.open_input_stream(f"{self._prefix}/{name}") as stream:
             while most_bytes > 0 and (piece := stream.read(min(_READ_BYTES, most_bytes))):
                 most_bytes -= len(piece)
@@ -234,20 +237,21 @@ class _Upload:
 
 
 def open_store(where: str) -> Store:
-    """The place with this name: a folder, or a URL of an object store such as ``s3://bucket/prefix/name``.
+    """Open a folder, or a URL of an object store such as ``s3://bucket/prefix/name``.
 
-    The query of an ``s3://`` URL may hold ``_S3_KEYS``, that of others what pyarrow takes there; credentials come from
-    the environment (AWS_SHARED_CREDENTIALS_FILE, AWS_ACCESS_KEY_ID ...), never from the URL.
+    The query of an ``s3://`` URL may contain ``_S3_KEYS``, that of other URLs any key that pyarrow supports.
+    Credentials come from the environment (AWS_SHARED_CREDENTIALS_FILE, AWS_ACCESS_KEY_ID ...), never from the
+    URL.
 
     Raises:
-        DatasetError: the URL is not understood, holds a password, or pyarrow is not installed.
+        DatasetError: the URL is invalid or contains a password, or pyarrow is not installed.
     """
     scheme, found, rest = where.partition("://")
     if not found or scheme == "file":
         return Folder(rest if found else where)
     if scheme not in SCHEMES:
         allowed = ", ".join(f"{name}://" for name in SCHEMES)
-        raise DatasetError(f"{where}: perphd knows no store of this kind (allowed: a folder, {allowed})")
+        raise DatasetError(f"{where}: this kind of store is not supported (allowed: a folder, {allowed})")
     if scheme == "s3" and "@" in rest.partition("/")[0]:
         raise DatasetError(
             "a URL with credentials is refused, since it shows up in process lists and logs; "
@@ -263,13 +267,13 @@ def open_store(where: str) -> Store:
 
 
 def inside(where: str, *names: str) -> str:
-    """The place of a dataset of this name within a folder or URL; a URL's query stays at its end."""
+    """The place of a named dataset within a folder or URL. A URL's query stays at the end."""
     path, mark, query = where.partition("?") if "://" in where else (where, "", "")
     return "/".join((path.rstrip("/"), *names)) + mark + query
 
 
 def _s3(fs: Any, where: str) -> tuple[Any, str]:
-    """The file system and the path in it. Bounded in memory: no upload runs ahead in the background."""
+    """The S3 file system and the path in it, without background uploads, to bound memory use."""
     address = urlsplit(where)
     given = dict(parse_qsl(address.query, keep_blank_values=True))
     if unknown := sorted(set(given) - set(_S3_KEYS)):
@@ -279,15 +283,15 @@ def _s3(fs: Any, where: str) -> tuple[Any, str]:
 
 
 def pyarrow(module: str, what: str, instead: str = "") -> Any:
-    """A module of pyarrow, from the installation or from ``EXTRA_FOLDER``.
+    """Import a module of pyarrow, from the installation or from ``EXTRA_FOLDER``.
 
     Args:
         module: ``fs``, ``parquet``, or empty for pyarrow itself.
-        what: needs it, as the beginning of the error's sentence.
-        instead: what does without it, as a part of that sentence.
+        what: the feature that needs it; begins the error's sentence.
+        instead: the alternative without it; continues that sentence.
 
     Raises:
-        DatasetError: it is not installed, or refuses the libraries beside it; says how to get one that works.
+        DatasetError: pyarrow is not installed or incompatible with other libraries; states how to install it.
     """
     if EXTRA_FOLDER not in sys.path:
         sys.path.append(EXTRA_FOLDER)

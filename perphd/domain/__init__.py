@@ -1,4 +1,4 @@
 """The nouns of perphd: frozen values without I/O, clock or kernel knowledge.
 
-Everybody may import this package; it imports nothing of perphd outside itself.
+Every package may import this one. It imports nothing else of perphd.
 """

@@ -1,4 +1,4 @@
-"""What is given to whom: the abstract allocation that inference searches, and the settings that isolation writes."""
+"""Allocations that inference searches, and the settings that isolation writes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _NoLimit(Enum):
 
 
 KEEP: Final = _Keep.KEEP
-"""Leave this knob as perphd found it (and give it back if perphd had changed it)."""
+"""Leave this knob at its original value; if perphd has changed it, restore the original."""
 IDLE: Final = _Idle.IDLE
 """SCHED_IDLE for the whole group (cpu.idle = 1): runs when nobody else wants the CPU."""
 NO_LIMIT: Final = _NoLimit.NO_LIMIT
@@ -39,9 +39,10 @@ NO_LIMIT: Final = _NoLimit.NO_LIMIT
 
 Keep: TypeAlias = Literal[_Keep.KEEP]
 Weight: TypeAlias = int | Literal[_Idle.IDLE]
-"""A CPU weight on cgroup v2's scale, 1..10000, 100 being everybody's default, or IDLE."""
+"""A CPU weight on cgroup v2's scale (1..10000, default 100), or IDLE."""
 DEFAULT_WEIGHT: Final = 100
-"""Everybody's weight. More is asked only for a floor of CPU time that the operator has declared."""
+"""The kernel's default CPU weight. perphd sets a higher one only for a guaranteed floor of CPU time
+(``min_cores``)."""
 Limit: TypeAlias = int | Literal[_NoLimit.NO_LIMIT]
 
 
@@ -50,20 +51,20 @@ class CpuInstrument(StrEnum):
 
     NONE = "none"  # batch competes freely
     DEMOTED = "demoted"  # batch at low weight or idle, on every CPU
-    CONFINED = "confined"  # batch kept to some cores, at some weight; the LRA may use them too
+    CONFINED = "confined"  # batch confined to some cores, at some weight; the LRA may use them too
     EXCLUSIVE = "exclusive"  # batch and LRA on disjoint cores
 
 
 @dataclass(frozen=True, slots=True)
 class CpuGrant:
-    """The CPU part of an allocation: how batch is kept out of an LRA's way.
+    """The CPU part of an allocation: where batch may run, and at which weight.
 
-    ``batch_cores``: whole physical cores that batch may run on; ``batch_weight``: its weight there;
-    ``exclusive``: the LRA is kept off batch's cores (it then owns all the others).
-    ``total_cores``: the usable cores of the host, so that a grant can be read on its own.
-    ``own_cores``: with ``exclusive``, how many cores are the LRA's alone, no other LRA's either; None: it has all
-    that batch has not, together with whatever other LRAs there are. Where the LRAs have all cores between them, batch
-    is an idle guest on some of them.
+    - ``total_cores``: usable physical cores of the host.
+    - ``batch_cores``: physical cores that batch may run on; ``batch_weight``: its CPU weight there.
+    - ``exclusive``: the LRA does not run on batch's cores.
+    - ``own_cores``: with ``exclusive``, number of cores that this LRA shares with no other LRA. None: all
+      LRAs share the cores that batch does not have. If the LRAs' own cores cover the whole host, batch runs
+      on some of them with an idle weight.
     """
 
     total_cores: int
@@ -74,7 +75,7 @@ class CpuGrant:
 
     @property
     def instrument(self) -> CpuInstrument:
-        """Which instrument this grant uses."""
+        """The instrument that this grant uses."""
         if self.exclusive:
             return CpuInstrument.EXCLUSIVE
         if self.batch_cores < self.total_cores:
@@ -85,7 +86,7 @@ class CpuGrant:
 
     @property
     def weight_ratio(self) -> float:
-        """Batch's weight divided by an LRA's default of 100; IDLE counts as the kernel does: 3/1024."""
+        """Batch's weight divided by an LRA's default of 100. IDLE counts as 3/1024, as in the kernel."""
         return 3 / 1024 if self.batch_weight is IDLE else self.batch_weight / 100
 
     @property
@@ -96,7 +97,7 @@ class CpuGrant:
         return self.total_cores - self.batch_cores if self.exclusive else self.total_cores
 
     def as_its_lra_sees_it(self) -> CpuGrant:
-        """The same for the LRA without ``own_cores``: whose the cores are that it may not use is nothing to it."""
+        """This grant without ``own_cores``: cores of other LRAs count as batch's."""
         if self.own_cores is None:
             return self
         others = self.total_cores - self.own_cores
@@ -117,14 +118,14 @@ class CpuGrant:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What is protected for one LRA, on the actuators' own lattice.
+    """Resources protected for one LRA, in steps of the actuators.
 
-    ``memory_bytes``: protected memory (memory.low), 0 = none; ``llc_ways``: ways of its L3 domain that
-    batch may not use, 0 = shares all; ``mbw_pct``: MBA throttle of its *neighbours* (100 = not throttled):
-    an LRA itself is never throttled.
-    ``own_ways``: ways that are this LRA's alone, by a mask of its own; 0: it may use the whole cache.
-    ``mbw_bytes_per_s``: what that throttle lets through, where it was measured; ``mbw_source``: what is known of the
-    level (``domain.throttle``). Both are for people: allocations that differ in them alone are the same.
+    - ``memory_bytes``: protected memory (memory.low); 0: none.
+    - ``llc_ways``: ways of its L3 domain that batch may not use; 0: batch may use all.
+    - ``own_ways``: ways that no other LRA may use, given by a mask; 0: the LRA may use the whole cache.
+    - ``mbw_pct``: MBA throttle of its *neighbours* (100: not throttled). An LRA itself is never throttled.
+    - ``mbw_bytes_per_s``: measured bandwidth at that throttle, None if unmeasured; ``mbw_source``: origin of
+      the throttle level (``domain.throttle``). Both are for display and do not count in comparisons.
     """
 
     cpu: CpuGrant
@@ -156,7 +157,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class IoLimit:
-    """Ceilings of one disk, each per second; None: no ceiling. ``device``: ``MAJOR:MINOR`` of the whole disk."""
+    """Limits of one disk, each per second; None: unlimited. ``device``: ``MAJOR:MINOR`` of the whole disk."""
 
     device: str
     read_bytes: int | None = None
@@ -167,21 +168,23 @@ class IoLimit:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is to be in force on one workload's cgroup. KEEP gives the knob back as it was found.
+    """Settings for one workload's cgroup. KEEP restores the original value.
 
-    What the operator had set is a bound: ceilings are never raised above it, protections never lowered below it.
-    docs/knobs.md says what each means, where it is written and how it is given back.
+    The operator's own settings are bounds: perphd never raises an upper limit above them and never lowers a
+    protection below them. docs/knobs.md explains each knob, where it is written and how it is restored.
 
-    - ``cpus``, ``mems``: the logical CPUs, and the memory nodes, that the group may use.
-    - ``cpu_weight``: its share where CPUs are contended; ``cpu_max_cores``: CPU time per time, never more.
-    - ``memory_low_bytes``: not reclaimed while others have something to give; ``memory_min_bytes``: never reclaimed.
-    - ``memory_high_bytes``: above it the group is slowed down and reclaimed; reached in steps.
-    - ``memory_max_bytes``: above it the kernel kills; only ever set above use and above ``memory.high``.
-    - ``io_weight``: share of contended disks, 1..10000, 100 being everybody's default.
-    - ``io_max``: ceilings by disk; ``io_latency_us``: pairs (device, target): others are throttled above it.
-    - ``egress_max``: pairs (network device, bytes per second) that the group may send, and together with the other
-      groups that have such a ceiling no more than the largest of them.
-    - ``frozen``: True stops every process of the group where it is, until it is given back.
+    - ``cpus``, ``mems``: the logical CPUs and the memory nodes that the group may use.
+    - ``cpu_weight``: share of contended CPUs; ``cpu_max_cores``: upper limit of CPU use, in CPUs.
+    - ``memory_low_bytes``: not reclaimed while other groups have reclaimable memory; ``memory_min_bytes``:
+      never reclaimed.
+    - ``memory_high_bytes``: above it the kernel throttles the group and reclaims; perphd lowers it in steps.
+    - ``memory_max_bytes``: above it the kernel kills; always set above current use and ``memory.high``.
+    - ``io_weight``: share of contended disks, 1..10000, default 100.
+    - ``io_max``: limits by disk; ``io_latency_us``: pairs (device, latency target); above the target the
+      kernel throttles other groups.
+    - ``egress_max``: pairs (network device, bytes per second) of send rate. All groups with such a limit
+      together send at most the largest of their limits.
+    - ``frozen``: True stops every process of the group until the knob is restored.
     - ``llc_masks``, ``mba_pct``: pairs (domain id, value).
     """
 

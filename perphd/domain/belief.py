@@ -1,4 +1,4 @@
-"""What a Res-Perf model believes, as values that can be shown and sent."""
+"""Contents of a Res-Perf model, as values for display and the API."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from perphd.domain.reading import Reading
 
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
-    """One model in a line.
+    """One model in summary.
 
-    ``samples``: learned from so far; ``cells``: allocations and regimes that it has visited; ``origin``: where it
-    began; ``saved_ago_s``: age of its newest file; ``version``: of the application (empty: it is not known);
-    ``earlier_versions``: so many others have a model that is kept.
+    - ``samples``: number of samples learned; ``cells``: distinct allocations and regimes among them.
+    - ``closed``: the load is a closed loop (``ResPerfModel.is_closed``).
+    - ``origin``: where the model started from, in words.
+    - ``saved_ago_s``: age of its newest file.
+    - ``version``: version of the application; empty if unknown. ``earlier_versions``: number of other
+      versions with a stored model.
     """
 
     lra: str
@@ -30,10 +33,11 @@ class ModelSummary:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceBelief:
-    """An undisturbed value. ``load_per_s``: middle of its load bucket; Unavailable: over all loads.
+    """A value that the model expects at the reference allocation, with its band.
 
-    ``signal`` as in ``domain.policy.ResPerfModel.reference``, but stall shares are in % as measured.
-    ``provisional``: learned while undeclared work filled the host.
+    ``load_per_s``: middle of the load bucket; Unavailable: the value holds for all loads. ``signal``: as in
+    ``domain.policy.ResPerfModel.reference``, but stall shares are in % as measured. ``provisional``: learned
+    while undeclared work filled the host.
     """
 
     signal: str
@@ -47,7 +51,7 @@ class ReferenceBelief:
 
 @dataclass(frozen=True, slots=True)
 class AllocationBelief:
-    """What one allocation is expected to do: ratios to the reference, and the cores that batch gets."""
+    """Predicted effect of one allocation: ratios to the reference, and the cores that batch gets."""
 
     allocation: Allocation
     work: Band
@@ -57,7 +61,7 @@ class AllocationBelief:
 
 @dataclass(frozen=True, slots=True)
 class SkippedSamples:
-    """So many samples were not learned from, and why."""
+    """Number of samples excluded from learning for one reason."""
 
     reason: str
     count: int
@@ -65,9 +69,10 @@ class SkippedSamples:
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """All that a model believes. ``context``: the circumstances that ``lattice`` is asked for; ``current``: in force.
+    """Everything that a model believes.
 
-    ``confidence_z``: half width, in standard deviations, of the bounds that the policy acts on.
+    ``context``: the circumstances for which ``lattice`` was predicted. ``current``: the allocation in force.
+    ``confidence_z``: half width, in standard deviations, of the bounds that the policy uses.
     """
 
     summary: ModelSummary

@@ -1,4 +1,4 @@
-"""What this host can measure and enforce: found once at start, each item present or absent with its reason."""
+"""Capabilities of this host: probed once at start, each present or absent with a reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Area(StrEnum):
-    """What a capability is for."""
+    """Purpose of a capability."""
 
     MEASURE = "measure"
     ENFORCE = "enforce"
@@ -19,8 +19,8 @@ class Area(StrEnum):
 class Capability:
     """One thing the host can or cannot do.
 
-    ``detail`` says what was found (when present) or the evidence of its absence (errno, missing file);
-    ``cost`` what perphd cannot do without it, ``remedy`` how a person gets it; both empty when present.
+    ``detail``: what was found or, if absent, the evidence (errno, missing file). ``cost``: what perphd cannot
+    do without it. ``remedy``: how to get it. Both are empty when present.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The condition of a workload in one word, as people read it: of batch what it does, of an LRA how it fares."""
+"""The condition of a workload in one word, for people."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from perphd.domain.sample import Quality, Sample
 from perphd.domain.signals import performance
 
 STALLS_PCT: Final = 50.0
-"""An application that completes nothing while it waits for a resource at least this share of the time is stalled."""
+"""Pressure, in % of the time, from which an application that completes nothing counts as stalled."""
 THROTTLED_PCT: Final = 50.0
-"""Batch that its own quota holds back at least this share of the time is throttled."""
+"""Throttled share of time, in %, from which batch counts as throttled by its own CPU quota."""
 
 
 class BatchCondition(StrEnum):
-    """What batch does."""
+    """Conditions of a batch workload."""
 
     RUNNING = "running"
     STARVED = "starved"  # it waits for a CPU and gets none
@@ -30,15 +30,15 @@ class BatchCondition(StrEnum):
 
 
 class LraCondition(StrEnum):
-    """How an LRA fares where its health does not say it."""
+    """Conditions of an LRA that its health does not express."""
 
-    NO_LOAD = "no load"  # nothing is asked of it
+    NO_LOAD = "no load"  # the application receives no requests
     STALLED = "stalled"  # requests wait, none is completed
-    BELOW_TARGET = "below target"  # its last sample, though its health is good
+    BELOW_TARGET = "below target"  # its last sample misses the target, though its health is good
 
 
 def batch_condition(sample: Sample | None, in_force: Settings) -> BatchCondition:
-    """What a batch workload does, from its last sample and what perphd has set on it."""
+    """The condition of a batch workload, from its last sample and the settings in force."""
     if sample is None or sample.has(Quality.GONE) or (available(sample.threads) and sample.threads == 0.0):
         return BatchCondition.GONE
     if in_force.frozen is True:
@@ -51,9 +51,9 @@ def batch_condition(sample: Sample | None, in_force: Settings) -> BatchCondition
 
 
 def lra_condition(sample: Sample | None, decision: Decision | None, percentile: str) -> LraCondition | None:
-    """What an LRA's health does not say; None if it says all.
+    """The condition of an LRA; None if its health says enough.
 
-    ``sample``: the last one whose indicators were due.
+    ``sample``: the last one that holds a new report of its SLI.
     """
     if sample is None or sample.has(Quality.GONE):
         return None
@@ -67,7 +67,7 @@ def lra_condition(sample: Sample | None, decision: Decision | None, percentile: 
 
 
 def _waits(sample: Sample) -> bool:
-    """True if something is asked of an application that completes nothing."""
+    """True if an application that completes nothing has requests to work on."""
     if available(sample.load_per_s):
         return sample.load_per_s > 0.0
     stalls = (sample.cpu_some_pct, sample.memory_some_pct, sample.io_some_pct, sample.cpu_throttled_pct)

@@ -1,4 +1,4 @@
-"""Who asked for a change, and the operator's brake."""
+"""Operators' requests: who asked for a change, and pauses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Actor:
     """The process that asked for a change, as the kernel identified it.
 
-    ``command``: its command line, shortened; empty where it had ended before it could be read.
+    ``pid`` 0: the request was a signal. ``command``: its command line, shortened; empty if the process ended
+    before it could be read.
     """
 
     user: str
@@ -24,9 +25,10 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A time in which perphd changes nothing of a workload (empty: of any workload).
+    """A time in which perphd changes no settings of a workload (empty name: of any workload).
 
-    Times are seconds since the epoch, because a pause outlives restarts. ``until_unix_s`` None: until ``resume``.
+    Times are seconds since the epoch, because a pause outlives restarts. ``until_unix_s`` None: until
+    ``resume``.
     """
 
     workload: str
@@ -40,5 +42,5 @@ class Pause:
         return self.until_unix_s is None or now_unix_s < self.until_unix_s
 
     def covers(self, workload: str, declaration: str | None) -> bool:
-        """True if it is about everything, about this workload, or about the declaration that found it."""
+        """True if it applies to every workload, to this one, or to the declaration that matched it."""
         return self.workload in ("", workload, declaration)

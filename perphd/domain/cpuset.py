@@ -10,7 +10,7 @@ from functools import lru_cache
 from perphd.domain.errors import ParseError
 
 MAX_CPU = 8191
-"""Largest CPU number taken (the kernel's NR_CPUS ceiling is 8192 on x86_64)."""
+"""Largest accepted CPU number (the kernel's NR_CPUS limit is 8192 on x86_64)."""
 
 _PART = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 _ALLOWED = f"numbers and ranges such as 0-3,8 with every CPU at most {MAX_CPU}"
@@ -24,7 +24,7 @@ class CpuSet:
 
     def __post_init__(self) -> None:
         if self.mask < 0:
-            raise ValueError("a CPU mask is not negative")
+            raise ValueError("a CPU mask must not be negative")
 
     @classmethod
     def of(cls, cpus: Iterable[int]) -> CpuSet:
@@ -36,12 +36,13 @@ class CpuSet:
 
     @classmethod
     def parse(cls, text: str) -> CpuSet:
-        """Read the kernel's list format (``0-3,8``); an empty text is the empty set.
+        """Parse the kernel's list format (``0-3,8``); an empty text is the empty set.
 
-        Stricter than the kernel: no blanks inside, no empty parts, no strides; one trailing newline is allowed.
+        Stricter than the kernel: no blanks inside, no empty parts, no strides. One trailing newline is
+        allowed.
 
         Raises:
-            ParseError: anything else.
+            ParseError: the text is anything else.
         """
         return cls(_mask_of(text))
 
@@ -90,7 +91,7 @@ class CpuSet:
 
 @lru_cache(maxsize=512)
 def _mask_of(text: str) -> int:
-    """See ``CpuSet.parse``. The same few lists are read again and again."""
+    """The mask of a CPU list (see ``CpuSet.parse``); cached, because the same few lists are parsed often."""
     body = text[:-1] if text.endswith("\n") else text
     mask = 0
     if body == "":

@@ -1,4 +1,4 @@
-"""Everything that decided, as records: stored, streamed and shown by ``perphctl explain``."""
+"""Decisions and their evidence: stored, streamed and shown by ``perphctl explain``."""
 
 from __future__ import annotations
 
@@ -23,25 +23,27 @@ class Health(StrEnum):
 
 
 TROUBLED: Final = frozenset({Health.SUSPECT, Health.DEGRADED})
-"""Below what is expected of it, or perhaps."""
+"""Health values of an LRA that misses its target, or seems to."""
 
 
 class Cause(StrEnum):
-    """Which resource is contended, as far as it can be told."""
+    """The contended resource, as far as the evidence identifies it."""
 
-    CPU = "cpu"  # its threads wait for a processor: the run-queue
-    SMT = "smt"  # they run beside busy hyperthreads
+    CPU = "cpu"  # its threads wait for a processor (run-queue delay)
+    SMT = "smt"  # its threads run beside busy hyperthreads
     MEMORY = "memory"
     LLC = "llc"
     MBW = "mbw"
     IO = "io"  # disks
-    STORAGE = "storage"  # what serves its I/O is slow, and nobody else on this host keeps it busy
+    STORAGE = (
+        "storage"  # the storage behind its I/O is slow, and no other workload of this host keeps it busy
+    )
     NETWORK = "network"
     THROTTLED = "throttled"  # its own CPU limit holds it back
-    NEIGHBOUR = "neighbour"  # work that nobody declared uses the CPUs
+    NEIGHBOUR = "neighbour"  # undeclared work uses the CPUs
     HYPERVISOR = "hypervisor"  # CPU time is stolen from this virtual machine
-    SELF = "self"  # it is asked for more than the host can do; nobody else is in the way
-    REMOTE = "remote"  # nothing of this host explains it: what the application itself waits for is slower
+    SELF = "self"  # its load exceeds what the host can do; no other workload contends
+    REMOTE = "remote"  # nothing on this host explains it: a remote dependency of the application is slower
     UNKNOWN = "unknown"
     NONE = "none"
 
@@ -51,19 +53,19 @@ class Action(StrEnum):
 
     HOLD = "hold"  # nothing
     GROW = "grow"  # more protection
-    SHRINK = "shrink"  # one step back to batch
-    EXPLORE = "explore"  # a step that the model cannot judge yet, tried because the target is missed
-    ROLLBACK = "rollback"  # the last change did not help
-    RELEASE = "release"  # nothing is left to protect against: everything as found
+    SHRINK = "shrink"  # one step of protection returned to batch
+    EXPLORE = "explore"  # a step that the model cannot predict yet, tried because the target is missed
+    ROLLBACK = "rollback"  # the last change did not help and is undone
+    RELEASE = "release"  # nothing left to protect against: all original settings are restored
 
 
 AWAITED: Final = "events"
-"""The signal of the evidence that says what a judgement waits for."""
+"""The signal of the evidence that states what a judgement waits for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One signal that was looked at: what was seen, what was expected, and in words what follows."""
+    """One examined signal: observed value, expected value, and the conclusion in words."""
 
     signal: str
     observed: Reading
@@ -74,7 +76,11 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Health with its reasons. ``since_s``: monotonic time at which this health began."""
+    """Health with its evidence.
+
+    ``since_s``: monotonic time at which this health began. ``culprit``: the antagonist's name, None if none
+    was identified.
+    """
 
     health: Health
     cause: Cause
@@ -87,8 +93,8 @@ class Verdict:
 class Prediction:
     """A model's answer for one allocation: performance score with a band.
 
-    The score is performance divided by its target (work / target work, or target delay / delay, the worse
-    of both): >= 1 meets the target. ``support``: effective number of samples that speak for it near here.
+    The score is performance divided by its target: work / target work, or target delay / delay, whichever is
+    lower. A score >= 1 meets the target. ``support``: effective number of samples near this allocation.
     """
 
     score: float
@@ -99,10 +105,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The score by which a candidate was ranked, where a rule and not the model alone gave it. No band.
-
-    ``score``: as in ``Prediction``; ``basis``: the rule, in words.
-    """
+    """Score of a candidate that a rule gave instead of the model. It has no band."""
 
     score: float
     basis: str
@@ -110,9 +113,11 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An allocation that was considered. ``batch_cores_lost``: what it costs batch, in CPUs of work per second.
+    """An allocation that was considered.
 
-    ``prediction``: the model's own answer, None where no model was asked; ``estimate``: what was used instead of it.
+    ``batch_cores_lost``: its cost to batch, in CPUs. ``prediction``: the model's answer, None if no model was
+    asked. ``estimate``: the score used instead of the prediction, if any. ``verdict``: why it was chosen or
+    not.
     """
 
     allocation: Allocation
@@ -123,7 +128,7 @@ class Candidate:
 
     @property
     def score(self) -> float:
-        """The score by which it was ranked; NaN if it was not."""
+        """The score by which it was ranked; NaN if it was not ranked."""
         if self.estimate is not None:
             return self.estimate.score
         return self.prediction.score if self.prediction is not None else math.nan
@@ -133,7 +138,7 @@ class Candidate:
 class Decision:
     """One decision about one LRA, complete enough to explain and to replay.
 
-    ``mode``: that of the LRA when it was decided; None where the policy was asked outside of the daemon.
+    ``mode``: the LRA's mode at that time; None outside of the daemon.
     """
 
     at_s: float
@@ -151,9 +156,9 @@ class Decision:
 
 
 def target_reachable(decision: Decision) -> bool | None:
-    """Whether any setting that was considered is predicted to meet a missed target.
+    """Whether some considered allocation is predicted to meet the missed target.
 
-    None while the target is kept, or while nothing was compared.
+    None if the target is met, or if no allocations were compared.
     """
     if decision.verdict.health is not Health.DEGRADED or not decision.candidates:
         return None
@@ -162,7 +167,7 @@ def target_reachable(decision: Decision) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a decision, judged after the settle time: scores before and after, kept or rolled back."""
+    """Evaluation of a decision after the settle time: scores before and after, kept or rolled back."""
 
     at_s: float
     workload: str
@@ -175,9 +180,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Aftermath:
-    """What followed a decision: what was written ("path: before -> after") and with what result, and what came of it.
+    """What followed a decision: the writes with their result, and the outcome.
 
-    ``written`` is empty where nothing was, ``outcome`` None while nothing was judged (or nothing is remembered).
+    ``written``: texts "path: before -> after"; empty if nothing was written. ``outcome``: None until the
+    decision has been evaluated, or if the outcome is no longer remembered.
     """
 
     decided_at_s: float

@@ -1,4 +1,4 @@
-"""An IP address with a port, as people write it: ``127.0.0.1:9464`` or ``[::1]:9464``."""
+"""IP addresses with a port as text: ``127.0.0.1:9464`` or ``[::1]:9464``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _FORM: Final = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+)):([0-9]{1,5})")
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
-    """The address and the port. Raises ValueError; a name is refused, since it can change its meaning."""
+    """Parse an address and a port.
+
+    Host names are refused, because the address behind a name can change. Raises ValueError.
+    """
     found = _FORM.fullmatch(text)
     if found is None:
         raise ValueError("is not an IP address with a port")

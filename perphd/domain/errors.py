@@ -1,4 +1,4 @@
-"""Errors, in classes that tell the caller what to do about them."""
+"""Errors, classified by what the caller must do about them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class ConfigError(PerphError):
 
 
 class ParseError(PerphError, ValueError):
-    """Text that is not a CPU list, size, PSI line ...; says the text and what is allowed."""
+    """Text that cannot be parsed, such as a CPU list, a size or a PSI line.
+
+    The message states the text and what is allowed.
+    """
 
     def __init__(self, what: str, text: str, allowed: str) -> None:
         self.what, self.text, self.allowed = what, text, allowed
@@ -41,9 +44,9 @@ class KernelError(PerphError):
     Args:
         path: the file.
         operation: ``read``, ``write``, ``open``, ``mkdir`` ...
-        errno: the kernel's answer.
-        value: what was to be written, if anything.
-        detail: the kernel's own words where there are any (resctrl's last_cmd_status).
+        errno: the kernel's error number.
+        value: the value that was to be written, if any.
+        detail: the kernel's own message, if any (resctrl's last_cmd_status).
         advice: what a person can do.
     """
 
@@ -71,11 +74,11 @@ class KernelError(PerphError):
 
 
 class Gone(KernelError):
-    """The object vanished (ENOENT, ENODEV, ESRCH): forget it, look for its successor."""
+    """The object vanished (ENOENT, ENODEV, ESRCH): drop it and look for its successor."""
 
 
 class Busy(KernelError):
-    """The kernel is busy with it (EBUSY, EAGAIN): try again later, with a deadline."""
+    """The object is busy (EBUSY, EAGAIN): retry later, with a deadline."""
 
 
 class Full(KernelError):
@@ -83,19 +86,19 @@ class Full(KernelError):
 
 
 class Unsupported(KernelError):
-    """This kernel cannot do it (EOPNOTSUPP, ENOSYS): do without, and say so."""
+    """This kernel cannot do it (EOPNOTSUPP, ENOSYS): do without, and report it."""
 
 
 class Denied(KernelError):
-    """Not permitted (EACCES, EPERM, EROFS): a person must grant it."""
+    """Not permitted (EACCES, EPERM, EROFS): a person must grant access."""
 
 
 class Invalid(KernelError):
-    """The value is refused (EINVAL, ERANGE, E2BIG): ours to correct; never retry."""
+    """The value is refused (EINVAL, ERANGE, E2BIG): a bug in perphd; never retry."""
 
 
 class Broken(KernelError):
-    """Anything else (EIO ...): keep the last good state and report."""
+    """Any other error (EIO ...): keep the last good state and report."""
 
 
 _CLASSES: dict[int, type[KernelError]] = {
@@ -123,7 +126,7 @@ _CLASSES: dict[int, type[KernelError]] = {
 def kernel_error(
     exc: OSError, path: str, operation: str, value: str | None = None, advice: str = "", detail: str = ""
 ) -> KernelError:
-    """Translate an ``OSError`` into the class that says what to do.
+    """Translate an ``OSError`` into the class that tells the caller what to do.
 
     Returns the error (for ``raise kernel_error(...) from exc``); never raises.
     """

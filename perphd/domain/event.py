@@ -1,4 +1,4 @@
-"""What the agent announces as it happens: the lines of the event stream."""
+"""Events that the agent announces as they happen: the lines of the event stream."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from perphd.domain.plan import ChangeSet
 
 
 class EventKind(StrEnum):
-    """What happened."""
+    """Kinds of events."""
 
-    TICK = "tick"  # one round of the loop ended
-    DECISION = "decision"  # an LRA's protection was decided anew (``detail``: Decision)
-    OUTCOME = "outcome"  # an earlier decision was judged (``detail``: Outcome)
+    TICK = "tick"  # one iteration of the control loop ended
+    DECISION = "decision"  # an LRA's protection was decided (``detail``: Decision)
+    OUTCOME = "outcome"  # an earlier decision was evaluated (``detail``: Outcome)
     CHANGE = "change"  # kernel files were written, or would have been (``detail``: ChangeSet)
     MODE = "mode"  # observe or enforce was set
-    TRIAL = "trial"  # a trial began, went on to its next block, or ended
+    TRIAL = "trial"  # a trial began, entered its next block, or ended
     PAUSE = "pause"  # a pause began or ended
     WORKLOAD = "workload"  # a workload was added, removed, appeared or vanished
     JOB = "job"  # a job of the batch queue was started, or ended
-    SIZING = "sizing"  # the shaper made somebody make room, or let it resume; a crash was seen
-    RESTORE = "restore"  # original values were put back
-    HOST = "host"  # the host itself changed: CPUs came or went
+    SIZING = "sizing"  # the shaper reclaimed memory from a workload or let it resume; or a crash was observed
+    RESTORE = "restore"  # original values were restored
+    HOST = "host"  # the host itself changed, e.g. CPU hotplug
     RELOAD = "reload"  # the configuration was read again
-    PROBLEM = "problem"  # something that an operator should read
+    PROBLEM = "problem"  # something that an operator should act on
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One announcement. ``at_s`` is monotonic; ``text`` is a sentence; ``workload`` empty: the host's.
+    """One event.
 
-    ``by``: who asked for it; empty where nobody did.
+    ``at_s`` is monotonic. ``text`` is a sentence. ``workload`` empty: the event concerns the host. ``by``:
+    who asked for it; empty if nobody did.
     """
 
     at_s: float

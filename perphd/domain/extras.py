@@ -1,4 +1,4 @@
-"""How to get the Python packages that only some commands need, and that an installation may lack."""
+"""Installation hints for optional Python packages that only some commands need."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from pathlib import PurePath
 from typing import Final
 
 PACKAGED: Final = "/usr/lib/perphd"
-"""Where the Debian package has perphd: no pip reaches it, and nothing beside it is seen."""
+"""Installation folder of the Debian package, to which pip does not install and which sees no packages elsewhere."""
 
 
 EXTRA_FOLDER: Final = "/usr/local/lib/perphd"
-"""Where a library may be put that a command of the Debian package looks for."""
+"""Folder where commands of the Debian package look for additional libraries."""
 
 
 PINNED: Final = {"pyarrow": "'pyarrow<25'"}
-"""The requirement to install where libraries beside it are the distribution's: newer pyarrow refuses numpy 1."""
+"""Requirements for installing beside the distribution's libraries: newer pyarrow refuses numpy 1."""
 
 
 def how_to_get_beside(package: str, extra: str, here: str = __file__) -> str:
-    """The same for one library that a command also finds in ``EXTRA_FOLDER``."""
+    """Installation hint for a library that a command also looks for in ``EXTRA_FOLDER``.
+
+    ``here``: a file of perphd, whose path shows whether this is the Debian package.
+    """
     if PurePath(here).is_relative_to(PACKAGED):
         wanted = PINNED.get(package, package)
         return f"sudo apt install python3-pip && sudo pip install --upgrade --target {EXTRA_FOLDER} {wanted}"
@@ -26,7 +29,10 @@ def how_to_get_beside(package: str, extra: str, here: str = __file__) -> str:
 
 
 def how_to_get(extra: str, here: str = __file__) -> str:
-    """What to do for this extra of pyproject.toml, as the end of a sentence; ``here``: a file of perphd's."""
+    """Installation hint for this extra of pyproject.toml, as the end of a sentence.
+
+    ``here``: a file of perphd, whose path shows whether this is the Debian package.
+    """
     command = f"pip install 'perphd[{extra}]'"
     if PurePath(here).is_relative_to(PACKAGED):
         return f"not in the Debian package; use a checkout's virtual environment (make venv), and in it {command}"

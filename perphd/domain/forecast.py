@@ -1,4 +1,4 @@
-"""Forecasts as the forecast worker publishes them: what workloads and the host will use."""
+"""Forecasts of resource use by workloads and the host, as the forecast worker publishes them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from perphd.domain.reading import Reading
 PUBLISHED_FILE: Final = "forecasts.json"
 SUMMARY_FILE: Final = "summary.json"
 MEMORY_FILE: Final = "memory.json"
-"""Files in which the worker publishes ``Forecasts``, its summary, and ``MemoryForecast`` by workload."""
+"""Files in which the worker publishes ``Forecasts``, ``ForecastSummary``, and ``MemoryForecast`` by workload."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesForecasts:
-    """One series of a workload: the greatest value of the next window, and how earlier bounds did.
+    """Forecast of one series of a workload: its maximum in the next window.
 
-    ``model``: the one that acts; empty where none does, and ``mean``, ``p90``, ``p99`` say why. ``p99`` is the
-    calibrated bound. ``loss``: mean pinball loss of the last bounds, ``covered_ratio``: the share of values that they
-    covered.
+    ``model``: the model in use; empty if there is none, and ``mean``, ``p90``, ``p99`` then say why. ``p99``
+    is the calibrated bound. ``scored``: number of past forecasts compared with what followed. ``loss``: mean
+    pinball loss of the last bounds; ``covered_ratio``: share of values within them.
     """
 
     series: str
@@ -35,9 +35,10 @@ class SeriesForecasts:
 
 @dataclass(frozen=True, slots=True)
 class MemoryForecast:
-    """A workload's greatest working set in the window ``number`` (minutes since the epoch), for the resource shaper.
+    """A workload's maximum working set in one window, for the resource shaper.
 
-    ``bound``: what 99 % of the windows do not exceed, calibrated; ``model``: the one that acts.
+    ``number``: the window, in minutes since the epoch. ``bound_bytes``: calibrated; 99 % of the windows do
+    not exceed it. ``model``: the model in use.
     """
 
     number: int
@@ -48,7 +49,7 @@ class MemoryForecast:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadForecasts:
-    """One workload: its series, as far as they are measured, and what is reserved for it."""
+    """Forecasts and reservations of one workload, as far as they are known."""
 
     workload: str
     series: tuple[SeriesForecasts, ...]
@@ -58,9 +59,10 @@ class WorkloadForecasts:
 
 @dataclass(frozen=True, slots=True)
 class PredictorForecast:
-    """One peak predictor: its newest prediction and its back-test against the peaks that followed.
+    """One peak predictor: its newest prediction, and its back-test against the peaks that followed.
 
-    ``under_ratio``: predictions too low by more than 10 %; ``under_bound``: the bound on it that decides.
+    ``predictions``: how many were back-tested. ``under_ratio``: share of predictions more than 10 % too low;
+    ``under_bound``: upper bound of that share, by which predictors are accepted.
     """
 
     predictor: str
@@ -73,7 +75,10 @@ class PredictorForecast:
 
 @dataclass(frozen=True, slots=True)
 class HostForecast:
-    """The peak of one resource of the host within the next hour. ``picked``: the predictor that counts; may be none."""
+    """Predicted peak of one resource of the host within the next hour.
+
+    ``picked``: the predictor in use; empty if none is good enough, and ``reason`` says why.
+    """
 
     resource: str
     workloads: int
@@ -86,9 +91,10 @@ class HostForecast:
 
 @dataclass(frozen=True, slots=True)
 class ForecastSummary:
-    """What the worker did and what it costs. ``made_unix_s``: when; ``newest_unix_s``: the newest sample it saw.
+    """Figures about the last run of the forecast worker.
 
-    ``cpu_pct``: of one CPU, on average over the last hour; ``problem``: why there is nothing newer.
+    ``made_unix_s``: time of the run. ``newest_unix_s``: time of the newest sample used. ``cpu_pct``: mean
+    over the last hour, of one CPU. ``problem``: why there is no newer forecast.
     """
 
     made_unix_s: float
@@ -104,7 +110,7 @@ class ForecastSummary:
 
 @dataclass(frozen=True, slots=True)
 class Forecasts:
-    """Everything that is published."""
+    """Everything that the forecast worker publishes."""
 
     summary: ForecastSummary
     workloads: tuple[WorkloadForecasts, ...] = ()

@@ -1,4 +1,4 @@
-"""The stored past of a host: values in equal slots of time, and the changes among them."""
+"""The stored past of a host: values in equal time slots, and the changes made meanwhile."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from perphd.domain.workload import Kind
 
 @dataclass(frozen=True, slots=True)
 class WorkloadHistory:
-    """One workload, a value per slot; None where nothing is stored. Values are means of the samples looked at.
+    """One workload's history, one value per slot; None where nothing is stored.
 
-    ``score``: performance by target, the median, 1 is on target; ``lowest``: the lowest of them; ``health``: the worst,
-    empty where nothing was decided. Batch has CPUs alone. ``*_source``: what the numbers are (``domain.signals``).
+    Values are means over the slot's samples. ``score``: median of performance divided by target, 1 is on
+    target; ``lowest``: the lowest score. ``health``: the worst; empty where nothing was decided. Only the CPU
+    values are filled for batch. ``*_source``: the signals behind work and delay (``domain.signals``).
     """
 
     workload: str
@@ -34,7 +35,10 @@ class WorkloadHistory:
 
 @dataclass(frozen=True, slots=True)
 class HostHistory:
-    """The host, a mean per slot, in CPUs but for the last; None where nothing is stored."""
+    """The host's history, one mean per slot in CPUs; None where nothing is stored.
+
+    ``cpu_some_pct``: CPU pressure in %.
+    """
 
     capacity: tuple[float | None, ...]
     lras: tuple[float | None, ...]
@@ -46,7 +50,7 @@ class HostHistory:
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """An event as it is stored: without its detail. ``workload`` empty: the host's."""
+    """An event as stored, without its detail. ``workload`` empty: it concerned the host."""
 
     at_s: float
     kind: EventKind
@@ -56,10 +60,11 @@ class StoredEvent:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """``slots`` slots of ``step_s`` seconds that begin at ``since_unix_s``.
+    """``slots`` slots of ``step_s`` seconds each, starting at ``since_unix_s``.
 
-    ``stored_since_unix_s``, ``stored_until_unix_s``: what the store holds at all; None: nothing. ``changes``: newest
-    first; their ``at_s`` is on the daemon's present monotonic clock, and negative for what happened before it began.
+    ``stored_since_unix_s``, ``stored_until_unix_s``: the whole time range of the store; None if it is empty.
+    ``changes``: newest first. Their ``at_s`` is on the daemon's monotonic clock, negative for changes before
+    its start.
     """
 
     since_unix_s: float

@@ -1,4 +1,4 @@
-"""The account of the whole host at one tick: who used its CPUs, and how hard its tasks had to wait."""
+"""Accounting of the whole host per tick: CPU use by owner, and pressure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Final
 from perphd.domain.reading import NOT_MEASURED, Reading, available
 
 NO_GROUP: Final = "/"
-"""The group of processes that lie in no group, and of whatever groups too many to be watched use."""
+"""The group that stands for processes in no group, and for groups beyond the number that perphd watches."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupUse:
-    """What one control group that nobody declared uses, the groups below it that are not named included."""
+    """Use of one undeclared control group, including its descendants that are not listed themselves."""
 
     group: str
     cpu_cores: float
@@ -25,10 +25,10 @@ class GroupUse:
 
 @dataclass(frozen=True, slots=True)
 class CpuAccount:
-    """CPU time of the interval in CPUs. The seven parts add up to ``capacity``.
+    """CPU time of the interval in CPUs. The other six parts add up to ``capacity``.
 
-    ``capacity``: the CPUs that workloads may be given; ``undeclared``: groups that no configuration names;
-    ``kernel``: interrupts and the kernel's own threads; ``steal``: taken by the hypervisor.
+    ``capacity``: CPUs usable by workloads. ``undeclared``: groups that no configuration names. ``kernel``:
+    interrupts and kernel threads. ``steal``: taken by the hypervisor.
     """
 
     capacity: float
@@ -44,8 +44,8 @@ class CpuAccount:
 class HostAccount:
     """The host over ``interval_s`` seconds that ended at ``at_s`` (monotonic).
 
-    ``undeclared``: by name, the greatest user of CPU first; their CPUs add up to ``cpu.undeclared``. ``*_some_pct`` and
-    ``*_full_pct``: pressure stall shares of the whole host. Disks and network: bytes in both directions.
+    ``undeclared``: by CPU use, descending; their CPUs add up to ``cpu.undeclared``. ``*_some_pct``,
+    ``*_full_pct``: pressure stall shares of the whole host. Disk and network rates count both directions.
     """
 
     at_s: float
@@ -64,7 +64,7 @@ class HostAccount:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """A total of the host divided: what LRAs and batch use of it, and everything else. Bytes, or bytes per second."""
+    """Division of a host-wide total among LRAs, batch and everything else. Bytes, or bytes per second."""
 
     lras: float
     batch: float
@@ -72,10 +72,10 @@ class Shares:
 
 
 def divided(total: Reading, lras: Sequence[Reading], batch: Sequence[Reading]) -> Shares | None:
-    """A total by kind of workload; None where it, or what all workloads of a kind use of it, is not measured.
+    """Divide a total by kind of workload; None if it, or the use of all workloads of a kind, is not measured.
 
-    The parts are of samples some seconds apart: what LRAs and batch use together may be a little over the total, and
-    nothing is left to others then.
+    The samples are some seconds apart, so that LRAs and batch may add up to slightly more than the total. The
+    rest is 0 then.
     """
     if not available(total):
         return None
@@ -89,9 +89,9 @@ def divided(total: Reading, lras: Sequence[Reading], batch: Sequence[Reading]) -
 
 
 def mean_account(accounts: Sequence[HostAccount]) -> HostAccount:
-    """The account of several intervals that follow each other, weighted with their lengths.
+    """The account of several consecutive intervals, weighted by their lengths.
 
-    Readings are the latest. Raises ValueError if there is none.
+    Readings are the latest. Raises ValueError if there are no accounts.
     """
     if not accounts:
         raise ValueError("no account")

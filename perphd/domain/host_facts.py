@@ -1,4 +1,4 @@
-"""What was found running on a host, from which a first configuration is proposed."""
+"""Processes found on a host, from which perphd proposes a first configuration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ProcessFact:
-    """One process. ``ports``: TCP ports that it listens on; ``sockets``: paths of Unix sockets that it listens on."""
+    """One process. ``ports``: TCP ports that it listens on. ``sockets``: paths of Unix sockets that it listens on."""
 
     pid: int
     name: str
@@ -21,7 +21,9 @@ class ProcessFact:
 
 @dataclass(frozen=True, slots=True)
 class GroupFact:
-    """One control group with processes. ``unit``, ``container``: what it is, empty if it is neither."""
+    """One control group with processes. ``unit``, ``container``: its systemd unit or container; empty if it
+    is none.
+    """
 
     cgroup: str
     processes: tuple[ProcessFact, ...]
@@ -35,12 +37,12 @@ class GroupFact:
 
     @property
     def memory_bytes(self) -> int:
-        """Resident memory of its processes; pages that they share count for each."""
+        """Resident memory of its processes. Shared pages count once per process."""
         return sum(process.memory_bytes for process in self.processes)
 
     @property
     def main(self) -> ProcessFact | None:
-        """The process that uses most CPU, then memory; None of an empty group."""
+        """The process with the highest CPU use, then memory; None in an empty group."""
         return max(self.processes, key=lambda p: (p.cpu_cores, p.memory_bytes, -p.pid), default=None)
 
     @property
@@ -51,9 +53,10 @@ class GroupFact:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """A host. ``timed``: units that a timer starts; ``slices``: paths of its slices; ``own``: perphd's own groups.
+    """Findings about a host.
 
-    ``tcp_latency``: rate and latency of any TCP server can be measured here.
+    ``timed``: units that a timer starts. ``slices``: paths of systemd slices. ``own``: perphd's own groups.
+    ``tcp_latency``: perphd can measure rate and latency of any TCP server here.
     """
 
     cpus: int

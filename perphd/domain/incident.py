@@ -1,4 +1,4 @@
-"""Conditions that somebody outside should hear of: what began, what ended, and how often that is told."""
+"""Incidents to report outside: their beginnings and ends, and the rate limit of notices."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ HOUR_S: Final = 3600.0
 
 
 class IncidentKind(StrEnum):
-    """What can be wrong."""
+    """Kinds of incidents."""
 
     DEGRADED = "degraded"  # an LRA misses its target
-    UNREACHABLE = "unreachable"  # no setting is predicted to meet it
+    UNREACHABLE = "unreachable"  # no setting is predicted to meet an LRA's target
     PAUSE = "pause"  # perphd is paused, for a workload or for all
     CONFLICT = "conflict"  # another program changes a setting as well
-    SLI_LOST = "sli-lost"  # the source of an LRA's indicator does not answer
+    SLI_LOST = "sli-lost"  # the source of an LRA's indicators does not answer
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing that is wrong now. ``workload`` empty: the whole host. ``about`` tells apart several of one kind."""
+    """One thing that is wrong now.
+
+    ``workload`` empty: the whole host. ``about`` distinguishes conditions of the same kind and workload.
+    """
 
     kind: IncidentKind
     workload: str
@@ -35,15 +38,16 @@ class Condition:
 
     @property
     def key(self) -> tuple[IncidentKind, str, str]:
-        """The same condition has the same key, whatever its text says."""
+        """Identity of the condition, independent of its text."""
         return self.kind, self.workload, self.about
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What is sent. ``began``: False when the condition has ended. ``since_s``: when it was first seen.
+    """Notice that a condition began or, if ``began`` is False, ended.
 
-    ``left_out``: notices that the limit kept back since the last one.
+    ``since_s``: when it was first seen. ``left_out``: notices suppressed by the rate limit since the last
+    one.
     """
 
     condition: Condition
@@ -54,9 +58,10 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class NoticeRule:
-    """Which conditions are told, after they have lasted ``after_s``; ``pause_s``: between two about the same one.
+    """Selection and rate limit of notices.
 
-    ``most_per_h``: of all notices together.
+    Conditions of these ``kinds`` are reported after ``after_s``. ``pause_s``: minimum time between two
+    notices about the same condition. ``most_per_h``: limit for all notices together.
     """
 
     kinds: frozenset[IncidentKind]
@@ -74,7 +79,7 @@ class _Known:
 
 @dataclass(slots=True)
 class NoticeFilter:
-    """Turns what is wrong at a moment into notices, for one receiver. Time comes from the caller."""
+    """Turns the current conditions into notices for one receiver. The caller supplies the time."""
 
     rule: NoticeRule
     _known: dict[tuple[IncidentKind, str, str], _Known] = field(default_factory=dict)
@@ -83,10 +88,10 @@ class NoticeFilter:
     _left_out: int = 0
 
     def look(self, now_s: float, conditions: Iterable[Condition]) -> tuple[Notice, ...]:
-        """The notices that are due, given all that is wrong now.
+        """The notices that are due, given all current conditions.
 
-        An end is told if and only if the beginning was, and is never kept back: a receiver that opened something can
-        close it.
+        The end of a condition is reported exactly if its beginning was, regardless of the rate limit, so that
+        a receiver can close what it opened.
         """
         now = {c.key: c for c in conditions if c.kind in self.rule.kinds}
         notices = [*self._ended(now_s, now)]
@@ -122,7 +127,7 @@ class NoticeFilter:
         if len(self._sent_s) < self.rule.most_per_h:
             return True
         if key not in self._told_s:
-            # Counted once: as told, so that the hour's limit is not counted at every look.
+            # Recorded as reported, so that left_out counts a suppressed notice once and not at every call.
             self._told_s[key] = now_s
             self._left_out += 1
         return False

@@ -1,8 +1,8 @@
-"""The way of a read and of a write from an application to the disks: its layers, the links that it crosses, its flaws.
+"""Paths of reads and writes from an application to the disks: layers, network links, flaws.
 
-A link is one way between two hosts: a request, a copy to a replica, an acknowledgement. They are counted for one record
-and a successful operation. Source: F. Pace, "Mechanisms for Efficient and Responsive Distributed Applications in
-Compute Clusters", 2018, chapter 5.
+A link is one transfer between two hosts: a request, a copy to a replica, an acknowledgement. Links are
+counted for one record and a successful operation. Source: F. Pace, "Mechanisms for Efficient and Responsive
+Distributed Applications in Compute Clusters", 2018, chapter 5.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perphd.domain.reading import NOT_MEASURED, Reading
 
 
 class Place(StrEnum):
-    """Where data are, from near to far."""
+    """Location of data, from near to far."""
 
     LOCAL = "local disk"
     VOLUME = "replicated volume"
@@ -25,20 +25,16 @@ class Place(StrEnum):
 
 
 class Copying(StrEnum):
-    """How a layer makes its copies."""
+    """Replication scheme of a layer."""
 
-    CHAIN = "chain"  # each copy sends to the next, one acknowledgement comes back (HDFS)
-    PRIMARY = "primary"  # a first copy sends to the others side by side, and waits for them (Ceph, DRBD)
-    CLIENT = "client"  # the client itself writes all of them side by side (RAID, Gluster)
+    CHAIN = "chain"  # each replica sends to the next, one acknowledgement comes back (HDFS)
+    PRIMARY = "primary"  # a primary sends to the other replicas in parallel and waits for them (Ceph, DRBD)
+    CLIENT = "client"  # the client itself writes all replicas in parallel (RAID, Gluster)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of a path. Layers are ordered from the application to the disks.
-
-    ``remote``: even the first copy is on another host; ``gateway``: all data pass a proxy that spreads them;
-    ``assumed``: ``copies`` is the usual number, since the host cannot see it.
-    """
+    """One layer of a path. Layers are ordered from the application to the disks."""
 
     name: str
     place: Place
@@ -62,7 +58,7 @@ class Layer:
     @property
     def _write_links(self) -> int:
         if self.gateway:
-            return 4  # to the proxy, to the copies side by side, and two acknowledgements
+            return 4  # to the proxy, to the copies in parallel, and two acknowledgements
         if self.copying is Copying.CHAIN:
             links = self.remote + self.copies - 1
             return links + 1 if links else 0
@@ -87,11 +83,11 @@ def links_write(layers: Sequence[Layer]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class IoUse:
-    """Files or connections of a workload that go one way.
+    """Files or connections of a workload that share one path.
 
-    ``what``: a mount point with its file system, or a peer's address; ``count``: open files or connections;
-    ``example``: one of the files, empty for connections; ``peer``: the address, empty for files; ``note``: what cannot
-    be seen from this host.
+    ``what``: a mount point with its file system, or a peer's address. ``count``: open files or connections.
+    ``example``: one of the files; empty for connections. ``peer``: the address; empty for files. ``note``:
+    what this host cannot see.
     """
 
     what: str
@@ -103,7 +99,7 @@ class IoUse:
 
     @property
     def place(self) -> Place:
-        """The farthest place on the way."""
+        """The farthest place on the path."""
         return max((layer.place for layer in self.layers), key=_FARTHER.index)
 
     @property
@@ -117,10 +113,11 @@ _FARTHER: Final = tuple(Place)
 
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
-    """Where a workload's threads were over some seconds, in threads: 0.5 is half of one thread's time.
+    """Time of a workload's threads by activity, in threads (0.5: half of one thread's time).
 
-    ``cpu``: running; ``block``: waiting for block devices; ``network``: waiting for remote storage; ``stalled_pct``:
-    share of the time in which some thread waited for I/O (PSI); ``block_source``: how ``block`` was measured.
+    ``cpu``: running. ``block``: waiting for block devices; ``block_source``: how that was measured.
+    ``network``: waiting for remote storage. ``stalled_pct``: share of the time in which some thread waited
+    for I/O (PSI).
     """
 
     seconds: float
@@ -133,12 +130,12 @@ class TimeSplit:
 
 
 def farthest(uses: Iterable[IoUse]) -> IoUse | None:
-    """The use whose writes cross the most links, then its reads; None without any."""
+    """The use with the most links per write, then per read; None if there are no uses."""
     return max(uses, key=lambda use: (use.links[1], use.links[0], _FARTHER.index(use.place)), default=None)
 
 
 def flaws(uses: Sequence[IoUse]) -> tuple[str, ...]:
-    """What is wrong with these paths, as sentences: data replicated twice, and proxies that are one host."""
+    """Flaws of these paths, as sentences: data replicated twice, and proxies on a single host."""
     found = []
     for use in uses:
         twice = [layer for layer in use.layers if layer.copies > 1 and layer.crosses_network]
@@ -161,7 +158,7 @@ def flaws(uses: Sequence[IoUse]) -> tuple[str, ...]:
 
 
 def _single(layers: Sequence[Layer], kept: Layer) -> list[Layer]:
-    """The layers if only one of them replicated."""
+    """The layers as if only ``kept`` replicated."""
     return [
         layer
         if layer is kept or layer.copies == 1

@@ -1,4 +1,4 @@
-"""A run of batch that has ended: what it was, and what it took."""
+"""A batch run that has ended: its description and resource use."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Final
 
 HISTORY_FILE: Final = "jobs.sqlite"
-"""The job history, in the state directory."""
+"""File of the job history, in the state directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndedJob:
-    """One life of a control group. What is not known is empty or None.
+    """One lifetime of a batch control group. Unknown values are empty or None.
 
-    ``uid``, ``argv``: of its first process. ``image``: its container's image, else its unit. ``took``: amounts by what
-    the job history calls them.
+    ``uid``, ``argv``: of its first process. ``image``: its container's image, else its unit. ``hour``: hour
+    of the day of its start. ``took``: amounts used, by their names in the job history.
     """
 
     name: str

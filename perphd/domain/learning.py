@@ -1,6 +1,6 @@
-"""How models learn, as far as an operator chooses: shared by the configuration and the models, and free of numpy.
+"""Learning settings that an operator may choose, shared by configuration and models.
 
-What reads the configuration starts at every call of a program (``perphctl``, ``perphd restore``); it must be light.
+Free of numpy: every call of ``perphctl`` and ``perphd restore`` reads the configuration and must start fast.
 """
 
 from __future__ import annotations
@@ -8,13 +8,19 @@ from __future__ import annotations
 from typing import Final, Literal, TypeAlias
 
 Learner: TypeAlias = Literal["staged", "ogbrt", "residual"]
-"""How corrections are learned: a shared level and stages that keep their signs; boosted trees below local cells; or the
-cells alone."""
+"""Learner of a model's corrections.
+
+``staged``: a shared level and stages with fixed signs. ``ogbrt``: boosted trees below local cells.
+``residual``: the cells alone.
+"""
 DEFAULT_LEARNER: Learner = "ogbrt"
-"""Stages are nearer to the truth in nearly every phase, yet in the quick policy bench six of eleven runs missed more
-seconds with them and none fewer (12.0 s against 8.25 s of 1320): they act once policies use their bands."""
+"""Default learner.
+
+``staged`` predicts better in nearly every phase. Yet in the quick policy bench six of eleven runs missed the
+target for longer with it and none for less (12.0 s against 8.25 s of 1320 s).
+"""
 Ablated: TypeAlias = Literal["level", "prior"]
-"""What a bench has beside them to tell what learning is worth: the level alone, and nothing but physics."""
+"""Reduced learners for ablation in benches. ``level``: the shared level alone; ``prior``: physics alone."""
 
 GATE_MAPE: Final = 0.2
-"""Greatest mean relative error at which a model may act."""
+"""Greatest mean relative error at which a policy may act on a model."""

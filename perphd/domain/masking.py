@@ -1,4 +1,4 @@
-"""What may be shown of what an operator has entrusted to perphd: texts without the account in a URL."""
+"""Removal of secrets from texts that perphd shows: user and password in a URL."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from perphd.domain.status import AgentStatus
 from perphd.domain.workload import SliSpec, WorkloadSpec
 
 URL_ACCOUNT: Final = re.compile(r"(?<=://)[^/?#]*@")
-"""``user:password@`` of a URL: all of its authority up to the last ``@`` (RFC 3986, section 3.2)."""
+"""``user:password@`` in a URL: the authority up to its last ``@`` (RFC 3986, section 3.2)."""
 
 
 def masked(text: str) -> str:
-    """The text with ``***`` for the account of every URL in it."""
+    """The text with ``***`` in place of user and password of every URL."""
     return URL_ACCOUNT.sub("***@", text)
 
 
 def without_secrets(spec: WorkloadSpec) -> WorkloadSpec:
-    """The workload as everybody who may ask may see it."""
+    """The workload without secrets, for every authorised reader."""
     if spec.sli is None:
         return spec
     options = tuple((key, masked(value) if key == "url" else value) for key, value in spec.sli.options)
@@ -27,6 +27,6 @@ def without_secrets(spec: WorkloadSpec) -> WorkloadSpec:
 
 
 def status_without_secrets(status: AgentStatus) -> AgentStatus:
-    """The status as everybody who may ask may see it."""
+    """The status without secrets, for every authorised reader."""
     shown = tuple(replace(item, spec=without_secrets(item.spec)) for item in status.workloads)
     return replace(status, workloads=shown)

@@ -1,4 +1,4 @@
-"""Change sets: the ordered writes that lead from what the kernel reads back to a target state."""
+"""Change sets: the ordered writes that lead from the kernel's present state to a target state."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Key: TypeAlias = tuple[str, str]
 
 
 class Stage(IntEnum):
-    """Writes run in this order: whoever gives goes first, so that nothing is ever promised twice."""
+    """Order of the writes: donors shrink before receivers grow, so that nothing is given out twice."""
 
-    DEMOTE = 0  # weights and idle: cheap, at once
-    SHRINK = 1  # donors lose
-    GROW = 2  # receivers gain
-    PROMOTE = 3  # weights come back
+    DEMOTE = 0  # weights and idle: cheap and immediate
+    SHRINK = 1  # donors lose resources
+    GROW = 2  # receivers gain resources
+    PROMOTE = 3  # weights are raised again
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One write of one kernel file. ``knob`` names it for people; ``before`` is what was read back."""
+    """One write of one kernel file. ``knob``: its name for people. ``before``: the value read before."""
 
     workload: str
     knob: str
@@ -33,13 +33,13 @@ class Write:
 
     @property
     def key(self) -> Key:
-        """The knob of which workload this is about."""
+        """(workload, knob) of this write."""
         return self.workload, self.knob
 
 
 @dataclass(frozen=True, slots=True)
 class NotEnforceable:
-    """A wanted setting that this host cannot have, with the reason."""
+    """A wanted setting that cannot be applied on this host, with the reason."""
 
     workload: str
     knob: str
@@ -47,7 +47,7 @@ class NotEnforceable:
 
     @property
     def key(self) -> Key:
-        """The knob of which workload this is about."""
+        """(workload, knob) of this setting."""
         return self.workload, self.knob
 
 
@@ -63,7 +63,7 @@ class ChangeSet:
         return bool(self.writes)
 
     def without(self, left_out: Collection[NotEnforceable]) -> ChangeSet:
-        """The same without any write of these knobs, which are told instead."""
+        """The change set without the writes of these knobs, which become skipped ones."""
         if not left_out:
             return self
         keys = {left.key for left in left_out}

@@ -1,7 +1,7 @@
-"""The one seam for every policy: ``Policy.decide(Snapshot) -> TargetState``, a pure function.
+"""The interface of every policy: ``Policy.decide(Snapshot) -> TargetState``, a pure function.
 
-State that a policy carries from tick to tick travels in the snapshot (``memory``) and comes back in the
-target state, so that a recorded run replays bit for bit.
+State that a policy carries from tick to tick travels in the snapshot (``memory``) and returns in the target
+state, so that a recorded run replays bit for bit.
 """
 
 from __future__ import annotations
@@ -23,39 +23,40 @@ from perphd.domain.workload import WorkloadSpec
 
 
 class ResPerfModel(Protocol):
-    """The Res-Perf model of one LRA as a policy sees it: questions only, no learning.
+    """The Res-Perf model of one LRA as a policy sees it: predictions, no learning.
 
     The reference allocation is "nothing enforced, no batch". A work ratio of 0.8 is 80 % of the work rate
     that the same load would get there; a delay ratio of 2 is twice the delay.
     """
 
     def reference(self, signal: str, load: Reading) -> Band | None:
-        """Expected value of a signal at the reference allocation; None while it is not known yet.
+        """Expected value of a signal at the reference allocation; None while it is unknown.
 
-        Signals: ``work:SOURCE`` and ``delay:SOURCE`` (see ``domain.signals``: what comes from one source is never
-        compared with another), ``cpu_usage_cores``, ``in_flight``, and stall shares plus 1 (``cpu_some_pct`` ...).
+        Signals: ``work:SOURCE`` and ``delay:SOURCE`` (values of different sources are never compared, see
+        ``domain.signals``), ``cpu_usage_cores``, ``in_flight``, and stall shares plus 1 (``cpu_some_pct``
+        ...).
         """
 
     @property
     def is_closed(self) -> bool:
-        """True once contention has shown that the load is a closed loop: its work rate falls when it has to wait."""
+        """True once contention has shown a closed-loop load: its work rate falls when it has to wait."""
 
     def predict_work(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
-        """Work ratio to the reference for each allocation."""
+        """Work rate under each allocation, as a ratio to the reference."""
 
     def predict_delay(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
-        """Delay ratio to the reference for each allocation."""
+        """Delay under each allocation, as a ratio to the reference."""
 
     def batch_cores(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
-        """CPU that batch is predicted to get under each allocation, in cores."""
+        """CPU that batch is predicted to use under each allocation, in cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A predicted positive quantity: its value and ``sd``, the standard deviation of its logarithm.
+    """A predicted positive quantity: its value, and ``sd``, the standard deviation of its logarithm.
 
-    ``support``: effective number of samples that speak for it near this point. ``provisional``: a reference that was
-    learned while the host was contended; ``sd`` is wider for it.
+    ``support``: effective number of samples near this point. ``provisional``: based on a reference that was
+    learned while the host was contended, with a wider ``sd``.
     """
 
     value: float
@@ -70,12 +71,13 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class ModelContext:
-    """What surrounds an allocation and is not chosen: the covariates of a prediction.
+    """Covariates of a prediction: the circumstances of an allocation that nobody chooses.
 
-    ``lra_demand_cores``: CPU that the LRA would use if it were alone; ``batch_demand_cores``: CPU that batch
-    would use if it could (its runnable demand, capped at the host's CPUs); ``total_cores``: usable CPUs;
-    ``other_cores``: CPU that everything else on the host uses. ``threads_per_core``: hardware threads that share one
-    core's units; more than 1 where SMT is on.
+    - ``lra_demand_cores``: CPU that the LRA would use if it were alone.
+    - ``batch_demand_cores``: CPU that batch would use if it could (its runnable demand, capped at the host's
+      CPUs).
+    - ``total_cores``: usable CPUs; ``other_cores``: CPU that everything else on the host uses.
+    - ``threads_per_core``: hardware threads per physical core; more than 1 with SMT.
     """
 
     lra_demand_cores: float
@@ -87,13 +89,15 @@ class ModelContext:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadView:
-    """One workload as a policy sees it. ``sample`` is None while the workload's cgroup does not exist.
+    """One workload as a policy sees it.
 
-    ``enforceable``: knob names (fields of Settings) that can be written for it here; ``enforced``: the operator
-    wants it enforced (else it is only observed).
-    ``model``, ``protection`` (what is in force for it) and ``protected_since_s``: only LRAs have them.
-    ``allowed``: the CPUs that its cgroup may use; None: not known. ``seen_domains``: the L3 domains in which its
-    threads have lately run; empty: not known. ``waiting``: knobs that are still to be written as they were last wanted.
+    - ``sample``: None while the workload's cgroup does not exist.
+    - ``model``, ``protection`` (the allocation in force), ``protected_since_s`` (monotonic): LRAs only.
+    - ``enforceable``: knobs (fields of Settings) that can be written for this workload.
+    - ``enforced``: the operator wants it enforced; else it is only observed.
+    - ``allowed``: CPUs that its cgroup may use; None: unknown.
+    - ``seen_domains``: L3 domains in which its threads ran lately; empty: unknown.
+    - ``waiting``: knobs whose last wanted value is not written yet.
     """
 
     spec: WorkloadSpec
@@ -110,14 +114,16 @@ class WorkloadView:
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """The host: its topology, how much CPU everybody together used, and the bounds of its actuators.
+    """The host: its topology, total CPU use, and the bounds of its actuators.
 
-    ``llc_ways`` 0 or ``mba_levels_pct`` empty: that actuator is absent. ``network_pct``: how full the fullest of its
-    links is, in the fuller direction. ``llc_classes``: CLOSIDs there are, the default group's with them; 0: not known.
-    ``llc_shareable``: mask of the ways that devices fill, too.
-    ``mba_source``: what is known of the levels; ``mba_curves``: what they deliver, where that was measured.
-    ``account``: who uses the host; None: not known. ``window_open``: the operator allows changes of LRAs' own settings,
-    and trials.
+    - ``busy_cores``: CPU use of everything together.
+    - ``llc_ways`` 0, ``mba_levels_pct`` empty: that actuator is absent.
+    - ``llc_classes``: number of CLOSIDs, the default group's included; 0: unknown.
+    - ``llc_shareable``: mask of the ways that devices fill as well.
+    - ``mba_source``: origin of the levels; ``mba_curves``: their measured bandwidth, empty if unmeasured.
+    - ``network_pct``: utilisation of the busiest link, in its busier direction.
+    - ``account``: CPU use by owner; None: unknown.
+    - ``window_open``: the operator allows changes of LRAs' own settings, and trials.
     """
 
     topology: Topology
@@ -148,9 +154,9 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class TargetState:
-    """What is to be in force. Workloads that are absent from ``settings`` are left as found.
+    """Settings to be in force. Workloads absent from ``settings`` get their original settings.
 
-    ``decisions``: one per LRA and tick; ``outcomes``: judgements of earlier decisions that fell due.
+    ``decisions``: one per LRA and tick. ``outcomes``: evaluations of earlier decisions that fell due.
     """
 
     settings: Mapping[str, Settings]
@@ -167,4 +173,4 @@ class Policy(Protocol):
         """Its name in config, CLI, metrics and records."""
 
     def decide(self, snapshot: Snapshot) -> TargetState:
-        """The state that is to be in force after this tick."""
+        """The state to enforce after this tick."""

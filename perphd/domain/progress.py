@@ -1,4 +1,4 @@
-"""What batch gets done: its CPU time over the last seconds, and since when it has made none."""
+"""Progress of batch: its CPU time over the last seconds, and how long it has made none."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from perphd.domain.reading import Reading, Unavailable, available, value_or
 from perphd.domain.sample import Quality, Sample
 
 OVER_S: Final = 10.0
-"""A guaranteed share of CPU time is an average over this time."""
+"""Averaging time of a guaranteed share of CPU time."""
 IDLE_CORES: Final = 0.01
-"""Below this CPU use a workload makes no progress."""
+"""CPU use, in cores, below which a workload makes no progress."""
 WAITS_PCT: Final = 20.0
-"""CPU pressure from which a workload wants more than it gets."""
+"""CPU pressure from which a workload wants more CPU than it gets."""
 STARVES_PCT: Final = 50.0
-"""CPU pressure from which a workload without progress is starved, rather than idle."""
+"""CPU pressure from which a workload without progress is starved rather than idle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spell:
-    """One sample's part: the CPU time that a workload used within ``seconds`` before ``at_s``."""
+    """CPU time that a workload used within ``seconds`` before ``at_s``. ``waits``: it wanted more."""
 
     at_s: float
     seconds: float
@@ -31,22 +31,21 @@ class Spell:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The last ``OVER_S`` seconds of one workload. ``starved_since_s``: since when it waits for a CPU and gets none."""
+    """The last ``OVER_S`` seconds of one workload.
+
+    ``starved_since_s``: when it began to wait for a CPU without getting any; None if it does not.
+    """
 
     spells: tuple[Spell, ...] = ()
     starved_since_s: float | None = None
 
     def cores(self, now_s: float, seconds: float = OVER_S) -> Reading:
-        """Its CPU time over the last seconds, per second."""
+        """Mean CPU use over the last seconds, in cores."""
         recent = [spell for spell in self.spells if spell.at_s > now_s - seconds + 1e-6]
         covered_s = sum(spell.seconds for spell in recent)
         if covered_s <= 0.0:
             return Unavailable("no sample yet")
         return sum(spell.cpu_s for spell in recent) / covered_s
-
-    def covers_s(self) -> float:
-        """How much time is known."""
-        return sum(spell.seconds for spell in self.spells)
 
     @property
     def waits(self) -> bool:
@@ -54,7 +53,7 @@ class Progress:
         return bool(self.spells) and self.spells[-1].waits
 
     def starved_s(self, now_s: float) -> float:
-        """For how long it has waited for a CPU and got none; 0 if it is not starved."""
+        """Seconds for which it has waited for a CPU without getting any; 0 if it is not starved."""
         return 0.0 if self.starved_since_s is None else max(0.0, now_s - self.starved_since_s)
 
 
@@ -62,7 +61,10 @@ NO_PROGRESS: Final = Progress()
 
 
 def waits_pct(sample: Sample) -> float:
-    """Share of the time in which some thread waits for a CPU; from the waiting of all threads where there is no PSI."""
+    """Share of the time in which some thread waits for a CPU, in %.
+
+    Without PSI it is derived from run-queue delay.
+    """
     if available(sample.cpu_some_pct):
         return sample.cpu_some_pct
     return min(100.0, 100.0 * value_or(sample.run_delay_cores, 0.0))
@@ -75,7 +77,7 @@ def is_starved(sample: Sample) -> bool:
 
 
 def advance(before: Progress, sample: Sample | None) -> Progress:
-    """Take one sample; None, or one of a control group that is gone or new, begins anew."""
+    """Progress after one more sample. No sample, or one of a missing or new control group, resets it."""
     if sample is None or sample.has(Quality.GONE, Quality.RESTARTED, Quality.FIRST):
         return NO_PROGRESS
     used = sample.cpu_usage_cores
@@ -91,6 +93,6 @@ def advance(before: Progress, sample: Sample | None) -> Progress:
 
 
 def _kept(spells: Sequence[Spell]) -> tuple[Spell, ...]:
-    """Those of the last ``OVER_S``, the newest last."""
+    """The spells of the last ``OVER_S`` seconds, the newest last."""
     oldest_s = spells[-1].at_s - OVER_S + 1e-6
     return tuple(spell for spell in spells if spell.at_s > oldest_s)

@@ -1,4 +1,4 @@
-"""The batch queue in a few figures, what copper may use, and an event that cuts it."""
+"""Summary of the batch queue: job counts, resources offered to copper, the current event."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from perphd.domain.reading import NOT_MEASURED, Reading
 
 @dataclass(frozen=True, slots=True)
 class OfferedResource:
-    """What copper may use of one resource, in CPUs or bytes, and how good earlier offers were.
+    """One resource's offer to copper jobs, in CPUs or bytes, and the accuracy of earlier offers.
 
-    ``predicted``: a high quantile of what everything else will use within the next five minutes; ``margin``: from the
-    errors of earlier predictions. ``windows``: five-minute windows that are over; ``exceeded_ratio``: the share of
-    them in which everything else used more than was left to it; ``given_ratio``: the share of the host that
-    was offered.
+    ``copper``: the amount offered. ``predicted``: a high quantile of everything else's use in the next five
+    minutes. ``margin``: added for the errors of earlier predictions. ``windows``: five-minute windows that
+    are over; ``exceeded_ratio``: share of them in which everything else used more than was left to it;
+    ``given_ratio``: share of the host that was offered.
     """
 
     capacity: float
@@ -29,9 +29,9 @@ class OfferedResource:
 
 @dataclass(frozen=True, slots=True)
 class CopperOffer:
-    """What copper may use for the next five minutes. ``generation`` grows with every offer; 0: there is none yet.
+    """Resources that copper jobs may use for the next five minutes.
 
-    Before an event is applied: ``EventStatus.share`` is the part of it that copper gets now.
+    ``generation`` grows with every offer; 0: no offer yet. An event reduces it to ``EventStatus.share``.
     """
 
     generation: int
@@ -42,7 +42,11 @@ class CopperOffer:
 
 @dataclass(frozen=True, slots=True)
 class EventStatus:
-    """An event: ``share`` of its offer that copper gets now; it ends by itself, and its ramp later still."""
+    """An event during which copper gets only part of its offer.
+
+    ``share``: part of the offer that copper gets now. ``copper_share``: part that the operator set for the
+    event. ``ends_unix_s``: scheduled end; ``over_unix_s``: end of the ramp back to the full offer.
+    """
 
     share: float
     copper_share: float
@@ -53,7 +57,7 @@ class EventStatus:
 
 @dataclass(frozen=True, slots=True)
 class QueueSummary:
-    """How many jobs are in which state, of those that are kept; what copper may use now, and an event."""
+    """Number of stored jobs by state, copper's present offer, and the current event."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
     problem: str = ""

@@ -1,7 +1,8 @@
-"""Making frozen values fast, where many are made at every tick.
+"""Fast construction of frozen dataclasses that are created at every tick.
 
-The constructor of a frozen dataclass sets each field through ``object.__setattr__``: 8 us for a sample of 33 fields.
-Here a twin class with the same slots, which is not frozen, is made in 1.3 us and then handed out as what it stands for.
+The constructor of a frozen dataclass sets each field through ``object.__setattr__``: 8 us for a sample of 33
+fields. A twin class with the same slots that is not frozen takes 1.3 us. Its instances then get the frozen
+class.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ T = TypeVar("T")
 
 
 def maker(kind: type[T]) -> Callable[..., T]:
-    """A constructor of this frozen dataclass with slots: the same arguments, equal values, in a fraction of the time.
+    """A fast constructor of this frozen dataclass with slots: same arguments, equal values.
 
     Raises:
-        TypeError: not such a class, or one that checks or completes itself (``__post_init__``).
+        TypeError: it is no such class, or it has a ``__post_init__``.
     """
     twin = _twin(kind)
 
@@ -31,10 +32,10 @@ def maker(kind: type[T]) -> Callable[..., T]:
 
 
 def changer(kind: type[T], *names: str) -> Callable[..., T]:
-    """As ``dataclasses.replace`` of these fields, whose new values are given in this order.
+    """A fast ``dataclasses.replace`` of these fields; the new values are given in this order.
 
     Raises:
-        TypeError: as ``maker``; or there is no such field.
+        TypeError: as for ``maker``, or there is no such field.
     """
     twin = _twin(kind)
     order = [f.name for f in fields(cast(Any, kind))]
@@ -58,7 +59,7 @@ def changer(kind: type[T], *names: str) -> Callable[..., T]:
 def _twin(kind: type[Any]) -> type[Any]:
     slots = is_dataclass(kind) and "__slots__" in kind.__dict__ and kind.__mro__[1:] == (object,)
     if not slots or hasattr(kind, "__post_init__") or any(not f.init for f in fields(kind)):
-        raise TypeError(f"{kind.__name__} is no plain frozen dataclass with slots")
+        raise TypeError(f"{kind.__name__} is not a plain frozen dataclass with slots")
     return make_dataclass(
         f"_{kind.__name__}",
         [
@@ -74,4 +75,7 @@ def _twin(kind: type[Any]) -> type[Any]:
             for f in fields(kind)
         ],
         slots=True,
+        repr=False,  # what nobody calls takes memory
+        eq=False,
+        match_args=False,
     )

@@ -1,4 +1,4 @@
-"""A measured value is a number or an explicit "unavailable, because ...": never a silent 0."""
+"""Readings: a measured number, or Unavailable with the reason. Never a silent 0."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class Awaited(Unavailable):
-    """No value yet: the next reading is not due, and the last one stands until then."""
+    """No value yet: the next reading is not due, and the last one stays valid until then."""
 
 
 Reading: TypeAlias = float | Unavailable
@@ -33,12 +33,15 @@ def available(reading: Reading) -> TypeGuard[float]:
 
 
 def value_or(reading: Reading, default: float) -> float:
-    """The number, or ``default``: for displays and features that carry a missing flag beside it."""
+    """The number, or ``default``. For displays, and for features that carry a separate missing flag."""
     return default if isinstance(reading, Unavailable) else reading
 
 
 def ratio(numerator: Reading, denominator: Reading, what: str) -> Reading:
-    """``numerator / denominator``; Unavailable if either is, or if the denominator is not > 0."""
+    """``numerator / denominator``; Unavailable if either is, or if the denominator is not > 0.
+
+    ``what`` names the ratio in the reason.
+    """
     if isinstance(numerator, Unavailable):
         return numerator
     if isinstance(denominator, Unavailable):

@@ -1,4 +1,4 @@
-"""One workload, one interval: everything that was measured."""
+"""Samples: all measurements of one workload over one interval."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 
 
 class Quality(StrEnum):
-    """Why a sample must be read with care. A sample without any is fit for learning."""
+    """Reasons to read a sample with care. A sample without any is fit for learning."""
 
     FIRST = "first"  # no earlier reading: no rates
     LATE = "late"  # the interval is much longer than the period
     GONE = "gone"  # the cgroup vanished
-    RESTARTED = "restarted"  # same path, another cgroup: counters started anew
+    RESTARTED = "restarted"  # same path, another cgroup: counters restarted
     SLI_MISSING = "sli-missing"  # an SLI is configured and did not answer
-    BETWEEN = "between"  # the SLI's next reading is not due yet: the last one stands
+    BETWEEN = "between"  # the SLI's next reading is not due yet: the last one stays valid
     MULTIPLEXED = "multiplexed"  # perf counters ran less than the accepted share, or not on all CPUs
-    SETTLING = "settling"  # an own change is still taking effect
-    ROTATED = (
-        "rotated"  # monitoring ids are short: cache and bandwidth are measured in turns, not all the time
-    )
+    SETTLING = "settling"  # perphd's own change is still taking effect
+    ROTATED = "rotated"  # too few monitoring ids: cache and bandwidth are measured in rotation
 
 
 @dataclass(frozen=True, slots=True)
 class DomainUse:
-    """Cache occupancy and memory traffic of a workload in one last-level cache, by resctrl's id of the domain."""
+    """Cache occupancy and memory traffic of a workload in one L3 domain (resctrl's domain id)."""
 
     domain: int
     llc_occupancy_bytes: Reading = NOT_MEASURED
@@ -40,16 +38,19 @@ class DomainUse:
 class Sample:
     """All readings of one workload over ``interval_s`` seconds that ended at ``at_s`` (monotonic clock).
 
-    Rates are deltas divided by the measured interval. ``*_some_pct``/``*_full_pct`` are PSI stall shares of
-    the interval (0..100) from the ``total`` counters. ``run_delay_cores`` is run-queue waiting time of all
-    threads per second (schedstat); it may exceed 1. ``*_stall_ratio`` are shares (0..1) of the cycles: those in
-    which nothing was executed, and those of them that waited for memory beyond the last-level cache. Some of batch's
-    are of a longer interval, or a few samples old (``perphd.monitor.files.Pace``). ``llc_occupancy_bytes`` and
-    ``mbw_bytes_per_s`` are the sums over ``domains``, which is empty where they are not measured.
-    ``work_events`` and ``latency_events`` are the requests behind the SLI's work rate and behind the latency percentile
-    of the objective: a rate of n events has a relative noise of 1/sqrt(n); a rate that is less certain has fewer.
-    ``sli_window_s``: seconds that they cover, ``sli_resolution_s``: how often the source reports, or how long ago they
-    ended.
+    - Rates are deltas divided by the measured interval. Some of batch's readings cover a longer interval, or
+      are a few samples old (``perphd.monitor.files.Pace``).
+    - ``*_some_pct``, ``*_full_pct``: PSI stall shares of the interval (0..100), from the ``total`` counters.
+    - ``run_delay_cores``: run-queue waiting time of all threads per second (schedstat); it may exceed 1.
+    - ``backend_stall_ratio``: share (0..1) of cycles in which nothing was executed; ``memory_stall_ratio``:
+      share of cycles that waited for memory beyond the last-level cache.
+    - ``llc_occupancy_bytes``, ``mbw_bytes_per_s``: sums over ``domains``, which is empty where they are not
+      measured.
+    - ``work_events``, ``latency_events``: requests behind the SLI's work rate and behind the objective's
+      latency percentile. A rate of n events has a relative noise of 1/sqrt(n). A less certain rate has a
+      lower number.
+    - ``sli_window_s``: seconds that the SLI covers; ``sli_resolution_s``: its reporting period, or how long
+      ago the window ended.
     """
 
     workload: str
@@ -91,7 +92,7 @@ class Sample:
     quality: tuple[Quality, ...] = ()
 
     def reading(self, name: str) -> Reading:
-        """The reading of this field; AttributeError for a name that is none."""
+        """The reading of this field; AttributeError if there is no such reading."""
         if name not in READINGS:
             raise AttributeError(name)
         value: float | Unavailable = getattr(self, name)
@@ -103,7 +104,7 @@ class Sample:
 
 
 def reach_s(sample: Sample) -> float:
-    """How far back what it tells may lie: its interval, or its SLI's window and what was reported late before that."""
+    """Age of the sample's oldest data in seconds: its interval, or its SLI's window plus reporting delay."""
     window_s = sample.sli_window_s
     if isinstance(window_s, Unavailable):
         return sample.interval_s
@@ -115,9 +116,9 @@ SHORT_SHARE = 0.5
 
 
 def is_short(sample: Sample, period_s: float) -> bool:
-    """True if it covers less than half of a period, as when pressure asked for a look between two ticks.
+    """True if the sample covers less than half of a period (an early tick on pressure).
 
-    Such a sample scatters more than what is known of the others: it may raise an alarm, nothing is learned from it.
+    Such a sample is noisier than a regular one. It may raise an alarm, but nothing is learned from it.
     """
     return 0.0 < sample.interval_s < SHORT_SHARE * period_s
 
@@ -126,7 +127,7 @@ JITTER_SHARE = 0.2
 
 
 def lies_after(sample: Sample, at_s: float, period_s: float) -> bool:
-    """True if all that it tells happened after this. Ticks jitter: a fifth of a period spoils nothing."""
+    """True if everything in the sample happened after ``at_s``, within a fifth of a period (tick jitter)."""
     return sample.at_s - reach_s(sample) + JITTER_SHARE * period_s >= at_s
 
 

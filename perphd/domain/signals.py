@@ -1,9 +1,9 @@
 """The performance of a workload as perphd judges it: a work rate and a delay, each with its source.
 
-Under open-loop load the work rate does not fall while latency explodes; in a closed loop both move. So an
-LRA's performance is always this pair. Without a latency of the application's own, the stand-in is how long its
-threads wait for a processor per unit of work (measured: run-queue delay per query has a rank correlation of +0.88
-with p99 latency over all loads, queries/s +0.04).
+Under open-loop load the work rate does not fall while latency explodes; in a closed loop both change. An
+LRA's performance is therefore always this pair. Without the application's own latency, the delay is the time
+its threads wait for a processor per unit of work. (Measured: run-queue delay per query has a rank correlation
+of +0.88 with p99 latency over all loads; queries/s has +0.04.)
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ READINGS: Final = (
 )
 """The readings of a sample that ``performance`` needs, by name."""
 SERVICE_PART = 0.1
-"""Part of the CPU time that is added to waiting time, so that waiting twice as long as next to nothing is nothing."""
+"""Share of CPU time added to waiting time, which keeps a doubling of a negligible wait negligible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """Work per second and delay of one sample; the sources say what the numbers are.
+    """Work rate and delay of one sample.
 
-    ``work``: units of ``work_source`` per second (higher is better).
-    ``delay``: units of ``delay_source`` (lower is better).
-    ``load``: how much is asked of the application, or Unavailable.
-    ``in_flight``: threads of it that ran or waited for a processor, on average: how busy it is kept.
+    ``work``: units of ``work_source`` per second (higher is better). ``delay``: units of ``delay_source``
+    (lower is better). ``load``: requests per second that arrive, or Unavailable. ``in_flight``: mean number
+    of its threads that ran or waited for a processor.
     """
 
     work: Reading
@@ -47,16 +46,16 @@ class Performance:
     in_flight: Reading = NOT_MEASURED
 
     def in_flight_ratio(self, reference: float | None) -> float | None:
-        """Threads in flight relative to the reference's; None if either is not known."""
+        """Threads in flight relative to the reference's; None if either is unknown."""
         return self.in_flight / reference if available(self.in_flight) and reference else None
 
 
 def performance(sample: Sample, latency_percentile: str = "p95") -> Performance:
     """Choose the best available work and delay signal of a sample.
 
-    Work: the application's SLI, else MIPS, else CPU seconds per second. Delay: the SLI's latency percentile (ms),
-    else waiting for a processor (plus ``SERVICE_PART`` of the CPU time) per unit of SLI work (ms) or per CPU
-    second, else 1 + the CPU pressure share.
+    Work: the application's SLI, else MIPS, else CPU seconds per second. Delay: the SLI's latency percentile
+    (ms), else waiting for a processor (plus ``SERVICE_PART`` of the CPU time) per unit of SLI work (ms) or
+    per CPU second, else 1 + the CPU pressure share.
     """
     work, work_source = _work(sample)
     delay, delay_source = _delay(sample, latency_percentile)
@@ -90,7 +89,7 @@ def _delay(sample: Sample, percentile: str) -> tuple[Reading, str]:
 
 
 def score(perf: Performance, target_work: Reading, target_delay: Reading) -> Reading:
-    """Performance divided by target, the worse of work and delay: at 1 and above the target is met."""
+    """Performance divided by target, the lower of work's and delay's; >= 1 meets the target."""
     scores = []
     if available(perf.work) and available(target_work) and target_work > 0:
         scores.append(perf.work / target_work)
@@ -106,29 +105,29 @@ def work_unit(source: str) -> str:
 
 CPU_TIME_ONLY = "judged by CPU time only: a slowdown by cache or memory bandwidth cannot be seen"
 NO_MISSES = (
-    "cache misses are not counted: instructions that take longer beside others are seen, but cache, memory bandwidth "
-    "and hyperthreads are told apart by traffic and busy siblings alone"
+    "cache misses are not counted: slower instructions are detected, but cache, memory bandwidth "
+    "and hyperthreads are distinguished only by memory traffic and busy siblings"
 )
-"""What must be said wherever work is CPU time: whoever needs more of it for the same work seems to do more."""
+"""Warnings to show wherever CPU time stands for work, since contention then looks like more work."""
 WAITING_RATIO = 1.15
-"""Growth of delay from which something is believed to wait."""
+"""Growth of delay from which threads count as waiting."""
 SAME_LOAD_RATIO = 0.7
-"""Threads in flight, relative to the reference, from which the load counts as what it was."""
+"""Threads in flight, relative to the reference, from which the load counts as unchanged."""
 
 
 def contended_ratio(
     work_ratio: float, delay_ratio: float | None, in_flight_ratio: float | None, closed: bool
 ) -> float:
-    """The part of a fall of work that contention explains, as a work ratio of at most 1.
+    """The part of a decrease of work that contention explains, as a work ratio of at most 1.
 
-    If as many threads are in flight as at the reference, and they wait longer (or the load is a closed loop, which
-    always asks again), all of the fall counts. If fewer are, less was asked for, and only what waiting explains
-    counts: max(work ratio, 1 / delay ratio), by Little's law.
+    If at least as many threads are in flight as at the reference, and they wait longer or the load is a
+    closed loop, contention explains the whole decrease. If fewer are in flight, demand has decreased, and
+    contention explains only max(work ratio, 1 / delay ratio), by Little's law.
 
     Args:
         work_ratio: work rate / work rate at the reference.
-        delay_ratio: delay / delay at the reference; None if there is no delay signal: all of the fall counts.
-        in_flight_ratio: threads in flight / those at the reference; None if not measured: taken to be 1.
+        delay_ratio: delay / delay at the reference; None without a delay signal: the whole decrease counts.
+        in_flight_ratio: threads in flight / threads at the reference; None if unknown: 1 is assumed.
         closed: the load is known to be a closed loop.
     """
     if delay_ratio is None:

@@ -1,4 +1,4 @@
-"""What the running agent tells about itself: the answer to ``perphctl status`` and the source of metrics."""
+"""Status of the running agent, for ``perphctl status`` and metrics."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from perphd.domain.workload import Mode, WorkloadSpec
 
 @dataclass(frozen=True, slots=True)
 class WorkloadStatus:
-    """One workload now. ``present``: its cgroup exists; ``in_force``: what perphd has set on it.
+    """One workload now.
 
-    ``not_enforceable``: what cannot be set on it here; ``limited``: what was wanted last and is not in force, or
-    only in part, or was to be given back and is not, with the reason. ``expected_false_alarms_per_day``: of an LRA,
-    what its own noise promises of the detector. ``pause``: why nothing is changed of it now; ``mode`` is then
-    observe. ``full_sample``: the last one whose indicators were due: what stands between two reports of a source.
-    ``sli_resolution``: how often it reports, in words; empty where there is none.
-    ``condition``: of batch what it does (``domain.condition``), of an LRA what its health does not say; ``starved_s``:
-    for how long batch has waited for a CPU and got none; ``recent_cores``: its CPU time over the last ten seconds, per
-    second.
-    ``sli_resolution``: how often it reports, in words; empty where there is none. ``would``: the last decision in
-    observe that would have changed something.
+    - ``present``: its cgroup exists; ``in_force``: the settings that perphd has applied to it.
+    - ``full_sample``: the last sample that holds a new report of its SLI.
+    - ``not_enforceable``: settings that cannot be applied here.
+    - ``limited``: settings wanted last that are not, or only partly, in force; and settings not restored yet.
+      Each has its reason.
+    - ``expected_false_alarms_per_day``: false alarms that an LRA's noise lets the detector expect.
+    - ``pause``: why perphd changes nothing; ``mode`` is then observe.
+    - ``sli_resolution``: reporting period of its SLI, in words; empty without an SLI.
+    - ``condition``: see ``domain.condition``.
+    - ``starved_s``: seconds for which batch has waited for a CPU without getting any; ``recent_cores``: its
+      mean CPU use over the last ten seconds.
+    - ``would``: the last decision in observe mode that would have changed something.
     """
 
     spec: WorkloadSpec
@@ -55,7 +57,7 @@ class WorkloadStatus:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A decision that changed an LRA's protection, or in ``mode`` observe would have. ``at_s``: monotonic."""
+    """A change of an LRA's protection or, in ``mode`` observe, one that would have been made. ``at_s``: monotonic."""
 
     at_s: float
     workload: str
@@ -68,7 +70,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class SelfCost:
-    """What the daemon itself uses, measured by itself."""
+    """The daemon's own resource use, as it measures it."""
 
     cpu_pct: Reading
     rss_bytes: Reading
@@ -81,10 +83,10 @@ class SelfCost:
 
 @dataclass(frozen=True, slots=True)
 class DetectorTest:
-    """The detector's arithmetic on made noise, at the start.
+    """Self-test of the detector's arithmetic on synthetic noise, at start.
 
-    ``expected_per_day``: false alarms that this noise promises, beside ``accepted_per_day``;
-    ``found_after_samples``: in how many samples a drop of two sigma was found, in the median.
+    ``accepted_per_day``: accepted false alarms. ``expected_per_day``: false alarms that this noise causes.
+    ``found_after_samples``: median number of samples after which a drop of two sigma was found.
     """
 
     accepted_per_day: float
@@ -94,7 +96,9 @@ class DetectorTest:
 
 @dataclass(frozen=True, slots=True)
 class TrialStatus:
-    """A running trial. ``block`` 0 is the run-in; ``void``: why the present block does not count, else empty."""
+    """A running trial. ``block`` 0 is the run-in. ``void``: why the present block does not count; empty if it
+    does.
+    """
 
     trial: str
     block: int
@@ -106,17 +110,21 @@ class TrialStatus:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """The agent as a whole. ``problems``: sentences that an operator should read; ``notes``: what cannot be seen
-    here.
+    """The agent as a whole.
 
-    ``period_s``: the usual time between two samples; ``pace_s``: that until the next one, which is shorter while
-    something is in flux: ``attentive`` says what (empty at the usual pace). ``trial``: the one that runs.
-    ``extra_ticks``: looks between two samples that pressure, batch that started or a pushed reading asked for.
-    ``configured_mode``: the mode in the configuration, which holds again after a restart. ``pauses``: every pause
-    in force. ``host``: who uses the host; None until two ticks were made. ``forecast``: of the forecast worker;
-    None: it is switched off. ``changes``: the last ones, newest first. ``window``: the change window while it is
-    closed, else empty. ``llc_ways``: ways of each last-level cache that can be given out, 0: none can;
-    ``llc_shareable``: mask of those that devices fill, too. ``queue``: the batch queue; None: there is none.
+    - ``problems``: sentences that an operator should act on. ``notes``: what this host cannot show.
+    - ``period_s``: usual time between samples. ``pace_s``: time until the next sample, shorter during fast
+      sampling. ``attentive``: reason for fast sampling; empty at the usual pace.
+    - ``extra_ticks``: early ticks requested by pressure, starting batch or a pushed reading.
+    - ``configured_mode``: mode in the configuration, which applies again after a restart.
+    - ``pauses``: all pauses in force. ``trial``: the running trial, None if there is none.
+    - ``host``: use of the host; None until the second tick.
+    - ``forecast``: summary of the forecast worker; None: it is disabled.
+    - ``changes``: latest changes, newest first.
+    - ``window``: the change window while it is closed; else empty.
+    - ``llc_ways``: allocatable ways of each last-level cache; 0: none. ``llc_shareable``: mask of the ways
+      that devices fill as well.
+    - ``queue``: the batch queue; None: there is none.
     """
 
     version: str

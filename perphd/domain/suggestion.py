@@ -1,4 +1,4 @@
-"""What an operator may want to declare, as values that can be shown and sent."""
+"""Suggested declarations of undeclared groups, as values for display and the API."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from perphd.domain.reading import Reading
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What one LRA would have gained had the group been batch. ``named_s``: seconds in which it was the antagonist.
+    """Predicted gain of one LRA had the group been held back as batch.
 
-    ``work_ratio``, ``delay_ratio``: predicted with the group held back as batch, relative to what was seen then.
+    ``named_s``: seconds in which the group was the LRA's antagonist. ``work_ratio``, ``delay_ratio``:
+    relative to what was observed in that time.
     """
 
     lra: str
@@ -24,7 +25,7 @@ class Gain:
 class Suggestion:
     """One undeclared group worth declaring.
 
-    ``cpu_cores``: its mean use over ``seen_s`` seconds; ``config``: the lines to paste.
+    ``cpu_cores``: its mean use over ``seen_s`` seconds. ``config``: configuration lines to paste.
     """
 
     group: str

@@ -1,4 +1,4 @@
-"""What a level of memory bandwidth throttling (MBA) really lets through: measured curves, and where they come from."""
+"""Bandwidth that the levels of memory bandwidth throttling (MBA) deliver, and how it is known."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from enum import StrEnum
 
 
 class ThrottleSource(StrEnum):
-    """What is known of the throttle levels of a host."""
+    """Origin of a host's throttle levels."""
 
     CALIBRATED = "calibrated"  # measured on this machine: bytes per second are known
-    SHIPPED = (
-        "shipped default"  # known of this CPU family: levels that are the same as another one are left out
-    )
-    NOMINAL = "nominal"  # nothing is known: per cents as the hardware names them
+    SHIPPED = "shipped default"  # known for this CPU family: levels that equal another one are left out
+    NOMINAL = "nominal"  # unknown: percentages as the hardware names them
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +24,11 @@ class ThrottleCurve:
     points: tuple[tuple[int, float], ...]
 
     def at(self, level: int) -> float | None:
-        """Bytes per second at a level; None for one that is no step of this host."""
+        """Bytes per second at a level; None if this host has no such level."""
         return next((bytes_per_s for pct, bytes_per_s in self.points if pct == level), None)
 
 
 def curve_for(curves: Iterable[ThrottleCurve], domain: int, cores: float) -> ThrottleCurve | None:
-    """The domain's curve for the number of cores nearest to this; of two as near the one of fewer."""
+    """The domain's curve for the nearest number of cores; on a tie, for fewer cores."""
     mine = [curve for curve in curves if curve.domain == domain]
     return min(mine, key=lambda curve: (abs(curve.cores - cores), curve.cores), default=None)

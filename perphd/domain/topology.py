@@ -1,4 +1,4 @@
-"""What processors, caches and memory nodes a host has. Ids may be sparse: never assume 0..n-1."""
+"""Processors, caches and memory nodes of a host. Ids may be sparse: never assume 0..n-1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perphd.domain.cpuset import CpuSet
 
 @dataclass(frozen=True)
 class Core:
-    """One physical core: its hardware threads belong together and are given out together."""
+    """One physical core. Its hardware threads are assigned together."""
 
     socket: int
     core: int
@@ -19,7 +19,7 @@ class Core:
 
 @dataclass(frozen=True)
 class L3Domain:
-    """CPUs that share one last-level cache. ``domain`` is the cache id that resctrl uses."""
+    """CPUs that share one last-level cache. ``domain``: the cache id that resctrl uses."""
 
     domain: int
     cpus: CpuSet
@@ -37,7 +37,7 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class Topology:
-    """The host's processors. ``online`` minus ``isolated`` is what may be given to workloads."""
+    """The host's processors. Workloads may use ``online`` minus ``isolated``."""
 
     cores: tuple[Core, ...]
     l3_domains: tuple[L3Domain, ...]
@@ -60,6 +60,16 @@ class Topology:
             for core in self.cores
             if core.cpus & self.usable
         )
+
+    @cached_property
+    def most(self) -> dict[str, float]:
+        """By reading of a sample: the most that the host has of it. Unknown sizes are absent."""
+        found = {
+            "cpu_usage_cores": float(len(self.online)),
+            "memory_working_set_bytes": float(self.memory_bytes),
+            "llc_occupancy_bytes": float(sum(domain.size_bytes for domain in self.l3_domains)),
+        }
+        return {name: amount for name, amount in found.items() if amount}
 
     def cpus_of(self, cores: tuple[Core, ...]) -> CpuSet:
         """All usable CPUs of these cores."""

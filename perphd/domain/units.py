@@ -1,7 +1,7 @@
-"""Sizes and durations as people write them, read strictly.
+"""Sizes and durations as people write them, parsed strictly.
 
-The kernel itself is lenient in harmful ways (an empty line sets memory.max to 0, ``100 `` means
-100 bytes): what perphd takes is checked here first.
+The kernel itself is lenient in harmful ways (an empty line sets memory.max to 0, ``100 `` means 100 bytes),
+so that values are checked here first.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from perphd.domain.errors import ParseError
 _SIZE = re.compile(r"([0-9]{1,19})(?:([KMGT])(?:iB?)?)?")
 _FACTOR = {None: 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 SECONDS_PER_UNIT = {None: 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-"""Units of a length of time as people write them; without one it is seconds."""
+"""Units of a duration; without a unit it is in seconds."""
 MAX_BYTES = 1 << 62
 PAGE_BYTES = 4096
 _ALLOWED = "a whole number, optionally followed by K, M, G or T (powers of 1024; also Ki, KiB ...), e.g. 512M"
 
 
 def parse_size_bytes(text: str) -> int:
-    """Read ``512M``-like text as bytes; ``512Mi`` and ``512MiB`` are the same.
+    """Parse ``512M``-like text as bytes; ``512Mi`` and ``512MiB`` are the same.
 
     Raises:
         ParseError: blanks, fractions, empty text, unknown suffixes, or more than 2**62.

@@ -1,7 +1,7 @@
-"""Names that the kernel allows and UTF-8 does not: a control group or a file may be called by any bytes.
+"""Names that are not valid UTF-8: control groups and files may be named by any bytes.
 
-Python holds such bytes as lone surrogates (PEP 383). The file is then still found by its name, but whatever is to be
-stored, sent or logged as text must not fail for it.
+Python holds such bytes as lone surrogates (PEP 383), so that the file is found by its name. Text to be
+stored, sent or logged must be made encodable first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TextIO
 
 
 def encodable(text: str) -> str:
-    r"""The same text; what UTF-8 cannot hold as in a program's source, ``\udcff`` for the byte 0xff."""
+    r"""The text with bytes that are not UTF-8 as escapes: ``\udcff`` for the byte 0xff."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -20,12 +20,12 @@ def encodable(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""The same text on one line: control characters as in a program's source, ``\n`` for a line feed."""
+    r"""The text on one line: control characters as escapes, ``\n`` for a line feed."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in encodable(text))
 
 
 def print_any(*streams: TextIO) -> None:
-    """Let what is printed there be shown as ``encodable`` has it, instead of ending the program."""
+    """Make these streams print unencodable characters as escapes instead of raising."""
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""What would be if this work came: the question, and the answer with its reasons."""
+"""Admission questions: the effect of starting batch work, and the answer with its reasons."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from perphd.domain.units import parse_size_bytes
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Batch work that asks to start: CPU that it would use if it could, and memory that it will hold."""
+    """Batch work that asks to start: its CPU demand and memory need."""
 
     cpu_cores: float
     memory_bytes: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Arrival:
-        """From ``batch:cpu=4,mem=8G`` (or without ``batch:``). Raises ValueError with a sentence."""
+        """Parse ``batch:cpu=4,mem=8G`` (``batch:`` is optional). Raises ValueError with a sentence."""
         kind, colon, rest = text.partition(":")
         if not colon:
             rest = text
         elif kind != "batch":
-            raise ValueError(f"{kind!r} is no kind of work that can be asked about (allowed: batch)")
+            raise ValueError(f"{kind!r} is not a supported kind of work (allowed: batch)")
         values: dict[str, str] = {}
         for item in rest.split(","):
             key, equals, value = item.partition("=")
@@ -44,10 +44,11 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One LRA: how it is, what it would be under what is in force, and with the best that perphd could do.
+    """Effect on one LRA.
 
-    ``as_is`` and ``with_best`` are None where its undisturbed performance is not known. ``chance``: that it meets
-    its target under ``best``.
+    ``as_is``: its prediction under the settings in force; ``with_best``: under ``best``, the best allocation
+    that perphd could apply. Both are None if its undisturbed performance is unknown. ``chance``: probability
+    of meeting its target under ``best``. ``bearable``: the work may start as far as this LRA is concerned.
     """
 
     lra: str
@@ -62,7 +63,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """The answer. ``reasons``: why it is refused, or what speaks for it; ``batch_cores``: what all batch would get."""
+    """The answer. ``reasons``: why it is refused or accepted. ``batch_cores``: CPUs that all batch would get."""
 
     accepted: bool
     reasons: tuple[str, ...]

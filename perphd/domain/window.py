@@ -1,8 +1,10 @@
-"""Change windows: the hours of the week in which an operator allows riskier changes. ``sat,sun 00:00-24:00``."""
+"""Change windows: weekly hours in which an operator allows riskier changes (``sat,sun 00:00-24:00``)."""
 
 from __future__ import annotations
 
+import datetime
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +19,7 @@ _SPAN: Final = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Minutes of one day of the week (0 is Monday): from ``start_min`` until before ``end_min``."""
+    """Part of one day of the week (0 is Monday), in minutes: ``start_min`` included, ``end_min`` excluded."""
 
     day: int
     start_min: int
@@ -26,7 +28,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class ChangeWindow:
-    """Spans of the week. Without any, it is always open."""
+    """Spans of the week. Without spans it is always open."""
 
     spans: tuple[Span, ...] = ()
 
@@ -38,7 +40,7 @@ class ChangeWindow:
 
 
 def parse_window(text: str) -> ChangeWindow:
-    """The window that a text names. Raises ValueError."""
+    """Parse a window (``ALLOWED`` states the format). Raises ValueError."""
     spans: list[Span] = []
     for part in filter(None, (piece.strip() for piece in text.lower().split(";"))):
         days, _, times = part.partition(" ")
@@ -77,3 +79,17 @@ def _days(text: str) -> list[int]:
         count = (DAYS.index(last) - start) % 7 + 1 if dash else 1
         found += [(start + n) % 7 for n in range(count)]
     return list(dict.fromkeys(found))
+
+
+class Window:
+    """A configured change window. ``wall_clock``: returns seconds since the epoch."""
+
+    def __init__(self, allow: str, wall_clock: Callable[[], float]) -> None:
+        self._window, self._wall_clock = parse_window(allow), wall_clock
+
+    def is_open(self) -> bool:
+        """True if the operator allows riskier changes now."""
+        if not self._window.spans:
+            return True
+        now = datetime.datetime.fromtimestamp(self._wall_clock()).astimezone()
+        return self._window.is_open(now.weekday(), 60 * now.hour + now.minute)

@@ -9,35 +9,35 @@ from typing import Final
 from perphd.domain.reading import Reading, available
 
 LABEL_PREFIX: Final = "perphd.io/"
-"""What labels and annotations begin with that tell perphd, or a scheduler that asks it, something."""
+"""Prefix of the labels and annotations that perphd, or a scheduler that asks it, reads."""
 
 
 class Kind(StrEnum):
-    """What a workload is to perphd: protected, or giving way."""
+    """Role of a workload: protected (LRA) or giving way (batch)."""
 
     LRA = "lra"
     BATCH = "batch"
 
 
 class Mode(StrEnum):
-    """``observe`` decides and writes nothing; ``enforce`` writes."""
+    """``observe`` decides without writing; ``enforce`` writes."""
 
     OBSERVE = "observe"
     ENFORCE = "enforce"
 
 
 class Touch(StrEnum):
-    """What may be changed for an LRA's sake: batch's settings, or the LRA's own cores and cache as well."""
+    """Settings that perphd may change for an LRA: batch's alone, or the LRA's own cores and cache as well."""
 
     BATCH = "batch"
     ALL = "all"
 
 
 class Exploration(StrEnum):
-    """What may be tried out of which nothing is known yet.
+    """Steps that may be tried although the model cannot predict them yet.
 
-    ``batch``: only what changes batch's settings alone and is not predicted to be worse for the LRA; then a target that
-    is out of reach is given up after a handful of changes.
+    ``batch``: only steps that change batch's settings alone and are not predicted to harm the LRA. perphd
+    then stops trying to reach an unreachable target after a few changes.
     """
 
     OFF = "off"
@@ -47,11 +47,11 @@ class Exploration(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What an LRA is to be kept at.
+    """Performance target of an LRA.
 
-    ``tolerance_pct``: accepted loss of work against the model's prediction at the reference allocation under
-    the present load (V* = (1 - tolerance) x prediction); ``delay_tolerance_pct``: accepted growth of delay, likewise.
-    The absolute objectives, when given, are used instead.
+    ``tolerance_pct``: accepted loss of work, relative to the model's prediction at the reference allocation
+    under the present load (V* = (1 - tolerance) x prediction). ``delay_tolerance_pct``: accepted growth of
+    delay, likewise. Absolute objectives replace them when given.
     """
 
     tolerance_pct: float = 10.0
@@ -61,11 +61,11 @@ class Objective:
     latency_percentile: str = "p95"
 
     def is_met(self, work_per_s: Reading, latency_ms: Reading) -> bool:
-        """True if there are absolute objectives and what was seen of the application keeps them all.
+        """True if there are absolute objectives and the measured values meet them all.
 
         Args:
-            work_per_s: its own work rate.
-            latency_ms: its own ``latency_percentile``.
+            work_per_s: the application's work rate.
+            latency_ms: its latency at ``latency_percentile``.
         """
         least, most = self.min_work_rate_per_s, self.max_latency_ms
         enough = least is None or (available(work_per_s) and work_per_s >= least)
@@ -75,10 +75,10 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class SliSpec:
-    """Where an application's own service-level indicators come from.
+    """Source of an application's own service-level indicators (SLIs).
 
-    ``source``: ``mysql``, ``postgresql``, ``redis``, ``prometheus``, ``tcp``, ``file``, ``command`` or ``push``;
-    ``options`` are that source's settings, sorted pairs of text, already validated.
+    ``source``: ``mysql``, ``postgresql``, ``redis``, ``prometheus``, ``tcp``, ``file``, ``command`` or
+    ``push``. ``options``: validated settings of that source, as sorted pairs of text.
     """
 
     source: str
@@ -90,26 +90,33 @@ class SliSpec:
 
 
 SLOW_SOURCES: Final = frozenset({"command", "file", "push"})
-"""Sources of SLIs that are not to be asked more often than usual: what they tell is of the application's own pace, or
-each answer costs a process."""
+"""SLI sources that are never read faster than usual.
+
+The application sets their pace, or each reading costs a process.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """One workload = one cgroup subtree, named by its path below the cgroup root (``/system.slice/x.service``).
+    """One workload: a cgroup subtree, named by its path below the cgroup root (``/system.slice/x.service``).
 
-    ``match``: how that path was, or is to be, found (docs/config.md); empty where it was given. As declared, a
-    workload that is to be found has no ``cgroup`` yet. ``app_class``: what kind of application it is, for the
-    beginning of its model; ``none`` if it does not say. ``policy``: thresholds, rates and delays that differ from the
-    host's for this LRA, sorted pairs of key and value, already validated. ``version_from``: what tells one version of
-    the application from another: ``auto``, ``none``, ``file:PATH`` or ``label:KEY``. ``band``: gold, silver or copper;
-    None: silver for an LRA, copper for batch. ``reserved_memory_bytes``: 0 if it does not say; ``shape``: no, core or
-    elastic; ``application``: empty if it is one by itself. ``touch``, ``exploration``: what an LRA's protection may
-    change and try; declared in a file or by request, ``batch`` unless it says otherwise. ``declared_by``: what it says
-    of itself and where, if nobody else declared it; empty for what the operator declared.
-
-    Of batch: ``min_cores``: CPU time that it gets per time, averaged over ten seconds; None: none is guaranteed.
-    ``max_starvation_s``: the longest time without progress while it waits for a CPU.
+    - ``cgroup``: empty until the workload is found. ``match``: how to find it (docs/config.md); empty if the
+      path was given.
+    - ``app_class``: kind of application, from which its model starts; ``none`` if undeclared.
+    - ``policy``: thresholds, rates and delays that differ from the host's for this LRA, as validated, sorted
+      pairs.
+    - ``version_from``: source of the application's version: ``auto``, ``none``, ``file:PATH`` or
+      ``label:KEY``.
+    - ``band``: gold, silver or copper; None: silver for an LRA, copper for batch.
+    - ``reserved_memory_bytes``: 0 if undeclared.
+    - ``shape``: ``no``, ``core`` or ``elastic``.
+    - ``application``: the application that it is part of; empty if it stands alone.
+    - ``touch``, ``exploration``: what perphd may change and try to protect an LRA. If declared in a file or
+      by request, the default is ``batch``.
+    - ``declared_by``: where the workload declared itself; empty if the operator declared it.
+    - ``min_cores`` (batch): guaranteed CPU, averaged over ten seconds; None: no guarantee.
+    - ``max_starvation_s`` (batch): longest time without progress while it waits for a CPU.
+    - ``takes_hints`` (batch): it uses less of a contended device when asked to.
     """
 
     name: str
@@ -133,13 +140,14 @@ class WorkloadSpec:
     touch: Touch = Touch.ALL
     exploration: Exploration = Exploration.ALL
     declared_by: str = ""
+    takes_hints: bool = False
 
     @property
     def least_cores(self) -> float:
-        """Cores to which batch is confined at least."""
+        """Minimum number of cores to which perphd confines this batch workload."""
         return 1.0 if self.min_cores is None else self.min_cores
 
     @property
     def guaranteed_cores(self) -> float:
-        """CPU time per time that batch gets at least; 0: none is guaranteed."""
+        """CPU guaranteed to batch, in cores; 0: no guarantee."""
         return 0.0 if self.min_cores is None else self.min_cores

@@ -14,11 +14,12 @@ series, also on one whose residuals no distribution describes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
+from perphd.domain.quick import changer
 from perphd.forecast.histogram import Floats
 
 KEPT_RESIDUALS: Final = 500
@@ -52,7 +53,7 @@ class Calibration:
         rank = math.ceil((n + 1) * min(self.level, 1.0))
         if rank <= n:
             return float(np.partition(self.residuals, rank - 1)[rank - 1])
-        greatest = float(np.max(self.residuals))
+        greatest = float(np.maximum.reduce(self.residuals))
         beyond = 1.0 + WIDENING * max(0.0, self.level - 1.0)
         few = n < 1.0 / (
             1.0 - self.coverage
@@ -60,13 +61,16 @@ class Calibration:
         return max(greatest * beyond, self.first if few else 0.0)
 
 
+_with_residual = changer(Calibration, "level", "residuals")
+
+
 def with_residual(calibration: Calibration, residual: float, missed: bool) -> Calibration:
     """The calibration after one observation, which the bound ``missed`` or covered."""
     level = calibration.level + GAIN * (float(missed) - (1.0 - calibration.coverage))
-    return replace(
+    return _with_residual(
         calibration,
-        level=min(GREATEST_LEVEL, max(0.5, level)),
-        residuals=appended(calibration.residuals, residual, KEPT_RESIDUALS),
+        min(GREATEST_LEVEL, max(0.5, level)),
+        appended(calibration.residuals, residual, KEPT_RESIDUALS),
     )
 
 

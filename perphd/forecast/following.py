@@ -60,7 +60,8 @@ class ModelScore:
 class NextWindow:
     """The next window's greatest value.
 
-    ``p99`` is the calibrated bound. ``p90`` lies between it and the mean as if errors were normal.
+    ``p99`` is the calibrated bound. ``p90`` lies between it and the mean as if errors were normal. Neither exceeds what
+    the host has. Models do not know that, and after a jump their bound may lie far beyond it: then ``capped`` is true.
     """
 
     model: str
@@ -68,6 +69,7 @@ class NextWindow:
     p50: float
     p90: float
     p99: float
+    capped: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,18 +111,19 @@ def continued(
     return _continued(series, later, given, may_fit)
 
 
-def next_window(series: Followed) -> NextWindow | Unavailable:
-    """The forecast of the next window, or why there is none."""
+def next_window(series: Followed, most: float = math.inf) -> NextWindow | Unavailable:
+    """The forecast of the next window, or why there is none. ``most``: what the host has."""
     ladder = series.ladder
     if ladder.seen < LEAST_WINDOWS:
         return Unavailable(too_short(ladder.seen))
     found = ladder.forecast
     if ladder.acting is None or ladder.bound is None or found is None or not math.isfinite(ladder.bound):
         return Unavailable("no model reaches its coverage of 99 %: the reservation stands")
-    mean = max(0.0, found.mean)
-    bound = max(mean, ladder.bound)
+    most = max(most, float(ladder.values[-1]))  # a reading is believed, whatever the host is said to have
+    mean = min(max(0.0, found.mean), most)
+    capped, bound = ladder.bound > most, min(max(mean, ladder.bound), most)
     p90 = mean + (bound - mean) * _NORMAL.inv_cdf(0.9) / _NORMAL.inv_cdf(COVERAGE)
-    return NextWindow(ladder.acting, mean, mean, p90, bound)
+    return NextWindow(ladder.acting, mean, mean, p90, bound, capped)
 
 
 def scores(series: Followed) -> tuple[ModelScore, ...]:

@@ -1,19 +1,24 @@
 """Distributions on a fixed grid: sums of independent usages by convolution, rounded to the safe side.
 
 A grid of G cells over [0, capacity] holds P(X = k w), w = capacity / G, k = 0..G, and one more cell for "more than
-the capacity". Every value is rounded up to its cell. A sum of n terms is therefore over-estimated by at most n w and
-never under-estimated. The cost is one convolution a term, whatever the number of outcomes.
+the capacity". ``of_outcomes`` and ``of_histogram`` round every value up to its cell. A sum of n terms is then
+over-estimated by at most n w and never under-estimated. The cost is one convolution a term, whatever the number of
+outcomes.
 
     P(A + B = x) = sum_k P(A = k) P(B = x - k)
 
 Convolution assumes independence. Tasks of one job share one draw of their usage: ``multiplied`` takes n times one
 draw.
+
+A sum of many usages on a coarse grid is over-estimated by much: 14 jobs on 256 cells by 2.7 % of the capacity on
+average. ``of_law`` therefore divides each value among the two grid points beside it, in proportion to its distance from
+them. A sum then keeps its mean, but for an eighth of a cell a term on average.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +28,8 @@ from perphd.forecast.histogram import Floats, Histogram, shares_to
 
 CELLS: Final = 1024
 """Cells of a grid. 20 tasks and a true probability of .0428 give .0473 with 1024 cells and .0632 with 256."""
+_FINE: Final = 4
+"""Steps in a cell, to which ``of_law`` rounds up before it divides."""
 _ROUNDING: Final = 1e-9
 """A value this fraction of a cell above a grid point is that point: 0.1 + 0.2 is not more than 0.3."""
 
@@ -76,6 +83,17 @@ def of_histogram(histogram: Histogram, capacity: float, cells: int = CELLS) -> G
     return GridDistribution(capacity, np.diff(up_to, prepend=0.0), float(1.0 - up_to[-1]))
 
 
+def of_law(up_to: Callable[[Floats], Floats], capacity: float, cells: int = CELLS) -> GridDistribution:
+    """The law with these probabilities of at most each value, divided among grid points. Values are not negative."""
+    fine = np.diff(up_to(np.linspace(0.0, capacity, cells * _FINE + 1)), prepend=0.0)
+    between, upwards = fine[:-1].reshape(cells, _FINE), np.arange(_FINE) / _FINE
+    shares = np.zeros(cells + 1)
+    shares[:-1] += between @ (1.0 - upwards)
+    shares[1:] += between @ upwards
+    shares[-1] += fine[-1]
+    return GridDistribution(capacity, shares, max(0.0, 1.0 - float(fine.sum())))
+
+
 def added(first: GridDistribution, second: GridDistribution) -> GridDistribution:
     """The distribution of the sum of two independent usages."""
     if (first.capacity, first.cells) != (second.capacity, second.cells):
@@ -119,3 +137,9 @@ def quantile_of(usage: GridDistribution, share: float) -> float:
     """The smallest grid point that ``share`` of the usage does not exceed; infinity beyond the capacity."""
     reached = np.nonzero(np.cumsum(usage.shares) >= share - 1e-12)[0]
     return float(reached[0] * usage.cell) if len(reached) else math.inf
+
+
+def mean_of(usage: GridDistribution) -> float:
+    """The mean; what lies beyond the grid counts as the capacity."""
+    places = np.arange(len(usage.shares))
+    return float((places @ usage.shares) * usage.cell + usage.over * usage.capacity)

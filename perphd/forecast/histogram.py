@@ -24,6 +24,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -35,6 +36,8 @@ BINS: Final = 80
 LEAST_LOGARITHM: Final = math.log(1e-9)
 """On the logarithmic scale, smaller values (and 0) count as 1e-9. The exact least value keeps them."""
 _MEAN_POINTS: Final = 64
+_KEPT_SEGMENTS: Final = 256
+"""Histograms whose arrays are kept for the next question, 2 KiB each: one look asks 50 jobs' histories many times."""
 
 Floats = NDArray[np.float64]
 
@@ -208,8 +211,9 @@ def _reduce(centres: list[float], weights: list[float], bins: int) -> None:
         del centres[place + 1], weights[place + 1]
 
 
+@lru_cache(_KEPT_SEGMENTS)
 def _segments(histogram: Histogram) -> tuple[Floats, Floats, Floats]:
-    """Knots, the density's weight at each knot, and the number of values up to each knot.
+    """Knots, the density's weight at each knot, and the number of values up to each knot. Not to be written to.
 
     The outer knots are the exact least and greatest value, where the weight is 0. If the outermost centre is that
     value itself, its outer half lies on the value: the sum starts at half a weight, or ends half a weight short.

@@ -27,11 +27,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
+from perphd.domain.quick import changer
 from perphd.forecast.arima import Arima
 from perphd.forecast.calibration import Calibration, appended, pinball, with_residual
 from perphd.forecast.gaussian_process import GaussianProcess
@@ -112,16 +113,37 @@ class SeriesLadder:
         return self.tracks[self.acting].forecast if self.acting else None
 
 
+_NEW_TRACK: Final = Track()
+_scored_as = changer(Track, "forecast", "bound", "scale", "calibration", "errors", "losses", "missed")
+_fitted_as = changer(Track, "fitted", "fitted_at")
+_forecast_as = changer(Track, "forecast", "bound", "scale")
+_observed_as = changer(SeriesLadder, "values", "seen", "tracks", "bound", "widening")
+_chosen_as = changer(SeriesLadder, "tracks", "acting", "bound")
+_with_tracks = changer(SeriesLadder, "tracks")
+
+
 def observed(
     ladder: SeriesLadder, value: float, models: Sequence[Forecaster] = MODELS, kept: int = _KEPT
 ) -> SeriesLadder:
     """The ladder after one more window's value, which is finite. Nothing is forecast until ``forecast``."""
     if not math.isfinite(value):
         raise ValueError(f"a series takes no {value!r}")
-    tracks = {model.name: _scored(ladder.tracks.get(model.name, Track()), value) for model in models}
+    tracks = {model.name: _scored(ladder.tracks.get(model.name, _NEW_TRACK), value) for model in models}
     values = appended(ladder.values, value, kept)
     widening = _widened(ladder, value)
-    return replace(ladder, values=values, seen=ladder.seen + 1, tracks=tracks, bound=None, widening=widening)
+    return _observed_as(ladder, values, ladder.seen + 1, tracks, None, widening)
+
+
+def noted(ladder: SeriesLadder, value: float, kept: int = _KEPT) -> SeriesLadder:
+    """The ladder after a window that it did not have to forecast: it knows the value, and scores nothing."""
+    if not math.isfinite(value):
+        raise ValueError(f"a series takes no {value!r}")
+    tracks = {
+        name: track if track.forecast is None else _forecast_as(track, None, math.nan, math.nan)
+        for name, track in ladder.tracks.items()
+    }
+    values = appended(ladder.values, value, kept)
+    return _observed_as(ladder, values, ladder.seen + 1, tracks, None, ladder.widening)
 
 
 def due(ladder: SeriesLadder, models: Sequence[Forecaster] = MODELS) -> tuple[str, ...]:
@@ -132,7 +154,7 @@ def due(ladder: SeriesLadder, models: Sequence[Forecaster] = MODELS) -> tuple[st
         model.name
         for model in models
         if len(ladder.values) >= model.least
-        and _is_due(ladder.tracks.get(model.name, Track()), model, ladder.seen)
+        and _is_due(ladder.tracks.get(model.name, _NEW_TRACK), model, ladder.seen)
     )
 
 
@@ -147,24 +169,26 @@ def with_fits(ladder: SeriesLadder, fits: Mapping[str, Fitted | None]) -> Series
     """The ladder with these parameters; None withdraws a model until it is fitted again."""
     tracks = dict(ladder.tracks)
     for name, fitted in fits.items():
-        tracks[name] = replace(tracks.get(name, Track()), fitted=fitted, fitted_at=ladder.seen)
-    return replace(ladder, tracks=tracks)
+        tracks[name] = _fitted_as(tracks.get(name, _NEW_TRACK), fitted, ladder.seen)
+    return _with_tracks(ladder, tracks)
 
 
 def forecast(ladder: SeriesLadder, models: Sequence[Forecaster] = MODELS) -> SeriesLadder:
     """The ladder with a forecast of every fitted model and the choice of the one that acts."""
-    least = LEAST_SPREAD_RATIO * max(float(np.max(np.abs(ladder.values), initial=0.0)), LEAST_VALUE)
+    least = LEAST_SPREAD_RATIO * max(_greatest(ladder.values), LEAST_VALUE)
     tracks = {
-        model.name: _forecast(ladder.tracks.get(model.name, Track()), model, ladder.values, least)
+        model.name: _forecast(ladder.tracks.get(model.name, _NEW_TRACK), model, ladder.values, least)
         for model in models
     }
     acting = _best(tracks, ladder.acting) if ladder.seen >= GRACE else None
-    return replace(
-        ladder,
-        tracks=tracks,
-        acting=acting,
-        bound=_bound(tracks[acting], ladder.widening) if acting else None,
-    )
+    return _chosen_as(ladder, tracks, acting, _bound(tracks[acting], ladder.widening) if acting else None)
+
+
+def _greatest(values: Floats) -> float:
+    """The greatest absolute value; 0 where there is none."""
+    if not len(values):
+        return 0.0
+    return max(float(np.maximum.reduce(values)), -float(np.minimum.reduce(values)))
 
 
 def _is_due(track: Track, model: Forecaster, seen: int) -> bool:
@@ -184,15 +208,15 @@ def _scored(track: Track, value: float) -> Track:
         return track
     missed = value > track.bound
     error = value - track.forecast.mean
-    return replace(
+    return _scored_as(
         track,
-        forecast=None,
-        bound=math.nan,
-        scale=math.nan,
-        calibration=with_residual(track.calibration, error / track.scale, missed),
-        errors=appended(track.errors, error, WINDOW),
-        losses=appended(track.losses, pinball(COVERAGE, track.bound, value), LOSSES),
-        missed=appended(track.missed, float(missed), LOSSES),
+        None,
+        math.nan,
+        math.nan,
+        with_residual(track.calibration, error / track.scale, missed),
+        appended(track.errors, error, WINDOW),
+        appended(track.losses, pinball(COVERAGE, track.bound, value), LOSSES),
+        appended(track.missed, float(missed), LOSSES),
     )
 
 
@@ -201,12 +225,10 @@ def _forecast(track: Track, model: Forecaster, values: Floats, least: float) -> 
         return track
     found = model.predict(track.fitted, values)
     if not (math.isfinite(found.mean) and math.isfinite(found.spread)):
-        return replace(track, forecast=None, bound=math.nan)
+        return _forecast_as(track, None, math.nan, track.scale)
     typical = math.sqrt(float(track.errors @ track.errors) / len(track.errors)) if len(track.errors) else 0.0
     scale = max(math.hypot(found.spread, typical), least)
-    return replace(
-        track, forecast=found, scale=scale, bound=found.mean + track.calibration.multiplier * scale
-    )
+    return _forecast_as(track, found, found.mean + track.calibration.multiplier * scale, scale)
 
 
 def _bound(track: Track, widening: float) -> float:

@@ -38,7 +38,7 @@ class LoadForecast:
     """What was learned of one load.
 
     ``bin_s``: what is averaged over; ``bins``: logarithms of average loads, newest last; ``season_bins``: 0 if there
-    is none; ``level``, ``trend``: Holt's, of those logarithms; ``error``: typical absolute error of late, in
+    is none; ``level``, ``trend``: Holt's, of those logarithms; ``error``: typical absolute error recently, in
     logarithms; ``told``: what was expected of the bin that is being filled, NaN if nothing was.
     """
 
@@ -57,7 +57,7 @@ class LoadForecast:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A forecast: the load, by what factor forecasts of late were off, and the season that it follows (0: none)."""
+    """A forecast: the load, by what factor forecasts recently were off, and the season that it follows (0: none)."""
 
     load_per_s: float
     error_factor: float
@@ -65,7 +65,7 @@ class Expected:
 
 
 def observe(state: LoadForecast, load_per_s: float, now_s: float) -> LoadForecast:
-    """Take in one load (positive, per second). A gap of more than two bins begins anew: nothing is known of it."""
+    """Take in one load (positive, per second). A gap of more than two bins starts over: nothing is known of it."""
     if not (math.isfinite(load_per_s) and load_per_s > 0):
         return state
     if math.isnan(state.since_s) or now_s - state.since_s > 3 * state.bin_s:

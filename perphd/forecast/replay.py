@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,11 +31,14 @@ class Outlook:
     scores: tuple[ModelScore, ...] = ()
 
 
-def outlook(values: Floats) -> Outlook:
-    """The forecast after ``values``, oldest first, and how the models did on the latest of them."""
+def outlook(values: Floats, most: float = math.inf) -> Outlook:
+    """The forecast after ``values``, oldest first, and how the models did on the latest of them.
+
+    ``most``: what the host has.
+    """
     series = started(range(len(values)), values.tolist(), SCORED)
     if series is None:
         return Outlook(0, Unavailable(too_short(0)))
-    found = next_window(series)
+    found = next_window(series, most)
     said = () if series.ladder.seen < LEAST_WINDOWS else scores(series)
     return Outlook(series.ladder.seen, found, said)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from perphd.forecast.histogram import Histogram, mean_given, survival_given
+from perphd.forecast.histogram import Histogram, mean_given
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,6 @@ def moved_end(overrun: Overrun, longest_s: float, elapsed_s: float, cycle_s: flo
     if elapsed_s < reached:
         return overrun
     return Overrun(overrun.moved + 1, elapsed_s + 2**overrun.moved * cycle_s)
-
-
-def still_running(history: Histogram, elapsed_s: float, ahead_s: float, overrun: Overrun) -> float:
-    """The probability that a job which has run for ``elapsed_s`` still runs ``ahead_s`` from now."""
-    known = survival_given(history, elapsed_s + ahead_s, elapsed_s) if history.count else math.nan
-    if not math.isnan(known):
-        return known
-    return 1.0 if ahead_s <= 0 or elapsed_s + ahead_s < overrun.end_s else 0.0
 
 
 def remaining_work(history: Histogram, done: float) -> float:

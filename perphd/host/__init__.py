@@ -1,4 +1,4 @@
-"""The kernel's interfaces, one module each, typed, with the file system injected.
+"""Interfaces of the kernel and the system, one module each, with the file system injected.
 
-May import ``perphd.domain`` and ``rdt``; knows nothing of policies, samples' consumers or tasks.
+May import ``perphd.domain`` and ``rdt``; independent of policies, of the consumers of samples, and of tasks.
 """

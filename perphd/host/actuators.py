@@ -1,4 +1,4 @@
-"""The bounds of what resctrl can set here, as the policies want to know them."""
+"""Bounds of resctrl's settings on this host, as policies need them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from rdt import BandwidthUnit, Info
 
 @dataclass(frozen=True, slots=True)
 class Actuators:
-    """``llc_ways`` 0 or ``mba_levels_pct`` empty: that actuator is absent. Levels ascend; 100 is unthrottled.
+    """Bounds of the cache and bandwidth actuators.
 
-    ``llc_classes``: CLOSIDs there are, the default group's with them; 0: not known. ``throttle``: what is known of
-    the levels. ``llc_shareable``: mask of the ways that devices fill, too.
+    ``llc_ways`` 0, ``mba_levels_pct`` empty: that actuator is absent. Levels ascend; 100 is unthrottled.
+    ``llc_classes``: number of CLOSIDs, the default group's included; 0: unknown. ``throttle``: origin and
+    measured bandwidth of the levels. ``llc_shareable``: mask of the ways that devices fill as well.
     """
 
     llc_ways: int = 0
@@ -25,10 +26,10 @@ class Actuators:
 
 
 def actuators(info: Info, throttle: Throttle | None = None) -> Actuators:
-    """What a mounted resctrl offers for the last-level cache and for bandwidth in per cent.
+    """Bounds of a mounted resctrl for the last-level cache and for bandwidth in percent.
 
-    Bandwidth in absolute units (AMD, or ``mba_MBps``) is no lattice of per cents and counts as absent; with CDP, the
-    ways of data stand for those of code as well. ``throttle``: the levels that make a difference; None: all there are.
+    Bandwidth in absolute units (AMD, or ``mba_MBps``) counts as absent. With CDP, the ways of data also stand
+    for those of code. ``throttle``: the levels that make a difference; None: use all levels.
     """
     cache = info.caches.get("L3") or info.caches.get("L3DATA")
     ways, least, shareable = 0, 1, 0

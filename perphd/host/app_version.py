@@ -1,13 +1,14 @@
-"""Which version of an application runs in a control group: of a container its image, else its program's file.
+"""Version of the application in a control group: a container's image, else the program's file.
 
-A version is a short text that is the same whenever the same program runs, also after it was replaced and put back. Of
-a file that is its name, size and time of last change (packages keep the time); its inode is another one every time.
-An interpreter's file says nothing of what it runs: ``version_from`` then names a file or a label that does.
+A version is a short text that is equal whenever the same program runs, also after a replacement was undone.
+For a file it consists of name, size and modification time, which packages preserve; the inode would always
+differ. An interpreter's file says nothing about the program that it runs: ``version_from`` then names a file
+or a label.
 
-What may be read: a process's program is found by /proc/PID/exe, which asks for CAP_SYS_PTRACE over other users'
-processes (proc(5)), else by the first word of its command line, which does not. That word is the workload's to choose
-(and often a title: "nginx: worker process"), so it is looked for in the host's own folders alone (``_OWN``): anywhere
-else its file may be on a server that never answers.
+Permissions: a process's program is found through /proc/PID/exe, which needs CAP_SYS_PTRACE for other users'
+processes (proc(5)), else through the first word of its command line, which does not. The workload chooses
+that word (often a title: "nginx: worker process"). It is therefore looked up only in the host's own folders
+(``_OWN``), because elsewhere its file may be on a server that never answers.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from perphd.host.containers import ContainerNames, parse_path
 from perphd.host.fs import KernelFs, ReadsStrangers
 
 MOST_PROCESSES: Final = 256
-"""Of a group with more of them so many are looked at."""
+"""Maximum number of processes examined per group."""
 MOST_TEXT: Final = 120
-"""Characters of a version at most."""
+"""Maximum length of a version in characters."""
 MOST_FILE_BYTES: Final = 4096
 _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+:~/@ -]*", re.ASCII)
 _FOLDERS: Final = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _OWN: Final = ("/usr/", "/opt/", "/lib/", "/sbin/", "/bin/")
 _STARTERS: Final = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh", "busybox", "env", "sudo", "su"})
-"""Programs that say nothing of what they started: taken for the version only where they do the work themselves."""
+"""Programs that only start others. They count as the version only if they do the work themselves."""
 
 Version: TypeAlias = str | Unavailable
 
 
 class FileFacts(Protocol):
-    """What stat(2) says, as far as it is used."""
+    """The fields of stat(2) that are used here."""
 
     @property
     def st_mode(self) -> int: ...  # noqa: D102
@@ -62,27 +63,29 @@ class FileFacts(Protocol):
 class _Process:
     pid: int
     started: int
-    ticks: int  # of CPU time, user and system
+    ticks: int  # CPU time in clock ticks, user and system
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """What a process runs, as far as it can be seen: its number and start stay the same through execve(2)."""
+    """A process and its program, as far as visible. Process id and start time stay the same through execve(2)."""
 
     pid: int
     started: int
-    said: bytes  # its command line; of a title, which may change at any time, the first word
-    file: tuple[int, int, int] | None  # its program's device, inode and last change; None: not to be seen
-    word: str = field(compare=False)  # the first of its command line, whole
+    said: bytes  # its command line; of a title, which may change at any time, only the first word
+    file: (
+        tuple[int, int, int] | None
+    )  # device, inode and modification time of its program; None: not readable
+    word: str = field(compare=False)  # first word of its command line
 
 
 class AppVersions:
-    """Looks versions up. Cheap enough for every minute, not for every tick.
+    """Looks versions up; cheap enough for every minute, but not for every tick.
 
     Args:
         fs: the host's files.
         hierarchies: its control groups.
-        facts: stat(2), following links; None where only some of the host's files are here.
+        facts: stat(2), following links; None if only some of the host's files are available.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class AppVersions:
         self._known: dict[str, tuple[_Running, str]] = {}
 
     def look(self, spec: WorkloadSpec) -> Version:
-        """The version that runs now, or why that cannot be told. Never raises."""
+        """The version that runs now, or why it is unknown. Never raises."""
         kind, _, rest = spec.version_from.partition(":")
         try:
             if kind == "none":
@@ -108,45 +111,43 @@ class AppVersions:
             return Unavailable(f"its version cannot be read: {exc}")
 
     def forget(self, name: str) -> None:
-        """The workload was taken off the list."""
+        """Forget a workload that was removed."""
         self._known.pop(name, None)
 
     def _from_file(self, path: str) -> Version:
         if not isinstance(self._fs, ReadsStrangers):
-            return Unavailable("only the kernel's files are here")
+            return Unavailable("only the kernel's files are available")
         _, data = self._fs.read_strangers(path, MOST_FILE_BYTES)
         line = next((line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()), "")
         if not line:
             return Unavailable(f"{path} is empty")
-        # What does not look like a version may be anything: of that only a digest is kept and shown.
+        # Text that does not look like a version may be anything: keep and show only a digest.
         return _short(line) if _PLAIN.fullmatch(line) else _digest(line.encode(errors="replace"))
 
     def _from_label(self, cgroup: str, key: str) -> Version:
         labels = ContainerNames(self._fs).labels(cgroup)
         if labels is None:
-            return Unavailable(f"{cgroup} is no container whose labels can be read here")
+            return Unavailable(f"{cgroup} is no container with readable labels")
         value = labels.get(key, "")
         return _short(value) if value else Unavailable(f"its container has no label {key!r}")
 
     def _from_image(self, cgroup: str) -> Version:
         image = ContainerNames(self._fs).image(cgroup)
-        return (
-            _short(image) if image else Unavailable("its container's image is not noted where it can be read")
-        )
+        return _short(image) if image else Unavailable("the image of its container is unknown")
 
     def _from_program(self, spec: WorkloadSpec) -> Version:
         if self._facts is None:
-            return Unavailable("programs' files are not here")
+            return Unavailable("the files of programs are not available")
         processes = [p for pid in self._pids(spec.cgroup) if (p := self._process(pid)) is not None]
         if not processes:
-            return Unavailable("no process of it can be read")
+            return Unavailable("none of its processes can be read")
         known = self._known.get(spec.name)
         if known is not None and any(
             (p.pid, p.started) == (known[0].pid, known[0].started) and self._running(p) == known[0]
             for p in processes
         ):
-            return known[1]  # what was looked at still runs, whatever is on disk by now
-        # What does the work, and not the shell that started it; the oldest of equals.
+            return known[1]  # the known program still runs, even if its file has changed
+        # Prefer the process that does the work over the shell that started it; on ties the oldest.
         processes.sort(key=lambda p: (-p.ticks, p.started, p.pid))
         reason: Unavailable | None = None
         seen: dict[str, FileFacts | None] = {}
@@ -157,7 +158,7 @@ class AppVersions:
                 self._known[spec.name] = running, found
                 return found
             reason = found if reason is None else reason
-        return Unavailable("no process of it can be read") if reason is None else reason
+        return Unavailable("none of its processes can be read") if reason is None else reason
 
     def _pids(self, cgroup: str) -> list[int]:
         return sorted(self._cgroups.group(cgroup).procs())[:MOST_PROCESSES]
@@ -168,13 +169,13 @@ class AppVersions:
             after = text[text.rindex(")") + 2 :].split()  # from the third field of proc_pid_stat(5) on
             return _Process(pid, int(after[19]), int(after[11]) + int(after[12]))
         except (KernelError, ValueError, IndexError):
-            return None  # it is gone
+            return None  # it has ended
 
     def _running(self, process: _Process) -> _Running:
         try:
             said = self._fs.read(f"/proc/{process.pid}/cmdline").rstrip(b"\0")
         except KernelError:
-            said = b""  # it ends
+            said = b""  # it is ending
         word = said.split(b"\0")[0]
         if word == said:
             said = said.split(b" ")[0]
@@ -183,13 +184,17 @@ class AppVersions:
         return _Running(process.pid, process.started, said, file, word.decode(errors="surrogateescape"))
 
     def _program(self, running: _Running, seen: dict[str, FileFacts | None], chosen: bool) -> Version:
-        """``seen``: what was looked at before. ``chosen``: this is the process that does the work."""
+        """The version of one process's program.
+
+        ``seen``: files examined before. ``chosen``: this process does the work.
+        """
         said = running.word
-        # Of a title the first word is the program: "/usr/sbin/nginx: worker process", "postgres: main: writer".
+        # In a title, the first word is the program: "/usr/sbin/nginx: worker process", "postgres: main:
+        # writer".
         title = said.split(" ")[0].rstrip(":")
         name = basename(title)
         if not chosen and (not name or name in _STARTERS):
-            return Unavailable("it only started what runs")
+            return Unavailable("it only started another program")
         exe = f"/proc/{running.pid}/exe"
         for path in (exe, *_places(said, title)):
             if path not in seen:
@@ -199,7 +204,9 @@ class AppVersions:
                 return _short(f"{name or 'program'}-{digest}")
         why = f"the program of process {running.pid} ({said[:60]!r}) cannot be looked at"
         if title.startswith("/") and not _is_own(title):
-            why += f": {exe} cannot be read, and names are believed only in {', '.join(_OWN)}"
+            why += (
+                f": {exe} cannot be read, and command lines are trusted only for files in {', '.join(_OWN)}"
+            )
         return Unavailable(why)
 
     def _file(self, path: str) -> FileFacts | None:
@@ -212,7 +219,7 @@ class AppVersions:
 
 
 def _places(said: str, title: str) -> list[str]:
-    """Where the program of a command line may be: its first word, whole or as the beginning of a title."""
+    """Possible paths of a command line's program: the first word, whole or cut where a title begins."""
     if "/" in title:
         return [path for path in dict.fromkeys((said, title)) if _is_own(path)]
     return [f"{folder}/{title}" for folder in _FOLDERS] if title else []
@@ -223,7 +230,7 @@ def _is_own(path: str) -> bool:
 
 
 def _short(text: str) -> str:
-    """At most ``MOST_TEXT`` printable characters; a longer text keeps its beginning and a digest of all."""
+    """At most ``MOST_TEXT`` printable characters; a longer text is cut and gets a digest of the whole."""
     clean = "".join(c if c.isprintable() else "?" for c in text.strip())
     if len(clean) <= MOST_TEXT:
         return clean

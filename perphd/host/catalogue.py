@@ -1,9 +1,9 @@
-"""The control groups that exist, for completing names and for "did you mean". Never on the hot path.
+"""Listing of existing control groups, for completion and "did you mean". Not for the hot path.
 
-v1 trees are read with cgroupspy, which is shaped like v1 (one tree a controller) and walks the whole of it:
-140 ms for 600 groups. It opens paths by itself, so it serves only where the injected file system is the
-running kernel's; captured and simulated hosts, and v2 trees (which have no controller directories), are
-walked plainly. So is a v1 tree that changed under cgroupspy, which then fails as a whole.
+v1 trees are read with cgroupspy, which expects one tree per controller and walks it completely: 140 ms for
+600 groups. It opens paths itself and is used only if the injected file system is the running kernel's.
+Captured and simulated hosts and v2 trees are walked directly, and so is a v1 tree that changed while
+cgroupspy read it, since cgroupspy then fails.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _SIMILAR: Final = 0.6
 
 @dataclass(frozen=True, slots=True)
 class CgroupEntry:
-    """One control group over all hierarchies.
+    """One control group, merged over all hierarchies.
 
-    ``populated``: a process lives in it or below it; ``processes``: those in the group itself; ``label``: the name of
-    the pod or container that it is, empty for others.
+    ``populated``: the group or a descendant contains a process. ``processes``: number of processes in the
+    group itself. ``label``: name of its pod or container; empty for other groups.
     """
 
     path: str
@@ -41,9 +41,9 @@ class CgroupEntry:
 
 
 def list_cgroups(fs: KernelFs, hierarchies: Hierarchies, limit: int) -> tuple[CgroupEntry, ...]:
-    """All groups but the root, sorted by path; with more than ``limit``, the shallowest are kept.
+    """All groups except the root, sorted by path; if more than ``limit``, only the shallowest.
 
-    Groups that vanish meanwhile are left out; a host without hierarchies has none.
+    Groups that vanish meanwhile are left out. On a host without hierarchies there are none.
     """
     members: dict[str, set[str]] = {}
     for hierarchy in hierarchies.all():
@@ -58,10 +58,10 @@ def list_cgroups(fs: KernelFs, hierarchies: Hierarchies, limit: int) -> tuple[Cg
 
 
 def suggest(path: str, entries: Iterable[CgroupEntry]) -> tuple[str, ...]:
-    """Existing groups that were probably meant by ``path``, best first; at most three.
+    """Existing groups probably meant by ``path``, best first; at most three.
 
-    Groups of the same last name elsewhere come first, then pods and containers of that name, then those that are
-    spelled alike.
+    Groups of the same last name elsewhere come first, then pods and containers of that name, then similar
+    spellings.
     """
     entries = tuple(entries)
     known = [entry.path for entry in entries]
@@ -81,13 +81,13 @@ def _paths(fs: KernelFs, hierarchy: Hierarchy) -> Sequence[str]:
     if hierarchy.version == 1 and _is_running_kernel(fs, hierarchy.mount):
         try:
             return list(_by_cgroupspy(hierarchy.mount))
-        except OSError:  # a group was removed while its tree was being walked
+        except OSError:  # a group was removed during the walk
             pass
     return list(_by_walking(fs, hierarchy.mount))
 
 
 def _is_running_kernel(fs: KernelFs, mount: str) -> bool:
-    """True if ``fs`` shows the very directory that cgroupspy would open."""
+    """True if ``fs`` shows the same directory that cgroupspy would open."""
     if not isinstance(fs, RealFs):
         return False
     try:
@@ -115,7 +115,7 @@ def _by_walking(fs: KernelFs, mount: str) -> Iterator[str]:
             continue
         for name in names:
             path = f"{parent}/{name}"
-            if fs.exists(f"{mount}{path}/cgroup.procs"):  # kernel files have dots and are no directories
+            if fs.exists(f"{mount}{path}/cgroup.procs"):  # kernel files contain dots and are no directories
                 yield path
                 waiting.append(path)
 
@@ -123,7 +123,7 @@ def _by_walking(fs: KernelFs, mount: str) -> Iterator[str]:
 def _pids(fs: KernelFs, hierarchy: Hierarchy, path: str) -> list[str]:
     try:
         return read_text(fs, hierarchy.path(path, "cgroup.procs")).split()
-    except KernelError:  # gone, or a threaded v2 group, whose processes are its ancestor's
+    except KernelError:  # removed, or a threaded v2 group, whose processes belong to an ancestor
         return []
 
 

@@ -1,10 +1,10 @@
 """Kubernetes pods and containers by their cgroup paths, with the names that people gave them.
 
-What a path says is the runtime, the id and the pod; names come from files that the runtimes and kubelet leave on every
-node. Nothing is asked of a daemon. What is not found stays an id.
+The path contains runtime, container id and pod. Names come from files that runtimes and kubelet leave on
+every node; no daemon is asked. Without such files, the id is shown.
 
-A pod's own labels and annotations are on disk with CRI-O alone. ``perphd-publish run --pods`` writes those of this
-node's pods to a file, where the UID in the path finds them.
+Only CRI-O keeps a pod's own labels and annotations on disk. ``perphd-publish run --pods`` writes those of
+this node's pods to a file, indexed by pod UID.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from perphd.domain.errors import KernelError
 from perphd.host.fs import KernelFs
 
 POD_LOGS: Final = "/var/log/pods"
-"""kubelet keeps NAMESPACE_POD_UID here, whatever the runtime."""
+"""kubelet keeps directories NAMESPACE_POD_UID here, with every runtime."""
 PUBLISHED_PODS: Final = "/run/perphd-pods/pods.json"
-"""Labels and annotations of the pods of this node by UID, as ``perphd-publish`` knows them from the API server."""
+"""Labels and annotations of this node's pods by UID, written by ``perphd-publish`` from the API server."""
 _ID: Final = "[0-9a-f]{64}"
 _SCOPE: Final = re.compile(rf"(docker|cri-containerd|crio|libpod|nerdctl)-({_ID})\.scope", re.ASCII)
 _PLAIN: Final = re.compile(rf"(?:crio-)?({_ID})", re.ASCII)
@@ -51,12 +51,12 @@ _CRI_NOTES: Final = {
     "io.kubernetes.cri.sandbox-name": "io.kubernetes.pod.name",
     "io.kubernetes.cri.sandbox-namespace": "io.kubernetes.pod.namespace",
 }
-"""What containerd's CRI calls the labels that every runtime of Kubernetes has."""
+"""containerd's CRI names of labels -> their usual names in Kubernetes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerPath:
-    """What a cgroup path says. Empty: it does not. ``pod_uid`` with dashes, as Kubernetes shows it."""
+    """Contents of a cgroup path; fields are empty if absent. ``pod_uid`` has dashes, as in Kubernetes."""
 
     runtime: str = ""
     container_id: str = ""
@@ -73,7 +73,7 @@ def in_kubernetes(cgroup: str) -> bool:
 
 
 def parse_path(cgroup: str) -> ContainerPath:
-    """What this path says about containers; groups within a container are the container's."""
+    """Parse a path; groups inside a container count as the container."""
     parts = cgroup.strip("/").split("/")
     runtime = container_id = pod_uid = ""
     for before, part in zip(["", *parts], parts, strict=False):
@@ -94,7 +94,7 @@ def parse_path(cgroup: str) -> ContainerPath:
 
 
 class ContainerNames:
-    """Looks names up, each file once: for one listing, not for a daemon's life."""
+    """Looks names up and reads each file once; use one instance per listing."""
 
     def __init__(self, fs: KernelFs) -> None:
         self._fs = fs
@@ -103,7 +103,9 @@ class ContainerNames:
         self._containers: dict[str, str] = {}
 
     def label(self, cgroup: str) -> str:
-        """``namespace/pod/container``, ``namespace/pod``, a container's name, a short id; empty for other groups."""
+        """``namespace/pod/container``, ``namespace/pod``, a container's name or its short id; empty for other
+        groups.
+        """
         path = parse_path(cgroup)
         if not path:
             return ""
@@ -114,12 +116,13 @@ class ContainerNames:
         return name
 
     def labels(self, cgroup: str) -> dict[str, str] | None:
-        """What the runtime keeps on disk of this container's labels; None: nothing of it is readable here.
+        """Labels of this container that are on disk; None if none of its files is readable.
 
-        Of Docker all labels; of CRI-O the pod's and the container's; of containerd what its CRI notes about the pod
-        (its own labels are in a database that only it reads). Containers of Kubernetes have, with any runtime,
-        ``io.kubernetes.pod.name``, ``io.kubernetes.pod.namespace`` and ``io.kubernetes.container.name``. The pod's
-        labels and annotations are added where ``perphd-publish`` has written them; a container's own come first.
+        Docker: all labels. CRI-O: the pod's and the container's labels. containerd: only its CRI's notes
+        about the pod, since the labels are in a private database. Containers of Kubernetes always have
+        ``io.kubernetes.pod.name``, ``io.kubernetes.pod.namespace`` and ``io.kubernetes.container.name``. Pod
+        labels and annotations written by ``perphd-publish`` are added; a container's own labels take
+        precedence.
         """
         path = parse_path(cgroup)
         container_id = path.container_id
@@ -138,7 +141,7 @@ class ContainerNames:
         return found if known else None
 
     def image(self, cgroup: str) -> str:
-        """What this container was made from: the image's digest where it is noted, else its name; empty: neither is."""
+        """The container's image: its digest, else its name; empty if neither is known."""
         container_id = parse_path(cgroup).container_id
         docker = self._json(DOCKER.format(container_id))
         if digest := docker.get("Image"):
@@ -147,7 +150,7 @@ class ContainerNames:
         return next((str(notes[key]) for key in _IMAGE_NOTES if notes.get(key)), "")
 
     def _of_pod(self, uid: str) -> dict[str, str]:
-        """The labels of a pod, and those of its annotations that are no label."""
+        """A pod's annotations and labels; labels take precedence."""
         if not uid:
             return {}
         if self._published is None:
@@ -162,7 +165,7 @@ class ContainerNames:
         )
 
     def _configs(self, container_id: str) -> tuple[str, ...]:
-        """Where the runtimes leave a container's OCI configuration."""
+        """Possible paths of a container's OCI configuration."""
         return (
             *(CONTAINERD.format(namespace, container_id) for namespace in ("k8s.io", "moby", "default")),
             CRIO.format(container_id),

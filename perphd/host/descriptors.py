@@ -1,4 +1,4 @@
-"""How many descriptors this process may have open: two dozen for each workload are soon more than a shell allows."""
+"""Limit on open descriptors of this process: two dozen per workload soon exceed a shell's limit."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import resource
 from typing import Final
 
 _NR_OPEN_DEFAULT: Final = 1 << 20
-"""fs.nr_open as every kernel starts with it: setrlimit(2) refuses more, "unlimited" included."""
+"""Initial value of fs.nr_open on every kernel; setrlimit(2) refuses more, "unlimited" included."""
 
 
 def raise_limit() -> int | None:
-    """Raise the soft limit of open descriptors to the hard one; the limit then, None: there is none.
+    """Raise the soft limit on open descriptors to the hard limit.
 
-    The soft one is low for the sake of select(2), which nothing here calls.
+    Returns the new limit, None if there is none. The soft limit is low only because of select(2), which
+    perphd does not use.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -21,6 +22,6 @@ def raise_limit() -> int | None:
     if soft < most:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        except (OSError, ValueError):  # fs.nr_open is lower here
+        except (OSError, ValueError):  # fs.nr_open is lower on this host
             return soft
     return max(soft, most)

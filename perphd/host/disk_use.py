@@ -1,8 +1,8 @@
-"""Use of disks by device: how busy each disk is, and the bytes that single control groups move on it.
+"""Use of disks by device: busy time of each disk, and bytes moved by single control groups.
 
-Whole disks only (/proc/diskstats, Documentation/admin-guide/iostats.rst): the counters of partitions repeat them.
-Control groups: ``io.stat`` on v2, ``blkio.throttle.io_service_bytes_recursive`` on v1, where writes that the kernel
-makes later from memory count for the root group.
+Only whole disks count (/proc/diskstats, Documentation/admin-guide/iostats.rst), because partitions repeat
+them. Control groups: ``io.stat`` on v2, ``blkio.throttle.io_service_bytes_recursive`` on v1. On v1, delayed
+writes from memory count for the root group.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from perphd.host.fs import KernelFs
 
 _SECTOR: Final = 512
 _IGNORED: Final = ("ram", "zram", "dm-", "md")
-"""In memory, or made of other disks."""
+"""Block devices in memory, or made of other disks."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskCounters:
-    """Of one disk since boot: milliseconds in which it was busy, and bytes moved."""
+    """Milliseconds for which one disk was busy since boot, and bytes moved."""
 
     busy_ms: int
     moved_bytes: int
 
 
 def disk_counters(fs: KernelFs) -> dict[str, DiskCounters]:
-    """Counters by ``MAJOR:MINOR``; empty where the kernel does not tell."""
+    """Counters by ``MAJOR:MINOR``; empty if the kernel does not report them."""
     try:
         names = {name for name in fs.listdir("/sys/block") if not name.startswith(_IGNORED)}
         found = {}
@@ -43,7 +43,7 @@ def disk_counters(fs: KernelFs) -> dict[str, DiskCounters]:
 
 
 def group_bytes(fs: KernelFs, hierarchies: Hierarchies, cgroup: str) -> dict[str, int]:
-    """Bytes that a group has moved, by ``MAJOR:MINOR``; empty where that is not counted."""
+    """Bytes that a group has moved, by ``MAJOR:MINOR``; empty if they are not counted."""
     hierarchy = hierarchies.of("io") or hierarchies.of("blkio")
     if hierarchy is None:
         return {}

@@ -1,11 +1,13 @@
-"""Sending the packets of a control group to a traffic class: a program of four instructions, attached to the cgroup.
+"""BPF programs that assign the packets of a control group to a traffic class.
 
-The program (type cgroup_skb, attached for egress) writes the class into the packet's priority, which HTB takes for the
-class itself without any filter. It holds for all sockets of the group and of those below it, old and new, and for that
-very cgroup only: it goes with it. The link that keeps it attached is pinned below ``/sys/fs/bpf/perphd``, so that it
-outlives perphd, and ``rm`` takes it off. See bpf(2), and htb_classify() in the kernel for what a priority means.
+A program of four instructions (type cgroup_skb, attached for egress) writes the class into the packet's
+priority, which HTB interprets as the class without any filter. It applies to all existing and new sockets of
+the group and its descendants, and vanishes with the cgroup. The link that keeps it attached is pinned in
+``/sys/fs/bpf/perphd``, so that it outlives perphd and ``rm`` detaches it. See bpf(2), and htb_classify() in
+the kernel for the meaning of priorities.
 
-Packets of AF_PACKET sockets, and those that a router forwards for other network namespaces, have no such priority.
+The priority is missing from packets of AF_PACKET sockets, and from packets forwarded for other network
+namespaces.
 """
 
 from __future__ import annotations
@@ -27,44 +29,44 @@ from perphd.host.bpf.syscall import Attach, Command
 from perphd.host.fs import not_the_same
 
 PINS: Final = "/sys/fs/bpf/perphd"
-"""Where the links are pinned: files named KEY-MINOR."""
+"""Directory of the pinned links, in files named KEY-MINOR."""
 _PRIORITY_AT: Final = 32  # offset in struct __sk_buff
 _MINOR_STEP: Final = 0x10
-"""The low four bits of a minor are 0: on devices without HTB that is the priority of everybody's packets."""
+"""Minors end in four zero bits: on devices without HTB, that is the default packet priority."""
 _INFO: Final = struct.Struct("=IIIIQI")  # bpf_link_info: type, id, prog_id, padding, cgroup_id, attach_type
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One pinned link. ``key``: of the cgroup's path; ``minor``: of the class."""
+    """One pinned link. ``key``: hash of the cgroup's path. ``minor``: of the class."""
 
     key: str
     minor: int
 
 
 class Programs(Protocol):
-    """Programs that send cgroups to classes. All raise KernelError classes."""
+    """Programs that assign cgroups to classes. All methods raise KernelError classes."""
 
     def refusal(self) -> str:
-        """Why there can be none here; empty if there can."""
+        """Reason why programs cannot be used here; empty if they can."""
 
     def were_used(self) -> bool:
-        """True if anything may have been pinned since the host was started."""
+        """True if anything may have been pinned since boot."""
 
     def pins(self) -> tuple[Pin, ...]:
-        """All that are pinned."""
+        """All pinned links."""
 
     def cgroup_id(self, pin: Pin) -> int:
-        """Inode of the cgroup that it is attached to; 0: that cgroup is gone, or the pin."""
+        """Inode of the program's cgroup; 0 if that cgroup or the pin is gone."""
 
     def attach(self, key: str, directory: str, inode: int, major: int) -> Pin:
-        """Send this cgroup's packets to a class of its own; replaces what is pinned for ``key`` and keeps its minor.
+        """Assign this cgroup's packets to its own class; replaces the pin of ``key`` and keeps its minor.
 
-        Gone: the directory is not there, or is another one than that of this inode.
+        Raises Gone if the directory is missing, or is not the one with this inode.
         """
 
     def detach(self, pin: Pin) -> None:
-        """Take it off; what is off already is fine."""
+        """Detach a program; a missing pin is ignored."""
 
 
 def key_of(cgroup: str) -> str:
@@ -73,7 +75,7 @@ def key_of(cgroup: str) -> str:
 
 
 def program(major: int, minor: int) -> bytes:
-    """``skb->priority = major:minor; return 1`` (let it pass)."""
+    """The program ``skb->priority = major:minor; return 1`` (let the packet pass)."""
     code = Assembler()
     code.move(Register.R2, major << 16 | minor, bits=32)
     code.store(4, Register.R1, _PRIORITY_AT, Register.R2)
@@ -83,7 +85,7 @@ def program(major: int, minor: int) -> bytes:
 
 
 class BpfPrograms:
-    """The running kernel's. ``directory``: below a mounted bpffs; made when it is needed."""
+    """Programs on the running kernel. ``directory``: in a mounted bpffs; created when needed."""
 
     def __init__(self, directory: str = PINS) -> None:
         self._directory = directory
@@ -95,7 +97,7 @@ class BpfPrograms:
             return f"no BPF file system is mounted on {above} (mount -t bpf bpf {above})"
         if not os.access(self._directory if os.path.isdir(self._directory) else above, os.W_OK):
             return (
-                f"neither {above} nor {self._directory} can be written; a unit needs the latter made before it starts, "
+                f"neither {above} nor {self._directory} can be written; a unit needs the latter before its start, "
                 f"ReadWritePaths={self._directory}, CAP_BPF and SystemCallFilter=bpf"
             )
         try:
@@ -190,7 +192,7 @@ def _free_minor(known: tuple[Pin, ...], where: str) -> int:
 
 
 def _load(major: int, minor: int) -> int:
-    """A descriptor of the program; the caller closes it."""
+    """Load the program; the caller closes the descriptor."""
     return syscall.load_program(program(major, minor), Attach.EGRESS, "perphd_egress")
 
 

@@ -1,12 +1,12 @@
-"""A file ``egress.max`` for every control group: what it may send, by network device, as a text that can be written.
+"""A virtual file ``egress.max`` for every control group: its send limit by network device.
 
-Everything above this sees files, which it reads back, records and gives back as any other. They are in a tree of their
-own, ``/perphd.egress``, which mirrors the cgroup v2 hierarchy. Writing ``eth0 1000000`` there gives the group a class
-of HTB on eth0 and sends its packets there (``perphd.host.tc``, ``perphd.host.egress_bpf``); ``eth0 max`` takes both
-away again.
+Higher layers read, write, record and restore it like any other file. The files are in a separate tree,
+``/perphd.egress``, which mirrors the cgroup v2 hierarchy. Writing ``eth0 1000000`` there creates an HTB class
+on eth0 and assigns the group's packets to it (``perphd.host.tc``, ``perphd.host.egress_bpf``); ``eth0 max``
+removes both.
 
-Only devices that the configuration names get a class, and only if their root qdisc is the one that the kernel makes by
-itself: it comes back exactly when perphd's is deleted, which is when the last class goes.
+Only devices named in the configuration get a class, and only if their root qdisc is the kernel's own default.
+That qdisc returns when perphd's is deleted, together with the last class.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ DEFAULT_QDISC: Final = "/proc/sys/net/core/default_qdisc"
 NO_DEVICE: Final = "no network device is named for egress ceilings ([network] devices in the configuration)"
 _PROCESSES_LOOKED_AT: Final = 16
 _KERNELS_OWN: Final = frozenset({"mq", "noqueue"})
-"""Besides the default one: what the kernel gives to devices of several queues, and of none."""
+"""Root qdiscs that the kernel assigns besides the default: to multi-queue devices, and to those without queue."""
 
 
 def with_egress(hierarchies: Hierarchies) -> Hierarchies:
-    """``hierarchies`` and the tree of ``EgressFs``, where the settings of this kind are looked for."""
+    """``hierarchies`` together with the tree of ``EgressFs``, where egress settings are found."""
     if hierarchies.unified is None:
         return hierarchies
     tree = Hierarchy(2, MOUNT, frozenset({"egress"}))
@@ -48,11 +48,11 @@ def with_egress(hierarchies: Hierarchies) -> Hierarchies:
 
 
 class EgressFs:
-    """``fs`` with the tree of egress ceilings. Only for the running kernel's own files.
+    """``fs`` with the tree of egress limits. Only for the running kernel's own files.
 
-    ``devices``: which may be given classes; what is in force on others can still be given back. ``tc``: made when it
-    is first needed. ``kernel``: where ``fs`` asks systemd, the files beneath that, whose inodes are those of the
-    control groups themselves: a program goes with its group, and not with the unit.
+    ``devices``: devices that may get classes; limits in force on others can still be removed. ``tc``: called
+    when traffic control is first needed. ``kernel``: if ``fs`` goes through systemd, the file system below
+    it, whose inodes are those of the cgroups, because a program belongs to a cgroup and not to a unit.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class EgressFs:
 
     @property
     def raw(self) -> rdt.Fs:
-        """As ``fs``: resctrl has nothing to do with this."""
+        """As in ``fs``; resctrl is not affected."""
         return self._fs.raw  # type: ignore[attr-defined,no-any-return]
 
     @property
@@ -84,7 +84,7 @@ class EgressFs:
         return self._opened
 
     def close(self) -> None:
-        """Give back what is kept open; closing twice is fine."""
+        """Release the connection to traffic control; closing twice is allowed."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -107,24 +107,24 @@ class EgressFs:
     # -- KernelFs ------------------------------------------------------------------------------------------------
 
     def open(self, path: str) -> KernelFile:
-        """As ``fs``."""
+        """As in ``fs``."""
         return self._fs.open(path)
 
     def listdir(self, path: str) -> list[str]:
-        """As ``fs``."""
+        """As in ``fs``."""
         return self._fs.listdir(path)
 
     def subdirectories(self, path: str) -> list[str]:
-        """As ``fs``."""
+        """As in ``fs``."""
         return self._fs.subdirectories(path)
 
     def identity(self, path: str) -> tuple[int, int]:
-        """As ``fs``; in the tree, that of the real control group."""
+        """As in ``fs``; in the tree, the identity of the real control group."""
         real = self._real(path)
         return self._kernel.identity(real) if real else self._fs.identity(path)
 
     def exists(self, path: str) -> bool:
-        """As ``fs``; in the tree, whether the control group is there, or whether a ceiling can be set on it."""
+        """As in ``fs``. In the tree, a group exists as the real one does, and its file if a limit can be set."""
         real = self._real(path)
         if not real:
             return self._fs.exists(path)
@@ -139,7 +139,7 @@ class EgressFs:
             return ""
         try:
             if self._pin(path) is not None:
-                return ""  # in force: whatever has changed since, it can be given back
+                return ""  # a limit in force can always be removed
             if not self._devices:
                 return NO_DEVICE
             return self._programs.refusal() or self._devices_refusal() or self._namespace_refusal(real)
@@ -147,7 +147,9 @@ class EgressFs:
             return str(exc)
 
     def why_not_now(self, path: str) -> str:
-        """See ``perphd.host.cgroup.group.Refuses``: a device has gone (it may come back), or has another's qdisc."""
+        """See ``perphd.host.cgroup.group.Refuses``: a device is gone (it may come back), or has another
+        program's qdisc.
+        """
         if not self._real(path) or not self._devices:
             return ""
         try:
@@ -156,7 +158,7 @@ class EgressFs:
             return str(exc)
 
     def read(self, path: str) -> bytes:
-        """As ``fs``; in the tree, the ceilings that are in force on the control group of now."""
+        """As in ``fs``; in the tree, the limits in force on the present control group."""
         real = self._real(path)
         if not real:
             return self._fs.read(path)
@@ -173,11 +175,11 @@ class EgressFs:
         return f"{text_of(found)}\n".encode()
 
     def write(self, path: str, data: bytes) -> None:
-        """As ``fs``; in the tree, one line ``DEVICE BYTES_PER_SECOND`` or ``DEVICE max``."""
+        """As in ``fs``; in the tree, one line ``DEVICE BYTES_PER_SECOND`` or ``DEVICE max``."""
         self.write_within(path, data, None)
 
     def write_within(self, path: str, data: bytes, identity: Identity | None) -> None:
-        """See ``WritesWithin``; None: whichever group has the path."""
+        """See ``RealFs.write_within``. ``identity`` None: any group at this path."""
         real = self._real(path)
         if not real:
             write_within(self._fs, path, data, identity)
@@ -186,7 +188,7 @@ class EgressFs:
         device, _, value = text.partition(" ")
         if not value.isdecimal() and value != "max":
             raise Invalid(path, "write", errno.EINVAL, text)
-        here = self._kernel.identity(real)  # Gone: so is the group
+        here = self._kernel.identity(real)  # raises Gone if the group is gone
         if identity is not None and here != identity:
             raise not_the_same(path, text)
         try:
@@ -197,7 +199,7 @@ class EgressFs:
         except Gone as exc:
             if exc.errno == errno.ESTALE:
                 raise
-            # The group is there; a device, or its qdisc, went this moment: the next look says so.
+            # The group exists, but a device or its qdisc has just vanished; the next attempt reports it.
             raise Busy(path, "write", exc.errno, text, detail=str(exc)) from exc
 
     # -- ceilings ------------------------------------------------------------------------------------------------
@@ -209,7 +211,7 @@ class EgressFs:
             raise Unsupported(path, "write", errno.EOPNOTSUPP, f"{device} {ceil_bytes}", detail)
         pin = self._pin(path)
         if pin is None or self._programs.cgroup_id(pin) != inode:
-            # Before the class: a class of which there is no pin is nobody's, and is swept away.
+            # Pin before creating the class: a class without a pin counts as left over and is removed.
             pin = self._programs.attach(self._key(path), real, inode, MAJOR)
         if not any(_is_own(qdisc) and qdisc.device == device for qdisc in qdiscs):
             self._add_root(device)
@@ -233,7 +235,10 @@ class EgressFs:
             raise Unsupported(f"tc {device}", "add htb", exc.errno, detail=str(exc)) from exc
 
     def _release(self, pin: Pin | None, *devices: str) -> None:
-        """Take this pin's classes off these devices, and the program off the group if none is left on any."""
+        """Remove this pin's classes from these devices.
+
+        The program is detached if no class is left on any device.
+        """
         left = False
         for device in self._own_devices():
             minors = {item.minor for item in self._classes(device)}
@@ -247,7 +252,7 @@ class EgressFs:
             self._programs.detach(pin)
 
     def _tidy(self, device: str) -> None:
-        """Take away the classes that are nobody's, and the qdisc with the last of them."""
+        """Remove classes without a pin, and the qdisc after the last class."""
         pinned = {pin.minor for pin in self._programs.pins()}
         leaves: dict[int, int] = {}
         parent = 0
@@ -269,18 +274,18 @@ class EgressFs:
     def _classes(self, device: str) -> tuple[HtbClass, ...]:
         try:
             return tuple(item for item in self._tc.classes(device) if item.major == MAJOR)
-        except Gone:  # the device was taken away meanwhile, with its classes
+        except Gone:  # the device vanished together with its classes
             return ()
 
     # -- whether it can be had -----------------------------------------------------------------------------------
 
     def _devices_refusal(self) -> str:
-        """Why one of the named devices gets no classes; empty if all do."""
+        """Reason why one of the configured devices cannot get classes; empty if all can."""
         qdiscs = self._tc.qdiscs()
         return "; ".join(reason for name in self._devices if (reason := self._device_refusal(name, qdiscs)))
 
     def _device_refusal(self, device: str, qdiscs: tuple[Qdisc, ...]) -> str:
-        """Why this device gets no classes; empty if it does."""
+        """Reason why this device cannot get classes; empty if it can."""
         here = [qdisc for qdisc in qdiscs if qdisc.device == device]
         if not here:
             return (
@@ -293,8 +298,8 @@ class EgressFs:
         )
         if chosen is not None:
             return (
-                f"{device} has a qdisc {chosen.kind} that somebody has chosen (handle {chosen.major:x}:): perphd only "
-                "takes the place of the kernel's own"
+                f"{device} has a qdisc {chosen.kind} that an administrator set (handle {chosen.major:x}:): perphd "
+                "only replaces the kernel's default"
             )
         root = next((qdisc.kind for qdisc in here if qdisc.root), "")
         default = ""
@@ -302,13 +307,13 @@ class EgressFs:
             default = read_text(self._fs, DEFAULT_QDISC)
         if root not in _KERNELS_OWN and root != default:
             return (
-                f"{device} has the qdisc {root}, and the kernel would now put back {default or 'an unknown one'} "
+                f"{device} has the qdisc {root}, but the kernel would now restore {default or 'an unknown one'} "
                 "(net.core.default_qdisc has changed since)"
             )
         return ""
 
     def _namespace_refusal(self, real: str) -> str:
-        """Why these processes' packets do not reach the devices of this network namespace; empty if they do."""
+        """Reason why these processes' packets do not reach this network namespace's devices; empty if they do."""
         with suppress(KernelError):
             here = self._fs.identity("/proc/thread-self/ns/net")
             for pid in self._pids(real):
@@ -333,7 +338,7 @@ class EgressFs:
     # -- giving back ---------------------------------------------------------------------------------------------
 
     def outlives(self, path: str) -> bool:
-        """See ``Lasting``: what is left of a ceiling when its cgroup has gone limits nobody; it is tidied up."""
+        """See ``Lasting``: a limit whose cgroup is gone has no effect and is removed."""
         return self._lasting is not None and self._lasting.outlives(path)
 
     def give_back_absent(self, path: str, text: str) -> bool:
@@ -341,23 +346,23 @@ class EgressFs:
         return self._lasting is not None and self._lasting.give_back_absent(path, text)
 
     def given_back(self, path: str) -> str:
-        """See ``Lasting``: the class of a group that is given back, or gone, and what only served it."""
+        """See ``Lasting``: remove the class of a restored or removed group, and everything that served only it."""
         if not self._real(path):
             return "" if self._lasting is None else self._lasting.given_back(path)
         try:
             try:
                 self._release(self._pin(path), *self._own_devices())
-            except Gone:  # a device went this moment: what is left is on the others
+            except Gone:  # a device has just vanished: remove the classes on the others
                 self._release(self._pin(path), *self._own_devices())
         except KernelError as exc:
-            return f"its traffic class, or what only served it, could not be taken away: {exc}"
+            return f"its traffic class, or its qdisc or program, could not be removed: {exc}"
         return ""
 
     def sweep(self) -> None:
-        """Take away everything of perphd's on all devices: for when nothing is on record any more.
+        """Remove everything of perphd's on all devices, when no limit is on record any more.
 
         Raises:
-            KernelError: something could not be taken away.
+            KernelError: something could not be removed.
         """
         if not self._programs.were_used():
             return

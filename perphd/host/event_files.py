@@ -1,7 +1,8 @@
-"""Event counters that somebody states in files, for hosts of which only the files are here (``[host] root``).
+"""Event counters read from files, on hosts where only files are available (``[host] root``).
 
-``/run/perphd-sim/perf`` followed by a cgroup's directory names a file with one ``EVENT COUNT`` a line: totals that
-only grow, under the names of ``EventKind`` in lower case. ``perphd sim mount`` writes them.
+A cgroup's file is ``/run/perphd-sim/perf`` followed by the cgroup's directory. It has one ``EVENT COUNT`` per
+line: growing totals, with the names of ``PerfEventKind`` in lower case. ``perphd sim mount`` writes the
+files.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ from typing import Final
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.reading import Reading, Unavailable
 from perphd.host.fs import KernelFile, KernelFs
-from perphd.host.perf_events import EventGroup, EventKind, EventRefused
+from perphd.host.perf_event_types import EventGroup, EventRefused, PerfEventKind
 
 EVENT_FILES: Final = "/run/perphd-sim/perf"
 
 
 class EventFiles:
-    """An ``EventOpener`` over such files."""
+    """An ``EventOpener`` that reads such files."""
 
     def __init__(self, fs: KernelFs) -> None:
         self._fs = fs
 
-    def __call__(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[EventKind]) -> EventGroup:
-        """Open the counters of a cgroup. Raises Gone where none are stated, EventRefused for events that are not."""
+    def __call__(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[PerfEventKind]) -> EventGroup:
+        """Open the counters of a cgroup. Raises Gone if it has no file, EventRefused for events missing from it."""
         path = EVENT_FILES + cgroup_dir
         file = self._fs.open(path)
         stated = _counts(file.read())
         missing = next((event for event in events if event not in stated), None)
         if missing is not None:
             file.close()
-            advice = f"it states no {missing.name.lower()}"
+            advice = f"it has no {missing.name.lower()}"
             raise EventRefused(path, "open", errno.EOPNOTSUPP, missing, advice=advice)
         return _FileGroup(file, tuple(events), stated)
 
@@ -41,52 +42,52 @@ class _FileGroup:
     """Counts since opening. Never multiplexed."""
 
     def __init__(
-        self, file: KernelFile, events: tuple[EventKind, ...], start: Mapping[EventKind, int]
+        self, file: KernelFile, events: tuple[PerfEventKind, ...], start: Mapping[PerfEventKind, int]
     ) -> None:
         self._file, self._events, self._start = file, events, start
 
-    def read(self) -> Mapping[EventKind, Reading]:
+    def read(self) -> Mapping[PerfEventKind, Reading]:
         """Counts since opening. Raises Gone when the file vanished."""
         now = _counts(self._file.read())
-        gone = Unavailable("the file no longer states it")
+        gone = Unavailable("the file no longer has this event")
         return {
             event: float(now[event] - self._start[event]) if event in now else gone for event in self._events
         }
 
     @property
-    def events(self) -> tuple[EventKind, ...]:
-        """What is counted."""
+    def events(self) -> tuple[PerfEventKind, ...]:
+        """The events that are counted."""
         return self._events
 
     @property
     def starved_cpus(self) -> CpuSet:
-        """None: nobody else has counters there."""
+        """Empty: counters are not shared."""
         return CpuSet()
 
     @property
     def lost_cpus(self) -> CpuSet:
-        """None: the counts are of the whole cgroup."""
+        """Empty: the counts cover the whole cgroup."""
         return CpuSet()
 
     @property
     def fds(self) -> int:
-        """One."""
+        """One descriptor."""
         return 1
 
     def close(self) -> None:
-        """Closing twice is fine."""
+        """Close the file; closing twice is allowed."""
         self._file.close()
 
 
-def counts_text(counts: Mapping[EventKind, float]) -> str:
-    """What such a file holds."""
+def counts_text(counts: Mapping[PerfEventKind, float]) -> str:
+    """The content of such a file."""
     return "".join(f"{event.name.lower()} {int(count)}\n" for event, count in counts.items())
 
 
-def _counts(data: bytes) -> dict[EventKind, int]:
-    found: dict[EventKind, int] = {}
+def _counts(data: bytes) -> dict[PerfEventKind, int]:
+    found: dict[PerfEventKind, int] = {}
     for line in data.decode(errors="replace").splitlines():
         name, _, count = line.partition(" ")
-        if name.upper() in EventKind.__members__ and count.isdecimal():
-            found[EventKind[name.upper()]] = int(count)
+        if name.upper() in PerfEventKind.__members__ and count.isdecimal():
+            found[PerfEventKind[name.upper()]] = int(count)
     return found

@@ -1,7 +1,7 @@
-"""The one way to kernel files: real ones below a root, or a simulated tree with the same answers.
+"""Access to kernel files: the real ones below a root, or a simulated tree.
 
-Everything that reads or writes /proc, /sys or a cgroup takes a ``KernelFs``; paths are absolute as on the
-real host. Errors are the classes of ``perphd.domain.errors``.
+All code that reads or writes /proc, /sys or a cgroup takes a ``KernelFs``. Paths are absolute as on the real
+host. Errors are the classes of ``perphd.domain.errors``.
 """
 
 from __future__ import annotations
@@ -20,84 +20,75 @@ if TYPE_CHECKING:
     import rdt
 
 Identity: TypeAlias = tuple[int, int]
-"""(device, inode) of a directory: another cgroup of the same path has another one."""
+"""(device, inode) of a directory, which differs for another cgroup of the same path."""
 _READ_BYTES = 1 << 16
 _FIRST_BYTES = 1 << 12
-"""What is asked for at first: most of these files are small, and room for the largest would be made for each."""
+"""Size of the first read. Most of these files are small, and the buffer is allocated at every read."""
 _WHOLE_BYTES = 2048
-"""A kernel file of many records comes in pieces of up to a page, each ending where the next record would not fit. A
-first piece shorter than this is all there is: it had room for any record of the files that are kept open."""
+"""Length below which a first read is known to be complete.
+
+A kernel file of many records is returned in pieces of up to a page, each ending before the record that no
+longer fits. A shorter piece had room for any record of the files that are kept open.
+"""
 
 
 class KernelFile(Protocol):
-    """A kernel file kept open: reading again gives the present content."""
+    """A kernel file kept open; each read gives its present content."""
 
     def read(self) -> bytes:
-        """The whole content now. Raises Gone when the object behind the file vanished."""
+        """The whole content now. Raises Gone if the object behind the file has vanished."""
 
     def close(self) -> None:
-        """Give the descriptor back; closing twice is fine."""
+        """Close the descriptor; closing twice is allowed."""
 
 
 class KernelFs(Protocol):
-    """File operations as perphd needs them. All raise KernelError classes, never OSError."""
+    """The file operations that perphd needs. All raise KernelError classes, never OSError."""
 
     def open(self, path: str) -> KernelFile:
         """Open for repeated reading."""
 
     def read(self, path: str) -> bytes:
-        """Open, read whole, close."""
+        """Read a whole file."""
 
     def write(self, path: str, data: bytes) -> None:
-        """One write(2) of an existing file (never creates); the kernel parses it as one command."""
+        """Write an existing file by one write(2), which the kernel parses as one command."""
 
     def listdir(self, path: str) -> list[str]:
         """Names in a directory, sorted."""
 
     def subdirectories(self, path: str) -> list[str]:
-        """Names of the directories in a directory, sorted; symbolic links are none."""
+        """Names of the directories in a directory, sorted, without symbolic links."""
 
     def exists(self, path: str) -> bool:
-        """True if something is there."""
+        """True if the file or directory exists."""
 
     def identity(self, path: str) -> Identity:
-        """(device, inode): changes when a cgroup is removed and made again under the same name."""
-
-
-@runtime_checkable
-class WritesWithin(Protocol):
-    """File systems that write into one directory and no other, whatever comes to bear its name meanwhile."""
-
-    def write_within(self, path: str, data: bytes, identity: Identity) -> None:
-        """As ``KernelFs.write``, if the file's directory is this one.
-
-        Raises:
-            KernelError: as ``write``; Gone: the directory is not there any more, or another one is.
-        """
+        """(device, inode): changes when a cgroup is removed and recreated under the same name."""
 
 
 @runtime_checkable
 class ReadsStrangers(Protocol):
-    """File systems that also read files which are not the kernel's, and which applications may have put there."""
+    """File systems that can also read ordinary files, which applications may have written."""
 
     def read_strangers(self, path: str, most_bytes: int) -> tuple[int, bytes]:
-        """(uid of the owner, the first ``most_bytes``) of a plain file; never waits for anybody.
+        """(uid of the owner, first ``most_bytes`` bytes) of a regular file; never blocks.
 
         Raises:
-            KernelError: it is not there, or cannot be read.
-            ParseError: it is no plain file, but a symbolic link, a FIFO, a device ...
+            KernelError: it does not exist, or cannot be read.
+            ParseError: it is not a regular file, but a symbolic link, a FIFO, a device ...
         """
 
 
 @runtime_checkable
 class ListsStrangers(Protocol):
-    """File systems that also list directories which are applications' own, however large those are."""
+    """File systems that can also list applications' own directories, however large."""
 
     def list_strangers(self, path: str, most: int) -> list[str]:
-        """Names in a directory, ``most`` of them if there are more, in any order.
+        """Names in a directory, in any order, at most ``most``.
 
         Raises:
-            KernelError: it is not there, or cannot be listed.
+            KernelError: it does not exist, or cannot be listed.
         """
 
 
@@ -129,7 +120,7 @@ def _whole(fd: int) -> bytes:
 
 
 def _rest(fd: int, data: bytes) -> bytes:
-    """All of a file that begins so."""
+    """Read the rest of a file after ``data``; returns the whole content."""
     parts, offset = [data], len(data)
     while chunk := os.pread(fd, _READ_BYTES, offset):
         parts.append(chunk)
@@ -148,7 +139,7 @@ class RealFs:
 
     @property
     def raw(self) -> rdt.Fs:
-        """The same files as the package ``rdt`` wants them: with plain OSError, and directories that can be made."""
+        """The same files as ``rdt`` needs them: with plain OSError, and with mkdir and rmdir."""
         from rdt.fs import RealFs as Raw
 
         return Raw(self._root or "/")
@@ -161,7 +152,7 @@ class RealFs:
             raise kernel_error(exc, path, "open") from exc
 
     def read(self, path: str) -> bytes:
-        """Open, read whole, close."""
+        """Read a whole file."""
         try:
             fd = os.open(self._root + path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
@@ -174,7 +165,7 @@ class RealFs:
             os.close(fd)
 
     def read_strangers(self, path: str, most_bytes: int) -> tuple[int, bytes]:
-        """See ``ReadsStrangers``. O_NONBLOCK: a FIFO would keep open(2) waiting for a writer, for ever."""
+        """See ``ReadsStrangers``. O_NONBLOCK, because open(2) of a FIFO would wait for a writer."""
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
         try:
             fd = os.open(self._at(path), flags)
@@ -185,7 +176,7 @@ class RealFs:
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                raise ParseError("a plain file", path, "a file that holds what is written in it")
+                raise ParseError("a plain file", path, "a regular file")
             return status.st_uid, os.read(fd, most_bytes)
         except OSError as exc:
             raise kernel_error(exc, path, "read") from exc
@@ -193,7 +184,7 @@ class RealFs:
             os.close(fd)
 
     def write(self, path: str, data: bytes) -> None:
-        """One write(2) of an existing file."""
+        """Write an existing file by one write(2)."""
         shown = data.decode(errors="replace").rstrip("\n")
         try:
             fd = os.open(self._at(path), os.O_WRONLY | os.O_CLOEXEC)
@@ -207,7 +198,11 @@ class RealFs:
             os.close(fd)
 
     def write_within(self, path: str, data: bytes, identity: Identity) -> None:
-        """See ``WritesWithin``: the file is opened through the directory that was looked at, not by its path."""
+        """Like ``write``, but in exactly this directory: the file is opened through it, not by its path.
+
+        Raises:
+            KernelError: as ``write``; Gone if the directory is gone, or was replaced.
+        """
         shown = data.decode(errors="replace").rstrip("\n")
         fds: list[int] = []
         try:
@@ -241,13 +236,13 @@ class RealFs:
     def subdirectories(self, path: str) -> list[str]:
         """Names of the directories in a directory, sorted."""
         try:
-            with os.scandir(self._at(path)) as entries:  # tells kinds without asking for every name
+            with os.scandir(self._at(path)) as entries:  # gives kinds without a call per name
                 return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
         except OSError as exc:
             raise kernel_error(exc, path, "list") from exc
 
     def exists(self, path: str) -> bool:
-        """True if something is there."""
+        """True if the file or directory exists."""
         return os.path.exists(self._at(path))
 
     def identity(self, path: str) -> tuple[int, int]:
@@ -260,17 +255,18 @@ class RealFs:
 
 
 def not_the_same(path: str, value: str) -> Gone:
-    """The error for a write to a directory that is another one now."""
-    return Gone(path, "write", errno.ESTALE, value, advice="another cgroup has this path now")
+    """The error for a write to a directory that has been replaced."""
+    return Gone(path, "write", errno.ESTALE, value, advice="another cgroup now has this path")
 
 
 def write_within(fs: KernelFs, path: str, data: bytes, identity: Identity | None) -> None:
-    """One write into this very directory; None: whichever has the path.
+    """One write into exactly this directory. ``identity`` None: any directory at this path.
 
-    Where ``fs`` cannot hold on to a directory (simulated trees, which nobody changes meanwhile) it is looked at first.
+    If ``fs`` cannot open a file through its directory (simulated trees), the identity is checked before the
+    write.
 
     Raises:
-        KernelError: as ``WritesWithin.write_within``.
+        KernelError: as ``RealFs.write_within``.
     """
     if identity is None:
         fs.write(path, data)
@@ -283,5 +279,5 @@ def write_within(fs: KernelFs, path: str, data: bytes, identity: Identity | None
 
 
 def read_text(fs: KernelFs, path: str) -> str:
-    """The file's text with the trailing newline removed; bytes that are no UTF-8 are replaced."""
+    """The file's text without the trailing newline; invalid UTF-8 is replaced."""
     return fs.read(path).decode(errors="replace").rstrip("\n")

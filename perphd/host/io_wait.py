@@ -1,7 +1,7 @@
-"""Where the threads of some processes spend their time: running, waiting for block devices, or for remote storage.
+"""Time of processes' threads by activity: running, waiting for block devices, waiting for remote storage.
 
-CPU time and, where ``kernel.task_delayacct`` is on, the time spent waiting for block devices come from the kernel's
-counters. Everything else is sampled: the state of each thread, and for those that sleep the kernel function or the
+CPU time comes from the kernel's counters, and so does the wait for block devices if ``kernel.task_delayacct``
+is on. Everything else is sampled: the state of each thread and, for sleeping threads, the kernel function or
 connection that they wait for.
 """
 
@@ -19,15 +19,16 @@ from perphd.domain.reading import Reading, Unavailable
 from perphd.host.fs import KernelFs, read_text
 
 MOST_THREADS: Final = 256
-"""Of more of them the first are sampled: each costs some 40 us a look."""
+"""Maximum number of threads sampled, the first ones; each takes about 40 us per look."""
 LOOKS_PER_S: Final = 20
 DELAY_ACCOUNTING: Final = "/proc/sys/kernel/task_delayacct"
 _NETWORK_WAIT: Final = re.compile(
     r"nfs|rpc_|cifs|smb|ceph|p9_|v9fs|fuse|request_wait_answer|virtio_fs|sk_wait|tcp_|inet_wait|ocfs2|gfs2"
 )
-"""Kernel functions in which a thread waits for a server, or for a program that plays a file system."""
+"""Kernel functions in which a thread waits for a server, or for a user-space file system."""
 _STATE, _USER, _SYSTEM, _BLOCK_TICKS = 0, 11, 12, 39
-"""Of /proc/PID/stat, after the command's parenthesis: state, utime, stime, delayacct_blkio_ticks. See proc(5)."""
+"""Field indices in /proc/PID/stat after the command's parenthesis: state, utime, stime,
+delayacct_blkio_ticks. See proc(5)."""
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _WITH_DESCRIPTOR: Final = frozenset({0, 1, 17, 18, 19, 20, 44, 45, 46, 47, 295, 296, 299, 307, 327, 328})
 """x86-64 system calls whose first argument is the descriptor that is read or written."""
@@ -43,15 +44,15 @@ def split(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> TimeSplit:
-    """Watch threads for some seconds.
+    """Watch threads for some seconds and split their time by activity.
 
     Args:
         fs: the host.
-        readlink: of a path of that host.
-        threads: (process, thread) of each now.
+        readlink: reads a symbolic link of that host.
+        threads: returns (process, thread) ids at the moment of the call.
         sockets: inodes of connections to storage.
-        seconds: how long.
-        sleep: waits so many seconds.
+        seconds: duration.
+        sleep: waits for a number of seconds.
         clock: monotonic seconds.
     """
     counted = _is_counted(fs)
@@ -98,7 +99,7 @@ def _stat(fs: KernelFs, pid: int, tid: int) -> list[str]:
 
 
 def _times(fs: KernelFs, pid: int, tid: int) -> tuple[float, float] | None:
-    """Seconds of CPU time, and of waiting for block devices, since the thread began; None if it is gone."""
+    """Seconds of CPU time and of waiting for block devices since the thread began; None if it has ended."""
     words = _stat(fs, pid, tid)
     try:
         used = int(words[_USER]) + int(words[_SYSTEM])
@@ -115,7 +116,7 @@ def _waits_for(
     sockets: frozenset[str],
     calls: frozenset[int],
 ) -> str:
-    """``block``, ``network``, or empty where it runs or waits for something else."""
+    """``block`` or ``network``; empty if the thread runs or waits for something else."""
     words = _stat(fs, pid, tid)
     state = words[_STATE] if words else ""
     if state == "D":

@@ -1,4 +1,4 @@
-"""What a job is, by its control group and its first process."""
+"""Facts about a job from its control group: first process and image."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from perphd.host.fs import KernelFs, read_text
 from perphd.host.systemd_fs import unit_of
 
 MOST_PROCESSES: Final = 32
-"""Of a group with more of them the oldest by number are looked at."""
+"""Maximum number of processes examined per group, lowest process ids first."""
 MOST_ARGV_BYTES: Final = 4096
 _START: Final = 19
-"""Field starttime of /proc/PID/stat, counted after the command's closing parenthesis: proc(5)."""
+"""Index of the field starttime in /proc/PID/stat after the command's closing parenthesis: proc(5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class FirstProcess:
 
 
 class JobFacts:
-    """Reads them on one host. Some 0.2 ms: for the beginning of a job, not for every tick."""
+    """Reads facts about jobs. A call takes some 0.2 ms: use it at the beginning of a job, not at every tick."""
 
     def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
         self._fs, self._cgroups = fs, Cgroups(fs, hierarchies)
 
     def first_process(self, cgroup: str) -> FirstProcess | None:
-        """The oldest process below this group; None if none can be read."""
+        """The oldest process in this group and its descendants; None if none can be read."""
         try:
             pids = sorted(self._cgroups.group(cgroup).procs())[:MOST_PROCESSES]
         except PerphError:
@@ -51,7 +51,7 @@ class JobFacts:
         return None
 
     def image(self, cgroup: str) -> str:
-        """The container's image, or the unit; empty where it is neither."""
+        """The container's image, else the systemd unit; empty if it is neither."""
         try:
             if parse_path(cgroup).container_id:
                 return ContainerNames(self._fs).image(cgroup)

@@ -1,8 +1,9 @@
-"""kubelet's static CPU manager: the CPUs that it has given to single containers, and whose cpusets it sets itself.
+"""kubelet's static CPU manager: exclusive CPUs of containers, and cpusets that kubelet writes itself.
 
-It writes its decisions to a state file (kubernetes.io, "Control CPU Management Policies on the Node"). It compares a
-container's cpuset with what it wrote last, not with the kernel: kubelet 1.36 repairs a foreign value once and not
-again. Nothing would undo a mistake. So its cpusets are left alone, and its exclusive CPUs are given to nobody else.
+kubelet keeps its decisions in a state file (kubernetes.io, "Control CPU Management Policies on the Node"). It
+compares a container's cpuset with its own last write, not with the kernel's value: kubelet 1.36 repairs a
+foreign value once and never again, so that a mistake would persist. perphd therefore leaves these cpusets
+alone and gives kubelet's exclusive CPUs to no other workload.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from perphd.host.fs import KernelFs
 
 STATE: Final = "/var/lib/kubelet/cpu_manager_state"
 LOOK_AGAIN_S: Final = 10.0
-"""As often as kubelet itself reconciles."""
+"""Seconds between two reads, equal to kubelet's own reconcile period."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuManager:
-    """What the state file says. ``exclusive``: CPUs that belong to single containers."""
+    """Contents of the state file. ``exclusive``: CPUs that belong to single containers."""
 
     is_static: bool = False
     exclusive: CpuSet = CpuSet()
 
 
 def parse_state(data: bytes) -> CpuManager:
-    """Read the state file (both of its versions); what cannot be read says that nothing is exclusive."""
+    """Parse the state file (either version); an unreadable file means that no CPUs are exclusive."""
     try:
         state = json.loads(data)
         if state.get("policyName") != "static":
@@ -53,7 +54,7 @@ class Kubelet:
         self._looked_s: float | None = None
 
     def cpu_manager(self, now_s: float) -> CpuManager:
-        """What kubelet has decided; nothing on a host without it."""
+        """The present CPU assignment of kubelet; empty on a host without kubelet."""
         if self._looked_s is None or not 0 <= now_s - self._looked_s < LOOK_AGAIN_S:
             self._looked_s = now_s
             try:
@@ -63,7 +64,7 @@ class Kubelet:
         return self._known
 
     def refusal(self, cgroup: str, now_s: float) -> str:
-        """Why the cpuset of this group is not to be set; empty if it may be."""
+        """Reason why the cpuset of this group must not be set; empty if it may be set."""
         if in_kubernetes(cgroup) and self.cpu_manager(now_s).is_static:
-            return f"kubelet's static CPU manager sets the cpusets of pods ({STATE}): they are left to it"
+            return f"kubelet's static CPU manager sets the cpusets of pods ({STATE}): perphd does not change them"
         return ""

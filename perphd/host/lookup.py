@@ -1,7 +1,7 @@
-"""Finding control groups by what they are: the unit, the container, the process. Reads only; asks no daemon.
+"""Search for control groups by unit, container or process. Reads files only and asks no daemon.
 
-Nothing here walks the whole tree: units of this host's systemd lie in slices alone, and containers in slices or in the
-folders that their runtimes make.
+No search walks the whole tree: units of this host's systemd lie only in slices, and containers in slices or
+in their runtimes' folders.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from perphd.host.fs import KernelFs, ReadsStrangers, read_text
 from perphd.host.systemd_fs import unit_of
 
 MAX_GROUPS: Final = 20_000
-"""So many directories are looked at in one walk, against trees without an end."""
+"""Maximum number of directories visited in one walk, in case a tree is unbounded."""
 READ_AGAIN: Final = 16
-"""Of so many containers that are known what their runtimes leave is read again in one look."""
+"""Number of known containers whose runtime files one look reads again."""
 _FOLDERS: Final = frozenset(
     {"docker", "libpod_parent", "default", "kubepods", "burstable", "besteffort", "guaranteed"}
 )
 _POD = re.compile(r"(?:.*-)?pod[0-9a-f_-]{32,36}(?:\.slice)?", re.ASCII)
 _CLK_START: Final = 19
-"""Field starttime of /proc/PID/stat, counted after the command's closing parenthesis: proc(5)."""
+"""Index of the field starttime in /proc/PID/stat after the command's closing parenthesis: proc(5)."""
 
 _PID_FILE_BYTES: Final = 64
 _PID_DIGITS: Final = 10
@@ -34,7 +34,7 @@ _PID_DIGITS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container's group. ``labels`` None: what the runtime keeps about it cannot be read."""
+    """One container's group. ``labels`` None: they cannot be read."""
 
     cgroup: str
     name: str
@@ -42,17 +42,17 @@ class Container:
 
 
 def primary(hierarchies: Hierarchies) -> Hierarchy | None:
-    """The tree that is looked through: where processes are divided for their CPU time."""
+    """The hierarchy that is searched: the one that divides CPU time."""
     if hierarchies.layout is Layout.V2:
         return hierarchies.unified
     return hierarchies.of("cpu") or next(iter(hierarchies.all()), None)
 
 
 class Lookup:
-    """Looks on one host. Walks the tree at most once for each kind between two calls of ``look_anew``.
+    """Searches one host. Walks the tree at most once per kind between two calls of ``look_anew``.
 
-    What runtimes leave about containers is remembered, and read again for a few at a time: a container may be given
-    another name, and a runtime may be late.
+    Container names and labels are kept and re-read for a few containers per call, since a container may be
+    renamed and a runtime may write late.
     """
 
     def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
@@ -62,11 +62,11 @@ class Lookup:
         self._known: dict[str, Container] = {}
 
     def look_anew(self) -> None:
-        """What was found so far may be different by now."""
+        """Discard cached results."""
         self._units = self._containers = None
 
     def children(self, cgroup: str) -> list[str]:
-        """Names of the groups directly below one; none if it is gone."""
+        """Names of a group's children; none if it is gone."""
         tree = primary(self._hierarchies)
         if tree is None:
             return []
@@ -76,11 +76,11 @@ class Lookup:
             return []
 
     def exists(self, cgroup: str) -> bool:
-        """True if the group is there."""
+        """True if the group exists."""
         return bool(self._hierarchies.directories(self._fs, cgroup))
 
     def units(self) -> Sequence[tuple[str, str]]:
-        """(unit, its group) of everything that lies in slices; slices come before what they hold."""
+        """(unit, its group) for all units in slices; a slice precedes its contents."""
         if self._units is None:
             groups = self._walk(lambda name: name.endswith(".slice"))
             self._units = tuple((unit, cgroup) for cgroup in groups if (unit := unit_of(cgroup)))
@@ -91,7 +91,7 @@ class Lookup:
         if self._containers is None:
             there = [cgroup for cgroup in self._walk(_may_hold_containers) if parse_path(cgroup).container_id]
             present = set(there)
-            # In the order in which they were read: the first are those of which the least is known by now.
+            # In reading order: the first were read longest ago.
             known = [cgroup for cgroup in self._known if cgroup in present]
             kept = {cgroup: self._known[cgroup] for cgroup in known[READ_AGAIN:]}
             names = ContainerNames(self._fs)
@@ -103,7 +103,7 @@ class Lookup:
         return self._containers
 
     def _walk(self, descend: Callable[[str], bool]) -> Iterator[str]:
-        """Groups from the top, into those with such names."""
+        """Groups from the top, descending into those whose names ``descend`` accepts."""
         waiting, count = [""], 0
         while waiting:
             parent = waiting.pop()
@@ -116,7 +116,7 @@ class Lookup:
                     waiting.append(f"{parent}/{name}")
 
     def of_process(self, pid: int) -> str:
-        """The group that this process is in; empty if there is no such process, or it is in the root."""
+        """The group of this process; empty for the root group, or if there is no such process."""
         tree = primary(self._hierarchies)
         try:
             lines = read_text(self._fs, f"/proc/{pid}/cgroup").splitlines()
@@ -132,24 +132,28 @@ class Lookup:
         return "" if found in ("", "/") or "/.." in found else found
 
     def start_of(self, pid: int) -> int:
-        """When this process began, in the kernel's ticks since boot; 0: there is none. Tells it from its successors."""
+        """Start time of this process in clock ticks since boot; 0: no such process.
+
+        Together with the process id it identifies a process, since ids are reused.
+        """
         try:
             return int(read_text(self._fs, f"/proc/{pid}/stat").rpartition(")")[2].split()[_CLK_START])
         except (KernelError, ValueError, IndexError):
             return 0
 
     def pid_in(self, path: str) -> tuple[int, str]:
-        """(the number in a pid file, ""); (0, why it is not taken, if it is there).
+        """Read a pid file: (process id, ""), or (0, reason for its rejection).
 
-        Whoever may write the file says which workload this is. So only root is believed about every process, and
-        others about processes that are theirs alone.
+        The reason is empty if the file does not exist. Whoever can write the file chooses the workload. The
+        file is therefore trusted for any process if root owns it, and otherwise only for processes of its
+        owner.
         """
         if not isinstance(self._fs, ReadsStrangers):
             return 0, f"pid files cannot be read on this host: {path}"
         try:
             owner, data = self._fs.read_strangers(path, _PID_FILE_BYTES)
         except ParseError:
-            return 0, f"{path} is no plain file (but a symbolic link, a FIFO, a device ...): it is not read"
+            return 0, f"{path} is not a regular file (a symbolic link, a FIFO, a device ...): it is not read"
         except KernelError:
             return 0, ""
         word = data.split(maxsplit=1)[:1]
@@ -166,7 +170,7 @@ class Lookup:
         return (pid, "") if users else (0, "")
 
     def _users_of(self, pid: int) -> set[int]:
-        """Real, effective and saved uid of a process; empty if there is none."""
+        """Real, effective and saved uid of a process; empty if there is no such process."""
         try:
             for line in read_text(self._fs, f"/proc/{pid}/status").splitlines():
                 if line.startswith("Uid:"):

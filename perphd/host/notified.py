@@ -1,6 +1,7 @@
-"""Kernel files that notify: a descriptor that the asyncio loop listens to for exceptional events (POLLPRI, POLLERR).
+"""Kernel files that notify readers: asyncio integration for exceptional events (POLLPRI, POLLERR).
 
-The loop's own readers know only "readable", which such a file always is; so an epoll of its own stands between.
+The loop's own readers know only "readable", which such a file always is. A separate epoll therefore stands
+between.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Notified:
         return self._epoll is None
 
     def close(self) -> None:
-        """Listen no more, and give the descriptors back; closing twice is fine."""
+        """Stop listening and close the descriptors; closing twice is allowed."""
         if self._epoll is not None:
             self._loop.remove_reader(self._epoll.fileno())
             self._release()

@@ -1,13 +1,14 @@
-"""Performance counters of a cgroup through perf_event_open(2): hardware ones where there is a PMU, else software.
+"""Performance counters of a cgroup through perf_event_open(2): hardware events with a PMU, else software
+events.
 
-One group of events per workload and CPU, every member opened with the cgroup's directory (a member opened
-without it counts the whole CPU). Opening goes through ctypes; reading a group is one read(2) and one unpack.
-See perf_event_open(2) and tools/perf/design.txt.
+There is one group of events per workload and CPU. Every member is opened with the cgroup's directory, because
+without it a member counts the whole CPU. Opening goes through ctypes; reading a group is one read(2) and one
+unpack. See perf_event_open(2) and tools/perf/design.txt.
 
-Counts are given as the kernel counted them, never scaled by time_enabled / time_running. Both times are wrong where
-counters are shared: after a cgroup's last counter was closed, the next time_enabled on that CPU covers the gap
-(6.1, 6.12); 6.12 books time_running of multiplexed groups wrongly. The group's own task clock is right in all of
-these cases, so the caller relates counts to it.
+Counts are as the kernel gives them, never scaled by time_enabled / time_running. Both times are wrong for
+shared counters: after a cgroup's last counter was closed, the next time_enabled on that CPU includes the gap
+(6.1, 6.12), and 6.12 accounts time_running of multiplexed groups wrongly. The group's own task clock is right
+in all of these cases, so callers scale by it.
 """
 
 from __future__ import annotations
@@ -18,155 +19,28 @@ import os
 import platform
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from types import MappingProxyType, TracebackType
-from typing import Final, NamedTuple, Protocol, Self, TypeAlias
+from typing import Final, NamedTuple, Self
 
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.errors import Busy, Full, Gone, KernelError, Unsupported, kernel_error
+from perphd.domain.errors import Busy, Full, Gone, KernelError, kernel_error
 from perphd.domain.reading import Reading, Unavailable
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy
 from perphd.host.descriptors import raise_limit
-
-HARDWARE_TYPE: Final = 0
-"""PERF_TYPE_HARDWARE: the kernel's generalised hardware events."""
-SOFTWARE_TYPE: Final = 1
-"""PERF_TYPE_SOFTWARE."""
-
-
-class EventKind(Enum):
-    """What can be counted; the value is its name for people. Codes are a host's: ``EventCodes``.
-
-    ``STALL_BACKEND``: cycles in which nothing was issued or executed for want of resources or data.
-    ``STALL_MEMORY``: those of them that waited for memory beyond the last-level cache.
-    """
-
-    INSTRUCTIONS = "instructions"
-    CYCLES = "cycles"
-    LLC_REFERENCES = "llc-references"
-    LLC_MISSES = "llc-misses"
-    STALL_BACKEND = "stall-backend"
-    STALL_MEMORY = "stall-memory"
-    TASK_CLOCK_NS = "task-clock-ns"
-    CONTEXT_SWITCHES = "context-switches"
-    CPU_MIGRATIONS = "cpu-migrations"
-    PAGE_FAULTS = "page-faults"
-
-    __hash__ = object.__hash__  # Enum's own hashes the name, in Python, at every look-up
-
-    @property
-    def is_hardware(self) -> bool:
-        """True if it needs a PMU."""
-        return self not in _SOFTWARE_CODES
-
-    @property
-    def label(self) -> str:
-        """Its name for people, e.g. ``llc-misses``."""
-        return self.value
-
-
-class EventCode(NamedTuple):
-    """How the kernel names an event: ``type`` and ``config`` of perf_event_attr."""
-
-    type: int
-    config: int
-
-
-EventCodes: TypeAlias = Mapping[EventKind, EventCode | Unavailable]
-"""A host's code of every event, or why it has none: ``perphd.host.pmu``."""
-
-_SOFTWARE_CODES: Final = {
-    EventKind.TASK_CLOCK_NS: EventCode(SOFTWARE_TYPE, 1),
-    EventKind.CONTEXT_SWITCHES: EventCode(SOFTWARE_TYPE, 3),
-    EventKind.CPU_MIGRATIONS: EventCode(SOFTWARE_TYPE, 4),
-    EventKind.PAGE_FAULTS: EventCode(SOFTWARE_TYPE, 2),
-}
-_PROCESSOR_UNKNOWN: Final = Unavailable("it is not known how this processor names the event")
-COMMON_CODES: Final[EventCodes] = MappingProxyType(
-    dict.fromkeys(EventKind, _PROCESSOR_UNKNOWN)
-    | {
-        EventKind.INSTRUCTIONS: EventCode(HARDWARE_TYPE, 1),
-        EventKind.CYCLES: EventCode(HARDWARE_TYPE, 0),
-    }
-    | _SOFTWARE_CODES
+from perphd.host.perf_event_types import (
+    COMMON_CODES,
+    PROCESSOR_UNKNOWN,
+    SOFTWARE_CODES,
+    EventCode,
+    EventCodes,
+    EventRefused,
+    EventSupport,
+    PerfEventKind,
 )
-"""Events that have the same code, and mean the same, on every processor."""
-
-
-HARDWARE_EVENTS: Final = tuple(kind for kind in EventKind if kind.is_hardware)
-SOFTWARE_EVENTS: Final = tuple(kind for kind in EventKind if not kind.is_hardware)
-
-
-class EventRefused(Unsupported):
-    """The kernel does not count this event: do without it.
-
-    Args:
-        path: the cgroup's directory.
-        operation: what was tried.
-        errno: the kernel's answer.
-        kind: the event.
-        too_many: the event alone would be counted; the group has more events than the PMU has counters.
-        advice: what a person can do.
-    """
-
-    def __init__(
-        self, path: str, operation: str, errno: int, kind: EventKind, too_many: bool = False, advice: str = ""
-    ) -> None:
-        super().__init__(path, operation, errno, advice=advice)
-        self.kind, self.too_many = kind, too_many
-
-
-class EventGroup(Protocol):
-    """Open counters of one workload. All its events are counted at the same moments."""
-
-    def read(self) -> Mapping[EventKind, Reading]:
-        """Counts since opening, summed over CPUs, as counted; never falling from call to call.
-
-        Where counters were shared with others, the workload ran longer than was counted: TASK_CLOCK_NS says how long
-        the group counted. May be the very object of the call before where nothing was counted meanwhile.
-        """
-
-    @property
-    def events(self) -> tuple[EventKind, ...]:
-        """What is counted, in the order of opening."""
-
-    @property
-    def starved_cpus(self) -> CpuSet:
-        """CPUs on which the workload ran since the last reading, and the counters for less than half of that time.
-
-        By the kernel's time_enabled, which is too long on some CPUs after a restart: a hint, not evidence.
-        """
-
-    @property
-    def lost_cpus(self) -> CpuSet:
-        """CPUs that could not be opened or went away: what ran there later is missing. Reopen to follow."""
-
-    @property
-    def fds(self) -> int:
-        """Descriptors held."""
-
-    def close(self) -> None:
-        """Give the descriptors back; closing twice is fine."""
-
-
-class EventOpener(Protocol):
-    """The way to counters: ``open_group`` on a real host, something else on a simulated one."""
-
-    def __call__(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[EventKind]) -> EventGroup:
-        """Open one group on each CPU; raises KernelError classes."""
-
-
-@dataclass(frozen=True, slots=True)
-class EventSupport:
-    """Which events this kernel counts, per cgroup. ``missing`` gives the reason for each of the others."""
-
-    supported: tuple[EventKind, ...]
-    missing: Mapping[EventKind, KernelError]
 
 
 class _Attr(ctypes.Structure):
-    """The first 64 bytes of perf_event_attr (PERF_ATTR_SIZE_VER0): all that plain counting needs."""
+    """The first 64 bytes of perf_event_attr (PERF_ATTR_SIZE_VER0), which suffice for counting."""
 
     _fields_ = (
         ("type", ctypes.c_uint32),
@@ -178,7 +52,7 @@ class _Attr(ctypes.Structure):
         (
             "flags",
             ctypes.c_uint64,
-        ),  # bit field; 0: enabled, inherited by nobody, excludes nothing, not pinned
+        ),  # bit field; 0: enabled, not inherited, excludes nothing, not pinned
         ("wakeup_events", ctypes.c_uint32),
         ("bp_type", ctypes.c_uint32),
         ("bp_addr", ctypes.c_uint64),
@@ -194,13 +68,13 @@ _NO_PMU = (
     "no performance monitoring unit is visible here, or it lacks this event (usual in virtual machines: "
     "let the hypervisor pass the vPMU through)"
 )
-_TOO_MANY = "the PMU counts the event alone, but has too few counters for it beside the others of the group"
+_TOO_MANY = "the PMU counts the event alone, but has too few counters for the whole group"
 _CGROUPS_UNSEEN = (
-    "perf does not see cgroups until something was once written to the root's cgroup.subtree_control "
+    "perf does not know cgroups until the root's cgroup.subtree_control has been written once "
     "(systemd always does)"
 )
 _OTHER_HIERARCHY = (
-    "perf_event is bound to a cgroup v1 hierarchy (see /proc/self/cgroup): only directories of that one name cgroups "
+    "perf_event is bound to a cgroup v1 hierarchy (see /proc/self/cgroup): only its directories identify cgroups "
     "to perf"
 )
 _NOT_PERMITTED = (
@@ -211,56 +85,56 @@ _NOT_PERMITTED = (
 _ABOUT_THE_EVENT: Final = frozenset(
     (errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSPC, errno.E2BIG, errno.ENXIO, errno.ENODEV)
 )
-"""Refusals of one event or of a group's size. Anything else would be the answer to every event."""
+"""Errors about one event or a group's size. Any other error would apply to every event."""
 
 _ENABLED, _RUNNING = 1, 2
-"""Where a group's reading has time_enabled and time_running."""
+"""Indices of time_enabled and time_running in a group's reading."""
 _BRIEF_NS: Final = 1_000_000
-"""Time in which nothing is said about whether counters ran."""
+"""Time enabled, in ns, below which a group is not judged as starved."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def perf_hierarchy(hierarchies: Hierarchies) -> Hierarchy | None:
-    """The tree whose directories name cgroups to perf: v1's perf_event if mounted, else the unified one."""
+    """The hierarchy whose directories identify cgroups to perf: v1's perf_event if mounted, else the unified one."""
     return hierarchies.of("perf_event") or hierarchies.unified
 
 
 class PerfOpener:
-    """An ``EventOpener`` of this kernel, for a host whose events have these codes."""
+    """An ``EventOpener`` of this kernel for a host with these event codes."""
 
     def __init__(self, codes: EventCodes) -> None:
         self._codes = codes
 
-    def __call__(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[EventKind]) -> PerfEventGroup:
+    def __call__(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[PerfEventKind]) -> PerfEventGroup:
         """See ``open_group``."""
         return open_group(cgroup_dir, cpus, events, self._codes)
 
 
 def open_group(
-    cgroup_dir: str, cpus: CpuSet, events: Sequence[EventKind], codes: EventCodes = COMMON_CODES
+    cgroup_dir: str, cpus: CpuSet, events: Sequence[PerfEventKind], codes: EventCodes = COMMON_CODES
 ) -> PerfEventGroup:
     """Open these events as one group on each of these CPUs, for the tasks of one cgroup.
 
     Args:
-        cgroup_dir: the cgroup's directory in the hierarchy that perf_event lives in (``perf_hierarchy``).
-        cpus: usually the online ones; those that are offline by now are left out (``lost_cpus``).
-        events: in this order; without repetition. Hardware events first lets the kernel group both kinds.
-        codes: how this host names them.
+        cgroup_dir: the cgroup's directory in the hierarchy of perf_event (``perf_hierarchy``).
+        cpus: usually the online ones; CPUs that are offline by now are left out (``lost_cpus``).
+        events: in this order, without repetition. Hardware events first allow one group of both kinds.
+        codes: the host's event codes.
 
     Raises:
         ValueError: no events, or no CPUs.
-        Full: more descriptors are needed than RLIMIT_NOFILE allows, even after raising the soft limit.
-        EventRefused: one of the events is not counted here, or the group has more than the PMU can count at once.
-        Busy: perf does not see this cgroup yet.
+        Full: more descriptors are needed than RLIMIT_NOFILE allows, even with the soft limit raised.
+        EventRefused: one of the events is not counted here, or the group exceeds the PMU's counters.
+        Busy: perf does not know this cgroup yet.
         Denied: perf_event_paranoid and capabilities do not allow it.
         Gone: the cgroup does not exist, or none of the CPUs is online.
     """
     if not events or not cpus or len(set(events)) != len(events):
-        raise ValueError("open_group wants at least one CPU and at least one event, none of them twice")
-    coded: list[tuple[EventKind, EventCode]] = []
+        raise ValueError("open_group needs at least one CPU and at least one event, without repetition")
+    coded: list[tuple[PerfEventKind, EventCode]] = []
     for kind in events:
-        code = codes.get(kind, _PROCESSOR_UNKNOWN)
+        code = codes.get(kind, PROCESSOR_UNKNOWN)
         if isinstance(code, Unavailable):
             operation = f"perf_event_open({kind.label})"
             raise EventRefused(cgroup_dir, operation, errno.EOPNOTSUPP, kind, advice=code.reason)
@@ -288,11 +162,11 @@ def open_group(
 
 
 def probe_events(cgroup_dir: str, codes: EventCodes = COMMON_CODES) -> EventSupport:
-    """Try every event once, alone, on one CPU of this cgroup, and say which work and why the others do not."""
+    """Try every event alone on one CPU of this cgroup; report which work, and why the others do not."""
     cpu = CpuSet.of([min(os.sched_getaffinity(0))])
-    supported: list[EventKind] = []
-    missing: dict[EventKind, KernelError] = {}
-    for kind in EventKind:
+    supported: list[PerfEventKind] = []
+    missing: dict[PerfEventKind, KernelError] = {}
+    for kind in PerfEventKind:
         try:
             open_group(cgroup_dir, cpu, (kind,), codes).close()
         except KernelError as exc:
@@ -303,10 +177,10 @@ def probe_events(cgroup_dir: str, codes: EventCodes = COMMON_CODES) -> EventSupp
 
 
 def reserve_fds(count: int) -> None:
-    """Make sure that ``count`` more descriptors fit, raising the soft limit to the hard one if need be.
+    """Make sure that ``count`` more descriptors fit, raising the soft limit to the hard limit if necessary.
 
     Raises:
-        Full: they do not fit under the hard limit either.
+        Full: they exceed the hard limit as well.
     """
     needed = len(os.listdir("/proc/self/fd")) + count
     allowed = raise_limit()
@@ -315,25 +189,25 @@ def reserve_fds(count: int) -> None:
             "/proc/self/fd",
             "perf_event_open",
             errno.EMFILE,
-            detail=f"{needed} descriptors are needed, {allowed} are allowed",
+            detail=f"{needed} descriptors are needed (limit {allowed})",
             advice="raise LimitNOFILE= of the unit, or watch fewer workloads",
         )
 
 
 class PerfEventGroup:
-    """Counters of one cgroup on real CPUs; see ``EventGroup`` for what the public face means."""
+    """Counters of one cgroup on real CPUs; ``EventGroup`` documents the methods."""
 
     def __init__(
-        self, events: tuple[EventKind, ...], fds: Mapping[int, list[int]], lost_cpus: CpuSet
+        self, events: tuple[PerfEventKind, ...], fds: Mapping[int, list[int]], lost_cpus: CpuSet
     ) -> None:
         self._events = events
         self._cpus = [_CpuCounters(cpu, own, events) for cpu, own in fds.items()]
         self._lost = lost_cpus
         self._totals = [0] * len(events)
         self._starved = CpuSet()
-        self._counts: Mapping[EventKind, Reading] = {}
+        self._counts: Mapping[PerfEventKind, Reading] = {}
 
-    def read(self) -> Mapping[EventKind, Reading]:
+    def read(self) -> Mapping[PerfEventKind, Reading]:
         """Counts since opening; see ``EventGroup.read``."""
         moved = False
         starved: list[int] = []
@@ -364,8 +238,8 @@ class PerfEventGroup:
         return dict.fromkeys(self._events, Unavailable("the counters were lost with their CPUs"))
 
     @property
-    def events(self) -> tuple[EventKind, ...]:
-        """What is counted."""
+    def events(self) -> tuple[PerfEventKind, ...]:
+        """The counted events."""
         return self._events
 
     @property
@@ -380,11 +254,11 @@ class PerfEventGroup:
 
     @property
     def fds(self) -> int:
-        """Descriptors held."""
+        """Number of open descriptors."""
         return sum(len(counters.fds) for counters in self._cpus)
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close all descriptors."""
         for counters in self._cpus:
             counters.close()
         self._cpus.clear()
@@ -405,31 +279,31 @@ class PerfEventGroup:
 
 
 class _Growth(NamedTuple):
-    """What one CPU added since its last reading, and whether the group missed most of that time."""
+    """Growth on one CPU since the last reading, and whether the group missed most of that time."""
 
     counts: tuple[int, ...]
     starved: bool
 
 
 class _CpuCounters:
-    """One event group on one CPU, with what was last read of it."""
+    """One event group on one CPU, with its last reading."""
 
     __slots__ = ("_clock", "_data", "_last", "_size", "_unpack", "cpu", "fds", "still")
 
-    def __init__(self, cpu: int, fds: list[int], events: Sequence[EventKind]) -> None:
+    def __init__(self, cpu: int, fds: list[int], events: Sequence[PerfEventKind]) -> None:
         self.cpu, self.fds = cpu, fds
-        # Number of events, time enabled, time running, counts; signed, so that a wrapped count shows as such.
+        # Number of events, time enabled, time running, counts; signed, so that a wrapped count is recognised.
         layout = struct.Struct(f"={3 + len(events)}q")
         self._size, self._unpack = layout.size, layout.unpack
         self._last: tuple[int, ...] = (len(events),) + (0,) * (2 + len(events))
-        clock = EventKind.TASK_CLOCK_NS
+        clock = PerfEventKind.TASK_CLOCK_NS
         self._clock = 3 + tuple(events).index(clock) if clock in events else _RUNNING
         self._data = b""
         self.still = _Growth((0,) * len(events), False)
-        """What is given when nothing has moved: the group did not run on this CPU."""
+        """Growth of a group that did not run on this CPU since the last reading."""
 
     def advance(self) -> _Growth | None:
-        """Read once; None if the group fell apart, as it does when its CPU goes offline."""
+        """Read the growth; None if the group is broken, for example because its CPU went offline."""
         try:
             data = os.read(self.fds[0], self._size)
         except OSError:
@@ -445,7 +319,7 @@ class _CpuCounters:
         self._data, self._last = data, now
         counts = tuple([new - old for new, old in zip(now[3:], last[3:], strict=True)])
         if min(counts) < 0:
-            # Never seen of a healthy kernel; after a reset the next interval is sound again.
+            # Never observed on a healthy kernel; after such a reset the next interval is correct again.
             return self.still
         enabled, counted = now[_ENABLED] - last[_ENABLED], now[self._clock] - last[self._clock]
         return _Growth(counts, enabled > _BRIEF_NS and 2 * counted < enabled)
@@ -456,7 +330,7 @@ class _CpuCounters:
 
 
 def _open_on_cpu(
-    directory: int, cgroup_dir: str, cpu: int, events: Sequence[tuple[EventKind, EventCode]]
+    directory: int, cgroup_dir: str, cpu: int, events: Sequence[tuple[PerfEventKind, EventCode]]
 ) -> list[int]:
     """The group's descriptors, leader first; empty if that CPU is offline."""
     fds: list[int] = []
@@ -465,7 +339,7 @@ def _open_on_cpu(
             fds.append(_perf_event_open(code, directory, cpu, fds[0] if fds else -1, _FLAG_PID_CGROUP))
     except OSError as exc:
         _close_all(fds)
-        clock = _refusal(_SOFTWARE_CODES[EventKind.TASK_CLOCK_NS], directory, cpu)
+        clock = _refusal(SOFTWARE_CODES[PerfEventKind.TASK_CLOCK_NS], directory, cpu)
         if clock == errno.ENODEV:
             return []
         kind, code = events[len(fds)]
@@ -475,7 +349,7 @@ def _open_on_cpu(
 
 
 def _refusal(code: EventCode, directory: int, cpu: int) -> int:
-    """The kernel's answer to this event alone; 0: it is counted."""
+    """The kernel's errno for this event alone; 0: it is counted."""
     try:
         os.close(_perf_event_open(code, directory, cpu, -1, _FLAG_PID_CGROUP))
     except OSError as exc:
@@ -486,7 +360,7 @@ def _refusal(code: EventCode, directory: int, cpu: int) -> int:
 def _perf_event_open(code: EventCode, pid: int, cpu: int, group: int, flags: int) -> int:
     number = _SYSCALL_NUMBERS.get(platform.machine())
     if number is None:
-        raise OSError(errno.ENOSYS, f"perf_event_open's number on {platform.machine()} is not known")
+        raise OSError(errno.ENOSYS, f"the number of perf_event_open on {platform.machine()} is unknown")
     attr = _Attr(
         type=code.type,
         size=ctypes.sizeof(_Attr),
@@ -507,16 +381,16 @@ def _perf_event_open(code: EventCode, pid: int, cpu: int, group: int, flags: int
 
 
 def _explained(
-    exc: OSError, cgroup_dir: str, kind: EventKind, cpu: int, alone: bool, clock: int
+    exc: OSError, cgroup_dir: str, kind: PerfEventKind, cpu: int, alone: bool, clock: int
 ) -> KernelError:
-    """The class and the words for a refusal.
+    """The class and text for a refusal.
 
-    ``alone``: the event is counted if it is the only one; ``clock``: the answer to the task clock, which needs no PMU.
+    ``alone``: the event can be counted alone. ``clock``: the errno for the task clock, which needs no PMU.
     """
     operation = f"perf_event_open({kind.label}, CPU {cpu})"
     number = exc.errno or errno.EIO
     if clock == errno.ENOENT:
-        # Not "gone", nor about the event: perf does not know the directory as a cgroup.
+        # Neither "gone" nor about the event: perf does not know the directory as a cgroup.
         advice = _OTHER_HIERARCHY if _perf_is_v1() else _CGROUPS_UNSEEN
         return Busy(cgroup_dir, operation, number, advice=advice)
     if number in _ABOUT_THE_EVENT:

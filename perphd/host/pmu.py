@@ -1,8 +1,8 @@
-"""How this host's processors name the events that are not the same everywhere: last-level cache misses and stalls.
+"""This host's codes for processor-specific events: last-level cache misses and stalls.
 
-The kernel's generalised cache events count another cache on many processors: PERF_COUNT_HW_CACHE_MISSES is L1D's
-refills on ARM and L2's misses on AMD. An event is used here only if it counts what its name says; otherwise it is
-missing, with the reason.
+On many processors the kernel's generalised cache events count a different cache: PERF_COUNT_HW_CACHE_MISSES
+counts L1D refills on ARM and L2 misses on AMD. An event is used only if it counts what its name says;
+otherwise it is missing, with the reason.
 
 | processor | last-level misses | backend stalls | memory stalls |
 | --- | --- | --- | --- |
@@ -12,8 +12,8 @@ missing, with the reason.
 | other x86 | none | generalised event | none |
 | others | none | none | none |
 
-ARM's PMU driver lists in sysfs what the PMU advertises (PMCEID); what is not there is not counted. Intel's stall events
-have the same codes from Skylake to Emerald Rapids; on other models they are left out.
+ARM's PMU driver lists in sysfs the events that the PMU advertises (PMCEID); other events are not counted.
+Intel's stall events have the same codes from Skylake to Emerald Rapids; on other models they are left out.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from typing import Final
 from perphd.domain.errors import KernelError
 from perphd.domain.reading import Unavailable
 from perphd.host.fs import KernelFs, read_text
-from perphd.host.perf_events import COMMON_CODES, HARDWARE_TYPE, EventCode, EventCodes, EventKind
+from perphd.host.perf_event_types import COMMON_CODES, HARDWARE_TYPE, EventCode, EventCodes, PerfEventKind
 
 EVENT_SOURCES: Final = "/sys/bus/event_source/devices"
 CPUINFO: Final = "/proc/cpuinfo"
 
 _ARM_PMU: Final = re.compile(r"armv[89]_|arm_v[89]|armv[89]$")
 _ARM_EVENTS: Final = {
-    EventKind.LLC_REFERENCES: "ll_cache_rd",
-    EventKind.LLC_MISSES: "ll_cache_miss_rd",
-    EventKind.STALL_BACKEND: "stall_backend",
-    EventKind.STALL_MEMORY: "stall_backend_mem",
+    PerfEventKind.LLC_REFERENCES: "ll_cache_rd",
+    PerfEventKind.LLC_MISSES: "ll_cache_miss_rd",
+    PerfEventKind.STALL_BACKEND: "stall_backend",
+    PerfEventKind.STALL_MEMORY: "stall_backend_mem",
 }
 _EVENT_TERM: Final = re.compile(r"event=(0x[0-9a-f]+|\d+)$")
 
@@ -46,18 +46,18 @@ _INTEL_STALL_MODELS: Final = frozenset(
         *(0x8F, 0xCF),  # Sapphire Rapids, Emerald Rapids
     )
 )
-"""Models of family 6 with CYCLE_ACTIVITY.STALLS_TOTAL and .STALLS_L3_MISS. Hybrid models are not among them."""
+"""Models of family 6 with CYCLE_ACTIVITY.STALLS_TOTAL and .STALLS_L3_MISS, without hybrid models."""
 _INTEL_STALLS: Final = {
-    EventKind.STALL_BACKEND: EventCode(_RAW, 0xA3 | 0x04 << 8 | 0x04 << 24),
-    EventKind.STALL_MEMORY: EventCode(_RAW, 0xA3 | 0x06 << 8 | 0x06 << 24),
+    PerfEventKind.STALL_BACKEND: EventCode(_RAW, 0xA3 | 0x04 << 8 | 0x04 << 24),
+    PerfEventKind.STALL_MEMORY: EventCode(_RAW, 0xA3 | 0x06 << 8 | 0x06 << 24),
 }
 _GENERAL_LLC: Final = {
-    EventKind.LLC_REFERENCES: EventCode(HARDWARE_TYPE, 2),
-    EventKind.LLC_MISSES: EventCode(HARDWARE_TYPE, 3),
+    PerfEventKind.LLC_REFERENCES: EventCode(HARDWARE_TYPE, 2),
+    PerfEventKind.LLC_MISSES: EventCode(HARDWARE_TYPE, 3),
 }
-_GENERAL_STALL: Final = {EventKind.STALL_BACKEND: EventCode(HARDWARE_TYPE, 8)}
+_GENERAL_STALL: Final = {PerfEventKind.STALL_BACKEND: EventCode(HARDWARE_TYPE, 8)}
 _L3_WITHOUT_CGROUPS: Final = Unavailable(
-    "the cache events of AMD's cores are L2's; its L3 PMU (amd_l3) counts a whole cache, not a cgroup"
+    "the cache events of AMD's cores count L2; its L3 PMU (amd_l3) counts a whole cache, not a cgroup"
 )
 _NO_MEMORY_STALLS: Final = Unavailable("no event of this processor is known to count memory stalls")
 
@@ -65,16 +65,14 @@ _NO_MEMORY_STALLS: Final = Unavailable("no event of this processor is known to c
 def read_event_codes(fs: KernelFs) -> EventCodes:
     """The code of every event on this host, or why it has none. Raises nothing."""
     vendor, family, model = _processor(fs)
-    codes: dict[EventKind, EventCode | Unavailable] = dict(COMMON_CODES)
+    codes: dict[PerfEventKind, EventCode | Unavailable] = dict(COMMON_CODES)
     arm = _arm_pmus(fs)
     if arm:
         return codes | _arm_codes(fs, arm)
-    unknown = Unavailable(
-        f"it is not known which cache the events of this processor ({vendor or 'unnamed'}) count"
-    )
+    unknown = Unavailable(f"the cache that events of this processor ({vendor or 'unnamed'}) count is unknown")
     codes |= dict.fromkeys(_GENERAL_LLC, unknown)
     codes |= _GENERAL_STALL
-    codes[EventKind.STALL_MEMORY] = _NO_MEMORY_STALLS
+    codes[PerfEventKind.STALL_MEMORY] = _NO_MEMORY_STALLS
     if vendor == "GenuineIntel":
         codes |= _GENERAL_LLC
         if family == 6 and model in _INTEL_STALL_MODELS:
@@ -82,14 +80,16 @@ def read_event_codes(fs: KernelFs) -> EventCodes:
     elif vendor in ("AuthenticAMD", "HygonGenuine"):
         codes |= dict.fromkeys(_GENERAL_LLC, _L3_WITHOUT_CGROUPS)
     elif not vendor:
-        # No x86: what the generalised events mean there is the driver's choice.
-        missing = Unavailable("no PMU of a processor that is known here lists its events in " + EVENT_SOURCES)
-        codes |= dict.fromkeys((*_GENERAL_LLC, EventKind.STALL_BACKEND, EventKind.STALL_MEMORY), missing)
+        # Not x86: there the driver chooses what the generalised events mean.
+        missing = Unavailable("no PMU of a known processor lists its events in " + EVENT_SOURCES)
+        codes |= dict.fromkeys(
+            (*_GENERAL_LLC, PerfEventKind.STALL_BACKEND, PerfEventKind.STALL_MEMORY), missing
+        )
     return codes
 
 
 def _processor(fs: KernelFs) -> tuple[str, int, int]:
-    """Vendor, family and model of the first processor; empty and 0 where /proc/cpuinfo does not name them."""
+    """Vendor, family and model of the first processor; empty and 0 if /proc/cpuinfo does not contain them."""
     try:
         text = read_text(fs, CPUINFO)
     except KernelError:
@@ -111,14 +111,14 @@ def _number(text: str) -> int:
 
 
 def _arm_pmus(fs: KernelFs) -> tuple[str, ...]:
-    """Names of the PMUs of ARM cores; several where cores differ (big.LITTLE)."""
+    """Names of the PMUs of ARM cores; several if the cores differ (big.LITTLE)."""
     try:
         return tuple(name for name in fs.listdir(EVENT_SOURCES) if _ARM_PMU.match(name))
     except KernelError:
         return ()
 
 
-def _arm_codes(fs: KernelFs, pmus: tuple[str, ...]) -> dict[EventKind, EventCode | Unavailable]:
+def _arm_codes(fs: KernelFs, pmus: tuple[str, ...]) -> dict[PerfEventKind, EventCode | Unavailable]:
     if len(pmus) > 1:
         several = Unavailable(
             f"the cores have different PMUs ({', '.join(pmus)}): no event would be counted on all"
@@ -134,5 +134,5 @@ def _arm_code(fs: KernelFs, pmu: str, name: str) -> EventCode | Unavailable:
     except (KernelError, ValueError):
         return Unavailable(f"the PMU {pmu} does not advertise {name}")
     if term is None:
-        return Unavailable(f"the PMU {pmu} describes {name} in a form that is not known here")
+        return Unavailable(f"the PMU {pmu} describes {name} in an unknown format")
     return EventCode(number, int(term[1], 0))

@@ -1,7 +1,7 @@
-"""Pressure stall information: reading it, and being woken by the kernel when it rises.
+"""Pressure stall information (PSI): reading it, and kernel notifications when it rises.
 
-Format and triggers: Documentation/accounting/psi.rst. Reading goes through ``KernelFs``; a trigger lives as
-long as its descriptor, so ``PsiTrigger`` works on real paths only.
+Format and triggers: Documentation/accounting/psi.rst. Reading uses ``KernelFs``. A trigger lives as long as
+its descriptor, so ``PsiTrigger`` works on real paths only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESOURCES: Final = ("cpu", "memory", "io")
 MIN_WINDOW_US: Final = 500_000
 MAX_WINDOW_US: Final = 10_000_000
 UNPRIVILEGED_WINDOW_US: Final = 2_000_000
-"""Without CAP_SYS_RESOURCE a window must be a multiple of this; so it is the one that works everywhere."""
+"""Without CAP_SYS_RESOURCE a window must be a multiple of this; this window itself works everywhere."""
 
 PSI_OFF: Final = Unavailable(
     "EOPNOTSUPP: pressure stall information is switched off (psi=1 is not on the kernel command line)"
@@ -41,7 +41,7 @@ _ALLOWED = "'some avg10=0.00 avg60=0.00 avg300=0.00 total=0', and optionally the
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """One line: shares of time stalled over the kernel's three windows (0..100), and the total since start."""
+    """One line: shares of time stalled over the kernel's three windows (0..100), and the total since boot."""
 
     avg10_pct: float
     avg60_pct: float
@@ -51,17 +51,21 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """``some``: at least one task waited; ``full``: all did at once (None: this kernel does not tell)."""
+    """Contents of a pressure file.
+
+    ``some``: at least one task waited. ``full``: all tasks waited at once; None: the kernel does not report
+    it.
+    """
 
     some: Stall
     full: Stall | None
 
 
 def parse_pressure(text: str) -> Pressure:
-    """Read the content of a pressure file.
+    """Parse a pressure file.
 
     Raises:
-        ParseError: anything but the kernel's own format.
+        ParseError: the text is not in the kernel's format.
     """
     found = _PRESSURE.fullmatch(text)
     if found is None:
@@ -73,13 +77,10 @@ def parse_pressure(text: str) -> Pressure:
 
 
 def read_pressure(source: KernelFile) -> Pressure | Unavailable:
-    """Read an open pressure file.
-
-    Returns:
-        Unavailable when the kernel has PSI switched off.
+    """Read an open pressure file; Unavailable if the kernel has PSI switched off.
 
     Raises:
-        Gone: the cgroup vanished (or its ``cgroup.pressure`` was set to 0); other KernelErrors as they come.
+        Gone: the cgroup vanished (or its ``cgroup.pressure`` was set to 0). Other KernelErrors are passed on.
         ParseError: the content is not in the kernel's format.
     """
     try:
@@ -89,7 +90,7 @@ def read_pressure(source: KernelFile) -> Pressure | Unavailable:
 
 
 def pressure_at(fs: KernelFs, path: str) -> Pressure | Unavailable:
-    """Open, read and close the pressure file at ``path``; whatever keeps it from being read is the reason."""
+    """Read the pressure file at ``path``; Unavailable with the reason if it cannot be read."""
     try:
         file = fs.open(path)
     except Unsupported:
@@ -112,19 +113,19 @@ def pressure_at(fs: KernelFs, path: str) -> Pressure | Unavailable:
 class PsiTrigger:
     """Calls back, on the running asyncio loop, when a pressure file's stall time exceeds a threshold.
 
-    The kernel tells at most once per window, at the window's end. The calls stop for good when the cgroup
-    vanishes (``on_gone`` is called once, and the descriptors are closed) or at ``close``.
+    The kernel notifies at most once per window, at the window's end. The calls stop at ``close``, or when the
+    cgroup vanishes: ``on_gone`` is then called once, and the descriptors are closed.
 
-    Asyncio's selectors cannot wait for POLLPRI, so the trigger's descriptor sits alone in an epoll of its
-    own, whose descriptor the loop watches. One trigger per epoll: the loop's readiness check then already
-    consumes the event, hence the callback itself is the news. Only the end of the cgroup stays readable.
+    Asyncio's selectors cannot wait for POLLPRI. Each trigger's descriptor is therefore alone in an epoll,
+    whose descriptor the loop watches. The loop's readiness check already consumes the event, so the callback
+    needs no further check. Only the end of the cgroup stays readable.
 
     Args:
         path: the real file, such as ``/sys/fs/cgroup/x.service/cpu.pressure`` or ``/proc/pressure/cpu``.
         on_pressure: called at every event, from the loop.
         on_gone: called once if the cgroup vanishes.
         stall: ``some`` or ``full``.
-        threshold_us: stall time within the window that is news.
+        threshold_us: stall time within the window that triggers an event.
         window_us: 500 000 to 10 000 000; without CAP_SYS_RESOURCE only multiples of 2 000 000.
 
     Raises:
@@ -153,7 +154,7 @@ class PsiTrigger:
             )
         self.path = path
         self._on_pressure, self._on_gone = on_pressure, on_gone
-        asyncio.get_running_loop()  # nothing is armed that nobody could hear
+        asyncio.get_running_loop()  # raise before a trigger is armed that no loop would receive
         fd = _armed(path, stall, threshold_us, window_us)
         try:
             self._notified = Notified(fd, select.EPOLLPRI | select.EPOLLERR, self._ready)
@@ -166,7 +167,7 @@ class PsiTrigger:
         return self._notified.closed
 
     def close(self) -> None:
-        """Disarm and give the descriptors back; closing twice is fine."""
+        """Disarm the trigger and close the descriptors; closing twice is allowed."""
         self._notified.close()
 
     def __enter__(self) -> Self:
@@ -189,7 +190,7 @@ class PsiTrigger:
 
 
 def _armed(path: str, stall: str, threshold_us: int, window_us: int) -> int:
-    """A descriptor of ``path`` that carries the trigger; the caller closes it."""
+    """A descriptor of ``path`` with the trigger; the caller closes it."""
     shown = f"{stall} {threshold_us} {window_us}"
     try:
         fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

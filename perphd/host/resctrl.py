@@ -1,6 +1,6 @@
-"""resctrl as perphd uses it: own groups by prefix, masks and bandwidth in per cent, perphd's classes of errors.
+"""resctrl as perphd uses it: own groups by prefix, masks and bandwidth in percent, perphd's error classes.
 
-Thin: the interface itself is the package ``rdt``, which knows nothing of perphd.
+A thin layer above the package ``rdt``, which does not depend on perphd.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rdt.monitor import OCCUPANCY, TOTAL
 PREFIX: Final = "perphd"
 """perphd's groups are named ``perphd.WORKLOAD``."""
 CALIBRATION_PREFIX: Final = "rdtcal"
-"""Groups of ``perphctl calibrate`` are named so: ``rdt.calibrate.PREFIX``, which takes long to import."""
+"""Prefix of the groups of ``perphctl calibrate``. Equal to ``rdt.calibrate.PREFIX``, whose import is slow."""
 LOOK_AGAIN_S: Final = 30.0
-"""Without resctrl at its usual place, the mount table is read for another one so often."""
+"""Seconds between two looks at the mount table for a resctrl mounted elsewhere."""
 LOCK_WAIT_S: Final = 2.0
-"""How long a change waits for programs that hold the tree's lock, in a thread of its own."""
+"""Seconds for which a change, in its own thread, waits for the tree's lock."""
 
 
 class LockHeld(errors.Busy):
@@ -33,7 +33,7 @@ class LockHeld(errors.Busy):
 
 
 MONITORING_KNOB: Final = "resctrl_monitoring"
-"""Monitor groups stand under this name in the journal and in reports."""
+"""Name of monitor groups in the journal and in reports."""
 
 _CLASSES: Final[tuple[tuple[type[rdt.ResctrlError], type[errors.KernelError], int], ...]] = (
     (rdt.Locked, LockHeld, errno.EAGAIN),
@@ -47,16 +47,19 @@ _CLASSES: Final[tuple[tuple[type[rdt.ResctrlError], type[errors.KernelError], in
 
 
 @runtime_checkable
-class _TwoFaced(Protocol):
-    """Kernel files that can also be had as ``rdt`` wants them."""
+class _HasRawFs(Protocol):
+    """Kernel files that are also available in the form that ``rdt`` needs."""
 
     @property
     def raw(self) -> rdt.Fs:
-        """The same files with plain OSError, and directories that can be made."""
+        """The same files with plain OSError, and with mkdir and rmdir."""
 
 
 def open_monitoring(fs: KernelFs, lock_timeout_s: float) -> rdt.Groups | str:
-    """Perphd's groups where cache occupancy or memory bandwidth can be counted, or why they cannot. Waits for no id."""
+    """Perphd's groups for counting cache occupancy or memory bandwidth, or why they cannot be counted.
+
+    The groups never wait for a monitoring id.
+    """
     groups = _open(fs, PREFIX, lock_timeout_s)
     if isinstance(groups, str):
         return groups
@@ -67,7 +70,7 @@ def open_monitoring(fs: KernelFs, lock_timeout_s: float) -> rdt.Groups | str:
 
 
 def _open(fs: KernelFs, prefix: str, lock_timeout_s: float | None = LOCK_WAIT_S) -> rdt.Groups | str:
-    if not isinstance(fs, _TwoFaced):
+    if not isinstance(fs, _HasRawFs):
         return "these kernel files have no resctrl"
     mount = rdt.find_mount(fs.raw)
     root = rdt.DEFAULT_ROOT if mount is None else mount.path
@@ -78,22 +81,24 @@ def _open(fs: KernelFs, prefix: str, lock_timeout_s: float | None = LOCK_WAIT_S)
 
 
 def open_groups(fs: KernelFs, prefix: str = PREFIX) -> rdt.Groups | str:
-    """Perphd's groups on this host, or why there can be none. Mounts nothing."""
+    """Perphd's groups on this host, or why it can have none. Mounts nothing."""
     groups = _open(fs, prefix)
     if isinstance(groups, str):
         return groups
-    return groups if groups.resctrl.info.can_control else "this machine has no cache or bandwidth to give out"
+    return (
+        groups if groups.resctrl.info.can_control else "this machine can allocate neither cache nor bandwidth"
+    )
 
 
 def patient(groups: rdt.Groups, lock_timeout_s: float | None) -> rdt.Groups:
-    """The same groups for another thread, with a waiting time for the tree's lock of its own."""
+    """The same groups for use in another thread, with another lock timeout."""
     return groups.resctrl.patient(lock_timeout_s).groups(groups.prefix.text)
 
 
 class Mounted:
-    """The resctrl that is mounted now, described again when it was mounted anew or its domains have changed.
+    """The presently mounted resctrl; described again after a new mount or a change of domains.
 
-    Looking costs one stat(2): ``info`` of another mount is another directory.
+    A check costs one stat(2), because ``info`` of another mount has another identity.
     """
 
     def __init__(self, fs: KernelFs) -> None:
@@ -104,7 +109,7 @@ class Mounted:
         self._shown: frozenset[rdt.Cell] = frozenset()
 
     def look(self, now_s: float) -> bool:
-        """True if another resctrl (or none) is mounted than at the last look."""
+        """True if a different resctrl (or none) is mounted than at the last look."""
         before = self._found
         seen = self._identity()
         stale = isinstance(before, str) and not 0 <= now_s - self._looked_s < LOOK_AGAIN_S
@@ -114,17 +119,17 @@ class Mounted:
         return before is not None and self._found is not before and self._found != before
 
     def groups(self, now_s: float) -> rdt.Groups | str:
-        """Perphd's groups, or why there can be none."""
+        """Perphd's groups, or why there are none."""
         self.look(now_s)
         return self._found if self._found is not None else ""
 
     @property
     def found(self) -> rdt.Groups | None:
-        """Perphd's groups as last looked at; None: there can be none."""
+        """Perphd's groups at the last look; None if there were none."""
         return self._found if isinstance(self._found, rdt.Groups) else None
 
     def follow(self, shown: rdt.Schemata) -> rdt.Groups | None:
-        """The groups described again, if this schemata shows other domains than are known; None: as known."""
+        """The groups with a new description if this schemata shows different domains; None if unchanged."""
         found = self._found
         if not isinstance(found, rdt.Groups):
             return None
@@ -140,7 +145,7 @@ class Mounted:
 
     @property
     def root(self) -> str:
-        """Where resctrl is mounted, or would usually be."""
+        """Path of the resctrl mount, or its usual path."""
         found = self.found
         return rdt.DEFAULT_ROOT if found is None else found.resctrl.access.root
 
@@ -152,7 +157,7 @@ class Mounted:
 
 
 def why_not(groups: rdt.Groups, setting: str) -> str:
-    """Why ``llc_masks`` or ``mba_pct`` cannot be set on this machine; empty if it can."""
+    """Reason why ``llc_masks`` or ``mba_pct`` cannot be set on this machine; empty if it can."""
     info = groups.resctrl.info
     if setting == "llc_masks":
         return "" if info.cache(3) else "this machine cannot divide its last-level cache (no CAT)"
@@ -160,24 +165,27 @@ def why_not(groups: rdt.Groups, setting: str) -> str:
     if bandwidth is None:
         return "this machine cannot throttle memory bandwidth (no MBA)"
     if not bandwidth.is_percent:
-        return f"memory bandwidth is given in {bandwidth.unit.name.lower()} here and not in per cent"
+        return f"memory bandwidth is given in {bandwidth.unit.name.lower()} here, not in percent"
     return ""
 
 
 def resources(info: rdt.Info, setting: str) -> tuple[str, ...]:
-    """The lines of a schemata that ``llc_masks`` or ``mba_pct`` stands in; with CDP two have the mask."""
+    """Schemata resources that contain ``llc_masks`` or ``mba_pct``; with CDP both cache halves have the mask."""
     return tuple(cache.name for cache in info.cache(3)) if setting == "llc_masks" else ("MB",)
 
 
 def wanted_schemata(info: rdt.Info, target: Settings, setting: str) -> rdt.Schemata:
-    """What one of the two settings asks for, in the domains that it names; with CDP both halves get the mask."""
+    """Schemata of one of the two settings, in the domains that it names.
+
+    With CDP both cache halves get the mask.
+    """
     value = getattr(target, setting)
     named = {} if value is KEEP else dict(value)
     return rdt.Schemata.of(dict.fromkeys(resources(info, setting), named))
 
 
 def settings_of(info: rdt.Info, target: Settings, found: rdt.Schemata) -> dict[str, object]:
-    """Both settings as a group's schemata has them: the domains that are asked for, and others that are narrowed."""
+    """Both settings as in a group's schemata, in requested domains and in domains with restrictions."""
     fresh = info.default()
     settings: dict[str, object] = {}
     for setting in RESCTRL_SETTINGS:
@@ -198,7 +206,7 @@ def settings_of(info: rdt.Info, target: Settings, found: rdt.Schemata) -> dict[s
 
 
 def check_schemata(info: rdt.Info, wanted: rdt.Schemata, present: rdt.Schemata) -> str:
-    """Why the machine would not take this schemata; empty if nothing speaks against it."""
+    """Reason why the machine would refuse this schemata; empty if no reason is known."""
     from rdt.schemata import check
 
     try:
@@ -209,7 +217,7 @@ def check_schemata(info: rdt.Info, wanted: rdt.Schemata, present: rdt.Schemata) 
 
 
 def same_schemata(info: rdt.Info, wanted: rdt.Schemata, found: rdt.Schemata) -> bool:
-    """True if ``found`` is how the machine shows ``wanted``; domains that are away do not count."""
+    """True if ``found`` is how the machine shows ``wanted``; absent domains are ignored."""
     from rdt.schemata import differences
 
     present, _ = wanted.present_in(found)
@@ -217,7 +225,7 @@ def same_schemata(info: rdt.Info, wanted: rdt.Schemata, found: rdt.Schemata) -> 
 
 
 def as_kernel_error(error: rdt.ResctrlError) -> errors.KernelError:
-    """The error in perphd's classes."""
+    """Convert an error of ``rdt`` to perphd's classes."""
     kind, number = next(
         ((ours, number) for theirs, ours, number in _CLASSES if isinstance(error, theirs)),
         (errors.Broken, errno.EIO),
@@ -227,7 +235,10 @@ def as_kernel_error(error: rdt.ResctrlError) -> errors.KernelError:
 
 
 def left_by_calibration(fs: KernelFs) -> tuple[str, ...]:
-    """Directories of groups that a killed ``perphctl calibrate`` left. One with streams in it is in use."""
+    """Directories of groups left by a killed ``perphctl calibrate``.
+
+    Groups with tasks are in use and not listed.
+    """
     groups = _open(fs, CALIBRATION_PREFIX)
     if isinstance(groups, str):
         return ()
@@ -242,7 +253,9 @@ def left_by_calibration(fs: KernelFs) -> tuple[str, ...]:
 def remove_group(
     fs: KernelFs, path: str, lock_timeout_s: float | None = LOCK_WAIT_S, prefix: str = PREFIX
 ) -> bool:
-    """Remove one of perphd's groups by its directory; its tasks fall to the default group. False: there is none.
+    """Remove one of perphd's groups by its directory; its tasks return to the default group.
+
+    Returns False if there is no such group.
 
     Raises:
         LockHeld: another program holds the tree's lock.

@@ -1,4 +1,4 @@
-"""Where each workload's cache occupancy and memory bandwidth are counted: isolation keeps it, the monitor reads it."""
+"""Groups that count each workload's cache occupancy and bandwidth: isolation keeps them, the monitor reads them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Final
 import rdt
 from perphd.domain.reading import Unavailable
 
-NOT_LOOKED: Final = Unavailable("resctrl has not been looked for yet")
+NOT_LOOKED: Final = Unavailable("resctrl has not been searched yet")
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A resctrl group that counts one workload and nothing else.
+    """A resctrl group that counts exactly one workload.
 
-    ``since``: grows whenever many threads were moved into the group; readings before and after that have no rate
-    between them.
+    ``since``: a number that grows whenever many threads were moved into the group. Readings with different
+    numbers give no rate.
     """
 
     group: rdt.GroupRef
@@ -26,16 +26,16 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class CountedGroups:
-    """The groups that count, by workload.
+    """The counting groups by workload.
 
     Args:
-        resctrl: the tree that they are in; None: there is none to read.
-        counters: by name of the workload.
-        missing: why a workload is not counted, by its name.
-        otherwise: why every workload in neither is not counted.
-        in_turns: workloads that are counted for a part of the time, since monitoring ids are short.
-        epoch: grows when the domains of the tree have changed: files must be opened again.
-        notes: what keeps workloads from being counted, as sentences for an operator.
+        resctrl: the tree that contains them; None: there is none.
+        counters: by workload name.
+        missing: why a workload is not counted, by name.
+        otherwise: why workloads in neither are not counted.
+        in_turns: workloads counted only part of the time, because monitoring ids are scarce.
+        epoch: grows when the tree's domains have changed, so that files must be reopened.
+        notes: why workloads are not counted, as sentences for an operator.
     """
 
     resctrl: rdt.Resctrl | None = None
@@ -47,7 +47,7 @@ class CountedGroups:
     notes: tuple[str, ...] = ()
 
     def why_not(self, workload: str) -> Unavailable:
-        """Why this workload, which has no counter, is not counted."""
+        """Reason why a workload without a counter is not counted."""
         return self.missing.get(workload, self.otherwise)
 
 

@@ -1,12 +1,13 @@
 """Run-queue delay of a cgroup: the time that its runnable threads waited for a CPU.
 
-Two sources of the same scheduler figure (``sched_info.run_delay``). Measured for a process of 40 / 250 threads:
+There are two sources of the same scheduler figure (``sched_info.run_delay``), measured for processes of 40 /
+250 threads:
 
-* taskstats, per process, ended threads included: 4 / 8 us, no descriptors; needs CAP_NET_ADMIN.
-* ``/proc/PID/task/TID/schedstat``, per thread, over kept-open descriptors: 41 / 246 us. What a thread waited
-  between the last reading and its end is lost; with churning threads that was four fifths of the whole.
+* taskstats, per process, including ended threads: 4 / 8 us, no descriptors; needs CAP_NET_ADMIN.
+* ``/proc/PID/task/TID/schedstat``, per thread, over kept-open descriptors: 41 / 246 us. The wait of a thread
+  between the last reading and its end is lost; with short-lived threads that was four fifths of the total.
 
-So taskstats is used where it answers, schedstat elsewhere. Neither needs kernel.sched_schedstats.
+taskstats is used where available, else schedstat. Neither needs kernel.sched_schedstats.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from perphd.domain.reading import Unavailable
 from perphd.host.fs import KernelFile, KernelFs
 
 MAX_THREADS: Final = 256
-"""Threads followed through schedstat; a larger workload is sampled, since every thread costs a descriptor."""
+"""Maximum number of threads followed through schedstat; more threads are sampled, since each costs a descriptor."""
 
 
 class ProcessDelays(Protocol):
-    """What waits are told by process: the kernel's taskstats (``perphd.host.taskstats``), or a simulated kernel."""
+    """Waiting times by process: the kernel's taskstats (``perphd.host.taskstats``), or a simulated kernel."""
 
     def run_delay_ns(self, pid: int) -> int:
         """Nanoseconds that all threads of a process, ended ones included, waited for a CPU. Raises KernelError."""
@@ -32,10 +33,10 @@ class ProcessDelays(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunDelay:
-    """What was waited since the previous reading.
+    """Waiting time since the previous reading.
 
-    ``delay_ns`` is already scaled up when only ``followed`` of ``present`` tasks could be followed; these
-    are processes with taskstats and threads with schedstat.
+    ``delay_ns`` is already scaled up if only ``followed`` of ``present`` tasks could be followed. Tasks are
+    processes with taskstats, threads with schedstat.
     """
 
     delay_ns: int
@@ -44,20 +45,20 @@ class RunDelay:
 
     @property
     def sampled(self) -> bool:
-        """True if ``delay_ns`` is an estimate from a part of the threads."""
+        """True if ``delay_ns`` is extrapolated from a part of the tasks."""
         return self.followed < self.present
 
 
 class RunDelayReader:
     """Run-queue delay of one workload, as growth between readings.
 
-    Tell it the workload's processes with ``update`` (its caller decides how often), then ``read``. Growth is
-    counted per task from the moment it is first seen, so tasks that come or go never make it jump or fall.
+    Call ``update`` with the workload's processes, then ``read``. Growth is counted per task from its first
+    reading, so that tasks that start or end cause no jumps.
 
     Args:
-        fs: where /proc is.
-        taskstats: the preferred source, shared by all readers and closed by its owner; None: schedstat.
-        max_threads: how many threads schedstat follows.
+        fs: the file system with /proc.
+        taskstats: the preferred source, shared by all readers and closed by its owner; None: use schedstat.
+        max_threads: maximum number of threads that schedstat follows.
     """
 
     def __init__(
@@ -67,29 +68,28 @@ class RunDelayReader:
         self._source = _Threads(fs, max_threads) if taskstats is None else _Processes(taskstats)
 
     def update(self, pids: Iterable[int]) -> None:
-        """Take note of the processes (thread group ids, as in cgroup.procs) that the workload has now."""
+        """Set the workload's present processes (thread group ids, as in cgroup.procs)."""
         self._source.update(pids)
 
     def read(self) -> RunDelay | Unavailable:
-        """Growth since the previous call (0 for tasks that are new since then).
+        """Growth since the previous call (0 for new tasks).
 
-        Unavailable if the workload has tasks and the kernel tells of none of them, or if every followed one
-        has ended since ``update``.
+        Unavailable if no task can be read, or if all followed tasks have ended since ``update``.
         """
         return self._source.read()
 
     @property
     def fds(self) -> int:
-        """Descriptors held."""
+        """Number of open descriptors."""
         return self._source.fds
 
     def close(self) -> None:
-        """Give the descriptors back; closing twice is fine."""
+        """Close all descriptors; closing twice is allowed."""
         self._source.close()
 
 
 class _Processes:
-    """By taskstats: the last total of each process."""
+    """Through taskstats: the last total of each process."""
 
     fds = 0
 
@@ -105,7 +105,7 @@ class _Processes:
                 continue
             try:
                 now[pid] = self._taskstats.run_delay_ns(pid)
-            except KernelError:  # ended since it was listed; what else it may be shows in read()
+            except KernelError:  # ended since it was listed; read() reports other errors
                 continue
         self._last = now
 
@@ -121,7 +121,7 @@ class _Processes:
             except KernelError as exc:
                 refusal = exc
                 continue
-            # Less than before: another process with the same pid. Its past is not this interval's.
+            # A decrease means another process with the same id, whose past does not count.
             grown += max(total - last, 0)
             followed += 1
             self._last[pid] = total
@@ -132,7 +132,7 @@ class _Processes:
 
 
 class _Threads:
-    """By schedstat: an open file and the last value of each followed thread."""
+    """Through schedstat: an open file and the last value of each followed thread."""
 
     def __init__(self, fs: KernelFs, limit: int) -> None:
         self._fs, self._limit = fs, limit
@@ -154,7 +154,7 @@ class _Threads:
             except KernelError:
                 continue
         if listed == self._listed and len(self._files) == self._present:
-            return  # the same threads, and all of them are followed
+            return  # the same threads, all followed
         paths: dict[int, str] = {}
         for pid, names in listed.items():
             paths.update(
@@ -164,9 +164,9 @@ class _Threads:
             self._drop(tid)
         self._present = len(paths)
         self._refusal = None
-        # Whoever is followed stays; the others come in an order that has nothing to do with age, because
-        # the oldest threads of a server are its housekeeping.
-        candidates = sorted(paths.keys() - self._files.keys(), key=_scattered)
+        # Followed threads stay. Others are added in an order independent of age, because a server's oldest
+        # threads do only housekeeping.
+        candidates = sorted(paths.keys() - self._files.keys(), key=_scatter_key)
         for tid in candidates:
             if len(self._files) >= self._limit:
                 break
@@ -210,7 +210,7 @@ class _Threads:
     def _drop(self, tid: int) -> None:
         self._files.pop(tid).close()
         del self._last[tid]
-        self._listed = {}  # whoever comes next under this number is another one
+        self._listed = {}  # a later thread with this id is another one
 
 
 def _run_delay_ns(file: KernelFile) -> int:
@@ -219,8 +219,8 @@ def _run_delay_ns(file: KernelFile) -> int:
     return int(delay)
 
 
-def _scattered(tid: int) -> int:
-    """A fixed, order-destroying key (Knuth's multiplicative hash)."""
+def _scatter_key(tid: int) -> int:
+    """A sort key that scatters thread ids (Knuth's multiplicative hash)."""
     return tid * 2654435761 % (1 << 32)
 
 
@@ -228,6 +228,6 @@ def _estimated(
     grown: int, present: int, followed: int, refusal: KernelError | None
 ) -> RunDelay | Unavailable:
     if present > 0 and followed == 0:
-        ended = "every followed thread has ended since the workload was last looked through"
+        ended = "all followed threads have ended since threads were last listed"
         return Unavailable(ended if refusal is None else str(refusal))
     return RunDelay(grown * present // followed if followed else grown, present, followed)

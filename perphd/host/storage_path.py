@@ -1,4 +1,4 @@
-"""What is behind open files and connections: mounts, block devices and peers, resolved to the layers of an I/O path."""
+"""Storage behind open files and connections: mounts, block devices and peers as layers of an I/O path."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from perphd.host.fs import KernelFs, read_text
 
 MOST_PROCESSES: Final = 64
 MOST_FILES: Final = 4096
-"""Descriptors that are looked at, of all processes together: some 20 us each."""
+"""Maximum number of descriptors examined over all processes; each takes some 20 us."""
 _MOST_DEPTH: Final = 8
 USUAL_COPIES: Final = 3
-"""What HDFS, Ceph, Swift and most databases that replicate are set up with."""
+"""Usual replication factor of HDFS, Ceph, Swift and most replicating databases."""
 
 _MEMORY: Final = frozenset(
     "anon_inodefs autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl "
@@ -58,7 +58,7 @@ _REPLICATES: Final = {
     "etcd": ("etcd", Copying.PRIMARY),
     "mongod": ("MongoDB", Copying.PRIMARY),
 }
-"""Programs that make copies of their own, by a word of their command line."""
+"""Programs that replicate data themselves, by a word of their command line."""
 _ESTABLISHED: Final = "01"
 
 
@@ -66,7 +66,6 @@ _ESTABLISHED: Final = "01"
 class Mount:
     """A line of mountinfo: proc(5)."""
 
-    mount_id: str
     device: str
     point: str
     fstype: str
@@ -76,7 +75,9 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """``layers`` of a path, nearest first; ``on``: what carries it, in a few words; ``note``: what cannot be seen."""
+    """``layers`` of a path, nearest first. ``on``: the storage in a few words. ``note``: what this host
+    cannot see.
+    """
 
     layers: tuple[Layer, ...]
     on: str
@@ -85,9 +86,10 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What was found.
+    """Storage found behind processes.
 
-    ``skipped``: processes and descriptors beyond the bounds, or gone; ``sockets``: inodes of connections to storage.
+    ``skipped``: processes and descriptors that are gone or exceed the limits. ``sockets``: inodes of
+    connections to storage.
     """
 
     uses: tuple[IoUse, ...]
@@ -103,9 +105,7 @@ def parse_mounts(text: str) -> dict[str, Mount]:
         first, last = left.split(), right.split()
         if len(first) >= 6 and len(last) >= 2:
             options = last[2] if len(last) > 2 else ""
-            found[first[0]] = Mount(
-                first[0], first[2], _plain(first[4]), last[0], _plain(last[1]), _plain(options)
-            )
+            found[first[0]] = Mount(first[2], _plain(first[4]), last[0], _plain(last[1]), _plain(options))
     return found
 
 
@@ -114,7 +114,7 @@ def _plain(text: str) -> str:
 
 
 class Devices:
-    """Resolves mounts and block devices by the host's mount table and /sys/dev/block."""
+    """Resolves mounts and block devices through the host's mount table and /sys/dev/block."""
 
     def __init__(self, fs: KernelFs, readlink: Callable[[str], str], mounts: Iterable[Mount]) -> None:
         self._fs, self._readlink = fs, readlink
@@ -134,7 +134,7 @@ class Devices:
             )
             return Resolved((layer,), f"{kind} from {mount.source}")
         if kind in _REMOTE:
-            note = "how the server keeps the data cannot be seen from here"
+            note = "how the server stores the data is not visible on this host"
             return Resolved((Layer(kind, Place.REMOTE_FS, remote=True),), f"{kind} from {mount.source}", note)
         if _OBJECT.fullmatch(kind):
             layer = Layer(kind, Place.OBJECT, USUAL_COPIES, remote=True, gateway=True, assumed=True)
@@ -142,13 +142,15 @@ class Devices:
         if kind == "overlay":
             return self._overlay(mount, depth)
         if kind in _NEAR_FUSE and not mount.source.startswith("/dev/"):
-            note = "what is below this file system cannot be seen from here"
+            note = "the storage below this file system is not visible on this host"
             return Resolved((Layer(kind, Place.LOCAL),), f"{kind} from {mount.source}", note)
         if kind.startswith("fuse") and kind != "fuseblk":
-            note = "a file system of a program: taken to be remote, since what is behind it cannot be seen from here"
+            note = "a user-space file system: assumed to be remote, since its storage is not visible on this host"
             return Resolved((Layer(kind, Place.REMOTE_FS, remote=True),), f"{kind} from {mount.source}", note)
         number = mount.device
-        if number.startswith("0:"):  # btrfs and the like number themselves; the source names the device
+        if number.startswith(
+            "0:"
+        ):  # btrfs and the like have numbers of their own; the source names the device
             number = self._number(mount.source)
         found = self.of_block(number, depth + 1) if number else None
         if found is None:
@@ -165,7 +167,7 @@ class Devices:
         return None
 
     def of_block(self, number: str, depth: int = 0) -> Resolved | None:
-        """The layers of a block device, by its MAJOR:MINOR; None if there is none of this number."""
+        """The layers of a block device by MAJOR:MINOR; None if there is no such device."""
         if depth > _MOST_DEPTH:
             return None
         base = f"/sys/dev/block/{number}"
@@ -177,7 +179,7 @@ class Devices:
         if name.startswith("rbd"):
             return Resolved((Layer("Ceph RBD", Place.VOLUME, USUAL_COPIES, remote=True, assumed=True),), name)
         if name.startswith("nbd"):
-            note = "how the server keeps the data cannot be seen from here"
+            note = "how the server stores the data is not visible on this host"
             return Resolved((Layer("NBD", Place.VOLUME, remote=True),), name, note)
         if name.startswith("drbd"):
             return Resolved((Layer("DRBD", Place.VOLUME, 2, assumed=True), Layer("disk", Place.LOCAL)), name)
@@ -224,7 +226,7 @@ class Devices:
             return Resolved((Layer("Fibre Channel", Place.VOLUME, remote=True),), name)
         if re.match(r"vd[a-z]|xvd[a-z]", name):
             return Resolved(
-                (Layer("virtual disk", Place.LOCAL),), name, "how the hypervisor keeps it cannot be seen"
+                (Layer("virtual disk", Place.LOCAL),), name, "the hypervisor's storage is not visible"
             )
         return _disk(name)
 
@@ -234,9 +236,7 @@ class Devices:
                 below = self.of_path(match[1], depth + 1)
                 if below is not None:
                     return Resolved(below.layers, f"overlay on {below.on}", below.note)
-        return Resolved(
-            (Layer("overlay", Place.LOCAL),), "overlay", "the folders that it lies on cannot be seen"
-        )
+        return Resolved((Layer("overlay", Place.LOCAL),), "overlay", "its underlying folders are not visible")
 
     def _slaves(self, base: str, depth: int) -> list[Resolved]:
         found = []
@@ -278,7 +278,7 @@ def _disk(name: str) -> Resolved:
 
 
 def of_peer(address: str, port: int) -> Resolved | None:
-    """The layers behind a connection to this port; None if it is no storage service's."""
+    """The layers behind a connection to this port; None if it is no storage service's port."""
     here = ip_address(address).is_loopback
     if port in _WEB:
         return None
@@ -296,11 +296,11 @@ def of_peer(address: str, port: int) -> Resolved | None:
             layer = Layer(name, Place.REMOTE_FS, remote=not here)
         case _:
             layer = Layer(name, Place.OBJECT, USUAL_COPIES, remote=True, gateway=True, assumed=True)
-    return Resolved((layer,), name, "by its port" + (", at this host" if here else ""))
+    return Resolved((layer,), name, "identified by its port" + (", on this host" if here else ""))
 
 
 def own_layer(argv: str) -> Layer | None:
-    """The layer that a program makes by copying data to its peers, by its command line; None if it does not."""
+    """The layer of a program that replicates data to its peers, by its command line; None if it does not."""
     for word, (name, copying) in _REPLICATES.items():
         program = argv.split("\0", 1)[0].rpartition("/")[2]
         if (word == program) if word.islower() and "." not in word else (word in argv):
@@ -309,7 +309,7 @@ def own_layer(argv: str) -> Layer | None:
 
 
 def parse_connections(text: str) -> dict[str, tuple[str, int]]:
-    """Of /proc/net/tcp or tcp6: address and port of the peers of established connections, by inode."""
+    """Parse /proc/net/tcp or tcp6: address and port of established connections' peers, by socket inode."""
     found = {}
     for line in text.splitlines()[1:]:
         words = line.split()
@@ -332,8 +332,8 @@ def look(fs: KernelFs, readlink: Callable[[str], str], pids: Sequence[int]) -> L
 
     Args:
         fs: the host.
-        readlink: of a path of that host.
-        pids: at most ``MOST_PROCESSES`` of them are looked at, and ``MOST_FILES`` descriptors.
+        readlink: reads a symbolic link of that host.
+        pids: at most ``MOST_PROCESSES`` of them, and ``MOST_FILES`` descriptors, are examined.
     """
     finder = _Finder(fs, readlink)
     chosen = sorted(pids)[:MOST_PROCESSES]
@@ -353,7 +353,7 @@ class _Finder:
         self._peers: dict[str, dict[str, tuple[str, int]]] = {}
 
     def uses(self) -> tuple[IoUse, ...]:
-        """The farthest first."""
+        """All uses, the farthest storage first."""
         return tuple(sorted(self._found.values(), key=lambda use: (-use.links[1], -use.links[0], use.what)))
 
     def process(self, pid: int) -> None:

@@ -1,6 +1,6 @@
-"""Looks at what runs on this machine: processes with their CPU use, their control groups, and what they listen on.
+"""Survey of this machine: processes with CPU use, their control groups, and listening sockets.
 
-Thin: it reads and judges nothing. It runs in perphctl, never in the daemon.
+It only reads, and runs in perphctl, never in the daemon.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perphd.host.lookup import Lookup, primary
 from perphd.host.systemd_fs import unit_of
 
 OVER_S = 2.0
-"""CPU use is measured over so long."""
+"""Seconds over which CPU use is measured."""
 UNIT_FOLDERS = (
     "/etc/systemd/system",
     "/run/systemd/system",
@@ -33,7 +33,7 @@ _ARGV_BYTES = 8192
 def survey(
     fs: KernelFs, hierarchies: Hierarchies, own: frozenset[str], tcp_latency: bool, over_s: float = OVER_S
 ) -> HostFacts:
-    """Everything that runs, with CPU use over ``over_s`` seconds. Processes that end meanwhile are left out."""
+    """All running processes, with CPU use over ``over_s`` seconds. Processes that end meanwhile are left out."""
     before = {process.pid: (process, _cpu_s(process)) for process in psutil.process_iter()}
     began_s = time.monotonic()
     time.sleep(over_s)
@@ -55,7 +55,7 @@ def survey(
 
 
 def timed_units(folders: tuple[str, ...] = UNIT_FOLDERS) -> frozenset[str]:
-    """Services that a timer of the same name starts."""
+    """Services started by a timer of the same name."""
     found = set()
     for folder in folders:
         try:
@@ -68,7 +68,7 @@ def timed_units(folders: tuple[str, ...] = UNIT_FOLDERS) -> frozenset[str]:
 
 
 def _is_on(folder: str, name: str) -> bool:
-    """False for a timer that is masked."""
+    """False for a masked timer."""
     return Path(folder, f"{name}.timer").resolve() != Path("/dev/null")
 
 
@@ -96,7 +96,7 @@ def _cpu_s(process: psutil.Process) -> float:
 def _fact(
     process: psutil.Process, cpu_s: float, took_s: float, ports: tuple[int, ...], sockets: tuple[str, ...]
 ) -> ProcessFact | None:
-    """None for a process that has ended, and for the kernel's threads, which no group can hold."""
+    """Facts of one process; None if it has ended or is a kernel thread, which no group can hold."""
     try:
         with process.oneshot():
             argv = tuple(process.cmdline())
@@ -117,7 +117,7 @@ def _fact(
 
 
 def _cut(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """As many words as fit: class paths can be very long."""
+    """As many words as fit in the limit, since class paths can be very long."""
     kept: list[str] = []
     size = 0
     for word in argv:
@@ -129,7 +129,10 @@ def _cut(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _listening() -> tuple[defaultdict[int, set[int]], defaultdict[int, set[str]]]:
-    """TCP ports and Unix sockets that processes listen on, by pid; without root, of this user's processes alone."""
+    """TCP ports and Unix sockets on which processes listen, by process id.
+
+    Without root only this user's processes are covered.
+    """
     ports: defaultdict[int, set[int]] = defaultdict(set)
     sockets: defaultdict[int, set[str]] = defaultdict(set)
     try:

@@ -1,7 +1,7 @@
-"""Which control groups belong to systemd: those it must be asked to change, and those it gave away.
+"""Ownership of control groups by systemd: groups to change through systemd, and delegated groups.
 
-No D-Bus here. Whether a unit delegates is read from the mark that systemd itself leaves on the cgroup, the
-extended attributes ``user.delegate`` and ``trusted.delegate``.
+No D-Bus here. Delegation is read from the mark that systemd leaves on the cgroup, the extended attributes
+``user.delegate`` and ``trusted.delegate``.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _UNIT = re.compile(r".+\.(?:service|scope|slice|mount|socket|swap)")
 _DELEGATE_MARKS = ("user.delegate", "trusted.delegate")
 
 XattrReader = Callable[[str, str], bytes]
-"""(real directory, attribute) -> value; raises OSError when it is not there."""
+"""Returns the value of (real directory, attribute); raises OSError if it is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitOwner:
-    """The innermost systemd unit that a cgroup is, or lies in.
+    """The innermost systemd unit that is, or contains, a cgroup.
 
-    ``unit``: its name; ``cgroup``: its path; ``is_unit``: the cgroup asked about is the unit itself;
-    ``delegated``: the unit carries systemd's mark of delegation.
+    ``unit``: its name. ``cgroup``: its path. ``is_unit``: the cgroup is the unit itself. ``delegated``: the
+    unit has systemd's delegation mark.
     """
 
     unit: str
@@ -39,15 +39,15 @@ class UnitOwner:
 
     @property
     def allows_direct_writes(self) -> bool:
-        """True only below a delegated unit: the unit's own files stay systemd's."""
+        """True only inside a delegated unit; the unit's own files belong to systemd."""
         return self.delegated and not self.is_unit
 
     def refusal(self) -> str:
-        """Why files of this cgroup must not be written directly; empty if they may be."""
+        """Reason why files of this cgroup must not be written directly; empty if they may be."""
         if self.allows_direct_writes:
             return ""
         if self.is_unit:
-            return f"{self.unit} is a unit that systemd manages: it would undo what others write"
+            return f"{self.unit} is a unit that systemd manages: systemd would undo direct writes"
         return f"{self.cgroup} belongs to {self.unit}, which does not delegate (Delegate=yes in the unit)"
 
 
@@ -59,13 +59,13 @@ def is_systemd(fs: KernelFs) -> bool:
 def owner_unit(
     hierarchies: Hierarchies, fs: KernelFs, cgroup_path: str, read_xattr: XattrReader = os.getxattr
 ) -> UnitOwner | None:
-    """The unit that this cgroup is or lies in; None if systemd is not PID 1 or no part of the path is a unit.
+    """The unit that is, or contains, this cgroup; None if there is none, or systemd is not PID 1.
 
     Args:
-        hierarchies: where the delegation mark is looked for.
-        fs: tells whether systemd is PID 1.
+        hierarchies: where delegation marks are searched.
+        fs: shows whether systemd is PID 1.
         cgroup_path: path below the cgroup root, as in a workload's declaration.
-        read_xattr: for hosts that are simulated or captured.
+        read_xattr: replaced for simulated or captured hosts.
     """
     if not is_systemd(fs):
         return None
@@ -85,6 +85,8 @@ def _delegated(hierarchies: Hierarchies, cgroup: str, read_xattr: XattrReader) -
             try:
                 if read_xattr(hierarchy.path(cgroup), mark) == b"1":
                     return True
-            except OSError:  # not marked, not readable (trusted.* needs CAP_SYS_ADMIN), or not in this tree
+            except (
+                OSError
+            ):  # not marked, not readable (trusted.* needs CAP_SYS_ADMIN), or absent from this tree
                 continue
     return False

@@ -1,6 +1,6 @@
-"""What perphd asks of systemd's manager object (org.freedesktop.systemd1(5)), and asking it with busctl(1).
+"""Calls of systemd's manager object (org.freedesktop.systemd1(5)), and making them with busctl(1).
 
-``perphd.host.systemd_dbus`` asks the same over a connection of its own; a restore must do without that.
+``perphd.host.systemd_dbus`` makes the same calls over its own connection; restore must work without that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ PROPERTIES: Final = "org.freedesktop.DBus.Properties"
 
 
 class NoAnswer(Busy):
-    """systemd or the bus did not answer in time: the next request would most likely wait as long, for any unit."""
+    """systemd or the bus did not answer in time.
+
+    The next request, for any unit, would probably wait as long.
+    """
 
 
 _CLASSES: Final[tuple[tuple[str, type[KernelError], int], ...]] = (
@@ -44,40 +47,41 @@ _CLASSES: Final[tuple[tuple[str, type[KernelError], int], ...]] = (
 
 
 class Bus(Protocol):
-    """What perphd asks of systemd. All raise KernelError classes."""
+    """The calls that perphd makes. All raise KernelError classes."""
 
     def set_properties(self, unit: str, properties: Sequence[Property]) -> None:
         """Set run-time properties of a unit, all or none."""
 
     def freeze(self, unit: str, frozen: bool) -> None:
-        """Freeze or thaw every process of a unit."""
+        """Freeze or thaw all processes of a unit."""
 
     def close(self) -> None:
-        """Give the connection back; closing twice is fine."""
+        """Close the connection; closing twice is allowed."""
 
 
 class CallingBus(Bus, Protocol):
-    """The same with any other method of systemd's."""
+    """A bus that can also call any other method of systemd."""
 
     def call(
         self, member: str, signature: str, body: Sequence[Any], unit: str, path: str = OBJECT
     ) -> list[Any]:
-        """Call a method of the manager, or of another object the method to get its properties; what it answers.
+        """Call a method of the manager or, for another object, of its properties interface; returns the
+        answer.
 
-        ``body``: plain values; a variant is a ``Variant``. ``unit``: what it is about, for errors.
+        ``body``: plain values; a variant is a ``Variant``. ``unit``: the unit concerned, for errors.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A value that brings its D-Bus type along."""
+    """A value with its D-Bus type."""
 
     signature: str
     value: Any
 
 
 def parts_of(signature: str) -> list[str]:
-    """The complete types of a signature: ``sa(sv)t`` is s, a(sv) and t."""
+    """Split a signature into complete types: ``sa(sv)t`` is s, a(sv) and t."""
     parts: list[str] = []
     place = 0
     while place < len(signature):
@@ -95,19 +99,17 @@ def parts_of(signature: str) -> list[str]:
 
 
 def bus_error(unit: str, doing: str, text: str) -> KernelError:
-    """What systemd said, in the class that tells what to do about it."""
+    """Convert systemd's error text to the matching error class."""
     kind, number = next(
         ((kind, number) for word, kind, number in _CLASSES if word in text), (Broken, errno.EIO)
     )
-    return kind(
-        unit, doing, number, detail=text, advice=f"systemctl status {unit} and its journal may tell more"
-    )
+    return kind(unit, doing, number, detail=text, advice=f"see systemctl status {unit} and its journal")
 
 
 class BusctlBus:
-    """By the program busctl(1): slow (a process a call), but it needs nothing but systemd.
+    """Calls through the program busctl(1): slow (one process per call), but requires only systemd.
 
-    ``run``: as ``subprocess.run``, for tests.
+    ``run``: replaces ``subprocess.run`` in tests.
     """
 
     def __init__(self, run: Callable[..., Any] = subprocess.run) -> None:
@@ -131,7 +133,7 @@ class BusctlBus:
         words = [
             word
             for part, value in zip(parts_of(signature), body, strict=True)
-            for word in _spelled(part, value)
+            for word in _busctl_words(part, value)
         ]
         said = str(self._call(member, signature, words, unit, path, ["--json=short"]).stdout).strip()
         try:
@@ -168,21 +170,21 @@ class BusctlBus:
         return done
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Nothing is kept open."""
 
 
-def _spelled(signature: str, value: Any) -> list[str]:
+def _busctl_words(signature: str, value: Any) -> list[str]:
     """A value as busctl's words: an array begins with its length, a variant with its type."""
     if signature[0] == "a":
-        return [str(len(value)), *(word for each in value for word in _spelled(signature[1:], each))]
+        return [str(len(value)), *(word for each in value for word in _busctl_words(signature[1:], each))]
     if signature[0] == "(":
         return [
             word
             for part, each in zip(parts_of(signature[1:-1]), value, strict=True)
-            for word in _spelled(part, each)
+            for word in _busctl_words(part, each)
         ]
     if signature == "v":
-        return [value.signature, *_spelled(value.signature, value.value)]
+        return [value.signature, *_busctl_words(value.signature, value.value)]
     return ["true" if value else "false"] if signature == "b" else [str(value)]
 
 
@@ -196,7 +198,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _words(item: Property) -> list[str]:
-    """The value as busctl wants it: arrays begin with their length."""
+    """The value as busctl's words; arrays begin with their length."""
     if isinstance(item.value, int):
         return [str(item.value)]
     if isinstance(item.value, bytes):

@@ -1,4 +1,4 @@
-"""Asking systemd over D-Bus with dbus-fast, which is imported when it is first needed."""
+"""Calls to systemd over D-Bus with dbus-fast, which is imported on first use."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from perphd.host.systemd_bus import (
 from perphd.host.systemd_properties import Property
 
 TIMEOUT_S: Final = 1.5
-"""A systemd that does not answer so long is busy; nothing else waits for it."""
+"""Seconds after which a systemd that does not answer counts as busy."""
 
 
 class DbusFastBus:
-    """By dbus-fast over one kept connection, in a thread with an event loop of its own.
+    """Calls through dbus-fast over one kept connection, in a thread with its own event loop.
 
-    Calls block their caller for at most ``TIMEOUT_S``: they belong in the isolation thread. ``connect``: for tests.
+    Calls block for at most ``TIMEOUT_S`` and belong in the isolation thread. ``connect``: replaced in tests.
     """
 
     def __init__(self, connect: Callable[[], Coroutine[Any, Any, Any]] | None = None) -> None:
@@ -53,7 +53,7 @@ class DbusFastBus:
     def call(
         self, member: str, signature: str, body: Sequence[Any], unit: str, path: str = OBJECT
     ) -> list[Any]:
-        """See ``Bus``."""
+        """See ``CallingBus``."""
         sent = [_sent(part, value) for part, value in zip(parts_of(signature), body, strict=True)]
         return [_received(value) for value in self._call(member, signature, sent, unit, path)]
 
@@ -64,7 +64,7 @@ class DbusFastBus:
             except (OSError, RuntimeError) as exc:
                 number = getattr(exc, "errno", None) or errno.EAGAIN
                 advice = (
-                    "systemd was not asked; the limits on threads (TasksMax) or on open files may be reached"
+                    "no request was sent; the limits on threads (TasksMax) or on open files may be reached"
                 )
                 raise Full(unit, member, number, detail=f"no thread for D-Bus: {exc}", advice=advice) from exc
             future = asyncio.run_coroutine_threadsafe(self._ask(member, signature, body, path), loop)
@@ -82,7 +82,10 @@ class DbusFastBus:
         return [] if answer is None else list(answer.body)
 
     def _drop(self) -> None:
-        """A late answer must not be taken for that of another call, nor may connections pile up."""
+        """Drop the connection after a failed call.
+
+        A late answer is thus not taken for another call's, and connections do not pile up.
+        """
         bus, self._bus = self._bus, None
         if bus is not None and self._loop is not None:
             self._loop.call_soon_threadsafe(bus.disconnect)
@@ -108,7 +111,7 @@ class DbusFastBus:
             try:
                 threading.Thread(target=loop.run_forever, name="perphd-dbus", daemon=True).start()
             except RuntimeError:
-                loop.close()  # a loop that nobody runs would answer no call, ever
+                loop.close()  # a loop without a thread would never answer
                 raise
             self._loop = loop
         return self._loop
@@ -138,7 +141,7 @@ async def _system_bus() -> Any:
 
 
 def _plain(item: Property) -> Any:
-    """The value as dbus-fast wants it."""
+    """The value as dbus-fast expects it."""
     if isinstance(item.value, tuple):
         return [list(pair) for pair in item.value]
     return item.value
@@ -170,5 +173,5 @@ def _received(value: Any) -> Any:
 
 
 def open_bus() -> CallingBus:
-    """The best way there is: dbus-fast if it is installed, else busctl."""
+    """The best available bus: dbus-fast if it is installed, else busctl."""
     return BusctlBus() if find_spec("dbus_fast") is None else DbusFastBus()

@@ -1,9 +1,14 @@
-"""The drop-ins in which systemd keeps the run-time properties that perphd asked for, and taking them away again.
+"""Drop-ins in which systemd keeps perphd's run-time properties, and emptying them on restore.
 
-systemd writes one for every property and never removes it by itself. Left behind, it would hide until the next boot
-what the unit's own file says after an edit. One that was there before is an administrator's (``systemctl set-property
---runtime``) and stays. What was not there is marked before systemd is asked; the marks are as short-lived as the
-drop-ins, in ``/run``, and need no daemon to be read.
+systemd writes a drop-in for every property and never removes it. Left unchanged, it would override edits of
+the unit's own file until the next boot. Removing it is no solution: systemd remembers its path until the next
+daemon-reload, reports the unit as changed on disk, and ``systemctl edit`` and ``cat`` fail on the missing
+file. perphd therefore replaces its content by a comment and keeps its modification time, until the next boot
+or the removal of the package (its prerm).
+
+A drop-in that existed before belongs to an administrator (``systemctl set-property --runtime``) and is left
+unchanged. One that did not exist, or was such a comment, is marked before systemd is asked. The marks are in
+``/run`` and last as long as the drop-ins; reading them requires no daemon.
 """
 
 from __future__ import annotations
@@ -12,7 +17,6 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from posixpath import dirname
 from typing import Final
 
 from perphd.domain.errors import KernelError
@@ -20,58 +24,80 @@ from perphd.host.fs import KernelFs, read_text
 from perphd.host.systemd_properties import drop_ins
 
 FOLDERS: Final = ("/run/systemd/system.control", "/run/systemd/transient")
-"""Where systemd keeps run-time properties: of units with a file of their own, and of transient ones."""
+"""Folders of run-time properties: for units with their own file, and for transient units."""
 MARKS: Final = "/run/perphd/drop-ins"
+GIVEN_BACK: Final = "# perphd has given this setting back. Nothing is set here.\n"
+"""Content of an emptied drop-in; the package's prerm searches for this line."""
 
 
 def touch(path: str) -> None:
-    """Make this empty file, and the folders that it is in."""
+    """Create an empty file and its parent folders."""
     Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     Path(path).touch(mode=0o600)
 
 
+def empty(path: str) -> None:
+    """Replace the content of a drop-in by a comment. Its modification time stays, because systemd compares it."""
+    handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(handle)
+        os.ftruncate(handle, 0)
+        os.write(handle, GIVEN_BACK.encode())
+        os.utime(handle, ns=(status.st_atime_ns, status.st_mtime_ns))
+    finally:
+        os.close(handle)
+
+
 class DropIns:
-    """``unlink``, ``mark`` and ``rmdir`` change the file system; hosts that are simulated bring their own."""
+    """Tracks the drop-ins that perphd's requests create.
+
+    ``empty``, ``mark`` and ``unmark`` change the file system; simulated hosts replace them.
+    """
 
     def __init__(
         self,
         fs: KernelFs,
-        unlink: Callable[[str], None] = os.unlink,
+        empty: Callable[[str], None] = empty,
         mark: Callable[[str], None] = touch,
-        rmdir: Callable[[str], None] = os.rmdir,
+        unmark: Callable[[str], None] = os.unlink,
     ) -> None:
-        self._fs, self._unlink, self._mark, self._rmdir = fs, unlink, mark, rmdir
+        self._fs, self._empty, self._mark, self._unmark = fs, empty, mark, unmark
         self._unmarked: set[str] = set()
 
     def expect(self, unit: str, file: str) -> None:
-        """Before systemd is asked for what this file states: remember which of its drop-ins are not there yet."""
+        """Before a request to systemd for this file, mark its drop-ins that do not exist yet."""
         for name in drop_ins(file):
-            if any(self._fs.exists(path) for path in _places(unit, name)):
+            if any(self._fs.exists(path) and not self._is_emptied(path) for path in _places(unit, name)):
                 continue
             try:
                 self._mark(_mark(unit, name))
-            except OSError:  # then it is taken away later only by this process, and only if it says nothing
+            except OSError:  # then only this process empties it later, and only if it sets nothing
                 self._unmarked.add(_mark(unit, name))
 
     def given_back(self, unit: str, file: str) -> None:
-        """The file holds its original again: take away what perphd's requests made, and nothing else."""
+        """After the file was restored, empty the drop-ins that perphd's requests created."""
         for name in drop_ins(file):
             mark = _mark(unit, name)
             is_own = self._fs.exists(mark)
             for path in _places(unit, name):
-                if is_own or (mark in self._unmarked and self._says_nothing(path)):
-                    with suppress(OSError):  # a sandbox may forbid it: it then stays until the next boot
-                        self._unlink(path)
-                        self._rmdir(dirname(path))  # refused while anything else is in it
+                if is_own or (mark in self._unmarked and self._sets_nothing(path)):
+                    with suppress(OSError):  # it does not exist, or a sandbox forbids it: leave it unchanged
+                        self._empty(path)
             self._unmarked.discard(mark)
             if is_own:
                 with suppress(OSError):
-                    self._unlink(mark)
-        with suppress(OSError):  # others are in there, or there never was one
+                    self._unmark(mark)
+        with suppress(OSError):  # it contains other marks, or does not exist
             os.rmdir(f"{MARKS}/{unit}")
 
-    def _says_nothing(self, path: str) -> bool:
-        """True if the drop-in says no more than that the property has no value."""
+    def _is_emptied(self, path: str) -> bool:
+        try:
+            return self._fs.read(path) in (GIVEN_BACK.encode(), b"")
+        except KernelError:
+            return False
+
+    def _sets_nothing(self, path: str) -> bool:
+        """True if the drop-in only states that the property has no value."""
         try:
             lines = read_text(self._fs, path).splitlines()
         except KernelError:

@@ -1,10 +1,12 @@
-"""Kernel files in which writing a unit's own cgroup file becomes a request to systemd.
+"""Kernel files on a systemd host: writing a unit's own cgroup file becomes a request to systemd.
 
-Everything above this sees files: what is read, verified and recorded is what the kernel says, since systemd reports
-success for values that the kernel refused. Below a delegated unit, and outside units, files are written directly.
+Higher layers see files. Values are read, verified and recorded from the kernel, because systemd reports
+success even for values that the kernel refused. Files inside delegated units and outside of units are written
+directly.
 
-What systemd does here outlives the cgroup: a unit that is started again has the properties that it had. So the
-identity of a unit's directory is the unit, not the inode, and giving back reaches units that are not running.
+A setting made through systemd outlives the cgroup: a restarted unit has the same properties. The identity of
+a unit's directory is therefore the unit and not the inode, and restoring also covers units that are not
+running.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from perphd.host.cgroup.lines import with_line
 from perphd.host.fs import Identity, KernelFile, KernelFs, read_text, write_within
 from perphd.host.systemd import is_systemd, owner_unit
 from perphd.host.systemd_bus import Bus
-from perphd.host.systemd_dropins import DropIns, touch
+from perphd.host.systemd_dropins import DropIns
 from perphd.host.systemd_given_up import Attributes, GivenUp
 from perphd.host.systemd_properties import (
     ABSENT,
@@ -45,26 +47,28 @@ if TYPE_CHECKING:
 
 FREEZE: Final = "cgroup.freeze"
 SETTLE_S: Final = 0.5
-"""systemd writes the file a little after it has answered; so long the file may take to show it."""
+"""Seconds for which a file may take to show a value, since systemd writes it slightly after answering."""
 _STEP_S: Final = 0.005
 UNIT_DEVICE: Final = -1
-"""The device in the identity of a unit's directory, which no file system has."""
+"""Device number in the identity of a unit's directory, which no file system has."""
 _SLICE: Final = re.compile(r"[A-Za-z0-9:_.\\@-]+\.slice", re.ASCII)
 _UNIT: Final = re.compile(r"[A-Za-z0-9:_.\\@-]{1,245}\.(?:service|scope|slice|mount|socket|swap)", re.ASCII)
 
 
 @runtime_checkable
 class Lasting(Protocol):
-    """Files whose values outlive their cgroup: giving back does not end with the cgroup."""
+    """Files whose values outlive their cgroup, so that restoring does not end with the cgroup."""
 
     def outlives(self, path: str) -> bool:
-        """True if what is set in this file is set again when its cgroup is made anew."""
+        """True if a recreated cgroup gets this file's value again."""
 
     def give_back_absent(self, path: str, text: str) -> bool:
-        """The cgroup is not there: whoever makes it again shall not bring the value back. False: nothing outlives."""
+        """Restore a value whose cgroup does not exist, so that a recreated cgroup does not get it. False:
+        nothing outlives.
+        """
 
     def given_back(self, path: str) -> str:
-        """The file holds its original again: nothing of perphd's request shall be left. Returns why something is."""
+        """Remove the remains of perphd's request after the file was restored. Returns why some remain, else ""."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ class _Place:
 class UnitFs:
     """``fs`` with units written through ``bus``. Only for hosts with systemd and cgroup v2.
 
-    ``version``: systemd's; ``unlink``, ``mark``, ``sleep``, ``given_up``: for hosts that are simulated.
+    ``version``: systemd's version. ``drop_ins``, ``sleep``, ``given_up``: replaced for simulated hosts.
     """
 
     def __init__(
@@ -87,14 +91,13 @@ class UnitFs:
         bus: Bus,
         *,
         version: int = IDLE_SINCE,
-        unlink: Callable[[str], None] = os.unlink,
-        mark: Callable[[str], None] = touch,
+        drop_ins: DropIns | None = None,
         sleep: Callable[[float], None] = time.sleep,
         given_up: GivenUp | None = None,
     ) -> None:
         self._fs, self._hierarchies, self._bus = fs, hierarchies, bus
         self._version, self._sleep = version, sleep
-        self._drop_ins = DropIns(fs, unlink, mark)
+        self._drop_ins = DropIns(fs) if drop_ins is None else drop_ins
         self._given_up = Attributes() if given_up is None else given_up
         unified = hierarchies.unified
         self._mount = "" if unified is None else unified.mount
@@ -102,7 +105,7 @@ class UnitFs:
 
     @property
     def raw(self) -> rdt.Fs:
-        """As ``fs``: resctrl is not systemd's."""
+        """As in ``fs``; resctrl is not systemd's."""
         return self._fs.raw  # type: ignore[attr-defined,no-any-return]
 
     # -- whose file is it ----------------------------------------------------------------------------------------
@@ -120,8 +123,8 @@ class UnitFs:
         unit = self.unit(dirname(path))
         return _Place(unit, dirname(path), file) if unit else None
 
-    def _stands_for(self, path: str) -> str | None:
-        """What a file stands for that is not there yet; None if it will not come by asking for it."""
+    def _default_if_missing(self, path: str) -> str | None:
+        """The value that a missing file stands for; None if a request would not create the file."""
         file = basename(path)
         if file not in ABSENT or file.partition(".")[0] not in self._controllers:
             return None
@@ -129,25 +132,25 @@ class UnitFs:
             return None
         if not self._fs.exists(dirname(path)) or self._place(path) is None:
             return None
-        # io.bfq.weight and io.weight come with the controller, if this kernel has them.
+        # io.bfq.weight and io.weight appear with the controller, if this kernel has them.
         return ABSENT[file]
 
     # -- KernelFs ------------------------------------------------------------------------------------------------
 
     def open(self, path: str) -> KernelFile:
-        """As ``fs``."""
+        """As in ``fs``."""
         return self._fs.open(path)
 
     def read(self, path: str) -> bytes:
-        """As ``fs``; a unit's file that its controller would bring reads as what it stands for.
+        """As in ``fs``; a unit's file that is missing without its controller reads as its default.
 
-        A list that was given up reads empty: that the kernel still shows in it all that there is, since it does not
-        empty the list of a group with processes, ends whenever systemd switches the controller off.
+        A released list reads empty. The kernel still shows all CPUs or nodes in it, because it does not empty
+        the list of a group with processes, but that ends when systemd disables the controller.
         """
         try:
             raw = self._fs.read(path)
         except Gone:
-            text = None if self._fs.exists(path) else self._stands_for(path)
+            text = None if self._fs.exists(path) else self._default_if_missing(path)
             if text is None:
                 raise
             return f"{text}\n".encode()
@@ -162,26 +165,29 @@ class UnitFs:
         return same(path, self._everything(path), text)
 
     def exists(self, path: str) -> bool:
-        """As ``fs``, and true for a unit's file that its controller would bring."""
+        """As in ``fs``, and true for a unit's file that its controller would create."""
         if basename(path) == "cpu.idle" and self._version < IDLE_SINCE and self._place(path) is not None:
-            return False  # this systemd has no word for it
-        return self._fs.exists(path) or self._stands_for(path) is not None
+            return False  # this version of systemd has no property for it
+        return self._fs.exists(path) or self._default_if_missing(path) is not None
 
     def listdir(self, path: str) -> list[str]:
-        """As ``fs``."""
+        """As in ``fs``."""
         return self._fs.listdir(path)
 
     def subdirectories(self, path: str) -> list[str]:
-        """As ``fs``."""
+        """As in ``fs``."""
         return self._fs.subdirectories(path)
 
     def identity(self, path: str) -> tuple[int, int]:
-        """As ``fs``; of a unit's directory the unit itself, which stays the same when it is started again."""
+        """As in ``fs``; for a unit's directory the unit itself, which stays the same over restarts."""
         unit = self.unit(path)
         return (UNIT_DEVICE, zlib.crc32(unit.encode())) if unit else self._fs.identity(path)
 
     def write(self, path: str, data: bytes) -> None:
-        """As ``fs``, or the request to systemd, until the file shows it or ``SETTLE_S`` have passed."""
+        """Write as in ``fs``, or ask systemd and wait until the file shows the value.
+
+        The wait ends after ``SETTLE_S``.
+        """
         place = self._place(path)
         if place is None:
             self._fs.write(path, data)
@@ -194,14 +200,14 @@ class UnitFs:
         self._await(path, text)
 
     def write_within(self, path: str, data: bytes, identity: Identity) -> None:
-        """See ``WritesWithin``. A unit is known by its name: it is the same one when it was started again meanwhile."""
+        """As ``RealFs.write_within``. A unit is identified by its name: a restarted unit is the same one."""
         if self.unit(dirname(path)):
             self.write(path, data)
         else:
             write_within(self._fs, path, data, identity)
 
     def _ask_lines(self, place: _Place, path: str, line: str) -> str:
-        """Ask for one disk's line with those that the others have; returns what the file is to show then."""
+        """Request one disk's line together with those of the other disks; returns the expected content."""
         now = self.read(path).decode().strip("\n")
         wanted = with_line(place.file, now, line)
         try:
@@ -228,29 +234,30 @@ class UnitFs:
         self._bus.set_properties(place.unit, wanted)
 
     def _release(self, place: _Place, path: str) -> None:
-        """Make the list hold everything that there is, before it is given up.
+        """Fill the list with everything that exists, before it is released.
 
-        The kernel does not take an empty list from a group with processes, and systemd does not say so. Nor must it
-        be given up before the kernel shows everything: systemd writes a little later, and only what it was asked last.
+        The kernel refuses an empty list for a group with processes, and systemd does not report that. The
+        list is not released before the kernel shows everything, because systemd writes later, and only its
+        latest request.
         """
         everything = self._everything(path)
         if not everything or not self._fs.exists(path):
             return
         self._bus.set_properties(place.unit, properties(place.file, everything))
         if not self._await(path, everything):
-            advice = "it is tried again; systemctl status shows whether systemd is busy"
-            detail = f"systemd has not given it {everything} within {SETTLE_S:g} s"
-            raise Busy(path, "give up", errno.ETIMEDOUT, "", detail, advice)
+            advice = "it is retried; systemctl status shows whether systemd is busy"
+            detail = f"systemd has not set it to {everything} within {SETTLE_S:g} s"
+            raise Busy(path, "release", errno.ETIMEDOUT, "", detail, advice)
         self._given_up.add(place.directory, place.file)
 
     def _everything(self, path: str) -> str:
-        """All CPUs or memory nodes of the host: those of a slice that is confined may become more again."""
+        """All CPUs or memory nodes of the host, since those of a confined slice may grow again."""
         with suppress(KernelError):
             return read_text(self._fs, f"{self._mount}/{basename(path)}.effective")
         return parent_list(self._fs, path)
 
     def _await(self, path: str, text: str) -> bool:
-        """True as soon as the file shows this text, or is gone; false if it does not in ``SETTLE_S``."""
+        """True once the file shows this text or is gone; False if it does not within ``SETTLE_S``."""
         for _ in range(int(SETTLE_S / _STEP_S)):
             try:
                 if same(path, text, read_text(self._fs, path)):
@@ -265,43 +272,43 @@ class UnitFs:
     # -- what outlives the cgroup ----------------------------------------------------------------------------------
 
     def outlives(self, path: str) -> bool:
-        """See ``Lasting``: true of a unit's properties."""
+        """See ``Lasting``: true for a unit's properties."""
         place = self._place(path)
         return place is not None and place.file != FREEZE
 
     def give_back_absent(self, path: str, text: str) -> bool:
-        """See ``Lasting``: the unit is not running; its properties go back all the same."""
+        """See ``Lasting``: restores the properties of a unit that is not running."""
         place = self._place(path)
         if place is None or self._fs.exists(place.directory):
             return False
-        with suppress(Gone):  # systemd does not know the unit any more: nothing outlives it
+        with suppress(Gone):  # systemd no longer knows the unit, so nothing outlives it
             if place.file != FREEZE:
                 self._bus.set_properties(place.unit, whole_properties(place.file, text))
         self.given_back(path)
         return True
 
     def given_back(self, path: str) -> str:
-        """See ``Lasting``: drop-ins that perphd's requests made would hide what the unit's file says later."""
+        """See ``Lasting``: drop-ins of perphd's requests would override later edits of the unit's file."""
         place = self._place(path)
         if place is not None:
             self._drop_ins.given_back(place.unit, place.file)
-        return ""  # what a sandbox keeps of them says no more than the original, and goes with the boot
+        return ""  # a drop-in kept by a sandbox equals the original and vanishes at reboot
 
 
 def unit_of(cgroup: str) -> str:
     """The unit that this cgroup is, by its path alone; empty if it is none.
 
-    Above a unit there are slices only. What has a unit's name within a service or scope is the business of another
-    manager: that of a user, or the one in a container.
+    A unit has only slices above it. Unit names inside a service or scope belong to another manager: a user's,
+    or one in a container.
     """
     *above, name = cgroup.strip("/").split("/")
     if not all(_SLICE.fullmatch(part) for part in above) or not _UNIT.fullmatch(name):
         return ""
-    return name.removeprefix("_")  # systemd's escape of names that are controllers' as well
+    return name.removeprefix("_")  # systemd escapes names that are also controllers' names
 
 
 def is_running_kernel(fs: KernelFs) -> bool:
-    """True if ``fs`` shows this machine's own files, whose units the system bus is about."""
+    """True if ``fs`` shows this machine's own files, to which the system bus belongs."""
     try:
         status = os.stat("/proc")
         return fs.identity("/proc") == (status.st_dev, status.st_ino)
@@ -315,12 +322,14 @@ def asks_systemd(fs: KernelFs, hierarchies: Hierarchies) -> bool:
 
 
 def unit_files(fs: KernelFs, hierarchies: Hierarchies, bus: Bus) -> KernelFs:
-    """``fs``, with units written through systemd where that is how it is done."""
+    """``fs``, with units written through systemd on hosts that need it."""
     return UnitFs(fs, hierarchies, bus) if asks_systemd(fs, hierarchies) else fs
 
 
 def refusal(fs: KernelFs, hierarchies: Hierarchies, cgroup: str) -> str | None:
-    """Why a cgroup must not be set, or None: a unit where ``fs`` asks systemd, else what lies below a delegated one."""
+    """Reason why a cgroup must not be set; None if it may be: a unit that ``fs`` sets through systemd, or a
+    delegated group.
+    """
     owner = owner_unit(hierarchies, fs, cgroup)
     if owner is None:
         return None

@@ -1,8 +1,8 @@
-"""Which lists of CPUs and memory nodes of a unit have been given up, although the kernel still shows them full.
+"""Notes about a unit's released CPU and memory node lists, which the kernel still shows as full.
 
-The kernel does not empty the list of a group with processes: what systemd was told to unset reads as all that there is
-until the unit starts again, or systemd switches the controller off. The note is an extended attribute of the control
-group: whoever gives back later can read it, and it ends with the group.
+The kernel does not empty the list of a group with processes: a list that systemd has unset shows everything
+until the unit restarts, or systemd disables the controller. The note is an extended attribute of the control
+group, so that a later restore can read it, and it vanishes with the group.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Protocol
 
 
 class GivenUp(Protocol):
-    """Notes about the files of control groups' directories."""
+    """Notes about files of control groups."""
 
     def add(self, directory: str, file: str) -> None:
-        """This file is given up."""
+        """Note that this file was released."""
 
     def discard(self, directory: str, file: str) -> None:
-        """This file is set to something (again)."""
+        """Remove the note, because the file is set again."""
 
     def holds(self, directory: str, file: str) -> bool:
-        """True if this file was given up and not set since."""
+        """True if this file was released and not set since."""
 
 
 class Attributes:
-    """As extended attributes, which cgroup v2 takes since Linux 5.7; where there are none, nothing is noted."""
+    """Notes as extended attributes (cgroup v2 since Linux 5.7); on older kernels nothing is noted."""
 
     def add(self, directory: str, file: str) -> None:
         """See ``GivenUp``."""

@@ -1,4 +1,4 @@
-"""Whether systemd stops this process in order to start it again."""
+"""Detection of a restart: whether systemd stops this process only to start it again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from perphd.host.systemd import is_systemd
 
 OWN_CGROUPS: Final = "/proc/self/cgroup"
 PATIENCE_S: Final = 8.0
-"""A host where everything waits is no reason to give everything back over a restart."""
+"""Seconds to wait for systemctl; after them, settings are kept only if it has answered."""
 
 
 def own_unit(fs: KernelFs) -> str:
-    """The service that this process is; empty if it is none."""
+    """The service that this process belongs to; empty if it belongs to none."""
     try:
         paths = [line.split(":", 2)[2] for line in read_text(fs, OWN_CGROUPS).splitlines()]
     except (KernelError, IndexError):
@@ -26,7 +26,7 @@ def own_unit(fs: KernelFs) -> str:
 
 
 def is_restarting(fs: KernelFs, run: Callable[..., Any] = subprocess.run) -> bool:
-    """True if systemd has a job to restart this service; False if it does not say so (in time)."""
+    """True if systemd has a job to restart this service; False if not, or if it does not answer in time."""
     unit = own_unit(fs)
     if not unit or not is_systemd(fs):
         return False

@@ -1,7 +1,7 @@
-"""What a text in a unit's cgroup file is called among systemd's run-time properties. Pure.
+"""Translation of a unit's cgroup file contents to systemd's run-time properties. Pure.
 
-systemd writes the files of its units itself (systemd.resource-control(5)) and takes back what others write there, so a
-setting of a unit is a call of ``SetUnitProperties``. Texts that are the kernel's default unset the property.
+systemd writes the files of its units itself (systemd.resource-control(5)) and reverts other programs' writes,
+so a unit is set by ``SetUnitProperties``. Texts that are the kernel's default unset the property.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Value: TypeAlias = int | bytes | tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """One property and its value. ``signature``: ``t``, ``ay`` or ``a(st)``, as D-Bus spells types."""
+    """One property and its value. ``signature``: the D-Bus type ``t``, ``ay`` or ``a(st)``."""
 
     name: str
     signature: str
@@ -41,7 +41,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "io.bfq.weight": "default 100",
     "io.max": "",
 }
-"""Files that a unit lacks as long as no property needs their controller -> what they then stand for."""
+"""Files that a unit lacks while no property needs their controller -> default value."""
 
 _LISTS = {"cpuset.cpus": "AllowedCPUs", "cpuset.mems": "AllowedMemoryNodes"}
 _MEMORY = {
@@ -57,17 +57,17 @@ _CEILINGS = {
     "wiops": "IOWriteIOPSMax",
 }
 DEVICE_FILES: Final = frozenset({"io.max", "io.latency"})
-"""Those of a line a disk, each disk with values of its own."""
+"""Files with one line per disk."""
 FILES: Final = frozenset({*_LISTS, *_MEMORY, *ABSENT, "io.latency"})
-"""The files that have properties. ``cgroup.freeze`` has methods of its own."""
+"""The files that have properties. ``cgroup.freeze`` has methods instead."""
 
 
 def properties(file: str, text: str) -> tuple[Property, ...]:
-    """The properties that state this text in this file.
+    """The properties for this text in this file.
 
     Raises:
-        KeyError: the file has none.
-        ValueError: not a text of this file.
+        KeyError: the file has no properties.
+        ValueError: the text is invalid for this file.
     """
     if file in _LISTS:
         return (Property(_LISTS[file], "ay", bitmap(CpuSet.parse(text))),)
@@ -90,15 +90,15 @@ def properties(file: str, text: str) -> tuple[Property, ...]:
 
 
 def line_properties(file: str, wanted: str, now: str) -> tuple[Property, ...]:
-    """The properties that lead from one text of a file with a line a disk to another.
+    """The properties that lead from one text to another, for a file with one line per disk.
 
-    systemd merges a list of disks into what it has, and takes an empty list for "none of any disk": the ceilings of
-    other disks, an administrator's among them, would go with it. So every disk is named, those without a value with
-    ``infinity``; and a property that no disk changes in is not named at all.
+    systemd merges a list of disks into its present one, and an empty list clears all disks, including an
+    administrator's limits. Every disk is therefore named, those without a value with ``infinity``; properties
+    without a change are left out.
 
     Raises:
         KeyError: not such a file.
-        ValueError: not texts of this file.
+        ValueError: the texts are invalid for this file.
     """
     before = {item.name: item for item in properties(file, now)}
     after = {item.name: item for item in properties(file, wanted)}
@@ -112,7 +112,7 @@ def line_properties(file: str, wanted: str, now: str) -> tuple[Property, ...]:
 
 
 def whole_properties(file: str, text: str) -> tuple[Property, ...]:
-    """The properties that state this text whatever systemd has: of lists of disks first nothing, then all.
+    """The properties for this text, independent of systemd's present ones: disk lists are cleared first.
 
     Raises:
         KeyError, ValueError: as ``properties``.
@@ -130,7 +130,7 @@ def _pairs(item: Property) -> tuple[tuple[str, int], ...]:
 
 
 def drop_ins(file: str) -> tuple[str, ...]:
-    """How systemd names the drop-ins (without ``50-`` and ``.conf``) that keep what belongs to this file."""
+    """Names of the drop-ins for this file, without ``50-`` and ``.conf``."""
     if file == "cpu.max":
         return ("CPUQuota", "CPUQuotaPeriodSec")
     if file == "io.max":
@@ -148,7 +148,7 @@ def drop_ins(file: str) -> tuple[str, ...]:
 
 
 def bitmap(numbers: CpuSet) -> bytes:
-    """As ``AllowedCPUs`` and ``AllowedMemoryNodes`` are sent: bit n of byte n/8; empty for the empty set."""
+    """The encoding of ``AllowedCPUs`` and ``AllowedMemoryNodes``: bit n of byte n/8; empty for the empty set."""
     return numbers.mask.to_bytes((numbers.mask.bit_length() + 7) // 8, "little")
 
 

@@ -1,15 +1,16 @@
-"""Traffic classes of network devices: what perphd asks of the kernel's tc, and asking it with the program tc(8).
+"""Traffic classes of network devices: the operations that perphd needs, and doing them with tc(8).
 
-One hierarchical token bucket (HTB) a device, with a handle of perphd's own. What no class is named for goes to HTB's
-direct queue: it is sent first, unshaped, at the speed of the device. So protected applications pass through no class;
-those who give way each have one, and lend to one another below one parent that bounds them all:
+There is one hierarchical token bucket (HTB) per device, with perphd's own handle. Packets without a class go
+to HTB's direct queue: they are sent first, unshaped, at the speed of the device. Protected applications
+therefore have no class. Each limited workload has one, and these classes borrow from one another below a
+parent that bounds them all:
 
     7e50:          htb, default 0
-      7e50:1       all who give way: rate = ceil = the largest ceiling of them
-        7e50:10    one workload: its ceiling; a small guaranteed rate
+      7e50:1       all limited workloads: rate = ceil = their largest limit
+        7e50:10    one workload: its limit; a small guaranteed rate
         7e50:20    ...
 
-``perphd.host.tc_netlink`` asks the same by netlink; giving back must do without that.
+``perphd.host.tc_netlink`` does the same by netlink; restore must work without it.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from typing import Any, Final, Protocol
 from perphd.domain.errors import Broken, Busy, Denied, Gone, Invalid, KernelError, Unsupported
 
 MAJOR: Final = 0x7E50
-"""The handle of perphd's qdiscs: by it, and by their kind, they are known."""
+"""Handle of perphd's qdiscs; handle and kind identify them."""
 ROOT_MINOR: Final = 1
-"""The class that all others lie in."""
+"""The class that contains all others."""
 QUANTUM_BYTES: Final = 15_140
-"""So much one class sends before the next one may: ten full frames."""
+"""Bytes that one class sends before it is the next one's turn: ten full frames."""
 _UNITS: Final = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
 _CLASS = re.compile(
     r"class htb ([0-9a-f]{1,4}):([0-9a-f]{1,4}) (?:root|parent [0-9a-f]{1,4}:([0-9a-f]{0,4}))\b"
     r".*? ceil ([0-9]{1,20})([KMGT]?)bit",
     re.ASCII,
 )
-_SAID: Final[tuple[tuple[str, type[KernelError], int], ...]] = (
+_ERROR_TEXTS: Final[tuple[tuple[str, type[KernelError], int], ...]] = (
     ("Cannot find device", Gone, errno.ENODEV),
     ("No such file", Gone, errno.ENOENT),
     ("not found", Gone, errno.ENOENT),
@@ -51,7 +52,7 @@ _SAID: Final[tuple[tuple[str, type[KernelError], int], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Qdisc:
-    """One queueing discipline. ``major``: of its handle, 0 of those that the kernel made by itself."""
+    """One queueing discipline. ``major``: of its handle, 0 if the kernel created it by default."""
 
     device: str
     kind: str
@@ -61,7 +62,7 @@ class Qdisc:
 
 @dataclass(frozen=True, slots=True)
 class HtbClass:
-    """One class: its ceiling in bytes per second."""
+    """One class with its limit in bytes per second."""
 
     major: int
     minor: int
@@ -69,35 +70,35 @@ class HtbClass:
 
 
 class Tc(Protocol):
-    """What perphd asks of traffic control. All raise KernelError classes; Gone: no such device."""
+    """The operations that perphd needs. All raise KernelError classes; Gone: no such device."""
 
     def qdiscs(self) -> tuple[Qdisc, ...]:
-        """All of this network namespace."""
+        """All qdiscs of this network namespace."""
 
     def classes(self, device: str) -> tuple[HtbClass, ...]:
         """The HTB classes of a device; none if it has no HTB."""
 
     def add_root(self, device: str) -> None:
-        """Put perphd's HTB in the place of the qdisc that the kernel made. Busy: somebody's own is there."""
+        """Replace the kernel's default qdisc by perphd's HTB. Raises Busy if an administrator's qdisc is there."""
 
     def delete_root(self, device: str) -> None:
-        """Take perphd's HTB away, with all its classes: the kernel makes its default again."""
+        """Remove perphd's HTB with all its classes; the kernel restores its default."""
 
     def set_class(self, device: str, minor: int, ceil_bytes: int, *, exists: bool) -> None:
-        """Make or change a class; the parent of all is ``ROOT_MINOR``."""
+        """Create or change a class; the parent of all is ``ROOT_MINOR``."""
 
     def delete_class(self, device: str, minor: int) -> None:
-        """Take a class away; what waits in it is dropped and sent again by its senders."""
+        """Remove a class; its queued packets are dropped and retransmitted by their senders."""
 
     def close(self) -> None:
-        """Give back what is kept open; closing twice is fine."""
+        """Release open resources; closing twice is allowed."""
 
 
 def class_rates(minor: int, ceil_bytes: int) -> tuple[int, int, int]:
-    """(guaranteed rate, priority, burst) of a class: bytes per second, 0 being first, bytes.
+    """(guaranteed rate, priority, burst) of a class: bytes per second, priority (0 first), bytes.
 
-    The parent is guaranteed all of its ceiling; a leaf a 64th, so that many get by without promising more than there
-    is, and borrows the rest. A burst of 2 ms, 64 KiB at least: one segment as large as network cards take them.
+    The parent is guaranteed its whole limit. A leaf is guaranteed 1/64, so that many leaves fit, and borrows
+    the rest. The burst is 2 ms, at least 64 KiB: the largest segment that network cards accept.
     """
     burst = max(1 << 16, ceil_bytes // 500)
     if minor == ROOT_MINOR:
@@ -106,9 +107,9 @@ def class_rates(minor: int, ceil_bytes: int) -> tuple[int, int, int]:
 
 
 class TcCommand:
-    """By the program tc(8) of iproute2: a process a call, but it needs no Python package.
+    """Operations through the program tc(8) of iproute2: one process per call, no Python package.
 
-    ``run``: as ``subprocess.run``, for tests.
+    ``run``: replaces ``subprocess.run`` in tests.
     """
 
     def __init__(self, run: Callable[..., Any] = subprocess.run) -> None:
@@ -130,7 +131,7 @@ class TcCommand:
                 if "dev" in entry
             )
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise Broken("tc qdisc", "list", errno.EBADMSG, detail=f"tc said {text[:80]!r}") from exc
+            raise Broken("tc qdisc", "list", errno.EBADMSG, detail=f"tc printed {text[:80]!r}") from exc
 
     def classes(self, device: str) -> tuple[HtbClass, ...]:
         """See ``Tc``."""
@@ -197,10 +198,12 @@ class TcCommand:
         return str(done.stdout)
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Nothing is kept open."""
 
 
 def tc_error(where: str, doing: str, text: str) -> KernelError:
-    """What tc or the kernel said, in the class that tells what to do about it."""
-    kind, number = next(((kind, number) for word, kind, number in _SAID if word in text), (Broken, errno.EIO))
+    """Convert an error text of tc or the kernel to the matching error class."""
+    kind, number = next(
+        ((kind, number) for word, kind, number in _ERROR_TEXTS if word in text), (Broken, errno.EIO)
+    )
     return kind(where, doing, number, detail=" ".join(text.split()))

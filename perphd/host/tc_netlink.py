@@ -1,6 +1,7 @@
-"""Traffic classes by netlink, with pyroute2, which is imported when it is first needed (25 MiB).
+"""Traffic classes by netlink with pyroute2, which is imported on first use (25 MiB).
 
-pyroute2 runs an event loop of its own in the calling thread, and cannot where one runs already: so it has a thread.
+pyroute2 runs its own event loop in the calling thread, which fails if one runs there already. It therefore
+has its own thread.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _HANDLE: Final = MAJOR << 16
 
 
 class NetlinkTc:
-    """See ``perphd.host.tc.Tc``. Calls block their caller for about a millisecond."""
+    """See ``perphd.host.tc.Tc``. Calls block for about a millisecond."""
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
@@ -104,7 +105,7 @@ class NetlinkTc:
         except OSError as exc:
             raise kernel_error(exc, where, doing) from exc
         except Exception as exc:
-            number = getattr(exc, "code", None)  # pyroute2's NetlinkError carries the kernel's
+            number = getattr(exc, "code", None)  # pyroute2's NetlinkError carries the kernel's errno
             if isinstance(number, int) and number > 0:
                 number = errno.EBUSY if number == errno.EEXIST else number
                 raise kernel_error(OSError(number, str(exc)), where, doing) from exc
@@ -147,5 +148,5 @@ def _htb_classes(route: Any, index: int) -> Iterator[HtbClass]:
 
 
 def open_tc() -> Tc:
-    """The best way there is: pyroute2 if it is installed, else tc(8)."""
+    """The best available interface: pyroute2 if it is installed, else tc(8)."""
     return TcCommand() if find_spec("pyroute2") is None else NetlinkTc()

@@ -1,7 +1,7 @@
-"""What is known of this host's throttle levels: a calibration in the state directory, a shipped default, or nothing.
+"""This host's throttle levels: from a calibration in the state directory, a shipped default, or nominal.
 
-A calibration is a file of ``rdt.curves``, made by ``perphctl calibrate``. It counts while the machine and the steps
-that the kernel offers are those on which it was made.
+A calibration is a file of ``rdt.curves``, made by ``perphctl calibrate``. It is valid only on the machine and
+with the kernel's bandwidth steps under which it was made.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from perphd.domain.capability import Area, Capability
 from perphd.domain.throttle import ThrottleCurve, ThrottleSource
 from perphd.host.fs import KernelFs
 from perphd.host.resctrl import open_groups
-from rdt.curves import Calibration
-from rdt.lookup import BandwidthLookup
+from rdt.curves import BandwidthLookup, Calibration, family_of
 from rdt.probe import machine_name
-from rdt.shipped import family_of
 
 FILE: Final = "mba-calibration.json"
-"""Its name in the state directory."""
+"""Name of the calibration file in the state directory."""
 CAPABILITY: Final = "resctrl.mba_calibration"
 
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """``levels``: per cents that make a difference, ascending; ``note``: what is known, and why not more."""
+    """Known throttle levels of this host.
+
+    ``levels``: percentages that differ in effect, ascending. ``note``: origin of the levels, and why nothing
+    better is known.
+    """
 
     levels: tuple[int, ...] = ()
     source: ThrottleSource = ThrottleSource.NOMINAL
@@ -36,7 +38,7 @@ class Throttle:
 
 
 def throttle_of(fs: rdt.Fs, info: rdt.Info, state_dir: str) -> Throttle:
-    """The throttle levels of a mounted resctrl; no levels where bandwidth is not given in per cent."""
+    """The throttle levels of a mounted resctrl; no levels if bandwidth is not given in percent."""
     bandwidth = info.bandwidths.get("MB")
     if bandwidth is None or not bandwidth.is_percent:
         return Throttle()
@@ -46,11 +48,11 @@ def throttle_of(fs: rdt.Fs, info: rdt.Info, state_dir: str) -> Throttle:
         why = calibration.misfit(bandwidth, machine)
         if not why and any(curve.resource == bandwidth.name for curve in calibration.curves):
             return _calibrated(bandwidth, calibration, machine)
-        why = f"the calibration of {calibration.made} does not count: {why or 'it has no curves'}"
+        why = f"the calibration of {calibration.made} is not used: {why or 'it has no curves'}"
     except rdt.Gone:
         pass
     except rdt.ResctrlError as exc:
-        why = f"the calibration does not count: {exc}"
+        why = f"the calibration is not used: {exc}"
     family = family_of(fs)
     if family is not None:
         kept = family.levels(steps)
@@ -61,7 +63,7 @@ def throttle_of(fs: rdt.Fs, info: rdt.Info, state_dir: str) -> Throttle:
 
 
 def look(fs: KernelFs, state_dir: str) -> Throttle:
-    """The same for whatever is mounted on a host now."""
+    """The throttle levels of the presently mounted resctrl; no levels if there is none."""
     groups = open_groups(fs)
     if isinstance(groups, str):
         return Throttle()
@@ -69,7 +71,7 @@ def look(fs: KernelFs, state_dir: str) -> Throttle:
 
 
 def _calibrated(bandwidth: rdt.BandwidthInfo, calibration: Calibration, machine: str) -> Throttle:
-    """Levels that make a difference in some domain for some number of cores, and what all of them deliver."""
+    """Levels that make a difference in some domain for some number of cores, with their measured bandwidths."""
     lookup = BandwidthLookup(bandwidth, calibration, machine=machine)
     measured = [curve for curve in calibration.curves if curve.resource == bandwidth.name]
     useful = {level for curve in measured for level in lookup.levels(curve.domain, curve.cores)}
@@ -87,18 +89,18 @@ def _calibrated(bandwidth: rdt.BandwidthInfo, calibration: Calibration, machine:
 
 
 def capability(throttle: Throttle) -> Capability:
-    """For doctor: are the throttle levels known in bytes per second?"""
+    """The capability for doctor: whether the throttle levels are known in bytes per second."""
     levels = f"levels {' '.join(map(str, throttle.levels))} %"
     if throttle.source is ThrottleSource.CALIBRATED:
         return Capability(CAPABILITY, Area.ENFORCE, True, f"{throttle.note}; {levels}")
     if not throttle.levels:
-        detail = "memory bandwidth cannot be throttled in per cent here"
+        detail = "memory bandwidth cannot be throttled in percent here"
         return Capability(CAPABILITY, Area.ENFORCE, False, detail, "", "see resctrl.mba")
     return Capability(
         CAPABILITY,
         Area.ENFORCE,
         False,
         f"{throttle.source}: {throttle.note}; {levels}",
-        "how many bytes per second a throttle level leaves batch is not known: per cents are nominal",
+        "the bandwidth that a throttle level leaves to batch is unknown: percentages are nominal",
         "perphctl calibrate, on an idle host",
     )

@@ -1,7 +1,7 @@
 """The host's processors, caches and memory nodes, read from sysfs into ``perphd.domain.topology``.
 
-Reads, never writes. Whatever a kernel or hypervisor leaves out (cache ids, NUMA directories, the topology
-of offline CPUs) is tolerated; what it says is checked.
+Reads, never writes. Files that a kernel or hypervisor omits (cache ids, NUMA directories, the topology of
+offline CPUs) are tolerated; existing content is validated.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _T = TypeVar("_T")
 def read_topology(fs: KernelFs) -> Topology:
     """Read the whole topology once.
 
-    Memory-only NUMA nodes are kept with an empty CPU set. A host that names no NUMA node is one node. A
-    host whose kernel shows no L3 cache has no L3 domain. ``offline`` are CPUs that are there and switched
-    off, not the empty sockets that a hypervisor could still plug.
+    Memory-only NUMA nodes are kept with an empty CPU set. A host without NUMA nodes is one node, a host
+    without a visible L3 cache has no L3 domain. ``offline``: CPUs that exist and are switched off, not empty
+    sockets that a hypervisor could plug.
 
     Raises:
-        KernelError: there is no readable list of CPUs, or no figure for the host's memory.
-        ParseError: a file says something that is not in the kernel's format; the text names the file.
+        KernelError: the list of CPUs or the host's memory size is unreadable.
+        ParseError: a file is not in the kernel's format; the text names the file.
     """
     online = _online(fs)
     present = _parsed(fs, f"{CPU_ROOT}/present", CpuSet.parse)
@@ -62,7 +62,7 @@ def read_topology(fs: KernelFs) -> Topology:
 
 
 class Processors:
-    """Notices that CPUs came or went. One file is kept open, and read once a look."""
+    """Detects CPU hotplug. One file is kept open and read once per look."""
 
     def __init__(self, fs: KernelFs) -> None:
         self._fs = fs
@@ -70,14 +70,14 @@ class Processors:
         self._last = self._online()
 
     def look(self) -> Topology | None:
-        """The topology anew if other CPUs are online than at the last look; None: the same, or it cannot be told."""
+        """The new topology if other CPUs are online than at the last look; None if unchanged or unreadable."""
         now = self._online()
         if now is None or now == self._last:
             return None
         try:
             found = read_topology(self._fs)
         except (KernelError, ParseError):
-            return None  # in the middle of it; the next look tries again
+            return None  # a hotplug operation is in progress; the next look retries
         self._last = now
         return found
 
@@ -90,7 +90,7 @@ class Processors:
             return None
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -99,7 +99,7 @@ class Processors:
 def _online(fs: KernelFs) -> CpuSet:
     path = f"{CPU_ROOT}/online"
     online = _parsed(fs, path, CpuSet.parse)
-    if online is None:  # kernels without CPU hotplug may lack the file: then every CPU listed is online
+    if online is None:  # kernels without CPU hotplug may lack the file: all listed CPUs are online
         online = CpuSet.of(number for number, _ in _numbered(fs, CPU_ROOT, _CPU_DIRECTORY))
     if not online:
         raise Gone(path, "read", 2, advice="mount sysfs on /sys")
@@ -107,7 +107,10 @@ def _online(fs: KernelFs) -> CpuSet:
 
 
 def _cores(fs: KernelFs, online: CpuSet) -> tuple[Core, ...]:
-    """Group CPUs by their sibling lists, not by core_id: ids repeat over sockets and, on some, over dies."""
+    """Group CPUs by their sibling lists.
+
+    core_id is not used, because it repeats over sockets and on some hosts over dies.
+    """
     cores: list[Core] = []
     assigned = CpuSet()
     for cpu in online:
@@ -119,7 +122,7 @@ def _cores(fs: KernelFs, online: CpuSet) -> tuple[Core, ...]:
             siblings = _parsed(fs, f"{base}/core_cpus_list", CpuSet.parse) or CpuSet()
         cpus = ((siblings & online) | CpuSet.of([cpu])) - assigned
         assigned = assigned | cpus
-        # Some hypervisors and boards answer -1 for "unknown".
+        # Some hypervisors and boards return -1 for "unknown".
         socket = max(_parsed(fs, f"{base}/physical_package_id", _integer) or 0, 0)
         number = _parsed(fs, f"{base}/core_id", _integer)
         cores.append(Core(socket, cpu if number is None or number < 0 else number, cpus))
@@ -127,7 +130,7 @@ def _cores(fs: KernelFs, online: CpuSet) -> tuple[Core, ...]:
 
 
 def _unique(cores: list[Core]) -> list[Core]:
-    """Where core ids repeat within a socket, number all of that socket's cores by their first CPU instead."""
+    """In sockets with repeated core ids, number all cores by their first CPU instead."""
     times = Counter((core.socket, core.core) for core in cores)
     repeating = {socket for (socket, _), count in times.items() if count > 1}
     return [
@@ -153,7 +156,9 @@ def _l3_domains(fs: KernelFs, online: CpuSet) -> tuple[L3Domain, ...]:
             cpus = (shared & online) | CpuSet.of([cpu])
             seen = seen | cpus
             number = _parsed(fs, f"{cache}/id", _integer)
-            if number is None:  # VMs; without ids there is no resctrl either, so any unique number serves
+            if (
+                number is None
+            ):  # virtual machines; without ids there is no resctrl either, so any unique number works
                 number = cpu
             size_bytes = _parsed(fs, f"{cache}/size", parse_size_bytes) or 0
             known = domains.get(number)
@@ -194,7 +199,7 @@ def _integer(text: str) -> int:
 
 
 def _parsed(fs: KernelFs, path: str, parse: Callable[[str], _T]) -> _T | None:
-    """The file's value; None if there is no such file or it cannot be read."""
+    """The file's value; None if the file is missing or unreadable."""
     try:
         text = read_text(fs, path)
     except KernelError:

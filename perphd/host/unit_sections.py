@@ -1,9 +1,10 @@
-"""One section of the files of this host's units, put together as systemd puts them together.
+"""One section of the files of this host's units, merged by systemd's rules.
 
-systemd ignores sections whose names begin with ``X-``: other programs may have theirs there (systemd.unit(5)). Read are
-a unit's own file and its drop-ins, in the folders of the administrator and of packages; for ``a@b.service`` those of
-``a@.service`` too. Not read: drop-ins of all units of a type or with a common prefix, what programs write there
-(transient units, ``systemctl set-property``, generators), symbolic links, and files of ordinary users.
+systemd ignores sections whose names begin with ``X-``, so that other programs may use them (systemd.unit(5)).
+A unit's own file and its drop-ins are read, in the folders of administrators and packages; for
+``a@b.service`` also those of ``a@.service``. Not read are drop-ins of unit types and name prefixes,
+program-generated files (transient units, ``systemctl set-property``, generators), symbolic links, and files
+of ordinary users.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FOLDERS: Final = (
     "/usr/lib/systemd/system",
     "/lib/systemd/system",
 )
-"""In the order in which the first file of a name wins; the last two are one folder on most hosts."""
+"""Folders by precedence: the first one with a file of that name wins. The last two are the same on most hosts."""
 MAX_BYTES: Final = 64 << 10
 MAX_DROP_INS: Final = 64
 _UNIT: Final = re.compile(r"[A-Za-z0-9:_.\\@-]{1,245}\.(?:service|slice|scope)", re.ASCII)
@@ -32,7 +33,7 @@ _UNIT: Final = re.compile(r"[A-Za-z0-9:_.\\@-]{1,245}\.(?:service|slice|scope)",
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one line says, and where it stands. An empty ``key``: the line assigns nothing."""
+    """One line of a section. An empty ``key``: the line assigns nothing."""
 
     key: str
     value: str
@@ -42,10 +43,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class UnitSection:
-    """The section of one unit. ``last``: the last file that has the section.
+    """The section of one unit.
 
-    ``assigned``: by key; a later file's wins, and an empty value takes an earlier one back. ``odd``: lines that assign
-    nothing.
+    ``last``: the last file that contains the section. ``assigned``: assignments by key; a later file
+    overrides an earlier one, and an empty value removes the assignment. ``odd``: lines that assign nothing.
     """
 
     unit: str
@@ -55,28 +56,28 @@ class UnitSection:
 
     @property
     def is_drop_in(self) -> bool:
-        """True if a drop-in was the last to say something."""
+        """True if the last file with the section is a drop-in."""
         return os.path.dirname(self.last).endswith(".d")
 
 
 class UnitSections:
-    """Looks on one host. The folders are listed once between two calls of ``look_anew``, the files read each time."""
+    """Reads sections on one host. Folders are listed once between two calls of ``look_anew``, files each time."""
 
     def __init__(self, fs: KernelFs, section: str) -> None:
         self._fs, self._section = fs, section
         self._names: dict[str, frozenset[str]] | None = None
 
     def look_anew(self) -> None:
-        """Files may have come or gone."""
+        """List the folders again at the next call."""
         self._names = None
 
     def units(self) -> list[str]:
-        """Every unit with a file or a folder of drop-ins here, running or not."""
+        """Every unit with a file or a drop-in folder, running or not."""
         names = {name.removesuffix(".d") for there in self._listed().values() for name in there}
         return sorted(name for name in names if _UNIT.fullmatch(name))
 
     def of(self, unit: str) -> UnitSection | None:
-        """The unit's section; None: no file of it has one, or none can be read."""
+        """The unit's section; None if no readable file has one."""
         names = [unit, template] if (template := _template(unit)) else [unit]
         found: list[Assignment] = []
         last = ""
@@ -107,12 +108,12 @@ class UnitSections:
             return []
 
     def _fragment(self, names: Sequence[str]) -> list[str]:
-        """The unit's own file: the first that is there."""
+        """The unit's own file: the first existing one."""
         listed = self._listed().items()
         return [f"{folder}/{name}" for name in names for folder, there in listed if name in there][:1]
 
     def _drop_ins(self, names: Sequence[str]) -> list[str]:
-        """In the order of their names; of those with one name the first folder's."""
+        """Drop-ins in the order of their names; for equal names, the first folder's."""
         found: dict[str, str] = {}
         for name in names:
             for folder, there in self._listed().items():
@@ -123,19 +124,19 @@ class UnitSections:
         return [found[file] for file in sorted(found)[:MAX_DROP_INS]]
 
     def _text(self, path: str) -> str:
-        """The file's text; empty where it is not taken."""
+        """The file's text; empty if it is not accepted."""
         if not isinstance(self._fs, ReadsStrangers):
             return ""
         try:
             owner, data = self._fs.read_strangers(path, MAX_BYTES)
         except (KernelError, ParseError):
             return ""
-        # An ordinary user's file speaks for that user alone, whatever folder it got into.
+        # An ordinary user's file must not configure others' units, whatever its folder.
         return data.decode(errors="replace") if owner in (0, os.geteuid()) else ""
 
 
 def parse(text: str, section: str, path: str) -> list[Assignment] | None:
-    """The lines of one section of a unit file, in order; None: it has no such section."""
+    """The lines of one section of a unit file, in order; None if it has no such section."""
     found: list[Assignment] | None = None
     inside = False
     for number, line in _lines(text):
@@ -150,7 +151,7 @@ def parse(text: str, section: str, path: str) -> list[Assignment] | None:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines without comments and blank ones, each with its number; those that end in a backslash go on in the next."""
+    """Numbered lines without comments and blanks; a line that ends in a backslash continues on the next."""
     begun, held = 0, ""
     for number, raw in enumerate(text.split("\n"), start=1):
         line = raw.strip()
@@ -168,7 +169,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _template(unit: str) -> str:
-    """``a@.service`` of ``a@b.service``; empty for a unit that is no instance."""
+    """``a@.service`` for ``a@b.service``; empty for a unit that is no instance."""
     stem, _, suffix = unit.rpartition(".")
     name, at, instance = stem.partition("@")
     return f"{name}@.{suffix}" if at and instance else ""

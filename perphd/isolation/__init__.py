@@ -1,6 +1,6 @@
-"""The one writer to the kernel: plan, transaction, journal of originals, restore."""
+"""The only writer to the kernel: planning, transactions, the journal of original values, restore."""
 
-from perphd.isolation.applied import Applied
+from perphd.isolation.applied_state import Applied
 from perphd.isolation.executor import Executor
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_lock import JournalInUse

@@ -1,11 +1,11 @@
-"""Cache ways and memory bandwidth of workloads, by resctrl groups of perphd's own.
+"""Cache ways and memory bandwidth of workloads, enforced through perphd's own resctrl groups.
 
-Every workload has a group of its own while CLOSIDs suffice; ``pools`` says who shares one where they do not. A value
-that cannot be set now is not a value that nobody wants: the group stays, with the value in force. A group is removed
-when nothing is wanted of it any more; its tasks fall to the default group, where they were before. The journal names
-every group that was made. Threads that another program has put into a group of its own are left there and reported.
+Every workload has its own group while CLOSIDs suffice; otherwise ``pools`` decides which workloads share one. If a new
+value cannot be set, the group stays and keeps the value in force. A group is removed once no workload uses it; the
+kernel then moves its tasks to the default group. The journal names every group that perphd created. Threads that
+another program has put into its own groups are left there and reported.
 
-Planning takes no lock, so that nobody who holds resctrl's lock can keep it waiting; ``group_jobs`` writes.
+Planning takes no lock, so a program that holds resctrl's lock cannot block it. ``group_jobs`` does the writes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
 
 import rdt
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
-from perphd.domain.plan import Key, NotEnforceable, Stage, Write
+from perphd.domain.plan import NotEnforceable, Stage, Write
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.group import Cgroups
 from perphd.host.cgroup.knobs import RESCTRL_SETTINGS
@@ -34,79 +32,19 @@ from perphd.host.resctrl import (
     wanted_schemata,
     why_not,
 )
+from perphd.isolation.applied_state import AppliedState
+from perphd.isolation.cache_plan import KNOB, CachePlan, Draft, Look, Placement, has_any, is_group, left_out
 from perphd.isolation.group_jobs import CacheResult, GroupJobs, Job
-from perphd.isolation.group_watch import GroupWatch, Seen
+from perphd.isolation.group_watch import GroupWatch, SeenGroup
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
 from perphd.isolation.pools import Pool, Want, assign
 from perphd.isolation.refusals import Refusals
-from perphd.isolation.standing import Standing
-from perphd.isolation.watch import Watch
-
-KNOB: Final = "llc_masks"
-"""The knob under which groups stand in the journal and in reports."""
-
-
-@dataclass(frozen=True, slots=True)
-class CachePlan:
-    """What is to be done about groups, as writes for people.
-
-    ``pending``: the knobs that these writes set. ``waiting``: the workloads whose writes wait for the lock.
-    """
-
-    writes: tuple[Write, ...] = ()
-    skipped: tuple[NotEnforceable, ...] = ()
-    limited: tuple[NotEnforceable, ...] = ()
-    pending: tuple[Key, ...] = ()
-    waiting: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """The control group that perphd has put a workload's threads into; ``shared``: another workload's are there too."""
-
-    group: rdt.GroupRef
-    shared: bool
-
-
-@dataclass(slots=True)
-class _Look:
-    """What one plan has read."""
-
-    groups: rdt.Groups
-    seen: dict[str, Seen]
-    shown: rdt.Schemata
-    threads: dict[str, frozenset[int]]
-
-
-@dataclass(slots=True)
-class _Draft:
-    """One plan in the making. ``locked``: who keeps perphd from changing anything; empty: nobody."""
-
-    look: _Look
-    targets: Mapping[str, Settings]
-    locked: str
-    writes: list[Write]
-    skipped: list[NotEnforceable]
-    limited: list[NotEnforceable]
-    pending: list[Key]
-    waiting: set[str]
-
-    def wait(self, name: str) -> None:
-        """This workload's settings are as wanted when the lock is free."""
-        self.skip(name, self.locked)
-        self.waiting.add(name)
-
-    def skip(self, name: str, reason: str, settings: Iterable[str] = RESCTRL_SETTINGS) -> None:
-        """These settings of the workload are not as wanted, for this reason."""
-        target = self.targets.get(name, UNTOUCHED)
-        self.skipped += [
-            NotEnforceable(name, each, reason) for each in settings if getattr(target, each) is not KEEP
-        ]
+from perphd.isolation.watch import ConflictWatch
 
 
 class Caches:
-    """Plans and applies; remembers only who is in which group, which can be found out again.
+    """Plans and applies resctrl settings. Its only state, the group of each workload, can be read back from the kernel.
 
     Args:
         lock_wait_s: how long a change waits for a program that holds resctrl's lock.
@@ -117,13 +55,13 @@ class Caches:
         fs: KernelFs,
         cgroups: Cgroups,
         journal: Journal,
-        watch: Watch,
-        standing: Standing,
+        watch: ConflictWatch,
+        applied: AppliedState,
         refusals: Refusals,
         lock_wait_s: float = LOCK_WAIT_S,
     ) -> None:
         self._fs, self._cgroups, self._journal = fs, cgroups, journal
-        self._standing, self._refusals = standing, refusals
+        self._applied, self._refusals = applied, refusals
         self._mounted = Mounted(fs)
         self._changes = GroupWatch(watch)
         self._jobs = GroupJobs(cgroups, journal, self._changes, refusals, self._note, lock_wait_s)
@@ -142,12 +80,12 @@ class Caches:
         return groups if isinstance(groups, str) else why_not(groups, setting)
 
     def groups(self, now_s: float) -> rdt.Groups | str:
-        """The mounted resctrl with perphd's groups, or why there is none."""
+        """The mounted resctrl with perphd's groups, or the reason why there is none."""
         self.look(now_s)
         return self._mounted.groups(now_s)
 
     def look(self, now_s: float) -> bool:
-        """True if another resctrl (or none) is mounted than at the last look. Costs one stat(2)."""
+        """True if a different resctrl mount (or none) is found than at the last call. Costs one stat(2)."""
         changed = self._mounted.look(now_s)
         if changed:
             self._changes.forget_all()
@@ -156,34 +94,36 @@ class Caches:
         return changed
 
     def mounted_anew(self, now_s: float) -> bool:
-        """As ``look``, but of all looks since this was last asked: a plan may have been the first to see it."""
+        """True if the mount has changed since the last call of this method, no matter which look noticed it."""
         self.look(now_s)
         anew, self._anew = self._anew, False
         return anew
 
     def disturbed(self) -> bool:
-        """True if a group is gone, or has other values, since it was last read or written: the next plan says more."""
+        """True if a group is gone or its values differ from those last read or written."""
         groups = self._mounted.found
         return groups is not None and self._changes.disturbed(groups.resctrl)
 
     def placement(self) -> Mapping[str, Placement]:
-        """The control group of every workload that perphd has put into one; all others are in the default group."""
+        """The control group of every workload that has one; workloads not listed are in the default group."""
         homes = self._changes.homes()
-        crowd = Counter(homes.values())
+        members = Counter(homes.values())
         named = rdt.Prefix(PREFIX)
-        return {name: Placement(rdt.GroupRef(named.name(key)), crowd[key] > 1) for name, key in homes.items()}
+        return {
+            name: Placement(rdt.GroupRef(named.name(key)), members[key] > 1) for name, key in homes.items()
+        }
 
     # -- plan ----------------------------------------------------------------------------------------------------
 
     def plan(
         self, targets: Mapping[str, Settings], specs: Sequence[WorkloadSpec], now_s: float, held: bool = False
     ) -> CachePlan:
-        """What leads to these targets. Reads nothing where nothing is wanted and nothing was made.
+        """The writes that lead to these targets.
 
-        ``held``: no group is removed yet.
+        Reads nothing if nothing is wanted and no group exists. ``held``: remove no groups yet.
         """
         self._jobs.begin(now_s)
-        asked = [spec for spec in specs if _asks(targets.get(spec.name, UNTOUCHED))]
+        asked = [spec for spec in specs if has_any(targets.get(spec.name, UNTOUCHED))]
         self._targets = {spec.name: targets.get(spec.name, UNTOUCHED) for spec in specs}
         made = self._made()
         if not asked and not made and not self._changes.homes():
@@ -193,16 +133,16 @@ class Caches:
         groups = self.groups(now_s)
         if isinstance(groups, str):
             self._forget_in_force(specs)
-            self._last = CachePlan((), tuple(_nothing_of(targets, asked, groups)))
+            self._last = CachePlan((), tuple(left_out(targets, asked, groups)))
             return self._last
         try:
             self._last = self._plan(groups, targets, asked, specs, made, now_s, held)
         except rdt.ResctrlError as exc:
-            self._last = CachePlan((), tuple(_nothing_of(targets, asked, str(exc))))
+            self._last = CachePlan((), tuple(left_out(targets, asked, str(exc))))
         return self._last
 
     def waiting(self, targets: Mapping[str, Settings], specs: Sequence[WorkloadSpec]) -> CachePlan:
-        """The plan while the writes of the last one are still being made: nothing new; what changed is pending too."""
+        """The plan while the last one is still being written: no new writes; changed settings are pending."""
         changed = [
             (spec.name, setting)
             for spec in specs
@@ -217,11 +157,11 @@ class Caches:
         return CachePlan((), (*last.skipped, *told), last.limited, tuple(pending), last.waiting)
 
     def waits(self, name: str) -> bool:
-        """True if what was last planned for this workload waits for the lock."""
+        """True if the last planned change of this workload waits for resctrl's lock."""
         return name in self._last.waiting
 
     def _held_by_others(self) -> str:
-        """Whom the writes wait for; empty if nobody else holds resctrl's lock."""
+        """Message that names the processes holding resctrl's lock; empty if no other process holds it."""
         groups = self._mounted.found
         if groups is None:
             return ""
@@ -234,7 +174,7 @@ class Caches:
     def _forget_in_force(self, specs: Sequence[WorkloadSpec]) -> None:
         for spec in specs:
             for setting in RESCTRL_SETTINGS:
-                self._standing.drop((spec.name, setting))
+                self._applied.drop((spec.name, setting))
 
     def _plan(
         self,
@@ -249,7 +189,7 @@ class Caches:
         look = self._read(groups, asked, specs, made)
         self._changes.look(look.seen, self._members, look.threads, self._jobs.foreign)
         self._find_homes(look)
-        draft = _Draft(look, targets, self._jobs.locked(look.groups), [], [], [], [], set())
+        draft = Draft(look, targets, self._jobs.locked(look.groups), [], [], [], [], set())
         there = [spec for spec in asked if spec.name in look.threads]
         left_alone = {spec.name for spec in specs if self._changes.yielded(spec.name)}
         theirs = {key: names & left_alone for key, names in self._members.items() if key in look.seen}
@@ -289,10 +229,10 @@ class Caches:
         asked: Sequence[WorkloadSpec],
         specs: Sequence[WorkloadSpec],
         made: Sequence[Original],
-    ) -> _Look:
-        """Groups before threads: a thread that ends in between is not taken for one that was moved out."""
+    ) -> Look:
+        """Read groups before threads, so that a thread ending in between is not mistaken for one moved out."""
         resctrl = groups.resctrl
-        seen: dict[str, Seen] = {}
+        seen: dict[str, SeenGroup] = {}
         for entry in made:
             group = rdt.GroupRef(entry.path.rsplit("/", 1)[1])
             key = groups.key(group)
@@ -300,7 +240,7 @@ class Caches:
                 continue
             try:
                 identity = resctrl.identity(group)
-                found = Seen(group, entry.path, identity, resctrl.schemata(group), resctrl.tasks(group))
+                found = SeenGroup(group, entry.path, identity, resctrl.schemata(group), resctrl.tasks(group))
             except rdt.Gone:
                 continue
             seen[key] = found
@@ -311,17 +251,17 @@ class Caches:
         homes = self._changes.homes()
         asks = {spec.name for spec in asked}
         leaving = [spec for spec in self._leaving.values() if spec.name not in self._targets]
-        # Groups of an earlier run: whoever may be in them is looked for, once.
+        # Groups left by an earlier run may hold any workload, so search all of them once.
         unknown = any(self._changes.left(key) is None for key in seen)
         for spec in (*specs, *leaving):
             if unknown or spec.name in asks or spec.name in homes:
                 group_of = self._cgroups.group(spec.cgroup)
                 if group_of.exists():
                     threads[spec.name] = group_of.threads()
-        return _Look(groups, seen, shown, threads)
+        return Look(groups, seen, shown, threads)
 
-    def _find_homes(self, look: _Look) -> None:
-        """Who is in which group, where that is not known: after a restart, or of a workload that came back."""
+    def _find_homes(self, look: Look) -> None:
+        """Find the groups of workloads whose group is not known: after a restart, or when a workload has returned."""
         for name, tids in look.threads.items():
             if tids and not self._changes.home(name):
                 best = max(look.seen, key=lambda key: len(tids & look.seen[key].tasks), default="")
@@ -330,8 +270,8 @@ class Caches:
 
     # -- what one workload is to have ----------------------------------------------------------------------------
 
-    def _want(self, draft: _Draft, spec: WorkloadSpec, now_s: float) -> Want | None:
-        """Its schemata in the domains that are there; what cannot be set keeps the value in force. None: nothing."""
+    def _want(self, draft: Draft, spec: WorkloadSpec, now_s: float) -> Want | None:
+        """Schemata for online domains; settings that cannot be applied keep their value. None: nothing is possible."""
         look, target = draft.look, draft.targets[spec.name]
         info = look.groups.resctrl.info
         home = look.seen.get(self._changes.home(spec.name))
@@ -348,7 +288,7 @@ class Caches:
                 reason = reason or domain
             elif absent and not reason:
                 where = ", ".join(map(str, absent))
-                text = f"{where} is offline: it gets its value when it is back"
+                text = f"{where} is offline: the value is set when it returns"
                 draft.limited.append(NotEnforceable(spec.name, setting, text))
             reason = reason or (check_schemata(info, part, look.shown) if part else "")
             if reason:
@@ -365,45 +305,38 @@ class Caches:
             return None
         return Want(wanted, spec.kind is Kind.LRA)
 
-    def _leave_alone(self, draft: _Draft, spec: WorkloadSpec, want: Want | None) -> None:
-        """Somebody else has interfered with its group twice: it keeps what it has."""
+    def _leave_alone(self, draft: Draft, spec: WorkloadSpec, want: Want | None) -> None:
+        """Leave the group of a workload as it is, since another program has interfered with it twice."""
         conflict = self._changes.yielded(spec.name)
         home = draft.look.seen.get(self._changes.home(spec.name))
         info = draft.look.groups.resctrl.info
         if home is None or want is None or not same_schemata(info, want.schemata, home.schemata):
             draft.skip(spec.name, str(conflict))
 
-    def _assign(self, look: _Look, wanted: Mapping[str, Want], kept: set[str]) -> tuple[Pool, ...]:
+    def _assign(self, look: Look, wanted: Mapping[str, Want], kept: set[str]) -> tuple[Pool, ...]:
         present: dict[str, set[str]] = {key: set() for key in look.seen if key not in kept}
         at_home = self._changes.homes()
         for name, key in at_home.items():
             if key in present:
                 present[key].add(name)
-        for key, names in self._members.items():  # emptied, or nothing runs in it just now
+        for key, names in self._members.items():  # members whose group is empty or who run nothing now
             if key in present:
                 present[key] |= names - at_home.keys()
         room = len(wanted)
-        if room > len(present):  # a new group is needed, or some are shared: are there CLOSIDs?
+        if room > len(present):  # new groups are needed: count the free CLOSIDs
             closids = look.groups.resctrl.info.usable_closids
-            room = max(1, closids - 1 - len(kept) - self._others(look.groups))
+            room = max(1, closids - 1 - len(kept) - look.foreign_groups())
         homes = {key: frozenset(names) for key, names in present.items()}
         asked = (tuple(wanted.items()), homes, room)
         if self._pools[0] != asked:
             self._pools = (asked, assign(wanted, homes, room))
         return self._pools[1]
 
-    @staticmethod
-    def _others(groups: rdt.Groups) -> int:
-        """How many control groups are not perphd's."""
-        access = groups.resctrl.access
-        names = [name for name in access.listdir() if groups.prefix.key(name) is None]
-        return sum(access.exists(name, "tasks") for name in names)
-
     # -- the writes of one group ---------------------------------------------------------------------------------
 
     def _one_group(
         self,
-        draft: _Draft,
+        draft: Draft,
         pool: Pool,
         members: Sequence[WorkloadSpec],
         wanted: Mapping[str, Want],
@@ -436,10 +369,10 @@ class Caches:
             threads = look.threads[spec.name]
             foreign = threads & self._jobs.foreign.get(spec.name, frozenset())
             if foreign:
-                why = f"{len(foreign)} of its threads are in groups of another program and left there"
+                why = f"{len(foreign)} of its threads are in groups of another program and stay there"
                 draft.limited.append(NotEnforceable(spec.name, KNOB, why))
             if len(members) > 1:
-                self._say_shared(draft, pool, spec, wanted[spec.name])
+                draft.say_shared(pool, spec, wanted[spec.name])
             if not threads - inside - foreign:
                 continue
             if draft.locked:
@@ -454,31 +387,20 @@ class Caches:
             if self._changes.home(spec.name) != pool.key:
                 draft.pending += own
 
-    @staticmethod
-    def _say_shared(draft: _Draft, pool: Pool, spec: WorkloadSpec, want: Want) -> None:
-        others = ", ".join(name for name in pool.names if name != spec.name)
-        closids = draft.look.groups.resctrl.info.usable_closids
-        why = (
-            f"CLOSIDs are short ({closids} with the default group's): it shares a resctrl group with {others}"
-        )
-        if want.schemata != pool.schemata:
-            why += f", which has {pool.schemata} instead of {want.schemata}"
-        draft.limited.append(NotEnforceable(spec.name, KNOB, why))
-
     def _give_back(
         self,
-        draft: _Draft,
+        draft: Draft,
         specs: Sequence[WorkloadSpec],
         used: set[str],
         made: Sequence[Original],
         now_s: float,
     ) -> None:
-        """Groups that nobody is to have any more, and workloads that are to be in none.
+        """Plan the removal of unused groups and the release of workloads that want none.
 
-        Groups that hold nobody who is to have another one go first: their CLOSIDs may be needed.
+        Groups whose members do not move to another one are removed first, since their CLOSIDs may be needed.
         """
         look = draft.look
-        asks = {spec.name for spec in specs if _asks(draft.targets.get(spec.name, UNTOUCHED))}
+        asks = {spec.name for spec in specs if has_any(draft.targets.get(spec.name, UNTOUCHED))}
         moving = {home for name, home in self._changes.homes().items() if name in asks}
         planned = draft.writes[:]
         draft.writes.clear()
@@ -503,7 +425,7 @@ class Caches:
             key = look.groups.key(group)
             if key is None or key in used:
                 continue
-            # One that is there and cannot be read (a file of it is gone, says the kernel) is not forgotten.
+            # Keep the record of a group that exists but cannot be read.
             if key not in look.seen and not look.groups.resctrl.exists(group):
                 self._jobs.forget(key, entry.path)
                 continue
@@ -512,8 +434,8 @@ class Caches:
             self._returning(draft, write, job, now_s, last if key in moving else draft.writes)
         draft.writes += [*planned, *last]
 
-    def _returning(self, draft: _Draft, write: Write, job: Job, now_s: float, writes: list[Write]) -> None:
-        """A write that gives back: waits as others do, and is never given up."""
+    def _returning(self, draft: Draft, write: Write, job: Job, now_s: float, writes: list[Write]) -> None:
+        """Add a write that restores: it waits for the lock and for retries like others, but is never dropped."""
         refused = draft.locked or self._refusals.why_not(write.key, KEEP, now_s)
         if refused:
             draft.skipped.append(NotEnforceable(write.workload, KNOB, f"not given back: {refused}"))
@@ -523,10 +445,8 @@ class Caches:
         writes.append(write)
         draft.pending += keys
 
-    # -- what is in force ----------------------------------------------------------------------------------------
-
     def _note(self, name: str) -> None:
-        """What the kernel has for this workload, as last read back."""
+        """Record the values last read back for this workload."""
         found = self._changes.left(self._changes.home(name))
         groups = self._mounted.found
         settings: Mapping[str, object] = {}
@@ -534,25 +454,25 @@ class Caches:
             target = self._targets.get(name, UNTOUCHED)
             settings = settings_of(groups.resctrl.info, target, found.schemata)
         for setting in RESCTRL_SETTINGS:
-            self._standing.set((name, setting), settings.get(setting, KEEP))  # type: ignore[arg-type]
+            self._applied.set((name, setting), settings.get(setting, KEEP))  # type: ignore[arg-type]
 
     # -- apply ---------------------------------------------------------------------------------------------------
 
     def owns(self, write: Write) -> bool:
-        """True if this write of the last plan is about a group."""
+        """True if this write of the last plan concerns a resctrl group."""
         return self._jobs.has(write)
 
     def apply(self, writes: Sequence[Write]) -> CacheResult:
-        """Do these writes of the last plan. A group that fails is taken back; the others stand."""
+        """Execute these writes of the last plan. A group whose write fails is rolled back; other groups are kept."""
         return self._jobs.run(writes)
 
     # -- giving back ---------------------------------------------------------------------------------------------
 
     def release(self, names: frozenset[str], specs: Mapping[str, WorkloadSpec]) -> None:
-        """Take these workloads out of their groups; a group that is then empty is removed. Does not wait for locks.
+        """Move these workloads out of their groups and remove groups that become empty. Does not wait for locks.
 
         Raises:
-            KernelError: it could not be done; the next plans try again.
+            KernelError: a step failed; the next plans retry it.
         """
         groups = self._mounted.found
         for name in names:
@@ -568,7 +488,7 @@ class Caches:
                 self._members[key] = members - {name}
 
     def removed(self, paths: Iterable[str]) -> None:
-        """A restore removed these groups: that is no interference by another program."""
+        """Note that a restore removed these groups, which is no conflict."""
         prefix = rdt.Prefix(PREFIX)
         for path in paths:
             parent, _, name = path.rpartition("/")
@@ -578,21 +498,3 @@ class Caches:
 
     def _made(self) -> list[Original]:
         return [entry for entry in self._journal.originals.values() if is_group(entry)]
-
-
-def is_group(entry: Original) -> bool:
-    """True for a journal entry that stands for a resctrl group which perphd made."""
-    return entry.knob in RESCTRL_SETTINGS and entry.path.rsplit("/", 1)[1].startswith(f"{PREFIX}.")
-
-
-def _asks(target: Settings) -> bool:
-    return any(getattr(target, setting) is not KEEP for setting in RESCTRL_SETTINGS)
-
-
-def _nothing_of(
-    targets: Mapping[str, Settings], asked: Sequence[WorkloadSpec], reason: str
-) -> Iterable[NotEnforceable]:
-    for spec in asked:
-        for setting in RESCTRL_SETTINGS:
-            if getattr(targets[spec.name], setting) is not KEEP:
-                yield NotEnforceable(spec.name, setting, reason)

@@ -1,12 +1,13 @@
-"""Memory ceilings of batch, lowered so that they never hurt more than they should. No out-of-memory of our making.
+"""Step-by-step lowering of batch memory ceilings, without causing an out-of-memory kill.
 
-``memory.high`` goes down in steps, never below what the group works with, and where the kernel has ``memory.reclaim``
-not below its use at all: what is to be freed is reclaimed first, in the background, and the ceiling follows. After a
-step the group is watched: kills, hits of ``memory.max``, throttling together with stalls, or given-up pages that come
-back take the step back and hold the descent, longer each time. ``memory.max`` is set only above use and above
-``memory.high``, which slows the group down long before. Raising is never delayed.
+``memory.high`` is lowered in steps, never below the group's working set. If the kernel has ``memory.reclaim``, the
+memory to be freed is first reclaimed in the background, and ``memory.high`` never goes below the present use. After
+each step the group is watched for trouble: kills, hits of ``memory.max``, throttling together with stalls, or refaults
+of the reclaimed pages. Trouble reverts the step and suspends further steps, with exponential backoff. ``memory.max`` is
+set only above the present use and above ``memory.high``, which slows the group down long before. Raising a ceiling is
+never delayed.
 
-Decides only; time is given to it. Reads memory.current, .stat, .events and .pressure (cgroup-v2.rst, "Memory").
+Pure decisions; callers pass in the time. Reads memory.current, .stat, .events and .pressure (cgroup-v2.rst, "Memory").
 """
 
 from __future__ import annotations
@@ -22,28 +23,32 @@ from perphd.domain.units import PAGE_BYTES, format_bytes
 from perphd.host.fs import KernelFs, read_text
 
 CEILINGS: Final = ("memory_high_bytes", "memory_max_bytes")
-"""The settings that this is about."""
+"""The settings that this module paces."""
 STEP_SHARE: Final = 0.1
-"""One step takes so much of the group's use ..."""
+"""Share of the group's use by which one step lowers the ceiling."""
 LEAST_STEP_BYTES: Final = 16 << 20
-"""... and at least so much."""
+"""Smallest step in bytes."""
 STEP_EVERY_S: Final = 5.0
-"""After a step the next waits so long: its effect must show first."""
+"""Pause after a step, in which its effect shows."""
 FIRST_HOLD_S: Final = 60.0
 LONGEST_HOLD_S: Final = 960.0
-"""After trouble no step is made for 60, 120 ... 960 s."""
+"""Bounds of the pause after trouble, which doubles from 60 s to 960 s."""
 STALLED_PCT: Final = 10.0
-"""Throttling is trouble when some task of the group stalls on memory for so much of the time (PSI some, avg10)."""
+"""PSI memory "some avg10" in percent above which throttling counts as trouble."""
 COMES_BACK_SHARE: Final = 0.5
-"""It is trouble when so much of what a step took is read in again."""
+"""Share of a step's bytes that counts as trouble if refaulted."""
 MAX_MARGIN_SHARE: Final = 0.1
 LEAST_MAX_MARGIN_BYTES: Final = 64 << 20
-"""``memory.max`` stays so far above use and ``memory.high``: a tenth of use, at least 64 MiB."""
+"""Margin of ``memory.max`` above use and ``memory.high``: a tenth of use, at least 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What a group's memory files say. ``working_set_bytes``: use without file pages that it has not touched lately."""
+    """Content of a group's memory files.
+
+    ``working_set_bytes``: use less inactive file pages. ``kill_events``: hits of memory.max and kills. ``stalled_pct``:
+    PSI some, avg10. ``can_reclaim``: the group has ``memory.reclaim``.
+    """
 
     current_bytes: int
     working_set_bytes: int
@@ -56,7 +61,11 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What to set now. ``reason``: why this is not what is wanted; ``reclaim_bytes``: to be reclaimed by itself."""
+    """The value to set now.
+
+    ``reason``: why it differs from the target; empty if it does not. ``reclaim_bytes``: to request from
+    ``memory.reclaim``.
+    """
 
     value: Limit | Keep
     reason: str = ""
@@ -81,13 +90,13 @@ class _Hold:
 
 
 def read_use(fs: KernelFs, directory: str) -> MemoryUse | str:
-    """The group's use, or why it cannot be known."""
+    """The group's memory use, or the reason why it is unknown."""
     try:
         current = int(read_text(fs, f"{directory}/memory.current"))
         stat = _counters(read_text(fs, f"{directory}/memory.stat"))
         events = _counters(read_text(fs, f"{directory}/memory.events"))
     except (KernelError, ValueError) as exc:
-        return f"its use of memory cannot be read, and a ceiling from nothing would be a guess about its life: {exc}"
+        return f"no memory ceiling is set, because its memory use cannot be read: {exc}"
     return MemoryUse(
         current,
         max(0, current - stat.get("inactive_file", 0)),
@@ -100,19 +109,19 @@ def read_use(fs: KernelFs, directory: str) -> MemoryUse | str:
 
 
 class Ceilings:
-    """Remembers, for every knob, the last step and whether the descent is held."""
+    """The last step and the present hold of every memory ceiling."""
 
     def __init__(self) -> None:
         self._steps: dict[Key, _Step] = {}
         self._holds: dict[Key, _Hold] = {}
 
     def forget(self, key: Key) -> None:
-        """The ceiling is given back, or its group is another one."""
+        """Forget a ceiling that was removed, or whose group was replaced."""
         self._steps.pop(key, None)
         self._holds.pop(key, None)
 
     def high(self, key: Key, now: Limit, target: Limit, use: MemoryUse, now_s: float) -> Aim:
-        """The next ``memory.high`` on the way from ``now`` to ``target``."""
+        """The next ``memory.high`` between ``now`` and ``target``."""
         at, goal = _number(now), _number(target)
         step = self._steps.get(key)
         if step is not None and step.to == at and (trouble := _trouble(step, use)):
@@ -127,7 +136,7 @@ class Ceilings:
         return self._descend(key, at, goal, use, now_s)
 
     def _descend(self, key: Key, at: float, goal: float, use: MemoryUse, now_s: float) -> Aim:
-        on_the_way = f"on the way down to {format_bytes(goal)}, step by step"
+        on_the_way = f"being lowered to {format_bytes(goal)} in steps"
         step = self._steps.get(key)
         if step is not None and step.to == at and now_s - step.at_s < STEP_EVERY_S:
             return Aim(_limit(at), on_the_way)
@@ -140,7 +149,7 @@ class Ceilings:
         if at - lower < LEAST_STEP_BYTES and lower != goal:
             lower = at
         if lower >= at and not reclaim:
-            works = f"it works with {format_bytes(use.working_set_bytes)}"
+            works = f"its working set is {format_bytes(use.working_set_bytes)}"
             return Aim(_limit(at), f"held at {_shown(at)} above {format_bytes(goal)}: {works}")
         lower = min(lower, at)
         taken = max(reclaim, use.current_bytes - lower)
@@ -161,20 +170,24 @@ class Ceilings:
 
     @staticmethod
     def max(high: Limit, target: Limit, use: MemoryUse) -> Aim:
-        """The ``memory.max`` that cannot kill before ``memory.high`` has slowed the group down."""
+        """The lowest ``memory.max`` that lets ``memory.high`` slow the group down before it kills."""
         if target is NO_LIMIT:
             return Aim(target)
         if high is NO_LIMIT:
-            return Aim(KEEP, "no memory.high is in force below it: it would kill without slowing down first")
+            return Aim(
+                KEEP, "no memory.high is in force, which must slow the group down before memory.max kills"
+            )
         margin = max(LEAST_MAX_MARGIN_BYTES, int(use.current_bytes * MAX_MARGIN_SHARE))
         least = _pages_up(max(use.current_bytes, high) + margin)
         if target >= least:
             return Aim(target)
-        return Aim(least, f"kept {format_bytes(margin)} above use and memory.high, lest the kernel kill")
+        return Aim(
+            least, f"kept {format_bytes(margin)} above use and memory.high, to avoid an out-of-memory kill"
+        )
 
 
 def _trouble(step: _Step, use: MemoryUse) -> str:
-    """What speaks against the last step, or empty."""
+    """The trouble seen since the last step; empty if there is none."""
     if use.kill_events > step.use.kill_events:
         return "memory.max was hit or a process was killed since the last step"
     throttled = use.high_events - step.use.high_events
@@ -182,7 +195,7 @@ def _trouble(step: _Step, use: MemoryUse) -> str:
         return f"throttled {throttled} times, with {use.stalled_pct:g} % of the time stalled on memory"
     back = use.refault_bytes - step.use.refault_bytes
     if step.taken_bytes > 0 and back > COMES_BACK_SHARE * step.taken_bytes:
-        return f"{format_bytes(back)} of the {format_bytes(step.taken_bytes)} that the last step took were read again"
+        return f"{format_bytes(back)} of the {format_bytes(step.taken_bytes)} reclaimed by the last step were refaulted"
     return ""
 
 
@@ -195,7 +208,7 @@ def _counters(text: str) -> dict[str, int]:
 
 
 def _stalled_pct(fs: KernelFs, directory: str) -> float:
-    """0 where the kernel does not tell: the other signs remain."""
+    """PSI some avg10 in percent; 0 if the kernel has no PSI."""
     try:
         first = read_text(fs, f"{directory}/memory.pressure").split()
         return float(next(word for word in first if word.startswith("avg10=")).removeprefix("avg10="))

@@ -1,7 +1,7 @@
-"""Keeps monitor groups from the event loop: looks run in a thread of their own, the loop reads the last result.
+"""Runs looks at the monitor groups in a thread of their own; the event loop reads the last result.
 
-A workload whose control group has changed since the last look is not counted until the next one: its threads may be on
-their way, and a rate over that moment would be of neither group.
+A workload whose control group has changed since the last look is not counted until the next look. Its threads may still
+be moving, so a rate over that interval would belong to neither group.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ log = logging.getLogger("perphd")
 
 MOVED: Final = Unavailable("its threads are being moved to another resctrl group")
 LEAST_PAUSE_S: Final = 0.9
-"""Two looks begin at least this far apart, whatever changes meanwhile."""
+"""Least interval between the starts of two looks."""
 LOOK_S: Final = 4.0
-"""A look that takes longer goes on by itself; its result is not used."""
+"""Time after which a look's result is discarded; the look itself still finishes."""
 PATIENCE_S: Final = 1.0
-"""A restore waits this long for a look that is under way, which ends at its next workload or at a lock that is held."""
+"""Time that a restore waits for a look in progress, which ends at its next workload or when the lock is held."""
 
 Placement: TypeAlias = Mapping[str, Placed]
 
 
 class Counting:
-    """The loop's side of ``MonitorGroups``.
+    """The event loop's interface to ``MonitorGroups``.
 
     Args:
-        groups: what does the work.
-        placement: the control groups that perphd has put workloads into, now.
+        groups: does the work.
+        placement: returns the control groups into which perphd has put workloads.
         in_thread: False runs looks inline.
-        background: looks go on beside the rounds; False waits for each (virtual time).
+        background: True lets looks run beside the ticks; False waits for each (virtual time).
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Counting:
 
     @property
     def counted(self) -> CountedGroups:
-        """Who is counted where, as of the last look, without those whose control group has changed since."""
+        """Counted workloads and their groups as of the last look, without those whose group has changed since."""
         now = _plain(self._placement())
         if now == self._placed:
             return self._result
@@ -70,7 +70,7 @@ class Counting:
         return self._hidden[1] if moved else self._result
 
     async def follow(self, asked: Sequence[Asked], now_s: float) -> None:
-        """Look at the groups if that is due; in the background, this only begins it."""
+        """Start a look at the groups if one is due, and wait for it unless looks run in the background."""
         names = frozenset(one.spec.name for one in asked)
         placement = dict(self._placement())
         changed = names != self._names or any(one.fresh for one in asked) or _plain(placement) != self._placed
@@ -89,7 +89,7 @@ class Counting:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._task = None
         if not task.cancelled() and (failure := task.exception()) is not None:
-            log.error("monitor groups: a look failed", exc_info=failure)
+            log.error("monitor groups: update failed", exc_info=failure)
 
     async def _look(self, asked: Sequence[Asked], placement: Placement, now_s: float) -> None:
         anew, self._anew = self._anew, False
@@ -97,27 +97,27 @@ class Counting:
             self._groups.stopping = self._closed
         done = await self._worker.run(lambda: self._groups.look(asked, placement, now_s, anew))
         if isinstance(done, Busy) or self._groups.stopping:
-            self._names, self._anew = frozenset(), self._anew or anew  # looked again at the next round
+            self._names, self._anew = frozenset(), self._anew or anew  # repeat at the next tick
             return
         self._result, self._placed = done, _plain(placement)
         self._hidden = (frozenset(), NOTHING_COUNTED)
 
     def look_anew(self) -> None:
-        """Another resctrl (or none) is mounted: the next round looks at it, however long ago the last look was."""
+        """Make the next tick look at the groups: a different resctrl (or none) is mounted."""
         self._anew = True
 
     async def idle(self) -> None:
-        """End a look that is under way at its next workload, and wait for that, for a bounded time."""
+        """Stop a running look at its next workload and wait for that, at most ``PATIENCE_S``."""
         if self._task is not None:
             self._groups.stopping = True
             await asyncio.wait({self._task}, timeout=PATIENCE_S)
 
     def forget(self) -> None:
-        """The groups were removed: the next round looks again."""
+        """Forget the last result, since the groups were removed."""
         self._names, self._result, self._placed = frozenset(), NOTHING_COUNTED, {}
 
     def close(self) -> None:
-        """End the thread; a look that is under way ends at the next workload."""
+        """End the thread; a running look ends at its next workload."""
         self._closed = self._groups.stopping = True
         self._worker.close()
 

@@ -1,7 +1,7 @@
-"""Ending all processes of a workload that makes room. It cannot be undone, so it takes an owner who allowed it.
+"""Kills all processes of a workload to make room. Irreversible, so the workload's owner must have allowed it.
 
-cgroup v2 does it by ``cgroup.kill`` (Linux 5.14), which also reaches processes that fork meanwhile. Where the group is
-in no cgroup2 tree, every process of the v1 group and of the groups below it gets SIGKILL, until none is left.
+On cgroup v2 this uses ``cgroup.kill`` (Linux 5.14), which also reaches processes that fork meanwhile. If the cgroup is
+in no cgroup2 tree, every process of the v1 cgroup and of its descendants gets SIGKILL, repeatedly until none is left.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ from perphd.host.fs import Identity, KernelFs, read_text, write_within
 KILL: Final = "cgroup.kill"
 KNOB: Final = "ended"
 _ROUNDS: Final = 20
-"""Rounds of signals: a group that forks faster than that is reported as not ended."""
+"""Rounds of signals before a group that keeps forking is reported as not ended."""
 
 
 class Ender:
-    """Ends workloads. ``refuse``: says why a group must not be written directly; ``kill``: sends a signal (v1)."""
+    """Kills workloads.
+
+    Args:
+        refuse: returns why a cgroup must not be written directly, or None.
+        on_write: called with every write and its outcome.
+        kill: sends a signal (cgroup v1 only); None where no signals can be sent.
+    """
 
     def __init__(
         self,
@@ -39,7 +45,7 @@ class Ender:
         self._on_write, self._kill = on_write, kill
 
     def identity(self, cgroup: str) -> Identity | None:
-        """Which group has this path now; None: none that can be told."""
+        """Identity of the cgroup at this path; None if it cannot be read."""
         for tree in (self._hierarchies.unified, self._hierarchies.of("memory")):
             with suppress(KernelError):
                 if tree is not None:
@@ -47,9 +53,9 @@ class Ender:
         return None
 
     def end(self, workload: str, cgroup: str, identity: Identity | None) -> str:
-        """End every process of this group now; returns why that was not possible, or empty.
+        """Kill every process of this cgroup; returns why that failed, or an empty text.
 
-        ``identity``: of the group that is meant. Whoever has its path meanwhile is left alone.
+        ``identity``: of the cgroup meant. A different cgroup at the same path is left alone.
         """
         if reason := self._refuse(cgroup):
             return reason
@@ -70,7 +76,7 @@ class Ender:
         return problem
 
     def _is_whole(self, unified: Hierarchy, cgroup: str) -> bool:
-        """Whether the cgroup2 group holds the processes: on hybrid hosts they may be in v1 groups alone."""
+        """True if the cgroup2 cgroup holds the processes; on hybrid hosts only the v1 cgroup may."""
         with suppress(KernelError):
             return bool(self._pids(unified.path(cgroup))) or self._hierarchies.of("memory") in (None, unified)
         return False
@@ -86,22 +92,22 @@ class Ender:
         tree = self._hierarchies.of("memory") or self._hierarchies.unified
         path = cgroup if tree is None else tree.path(cgroup, "cgroup.procs")
         if tree is None or self._kill is None:
-            return path, "this host has no cgroup.kill, and no signals"
+            return path, "this host has neither cgroup.kill nor signals"
         try:
             for _ in range(_ROUNDS):
                 pids = self._pids(tree.path(cgroup))
-                if min(pids, default=1) <= 0:  # to signal 0 is to signal one's own process group
-                    return path, "a process of it is in a pid namespace that cannot be seen from here"
+                if min(pids, default=1) <= 0:  # signal 0 to pid 0 would address our own process group
+                    return path, "one of its processes is in a pid namespace that perphd cannot see"
                 if not pids:
                     return path, ""
                 for pid in pids:
                     with suppress(ProcessLookupError):
                         self._kill(pid, signal.SIGKILL)
                 if not self._pids(tree.path(cgroup)) - pids:
-                    return path, ""  # nobody new: those that got the signal are on their way
+                    return path, ""  # no new processes: all have been sent the signal
         except (KernelError, OSError) as exc:
             return path, str(exc)
-        return path, "new processes appear faster than signals end them"
+        return path, "its processes fork faster than signals kill them"
 
     def _pids(self, directory: str) -> set[int]:
         found: set[int] = set()

@@ -1,7 +1,7 @@
-"""What is done to resctrl groups: made, filled, emptied and removed, each with its way back.
+"""Changes of resctrl groups: create, fill, empty and remove, each with its rollback.
 
-May wait for a program that holds resctrl's lock, so it runs in a thread of its own. One group that fails does not take
-the others back.
+Runs in a thread of its own, because it may wait for a program that holds resctrl's lock. If one group fails, changes of
+other groups stay in force.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perphd.domain.workload import WorkloadSpec
 from perphd.host.cgroup.group import Cgroups
 from perphd.host.cgroup.knobs import RESCTRL_SETTINGS, Value
 from perphd.host.resctrl import LockHeld, as_kernel_error, patient, resources
-from perphd.isolation.group_watch import GroupWatch, Seen
+from perphd.isolation.group_watch import GroupWatch, SeenGroup
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
 from perphd.isolation.pools import Pool
@@ -26,12 +26,12 @@ from perphd.isolation.refusals import Refusals
 from perphd.isolation.transaction import as_failure
 
 LONGEST_RETRY_S: Final = 8.0
-"""The longest pause between two tries where the lock is free whenever perphd looks and taken whenever it tries."""
+"""Longest pause between retries when another program takes the lock at every try, although each look finds it free."""
 
 
 @dataclass(slots=True)
 class CacheResult:
-    """As ``transaction.Result``, for groups. ``through``: the knobs that are as planned now."""
+    """The counterpart of ``transaction.Result`` for groups. ``through``: knobs that are now as planned."""
 
     written: list[Write] = field(default_factory=list)
     undone: list[Write] = field(default_factory=list)
@@ -46,10 +46,10 @@ Undo = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one write of a plan does.
+    """The work behind one write of a plan.
 
-    ``keys``: the knobs that it sets. ``values``: what they are to be, to remember a refusal by. ``do`` returns how to
-    take it back, None where there is nothing to take back.
+    ``keys``: the knobs that it sets. ``values``: their targets, by which refusals are remembered. ``do`` returns the
+    rollback, or None if there is nothing to roll back.
     """
 
     group: str
@@ -60,7 +60,7 @@ class Job:
 
 @dataclass(slots=True)
 class _Lock:
-    """Somebody held the lock when perphd tried: who, when, and how long it pauses where the lock looks free."""
+    """The last failure to get the lock: reason, time, and pause before the next try."""
 
     reason: str
     at_s: float
@@ -68,10 +68,10 @@ class _Lock:
 
 
 class GroupJobs:
-    """The jobs of the last plan.
+    """Executes the jobs of the last plan.
 
     Args:
-        note: told the workloads whose group changed.
+        note: called with every workload whose group changed.
         lock_wait_s: how long the first job of a run waits for the lock.
     """
 
@@ -97,12 +97,12 @@ class GroupJobs:
     # -- the list ------------------------------------------------------------------------------------------------
 
     def begin(self, now_s: float) -> None:
-        """A new plan is made."""
+        """Start a new plan."""
         self._todo.clear()
         self._now_s = now_s
 
     def add(self, write: Write, job: Job) -> None:
-        """This write is done by this job."""
+        """Assign the job that carries out this write."""
         self._todo[write] = job
 
     def has(self, write: Write) -> bool:
@@ -110,13 +110,16 @@ class GroupJobs:
         return write in self._todo
 
     def locked(self, groups: rdt.Groups) -> str:
-        """Why nothing is tried now: who holds the lock, asked without waiting. Empty if nobody did at the last try."""
+        """Why no write is tried now: the holder of the lock. Empty if a try is due.
+
+        Does not wait for the lock.
+        """
         if self._lock is None:
             return ""
         held = groups.resctrl.access.is_locked()
         if held:
             self._lock.reason = (
-                f"{groups.resctrl.access.path()}: {held}; it is tried again when the lock is free"
+                f"{groups.resctrl.access.path()}: {held}; perphd retries when the lock is free"
             )
         elif not 0 <= self._now_s - self._lock.at_s < self._lock.pause_s:
             return ""
@@ -125,7 +128,10 @@ class GroupJobs:
     # -- doing it ------------------------------------------------------------------------------------------------
 
     def run(self, writes: Sequence[Write]) -> CacheResult:
-        """Do these writes; where one fails, those of its group are taken back. A lock held by others ends the run."""
+        """Execute these writes.
+
+        A failure rolls back the writes of its group. If another program holds the lock, the run ends.
+        """
         result = CacheResult()
         undo: dict[str, list[tuple[Write, Undo]]] = {}
         broken: set[str] = set()
@@ -136,7 +142,7 @@ class GroupJobs:
                 continue
             try:
                 back = job.do()
-            except Exception as exc:  # whatever it is, what was done before it is to be undone
+            except Exception as exc:  # any failure rolls back the writes before it
                 error = as_kernel_error(exc) if isinstance(exc, rdt.ResctrlError) else as_failure(exc, write)
                 self._failed(job, error)
                 self._fault(result, error, write)
@@ -177,7 +183,7 @@ class GroupJobs:
             self._refusals.failed(key, value, error, self._now_s)
 
     def _refused_parts(self, job: Job) -> tuple[KernelError, set[Key]] | None:
-        """Settings of a group that was made all the same, which the kernel did not take."""
+        """Settings that the kernel refused in a group that was otherwise created."""
         parts, self._partly = self._partly, []
         keys: set[Key] = set()
         for setting, error in parts:
@@ -194,12 +200,12 @@ class GroupJobs:
                 back()
                 result.undone.append(write)
             except Exception as exc:
-                result.problems.append(f"not undone, perphd restore will give it back: {exc}")
+                result.problems.append(f"rollback failed, run perphd restore to undo it: {exc}")
 
     # -- making and filling --------------------------------------------------------------------------------------
 
     def making(self, groups: rdt.Groups, pool: Pool) -> Callable[[], Undo | None]:
-        """The job that makes a group, or changes what it has."""
+        """The job that creates a group or changes its schemata."""
         return lambda: self._make(patient(groups, self._lock_wait_s), pool)
 
     def _make(self, groups: rdt.Groups, pool: Pool) -> Undo | None:
@@ -220,14 +226,14 @@ class GroupJobs:
             elif not existed:
                 self._forget(pool.key, path)
             raise
-        seen = Seen(group, path, made.identity, after, groups.resctrl.tasks(group))
+        seen = SeenGroup(group, path, made.identity, after, groups.resctrl.tasks(group))
         self._wrote(pool.key, seen)
         if made.created:
             return lambda: self._remove(groups, pool.key, path)
         return lambda: self._back_to(groups, pool.key, seen, before)
 
     def _ensure(self, groups: rdt.Groups, group: rdt.GroupRef, wanted: rdt.Schemata) -> rdt.Schemata:
-        """Both settings in one write; if the kernel refuses that, each by itself."""
+        """Write both settings at once; if the kernel refuses, write each separately."""
         try:
             return groups.ensure(group, wanted).after
         except (rdt.Invalid, rdt.Unsupported):
@@ -244,11 +250,11 @@ class GroupJobs:
             self._partly += refused
             return groups.resctrl.schemata(group)
 
-    def _back_to(self, groups: rdt.Groups, key: str, seen: Seen, before: rdt.Schemata) -> None:
+    def _back_to(self, groups: rdt.Groups, key: str, seen: SeenGroup, before: rdt.Schemata) -> None:
         after = groups.ensure(seen.group, before).after
-        self._wrote(key, Seen(seen.group, seen.path, seen.identity, after, seen.tasks))
+        self._wrote(key, SeenGroup(seen.group, seen.path, seen.identity, after, seen.tasks))
 
-    def _wrote(self, key: str, seen: Seen) -> None:
+    def _wrote(self, key: str, seen: SeenGroup) -> None:
         self._changes.wrote(key, seen)
         for name, home in self._changes.homes().items():
             if home == key:
@@ -301,12 +307,12 @@ class GroupJobs:
             self._note(name)
 
     def forget(self, key: str, path: str) -> None:
-        """The group is not there any more."""
+        """Forget a group that no longer exists."""
         self._forget(key, path)
 
     def _forget(self, key: str, path: str) -> None:
         self._changes.removed(key)
-        with suppress(KernelError):  # the journal then still names a group that is gone
+        with suppress(KernelError):  # otherwise the journal still names the removed group, which does no harm
             self._journal.close_out([path])
 
     def take_out(
@@ -316,10 +322,10 @@ class GroupJobs:
         specs: Mapping[str, WorkloadSpec],
         homes: Mapping[str, str],
     ) -> None:
-        """Take these workloads out of their groups without waiting for the lock; remove groups that are then empty.
+        """Move these workloads out of their groups, and remove groups that become empty. Does not wait for the lock.
 
         Raises:
-            KernelError: it could not be done.
+            KernelError: a step failed.
         """
         groups = patient(groups, 0.0)
         try:

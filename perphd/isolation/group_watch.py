@@ -1,7 +1,7 @@
-"""What perphd last left in its resctrl groups, and what somebody else has done to them since.
+"""Detects changes that other programs make to perphd's resctrl groups.
 
-Values are compared as values: the kernel prints resources in an order of its own. A domain that went, came, or is new
-is nobody's doing. A group that was removed, or threads that were taken out of it, count as a change of its values does.
+Values are compared parsed, because the kernel prints resources in its own order. Domains that go offline or appear are
+not counted as changes. A removed group, or threads moved out of it, are.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import rdt
 from perphd.domain.plan import Key
 from perphd.host.cgroup.knobs import RESCTRL_SETTINGS
 from perphd.host.fs import Identity
-from perphd.isolation.watch import Conflict, Watch
+from perphd.isolation.watch import Conflict, ConflictWatch
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenGroup:
     """One of perphd's groups as read back."""
 
     group: rdt.GroupRef
@@ -34,32 +34,32 @@ class _Inside:
 
 
 class GroupWatch:
-    """Notes conflicts in ``Watch``, from what it is given."""
+    """Reports conflicts to ``ConflictWatch``, from readings passed to it."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: ConflictWatch) -> None:
         self._watch = watch
-        self._left: dict[str, Seen] = {}
+        self._left: dict[str, SeenGroup] = {}
         self._inside: dict[str, _Inside] = {}
 
     def forget_all(self) -> None:
-        """Another resctrl is mounted: nothing of the one before it counts."""
+        """Forget all groups after a change of the resctrl mount."""
         self._left.clear()
         self._inside.clear()
 
     def look(
         self,
-        seen: Mapping[str, Seen],
+        seen: Mapping[str, SeenGroup],
         members: Mapping[str, Iterable[str]],
         threads: Mapping[str, frozenset[int]],
         foreign: Mapping[str, frozenset[int]],
     ) -> None:
-        """Compare with what was left, and go on from what is there now.
+        """Compare with the last state, report conflicts, and remember the present state.
 
         Args:
             seen: perphd's groups that exist, by key.
-            members: the workloads in each, as perphd has put them there.
-            threads: of each workload, read after the groups' (what ended in between is not missed).
-            foreign: those of them that are known to be in groups of other programs.
+            members: the workloads assigned to each group.
+            threads: of each workload, read after the groups, so that threads that end in between are not missed.
+            foreign: those of the threads that are in other programs' groups.
         """
         for key, left in list(self._left.items()):
             now = seen.get(key)
@@ -84,7 +84,7 @@ class GroupWatch:
         self._left.update(seen)
 
     def disturbed(self, resctrl: rdt.Resctrl) -> bool:
-        """True if a group is gone, or reads otherwise than it was left. Notes no conflict: ``look`` will."""
+        """True if a group is gone or its values have changed. Reports no conflict; ``look`` does."""
         for left in list(self._left.values()):
             try:
                 if differs(left.schemata, resctrl.schemata(left.group)):
@@ -102,47 +102,47 @@ class GroupWatch:
         self._watch.interfered(keys, path, what, found, expected)
 
     def yielded(self, name: str) -> Conflict | None:
-        """The conflict that made perphd leave this workload's group alone, if any."""
+        """The conflict because of which perphd leaves this workload's group alone; None: there is none."""
         return next(
             (found for setting in RESCTRL_SETTINGS if (found := self._watch.yielded((name, setting)))), None
         )
 
     # -- what perphd does ----------------------------------------------------------------------------------------
 
-    def wrote(self, key: str, seen: Seen) -> None:
-        """Perphd has made or changed this group; it reads so now."""
+    def wrote(self, key: str, seen: SeenGroup) -> None:
+        """Record that perphd created or changed this group, with its present state."""
         self._left[key] = seen
 
     def filled(self, name: str, key: str, tids: frozenset[int]) -> None:
-        """These threads of the workload are in the group now."""
+        """Record the threads of the workload that are now in the group."""
         self._inside[name] = _Inside(key, tids)
 
     def released(self, name: str) -> None:
-        """Perphd has taken the workload out of its group."""
+        """Record that perphd moved the workload out of its group."""
         self._inside.pop(name, None)
 
     def removed(self, key: str) -> None:
-        """Perphd has removed this group."""
+        """Record that perphd removed this group."""
         self._left.pop(key, None)
         for name in [name for name, inside in list(self._inside.items()) if inside.key == key]:
             self._inside.pop(name, None)
 
-    def left(self, key: str) -> Seen | None:
-        """The group as it was last read or written."""
+    def left(self, key: str) -> SeenGroup | None:
+        """The group as last read or written; None if unknown."""
         return self._left.get(key)
 
     def home(self, name: str) -> str:
-        """The key of the group that the workload's threads are in; empty: of none."""
+        """Key of the group that holds the workload's threads; empty if none does."""
         inside = self._inside.get(name)
         return inside.key if inside is not None and inside.tids else ""
 
     def homes(self) -> dict[str, str]:
-        """The same for every workload that is in a group."""
+        """Key of the group of every workload that has one."""
         return {name: inside.key for name, inside in list(self._inside.items()) if inside.tids}
 
 
 def differs(left: rdt.Schemata, now: rdt.Schemata) -> bool:
-    """True if a value that both have is another one."""
+    """True if a value that both schemata have differs."""
     for cell, value in left.cells():
         found = now.get(cell.resource, cell.domain)
         if found is not None and found != value:

@@ -1,8 +1,8 @@
-"""Jobs as processes in control groups of their own, where there is no systemd.
+"""Runs batch jobs as processes in control groups, on hosts without systemd.
 
-A job has one group in every hierarchy, below ``/perphd-jobs`` or, for silver, ``/perphd-jobs-silver``. perphd makes
-these groups and removes them. ``job_launcher`` starts the job's process and records its fate in the state directory,
-where a later daemon finds it.
+A job has one group in every hierarchy, below ``/perphd-jobs`` or, for silver, ``/perphd-jobs-silver``. perphd creates
+and removes these groups. ``job_launcher`` starts the job's process and records its fate in the state directory, where a
+later daemon finds it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ COPPER_PARENT: Final = "/perphd-jobs"
 SILVER_PARENT: Final = "/perphd-jobs-silver"
 _V2_CONTROLLERS: Final = ("cpu", "cpuset", "io", "memory", "pids")
 _LEAST: Final = {1: (("cpu.shares", "2"),), 2: (("cpu.weight", "1"), ("cpu.idle", "1"))}
-"""Copper's parent in the hierarchy of the controller ``cpu``, by version of control groups."""
+"""Settings of copper's parent group in the ``cpu`` hierarchy, by cgroup version."""
 PATIENCE_S: Final = 20.0
-"""A launcher that has not answered by then is left alone: its records tell later what became of it."""
+"""Time limit for a launcher's answer. A slower launcher is left alone; its records tell what became of the job."""
 _KILL_ROUNDS: Final = 20
 
 
 class JobGroups:
-    """A ``JobRunner`` without systemd. ``folder``: where launchers keep their records."""
+    """The ``JobRunner`` for hosts without systemd. ``folder``: where launchers keep their records."""
 
     def __init__(self, hierarchies: Hierarchies, folder: Path, boot: str) -> None:
         self._hierarchies, self._folder, self._boot = hierarchies, folder, boot
@@ -54,7 +54,7 @@ class JobGroups:
         except OSError as exc:
             self._remove(cgroup)
             raise StartFailed(
-                f"{exc.filename}: {exc.strerror}: no control group can be made for jobs"
+                f"{exc.filename}: {exc.strerror}: cannot create a control group for jobs"
             ) from exc
         asked = {
             "folder": str(self._folder),
@@ -91,7 +91,7 @@ class JobGroups:
             self._remove_below(cgroup)
             if not self._remove(cgroup):
                 return False
-            self._remove(parent)  # refused by the kernel while other jobs are in there
+            self._remove(parent)  # the kernel refuses while the parent holds other jobs
         started = self._record(unit, "started")
         if started and not self._record(unit, "ended") and self._alive(started):
             return False  # the launcher is about to record the end
@@ -108,7 +108,7 @@ class JobGroups:
         return tuple(sorted(unit for unit in found if attempt_of(unit) is not None))
 
     def _launched(self, asked: str) -> str:
-        """The first line that the launcher answers."""
+        """Start a launcher and return the first line of its answer."""
         try:
             launcher = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(LAUNCHER)],
@@ -138,7 +138,7 @@ class JobGroups:
             return UnitState(UnitEvidence.NEVER_STARTED, cgroup=cgroup)
         if self._alive(started) or self._pids(cgroup):
             return UnitState(UnitEvidence.RUNS, cgroup=cgroup)
-        ended = self._record(job.unit, "ended")  # it may have ended since the first look
+        ended = self._record(job.unit, "ended")  # it may have ended since the first read
         if ended:
             return UnitState(UnitEvidence.ENDED, int(ended["status"]), cgroup, str(ended["reason"]))
         return UnitState(UnitEvidence.UNKNOWN, cgroup=cgroup)
@@ -157,7 +157,7 @@ class JobGroups:
     # -- control groups -----------------------------------------------------------------------------------------
 
     def _groups(self, parent: str, cgroup: str, most_bytes: int | None) -> list[str]:
-        """Make the job's groups; the files through which a process enters them."""
+        """Create the job's groups; returns the files through which a process enters them."""
         procs = []
         for hierarchy in self._hierarchies.all():
             if not os.path.isdir(hierarchy.path(parent)):
@@ -171,11 +171,11 @@ class JobGroups:
                 Path(hierarchy.path(cgroup, file)).write_text(str(most_bytes))
             procs.append(hierarchy.path(cgroup, "cgroup.procs"))
         if not procs:
-            raise OSError(errno.ENODEV, "no control groups are mounted", "/sys/fs/cgroup")
+            raise OSError(errno.ENODEV, "no cgroup hierarchy is mounted", "/sys/fs/cgroup")
         return procs
 
     def _emptied(self, cgroup: str) -> bool:
-        """Kill every process of the group, also one that is frozen; True once there is none."""
+        """Kill every process of the group, frozen ones included; True if none is left."""
         for hierarchy in self._hierarchies.all():
             for file, value in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
                 if os.path.exists(hierarchy.path(cgroup, file)):
@@ -191,7 +191,7 @@ class JobGroups:
         return False
 
     def _pids(self, cgroup: str) -> set[int]:
-        """The processes of the group and of the groups that the job made below it."""
+        """Process ids of the group and of its descendants."""
         found: set[int] = set()
         for hierarchy in self._hierarchies.all():
             for folder, _, _ in os.walk(hierarchy.path(cgroup)):
@@ -200,7 +200,7 @@ class JobGroups:
         return found - {0}
 
     def _remove(self, cgroup: str) -> bool:
-        """Remove the group everywhere; True if nothing is left."""
+        """Remove the group in all hierarchies; True if nothing is left."""
         gone = True
         for hierarchy in self._hierarchies.all():
             try:
@@ -212,7 +212,7 @@ class JobGroups:
         return gone
 
     def _remove_below(self, cgroup: str) -> None:
-        """Remove the groups that the job made in its own."""
+        """Remove the groups that the job created inside its own."""
         for hierarchy in self._hierarchies.all():
             for folder, _, _ in os.walk(hierarchy.path(cgroup), topdown=False):
                 if folder != hierarchy.path(cgroup):
@@ -228,7 +228,7 @@ class JobGroups:
 
 
 def _make(hierarchy: Hierarchy, cgroup: str) -> None:
-    """Make one group; on v1 it takes over its parent's processors, on v2 its parent's controllers."""
+    """Create one group. On v1 copy the parent's cpuset; on v2 enable the parent's controllers."""
     above = cgroup.rpartition("/")[0] or "/"
     if hierarchy.version == 2:
         for controller in _V2_CONTROLLERS:
@@ -244,6 +244,6 @@ def _make(hierarchy: Hierarchy, cgroup: str) -> None:
 
 
 def _try_write(path: str, value: str) -> None:
-    """Write what this host may lack: an idle class, a controller that is not delegated."""
+    """Write a value that this host may not support, such as an idle class or an undelegated controller."""
     with contextlib.suppress(OSError):
         Path(path).write_text(value)

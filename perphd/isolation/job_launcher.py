@@ -23,7 +23,7 @@ _SIGNALS = 128
 
 
 def start_ticks(pid: int) -> int:
-    """The start time of a process, in clock ticks since boot; 0 if there is no such process."""
+    """Start time of a process, in clock ticks since boot; 0 if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -33,7 +33,10 @@ def start_ticks(pid: int) -> int:
 
 
 def written(path: str, record: object, once: bool = False) -> bool:
-    """Write a record that is whole or absent, and on disk; False if it is to be made once and exists."""
+    """Write a record atomically and sync it to disk.
+
+    ``once``: never replace an existing record; returns False if there is one.
+    """
     temporary = f"{path}.{os.getpid()}"
     with open(temporary, "w", encoding="utf-8", opener=_for_owner) as file:
         json.dump(record, file)
@@ -60,7 +63,7 @@ def _for_owner(path: str, flags: int) -> int:
 
 
 def become(asked: dict) -> None:  # type: ignore[type-arg]
-    """Turn this process into the job. Returns only by an exception."""
+    """Turn this process into the job by exec. Returns only by an exception."""
     for file in asked["procs"]:
         with open(file, "w") as procs:
             procs.write("0")
@@ -114,7 +117,7 @@ def main() -> None:
             become(asked)
         except FileNotFoundError as exc:
             status, text = NOT_FOUND, f"{exc.filename}: {exc.strerror}"
-        except Exception as exc:  # whatever it is, the daemon hears of it
+        except Exception as exc:  # the pipe reports any failure to the daemon
             text = f"{getattr(exc, 'filename', None) or asked['command'][0]}: {getattr(exc, 'strerror', repr(exc))}"
         finally:
             os.write(writing, text.encode(errors="replace"))
@@ -129,8 +132,8 @@ def main() -> None:
 
 
 def say(line: str) -> None:
-    """Tell the daemon, and let go of the pipes to it."""
-    with contextlib.suppress(OSError):  # the daemon was killed meanwhile
+    """Send a line to the daemon and close the pipes to it."""
+    with contextlib.suppress(OSError):  # the daemon may have been killed meanwhile
         os.write(1, line.encode() + b"\n")
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):

@@ -1,10 +1,10 @@
-"""Jobs as transient units of systemd (org.freedesktop.systemd1(5), StartTransientUnit).
+"""Runs batch jobs as transient systemd units (org.freedesktop.systemd1(5), StartTransientUnit).
 
-A job's unit outlives its processes (``RemainAfterExit=``), so that a daemon which was not there finds the exit status.
-Copper's units lie in a slice of their own with the least CPU and I/O weight, silver's in ``system.slice``.
+A job's unit outlives its processes (``RemainAfterExit=``), so that a daemon started later finds the exit status.
+Copper's units are in a slice of their own with the least CPU and I/O weight, silver's in ``system.slice``.
 
-The job's words never pass through a shell: they are arguments of a fixed script that opens the output file as the job's
-user. systemd itself opens only the log, which is perphd's own file.
+The job's command never passes through a shell: its words are arguments of a fixed script that opens the output file as
+the job's user. systemd itself opens only the log, which is perphd's own file.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from perphd.host.systemd_bus import CallingBus, NoAnswer, Variant
 from perphd.qos.bands import IO_WEIGHT_COPPER, OOM_SCORE_COPPER, QosBand
 
 SLICE: Final = "perphdjobs.slice"
-"""Not below perphd.slice: that one has the daemon's own weight."""
+"""A slice outside perphd.slice, which has the daemon's weight."""
 SILVER_SLICE: Final = "system.slice"
+DAEMON_UNIT: Final = "perphd.service"
 LEAST_CPU_WEIGHT: Final = 1
 _SIGNALS: Final = 128
 _KILLED, _DUMPED = 2, 3  # CLD_KILLED, CLD_DUMPED
@@ -30,7 +31,7 @@ _NAMES: Final = "perphd-job-*.service"
 
 
 class JobUnits:
-    """A ``JobRunner`` by systemd."""
+    """The ``JobRunner`` for hosts with systemd."""
 
     def __init__(self, bus: CallingBus) -> None:
         self._bus = bus
@@ -49,7 +50,7 @@ class JobUnits:
                 job.unit,
             )
         except NoAnswer:
-            raise  # it may have been started
+            raise  # systemd may have started it
         except Invalid as exc:
             raise JobRefused(f"systemd refuses the job: {exc}") from exc
         except KernelError as exc:
@@ -99,7 +100,7 @@ class JobUnits:
         code, status = int(all_of_it["ExecMainCode"]), int(all_of_it["ExecMainStatus"])
         result = str(all_of_it["Result"])
         shown = _SIGNALS + status if code in (_KILLED, _DUMPED) else status
-        reason = "" if result in ("success", "exit-code") else f"systemd says: {result}"
+        reason = "" if result in ("success", "exit-code") else f"systemd reports: {result}"
         if shown == 0 and result != "success":
             return UnitState(UnitEvidence.ENDED, _SIGNALS - 1, cgroup, reason)
         return UnitState(UnitEvidence.ENDED, shown, cgroup, reason)
@@ -110,7 +111,7 @@ class JobUnits:
         return str(state) != "running"
 
     def _start_slice(self) -> None:
-        """Copper's slice: the least of what contends with everything else."""
+        """Create copper's slice with the least CPU and I/O weight."""
         if self._has_slice:
             return
         properties = [
@@ -130,12 +131,14 @@ def _properties(job: QueuedJob, log: str) -> list[tuple[str, Variant]]:
     spec = job.spec
     copper = spec.band is QosBand.COPPER
     words = ["/bin/sh", "-c", _SCRIPT, "sh", spec.output, *spec.command]
-    # systemd expands variables in the words of a command when it starts it; $$ stands for one $.
+    # systemd expands variables in the command's words; $$ stands for a literal $.
     argv = [word.replace("$", "$$") for word in words]
     properties = [
         ("Description", Variant("s", f"job {job.id} of perphd's batch queue")),
         ("Slice", Variant("s", SLICE if copper else SILVER_SLICE)),
         ("Type", Variant("s", "simple")),
+        # On shutdown the daemon must stop first; otherwise it would count jobs ended by systemd as failed.
+        ("Before", Variant("as", [DAEMON_UNIT])),
         ("RemainAfterExit", Variant("b", True)),
         ("ExecStart", Variant("a(sasb)", [("/bin/sh", argv, False)])),
         ("User", Variant("s", str(spec.uid))),

@@ -1,8 +1,8 @@
-"""The journal of originals: what every kernel file held before perphd's first write to it, on disk before that write.
+"""Journal of original values: what each kernel file held before perphd's first write, synced to disk before it.
 
-Originals are synced to disk before the file is written; intents, values about to be written, survive a killed process
-and need not survive a power cut, since cgroup values do not either. Values of another boot are worthless: their journal
-is set aside. How the lines look is ``journal_format``'s.
+Intents are values about to be written. They must survive a killed process but not a power cut, which also ends the
+cgroup values. Originals of an earlier boot are worthless, so their journal is set aside. ``journal_format`` defines the
+lines.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from types import MappingProxyType, TracebackType
 from typing import Final, TypeAlias
 
 from perphd.domain.errors import Busy, KernelError, PerphError, kernel_error
-from perphd.isolation.journal_copy import COPY, Copy, says_more
 from perphd.isolation.journal_format import (
+    COPY,
     VERSION,
+    JournalCopy,
     Original,
     Record,
     closed_line,
@@ -30,6 +31,7 @@ from perphd.isolation.journal_format import (
     numbered,
     original_line,
     parse,
+    says_more,
 )
 from perphd.isolation.journal_lock import JournalInUse, lock
 
@@ -39,30 +41,30 @@ DAMAGED: Final = "originals.damaged.jsonl"
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _KEPT_INTENTS = 16
 _COMPACT_ABOVE_BYTES = 1 << 20
-"""It is written anew above this size, and not before it has doubled since it last was: what is known may be more."""
+"""File size above which the journal is compacted, at the earliest when it has doubled since the last time."""
 _NOTHING_WRITTEN = "no kernel file is changed while its original cannot be recorded"
 
 Guard: TypeAlias = Callable[[Sequence[Original]], contextlib.AbstractContextManager[object]]
 
 
 class Taken(Busy):
-    """The file lies in a group that another perphd has changed: the others can be recorded."""
+    """The file is in a group that another instance has changed; other files can still be recorded."""
 
 
 class Journal:
-    """The journal in a state directory (made with mode 0700 if absent), locked while this object is open.
+    """The journal in a state directory (created with mode 0700), locked while this object is open.
 
-    A directory that cannot be written does not prevent opening: ``record`` and ``intend`` then raise, so that
-    observing goes on and no kernel file is ever changed unrecorded. Several threads may record and close.
+    An unwritable directory does not prevent opening, so that observing continues. ``record`` and ``intend`` then raise,
+    so that no kernel file is changed unrecorded. Threads may record and close concurrently.
 
     Args:
         state_dir: the directory, one per host.
-        boot_id: identity of this boot; read from the kernel if None.
-        guard: new originals are put on record within it; it raises KernelError if that must not be.
+        boot_id: identity of this boot; None reads it from the kernel.
+        guard: context in which new originals are recorded; it raises KernelError to forbid that.
 
     Raises:
         JournalInUse: a live process has it open.
-        PerphError: it was written by a newer version.
+        PerphError: a newer version wrote it.
     """
 
     def __init__(
@@ -81,8 +83,8 @@ class Journal:
         self._compact_above = _COMPACT_ABOVE_BYTES
         self._kept = False
         self.unreadable: KernelError | None = None
-        """Why the journal that is there could not be read; then nothing can be recorded, lest it be overwritten."""
-        self._copy = Copy(self.state_dir)
+        """Why the existing journal could not be read. Nothing is recorded then, so that it is not overwritten."""
+        self._copy = JournalCopy(self.state_dir)
         self._lock_fd = lock(self.state_dir)
         try:
             self._load()
@@ -92,28 +94,30 @@ class Journal:
 
     @property
     def path(self) -> str:
-        """The journal's file."""
+        """Path of the journal's file."""
         return f"{self.state_dir}/{FILE}"
 
     @property
     def originals(self) -> Mapping[str, Original]:
-        """Originals of everything that is not given back yet, by path, in the order of first writes."""
+        """Originals not yet restored, by path, in the order of the first writes."""
         return MappingProxyType(self._originals)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was odd about the journal when it was opened, as sentences."""
+        """Irregularities found when the journal was opened, as sentences."""
         return tuple(self._notes)
 
     def intents(self, path: str) -> tuple[str, ...]:
-        """Values that perphd wrote, or was about to write, to this file; the latest last."""
+        """Values that perphd wrote, or was about to write, to this file; latest last."""
         return tuple(self._intents.get(path, ()))
 
     def record(self, originals: Iterable[Original], intents: Iterable[tuple[str, str]] = ()) -> None:
-        """Put originals (and intents) on disk; returns when they would survive a crash. Replaces a path's older one.
+        """Store originals and intents on disk; returns once the originals would survive a crash.
+
+        A new original of a path replaces the older one.
 
         Raises:
-            KernelError: they could not be stored; then nothing is recorded, and no file may be written.
+            KernelError: storing failed; nothing is recorded, and no file may be written.
         """
         with self._writing:
             new = [numbered(entry, self._sequence + n) for n, entry in enumerate(originals, 1)]
@@ -126,7 +130,7 @@ class Journal:
             with self._guard(new) if new else contextlib.nullcontext():
                 self._append(lines, sync=bool(new))
             if new:
-                recorded = dict(self._originals)  # whoever looks through the old one goes on doing so
+                recorded = dict(self._originals)  # a copy: other threads may be iterating over the old one
                 for entry in new:
                     recorded.pop(entry.path, None)
                     recorded[entry.path] = entry
@@ -140,16 +144,16 @@ class Journal:
         """Append (path, value) pairs that are about to be written; not synced.
 
         Raises:
-            KernelError: as ``record``.
+            KernelError: see ``record``.
         """
         self.record((), intents)
 
     def close_out(self, paths: Iterable[str]) -> None:
-        """These files are given back (or gone): forget them. An empty journal shrinks to its header.
+        """Forget these files, because they are restored or gone. A journal left empty is cut to its header.
 
         Raises:
-            KernelError: it could not be written down. The originals are forgotten here all the same: a later reader
-                finds that the files hold them already.
+            KernelError: the file could not be written. The originals are forgotten in memory nevertheless; a later
+                reader finds that the files already hold them.
         """
         with self._writing:
             self._close_out(paths)
@@ -169,7 +173,7 @@ class Journal:
             self._rewrite()
             return
         header = header_line(self._boot)
-        self._copy.replace(header.encode())
+        self._copy.shorten(header.encode())
         try:
             os.ftruncate(self._fd, len(header))
             self._size, self._compact_above = len(header), _COMPACT_ABOVE_BYTES
@@ -177,24 +181,24 @@ class Journal:
             raise kernel_error(exc, self.path, "truncate") from exc
 
     def keep(self) -> None:
-        """What is in force stays so, on purpose: whoever opens the journal next may go on from there.
+        """Mark the settings in force as kept on purpose, so that the next process may adopt them.
 
         Raises:
-            KernelError: it could not be written down.
+            KernelError: the mark could not be written.
         """
         with self._writing:
             if self._originals:
                 self._append([kept_line()], sync=False)
 
     def take_kept(self) -> bool:
-        """True, once, if the one before ended with ``keep``; a process that dies after this leaves no such mark."""
+        """True if the previous process ended with ``keep``. Removes the mark, so a second call returns False."""
         kept, self._kept = self._kept, False
         if kept:
             self._rewrite()
         return kept
 
     def close(self) -> None:
-        """Give the file and the lock back; closing twice is fine."""
+        """Close the file and release the lock; may be called twice."""
         self._copy.close()
         for fd in (self._fd, self._lock_fd):
             if fd >= 0:
@@ -220,18 +224,16 @@ class Journal:
             if says_more(copy, b"", header):
                 self._use_copy(copy, "it was gone")
                 return
-            with contextlib.suppress(
-                KernelError
-            ):  # tried again, and reported, when something is to be recorded
+            with contextlib.suppress(KernelError):  # the next record retries and reports
                 self._rewrite()
             return
         except OSError as exc:
-            advice = "originals that it may hold cannot be restored, and no kernel file is changed"
+            advice = "its originals cannot be restored, and perphd changes no kernel file"
             self.unreadable = kernel_error(exc, self.path, "read", advice=advice)
             self._notes.append(str(self.unreadable))
             return
         if says_more(copy, data, header):
-            if data != copy[: len(data)]:  # not just cut short: what is there is kept for whoever wonders
+            if data != copy[: len(data)]:  # more than cut short: keep the content for inspection
                 with contextlib.suppress(OSError):
                     Path(f"{self.state_dir}/{DAMAGED}").write_bytes(data)
             self._use_copy(copy, "it was damaged or cut short")
@@ -240,7 +242,7 @@ class Journal:
         torn = lines.pop()
         records = [(number, parse(line)) for number, line in enumerate(lines, 1)]
         last = parse(torn)
-        if last is not None:  # only its end of line is lacking
+        if last is not None:  # only the newline is missing
             records.append((len(records) + 1, last))
         first = next((record for _, record in records if record and record["kind"] == "header"), None)
         if first is not None and first.get("version") != VERSION:
@@ -261,11 +263,9 @@ class Journal:
         if bad or first is None:
             self._report_damage(data, bad, first is None)
         elif torn and last is None:
-            self._notes.append(
-                f"{self.path}: the last line was cut off while it was written; it stood for no write"
-            )
+            self._notes.append(f"{self.path}: the last line is incomplete; its write was never made")
         if bad or torn or not data.startswith(header):
-            with contextlib.suppress(KernelError):  # readable all the same: said again at the next start
+            with contextlib.suppress(KernelError):  # not essential: retried at the next start
                 self._rewrite()
             return
         self._copy.replace(data)
@@ -279,7 +279,7 @@ class Journal:
             assert record is not None
             self._replay(record)
             self._kept = record["kind"] == "kept"
-        self._notes.append(f"{self.path}: {why}; made good from {COPY}, no original is lost")
+        self._notes.append(f"{self.path}: {why}; repaired from {COPY}, no original is lost")
         with contextlib.suppress(KernelError):
             self._rewrite()
 
@@ -289,7 +289,7 @@ class Journal:
             os.rename(self.path, f"{self.state_dir}/{ASIDE}")
         if count:
             self._notes.append(
-                f"{self.path}: {count} originals are of an earlier boot, whose cgroup values ended with it: "
+                f"{self.path}: {count} originals are from an earlier boot, whose cgroup values are gone: "
                 f"nothing to restore, kept as {ASIDE}"
             )
 
@@ -297,9 +297,9 @@ class Journal:
         with contextlib.suppress(OSError):
             Path(f"{self.state_dir}/{DAMAGED}").write_bytes(data)
         what = f"lines {', '.join(map(str, bad))} are damaged" if bad else "the header is missing"
-        boot = "; it is taken to be of this boot" if headless else ""
+        boot = "; it is assumed to be from this boot" if headless else ""
         self._notes.append(
-            f"{self.path}: {what}{boot}: the other {len(self._originals)} originals are used, "
+            f"{self.path}: {what}{boot}: the remaining {len(self._originals)} originals are used, "
             f"files named only in damaged lines are not restored (a copy is kept as {DAMAGED})"
         )
 
@@ -317,7 +317,7 @@ class Journal:
     # -- writing -------------------------------------------------------------------------------------------------
 
     def _fresh(self, intents: Iterable[tuple[str, str]], renewed: set[str]) -> list[tuple[str, str]]:
-        """Intents without those that are the latest of their file already."""
+        """Intents without those equal to the latest of their file."""
         latest: dict[str, str] = {}
         fresh: list[tuple[str, str]] = []
         for path, value in intents:
@@ -347,14 +347,14 @@ class Journal:
             try:
                 os.ftruncate(self._fd, self._size)
             except OSError:
-                os.close(self._fd)  # half a line may be left: the next append starts with a clean file
+                os.close(self._fd)  # half a line may be left: the next append rewrites the file
                 self._fd = -1
             raise kernel_error(exc, self.path, "append", advice=_NOTHING_WRITTEN) from exc
         self._size += len(data)
         self._copy.append(data)
 
     def _rewrite(self) -> None:
-        """Write what is known as a new file and put it in the old one's place, on disk before this returns."""
+        """Write all known records to a new file and replace the old one; synced before this returns."""
         if self.unreadable is not None:
             raise self.unreadable
         if self._lock_fd < 0:
@@ -390,7 +390,7 @@ class Journal:
 
 
 def this_boot() -> str:
-    """The identity of this boot, as the kernel tells it."""
+    """Identity of this boot, as read from the kernel."""
     try:
         return Path(BOOT_ID).read_text().strip()
     except OSError:

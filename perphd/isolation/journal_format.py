@@ -1,33 +1,37 @@
-"""The lines of the journal: what they say, and how one that is damaged or cut short is told.
+"""Encoding of journal lines, and detection of damaged or truncated ones.
 
-One JSON object a line, each with a checksum: ``header`` (version, boot), ``original`` (what a file held before the
-first write), ``intent`` (a value about to be written), ``closed`` (given back) and ``kept`` (ended in good order, with
-all this in force). Knows no file: what the lines mean together is the journal's to say.
+Each line is a JSON object with a checksum. Kinds: ``header`` (version, boot), ``original`` (a file's content before the
+first write), ``intent`` (a value about to be written), ``closed`` (restored) and ``kept`` (clean exit with everything
+left in force). This module reads and writes no journal file; ``journal`` interprets sequences of lines.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from perphd.domain.quick import changer
 
 VERSION: Final = 1
-# One for all lines: json.dumps would make one a call.
+# Shared by all lines, because json.dumps creates an encoder per call.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _quoted = json.encoder.encode_basestring_ascii
 
 Record: TypeAlias = dict[str, Any]
-"""What a line says, without its checksum; it has a ``kind``."""
+"""Content of a line without its checksum; always has a ``kind``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """What a file held before the first write. ``identity``: (device, inode) of the cgroup directory it is in.
+    """Content of a file before the first write.
 
-    ``sequence`` is given by the journal: the order of first writes.
+    ``identity``: (device, inode) of the file's cgroup directory. ``sequence``: order of first writes, assigned by the
+    journal.
     """
 
     path: str
@@ -53,7 +57,7 @@ def header_line(boot: str) -> str:
 
 
 def original_line(entry: Original) -> str:
-    """The line of an original; bytes that are no text are kept as they are."""
+    """The line that records an original; bytes that are not valid text are preserved."""
     body = (
         f'{{"kind":"original","seq":{entry.sequence},"workload":{_quoted(entry.workload)},'
         f'"knob":{_quoted(entry.knob)},"path":{_quoted(entry.path)},"raw":{_quoted(entry.raw.decode("latin-1"))},'
@@ -63,19 +67,19 @@ def original_line(entry: Original) -> str:
 
 
 def intent_line(path: str, value: str) -> str:
-    """The line of a value that is about to be written."""
-    # As _line would, in a quarter of the time: there is one of these for every write.
+    """The line that records a value about to be written."""
+    # Equivalent to _line and four times faster; every write has such a line.
     body = f'{{"kind":"intent","path":{_quoted(path)},"value":{_quoted(value)}'
     return f'{body},"crc":{zlib.crc32(body.encode() + b"}")}}}\n'
 
 
 def closed_line(path: str) -> str:
-    """The line that says that a file is given back."""
+    """The line that records a file as restored."""
     return _line({"kind": "closed", "path": path})
 
 
 def kept_line() -> str:
-    """The line that says that all before it stays in force on purpose."""
+    """The line that marks everything before it as kept in force on purpose."""
     return _line({"kind": "kept"})
 
 
@@ -85,7 +89,7 @@ def _line(record: Record) -> str:
 
 
 def parse(line: bytes) -> Record | None:
-    """The record of a line whose checksum holds, else None."""
+    """The record of a line with a valid checksum, else None."""
     try:
         record = json.loads(line)
         crc = record.pop("crc")
@@ -98,7 +102,7 @@ def parse(line: bytes) -> Record | None:
 
 
 def follow(originals: dict[str, Original], record: Record) -> None:
-    """What is not given back after this line, in the order of first writes, by path."""
+    """Update ``originals``, the originals still open by path, with one record."""
     if record["kind"] == "original":
         entry = as_original(record)
         originals.pop(entry.path, None)
@@ -108,7 +112,7 @@ def follow(originals: dict[str, Original], record: Record) -> None:
 
 
 def as_original(record: Record) -> Original:
-    """The original of a record of that kind."""
+    """Convert a record of kind ``original``."""
     return Original(
         path=str(record["path"]),
         raw=str(record["raw"]).encode("latin-1"),
@@ -117,3 +121,91 @@ def as_original(record: Record) -> Original:
         workload=str(record["workload"]),
         sequence=int(record["seq"]),
     )
+
+
+COPY: Final = "originals.copy.jsonl"
+
+
+class JournalCopy:
+    """A second file with the same lines as the journal, so that damage to one loses no original.
+
+    The journal is repaired from the copy after disk errors or truncation. No operation waits for the copy or fails with
+    it, and it lags by at most one append. It is shortened before the journal and lengthened after it, so the longer of
+    the two is right.
+    """
+
+    def __init__(self, state_dir: str) -> None:
+        self.path = f"{state_dir}/{COPY}"
+        self._fd = -1
+
+    def read(self) -> bytes:
+        """Content of the copy; empty if it cannot be read."""
+        with suppress(OSError):
+            return Path(self.path).read_bytes()
+        return b""
+
+    def append(self, data: bytes) -> None:
+        """Append the data just appended to the journal."""
+        if self._fd < 0:
+            return
+        try:
+            if os.write(self._fd, data) != len(data):
+                self._give_up()
+        except OSError:
+            self._give_up()
+
+    def replace(self, data: bytes) -> None:
+        """Replace the content; the journal does the same afterwards."""
+        self.close()
+        try:
+            self._fd = os.open(
+                self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600
+            )
+        except OSError:
+            self._give_up()  # a stale copy would be longer than the journal and revive closed originals
+            return
+        self.append(data)
+
+    def shorten(self, header: bytes) -> None:
+        """Keep the first line, which is this; the journal does the same afterwards.
+
+        Not by ``replace``: the file system writes a file that was emptied to the disk when it is closed, which takes
+        milliseconds.
+        """
+        if self._fd < 0:
+            self.replace(header)
+            return
+        try:
+            os.ftruncate(self._fd, len(header))
+        except OSError:
+            self._give_up()
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _give_up(self) -> None:
+        """Remove the copy until the next rewrite of the journal, because a partial copy would mislead."""
+        self.close()
+        with suppress(OSError):
+            os.unlink(self.path)
+
+
+def says_more(copy: bytes, journal: bytes, header: bytes) -> bool:
+    """True if the copy is intact and of this boot, and the journal is damaged or shorter.
+
+    ``header``: the first line of a journal of this boot.
+    """
+    records = [parse(line) for line in copy.split(b"\n")[:-1]]
+    if len(records) < 2 or None in records or not copy.startswith(header):
+        return False
+    if copy.startswith(journal):
+        return len(copy) > len(journal)
+    *lines, torn = journal.split(b"\n")
+    first = parse(lines[0]) if lines else None
+    if first is not None and first["kind"] == "header" and first != records[0]:
+        return False  # of another boot or version, which is not damage
+    whole = [record for line in lines if (record := parse(line)) is not None]
+    return len(whole) < len(lines) or not lines or bool(torn and len(whole) < len(records))

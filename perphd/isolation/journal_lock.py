@@ -1,4 +1,4 @@
-"""The lock of a state directory: only one live process may write to the host, and it is named to the others."""
+"""The lock of a state directory, which admits one live process and names it to others."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class JournalInUse(PerphError):
         self.pid = pid
         who = f"process {pid}" if pid else "another process"
         super().__init__(
-            f"{state_dir}: the journal is in use by {who}: only one perphd may write to this host; stop that one first"
+            f"{state_dir}: the journal is in use by {who}: stop it first, since only one perphd may write to this host"
         )
 
 
 def lock(state_dir: str) -> int:
-    """Lock the directory, made if absent, until the descriptor returned is closed.
+    """Lock the directory, created if absent; closing the returned descriptor unlocks it.
 
-    -1 if it cannot be written: then nothing can be recorded, hence nothing be changed.
+    Returns -1 if the directory cannot be written; nothing can be recorded then, so perphd changes nothing.
 
     Raises:
-        JournalInUse: a live process has locked it.
+        JournalInUse: a live process holds the lock.
     """
     try:
         os.makedirs(state_dir, mode=0o700, exist_ok=True)
@@ -45,14 +45,14 @@ def lock(state_dir: str) -> int:
     except OSError as exc:
         os.close(fd)
         raise JournalInUse(state_dir, holder(state_dir)) from exc
-    with suppress(OSError):  # the pid is for the sentence only: the lock itself is held
+    with suppress(OSError):  # the pid only serves messages; the lock is already held
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
 
 
 def holder(state_dir: str) -> int:
-    """Process id in the lock file; 0 if there is none. Says nothing about its being alive."""
+    """Process id in the lock file, which may be dead; 0 if there is none."""
     try:
         return int(Path(state_dir, LOCK).read_text())
     except (OSError, ValueError):

@@ -1,14 +1,14 @@
-"""Monitor groups: a resctrl group for each workload, so that its cache use and memory traffic are counted.
+"""Monitor groups: one resctrl group per workload, to measure its cache occupancy and memory traffic.
 
-A workload that has a control group of its own is counted there. Every other one gets a monitor group
-``mon_groups/perphd.NAME`` inside the control group that its threads are in; that changes nothing about what the threads
-may use. Threads are followed: a new process of a workload that does not inherit the group is moved within seconds.
+A workload with its own control group is counted there. Any other workload gets a monitor group
+``mon_groups/perphd.NAME`` inside its threads' control group, which does not change what the threads may use. New
+processes that do not inherit the group are moved into it within seconds.
 
-Groups take monitoring ids (RMIDs), which the whole machine shares. LRAs come first, then the largest users of CPU;
-where ids are short, the rest is counted in turns. An id that was given back may stay in limbo for seconds (EBUSY):
-making a group is then retried with a growing pause, never waited for.
+Groups need monitoring ids (RMIDs), which the whole machine shares. LRAs come first, then the largest CPU users; if
+RMIDs are short, the remaining workloads are measured in rotation. A freed RMID may stay in limbo for seconds (EBUSY),
+so creating a group is retried with backoff.
 
-The journal names every group before it is made. Groups of other programs, and threads in them, are left alone.
+The journal names every group before it is created. Groups of other programs, and threads in them, are left alone.
 """
 
 from __future__ import annotations
@@ -34,40 +34,43 @@ from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
 
 FOLLOW_LRA_S: Final = 5.0
-"""The threads of an LRA are listed this often, as those of control groups are."""
+"""Interval at which the threads of an LRA are listed, the same as for control groups."""
 FOLLOW_BATCH_S: Final = 10.0
 VERIFY_S: Final = 60.0
-"""Where the list of threads has not changed, the group's own list is read this often: only strangers move threads."""
+"""Interval at which a group's own task list is read while the workload's threads are unchanged.
+
+Only other programs could have moved them.
+"""
 WHOLE_SHARE: Final = 0.9
-"""A group that holds a smaller share of its workload's threads does not count it."""
+"""Least share of its workload's threads that a group must hold to count for it."""
 TURN_S: Final = 20.0
-"""Length of a turn where monitoring ids are short."""
+"""Length of one rotation when RMIDs are short."""
 TURNING_SHARE: Final = 4
-"""One of this many ids goes round among those that have none of their own."""
+"""One RMID in this many rotates among the workloads without one of their own."""
 SPARE_RMIDS: Final = 2
-"""Ids left to other programs."""
+"""RMIDs left to other programs."""
 LOOK_AGAIN_S: Final = 30.0
-"""Where resctrl has no monitoring it is looked for again this often."""
+"""Interval at which resctrl monitoring is looked for when it is unavailable."""
 LOCK_WAIT_S: Final = 0.2
-"""How long a look waits for resctrl's lock. It is made again by itself, and a restore waits for it."""
+"""Time that a look waits for resctrl's lock. Short, because looks repeat and a restore waits for them."""
 FIRST_PAUSE_S: Final = 1.0
-"""After a refusal: the kernel looks once a second whether an id in limbo can be used again. Doubles with each."""
+"""Pause after the first refusal, doubled with each; the kernel checks RMIDs in limbo once a second."""
 LONGEST_PAUSE_S: Final = 30.0
 FULL_S: Final = 60.0
-"""After ENOSPC no more groups are made than there are, for this time."""
+"""Time after ENOSPC during which the number of groups does not grow."""
 
 NOT_ASKED: Final = Unavailable("it is only observed, and [resctrl] monitor_in_observe is false")
 NO_THREADS: Final = Unavailable("the workload has no threads")
 NOT_YET: Final = Unavailable("its threads are not all in its resctrl group yet")
-FOREIGN: Final = Unavailable("its threads are in a resctrl group of another program and left there")
+FOREIGN: Final = Unavailable("its threads are in another program's resctrl group and stay there")
 ELSEWHERE: Final = Unavailable("its threads are not all in one resctrl group")
-WAITS_FOR_TURN: Final = Unavailable("monitoring ids (RMIDs) are short: it is measured in turns")
+WAITS_FOR_TURN: Final = Unavailable("too few monitoring ids (RMIDs): it is measured in rotation")
 NO_IDS: Final = Unavailable("all monitoring ids (RMIDs) are taken")
-IN_LIMBO: Final = Unavailable("no monitoring id (RMID) can be used yet: those given back are in limbo")
+IN_LIMBO: Final = Unavailable("no monitoring id (RMID) is usable yet: freed ones are in limbo")
 
 
 class Placed(Protocol):
-    """The control group that a workload's threads are in or on their way to; ``shared``: others are in it as well."""
+    """The present or intended control group of a workload's threads."""
 
     @property
     def group(self) -> rdt.GroupRef:
@@ -80,7 +83,7 @@ class Placed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A workload that is to be counted. ``fresh``: its cgroup has (re)appeared."""
+    """A workload to be counted. ``fresh``: its cgroup has (re)appeared."""
 
     spec: WorkloadSpec
     usage_cores: float = 0.0
@@ -89,7 +92,12 @@ class Asked:
 
 @dataclass(slots=True)
 class _State:
-    """What is known of one workload. ``threads``: those last listed; ``verified_s``: when its group's were read."""
+    """State of one workload.
+
+    ``threads``: as last listed, at ``listed_s``. ``verified``: the threads when the group's task list was last read, at
+    ``verified_s``. ``why_not``: why the group does not count the workload; None: it does. ``since``: number that
+    changes whenever the counted threads do.
+    """
 
     group: rdt.GroupRef
     threads: frozenset[int] = frozenset()
@@ -102,7 +110,7 @@ class _State:
 
 @dataclass(slots=True)
 class _Pause:
-    """A wait that doubles with every refusal."""
+    """An exponential backoff."""
 
     length_s: float = 0.0
     until_s: float = -math.inf
@@ -116,8 +124,12 @@ class _Pause:
 
 
 @dataclass(slots=True)
-class _Turns:
-    """Who is counted where ids are short: ``fixed`` always, ``now`` in this turn, of all in ``ring``."""
+class _Rotation:
+    """Rotation state when RMIDs are short.
+
+    ``names`` and ``slots``: the workloads and RMIDs it was made for. ``chosen``: workloads counted now. ``ring``:
+    workloads that rotate. ``counted_s``: when each of them was last chosen.
+    """
 
     until_s: float = -math.inf
     names: frozenset[str] = frozenset()
@@ -128,7 +140,7 @@ class _Turns:
 
 
 class MonitorGroups:
-    """Makes, fills and removes monitor groups. Every call may block in the kernel: not for the event loop."""
+    """Creates, fills and removes monitor groups. Every call may block in the kernel, so run it in a thread."""
 
     def __init__(self, fs: KernelFs, hierarchies: Hierarchies, journal: Journal) -> None:
         self._fs, self._journal = fs, journal
@@ -140,26 +152,28 @@ class MonitorGroups:
         self._epoch = 0
         self._since = 0
         self._states: dict[str, _State] = {}
-        self._turns = _Turns()
+        self._rotation = _Rotation()
         self._limbo, self._locked = _Pause(), _Pause()
         self._full: tuple[int, float] = (0, -math.inf)
         self._there: set[rdt.GroupRef] = set()
         self._last = CountedGroups(otherwise=NOT_ASKED)
         self.next_s = -math.inf
-        """When ``look`` has something to do again although nothing has changed."""
+        """Time at which ``look`` must run again even if nothing changes."""
         self.stopping = False
-        """True ends a look between two workloads."""
+        """True makes a look end at its next workload."""
 
     def look(
         self, asked: Sequence[Asked], placement: Mapping[str, Placed], now_s: float, anew: bool = False
     ) -> CountedGroups:
-        """Bring the groups in line with who is to be counted; who is, and in which group. Never raises for the kernel.
+        """Bring the groups in line with the workloads to be counted; returns the groups in use.
+
+        Kernel errors are reported in the result.
 
         Args:
-            asked: the workloads that are to be counted; all other monitor groups of perphd's are removed.
-            placement: the control groups that perphd has put workloads into.
+            asked: the workloads to count; perphd's other monitor groups are removed.
+            placement: the control groups into which perphd has put workloads.
             now_s: monotonic time.
-            anew: another resctrl may be mounted than at the last look.
+            anew: the resctrl mount may have changed since the last look.
         """
         if anew and isinstance(self._groups, str):
             self._groups = None
@@ -169,7 +183,7 @@ class MonitorGroups:
         except rdt.Busy as exc:
             self._locked.refused(now_s)
             self.next_s = self._locked.until_s
-            return self._noted(f"monitor groups are not followed now: {exc}; tried again by itself")
+            return self._noted(f"monitor groups are not updated now: {exc}; perphd retries")
         except (rdt.ResctrlError, KernelError) as exc:
             self._groups = None
             self.next_s = now_s + LOOK_AGAIN_S
@@ -177,7 +191,7 @@ class MonitorGroups:
         return self._last
 
     def _noted(self, note: str) -> CountedGroups:
-        """As before, with a sentence for an operator."""
+        """The last result with a note for the operator."""
         last = self._last
         self._last = CountedGroups(
             last.resctrl, last.counters, last.missing, last.otherwise, last.in_turns, last.epoch, (note,)
@@ -188,7 +202,7 @@ class MonitorGroups:
 
     def _open(self, now_s: float) -> rdt.Groups | str:
         if isinstance(self._groups, rdt.Groups) and self._identity(self._groups) != self._mount:
-            self._groups = None  # unmounted, or mounted again
+            self._groups = None  # unmounted or remounted
         stale = isinstance(self._groups, str) and not 0 <= now_s - self._looked_s < LOOK_AGAIN_S
         if self._groups is None or stale:
             self._groups, self._looked_s = open_monitoring(self._fs, LOCK_WAIT_S), now_s
@@ -207,7 +221,7 @@ class MonitorGroups:
             return None
 
     def _see_domains(self, groups: rdt.Groups) -> None:
-        """A domain that came or went: open files are opened again."""
+        """Let counter files be reopened after a cache domain has gone offline or come online."""
         domains = tuple(groups.resctrl.access.listdir("mon_data"))
         if self._domains and domains != self._domains:
             self._epoch += 1
@@ -259,13 +273,13 @@ class MonitorGroups:
             counters,
             missing,
             NOT_ASKED,
-            self._turns.ring,
+            self._rotation.ring,
             self._epoch,
             self._notes(needing, slots, now_s),
         )
 
     def _follow(self, groups: rdt.Groups, one: Asked, placed: Placed | None, now_s: float) -> None:
-        """Where it is to be counted, and, if they are due, its threads now."""
+        """Determine the group that counts a workload, and list its threads if that is due."""
         name = one.spec.name
         if placed is not None and not groups.resctrl.exists(placed.group):
             placed = None
@@ -301,13 +315,13 @@ class MonitorGroups:
             + (FOLLOW_LRA_S if one.spec.kind is Kind.LRA else FOLLOW_BATCH_S)
             for one in asked
         ]
-        waits = [self._limbo.until_s, *([self._turns.until_s] if self._turns.ring else [])]
+        waits = [self._limbo.until_s, *([self._rotation.until_s] if self._rotation.ring else [])]
         self.next_s = min([*due, *(wait_s for wait_s in waits if wait_s > now_s)], default=math.inf)
 
     # -- who has a group -----------------------------------------------------------------------------------------
 
     def _slots(self, groups: rdt.Groups, survey: rdt.Survey, now_s: float) -> int:
-        """How many monitor groups there may be. Control groups that can still be made keep an id each."""
+        """Number of monitor groups allowed. Control groups that may still be created keep one RMID each."""
         info = groups.resctrl.info
         assert info.monitoring is not None
         controls = sum(not group.monitor for group in survey.own)
@@ -318,15 +332,15 @@ class MonitorGroups:
 
     @staticmethod
     def _ranked(asked: Sequence[Asked]) -> list[Asked]:
-        """LRAs first, then the largest users."""
+        """LRAs first, then the largest CPU users."""
         return sorted(asked, key=lambda one: (one.spec.kind is not Kind.LRA, -one.usage_cores))
 
     def _choose(self, needing: Sequence[Asked], slots: int, now_s: float) -> frozenset[str]:
-        """Who is counted now. Where ids suffice: everybody."""
+        """The workloads to count now; all of them if there are enough RMIDs."""
         names = frozenset(one.spec.name for one in needing)
-        turns = self._turns
+        turns = self._rotation
         if len(needing) <= slots:
-            self._turns = _Turns()
+            self._rotation = _Rotation()
             return names
         if now_s < turns.until_s and names == turns.names and slots == turns.slots:
             return turns.chosen
@@ -347,7 +361,7 @@ class MonitorGroups:
         return [entry for entry in self._journal.originals.values() if is_monitor_group(entry)]
 
     def _remove_others(self, groups: rdt.Groups, kept: set[rdt.GroupRef]) -> None:
-        """Remove perphd's monitor groups that count nobody any more; their threads stay in the control group."""
+        """Remove perphd's monitor groups that count no workload; their threads stay in the control group."""
         access = groups.resctrl.access
         closed = []
         for entry in self._made():
@@ -358,11 +372,11 @@ class MonitorGroups:
                 groups.remove(group)
             closed.append(entry.path)
         if closed:
-            with suppress(KernelError):  # the journal then names groups that are gone
+            with suppress(KernelError):  # otherwise the journal still names the removed groups
                 self._journal.close_out(closed)
 
     def _record(self, groups: rdt.Groups, chosen: Mapping[str, rdt.GroupRef]) -> None:
-        """Put the groups that are about to be made on record, all at once."""
+        """Record all groups about to be created in the journal, in one write."""
         access = groups.resctrl.access
         new: list[Original] = []
         for name, group in chosen.items():
@@ -374,7 +388,7 @@ class MonitorGroups:
         self._journal.record(new)
 
     def _make(self, groups: rdt.Groups, name: str, group: rdt.GroupRef, now_s: float) -> Unavailable | None:
-        """Make the group, which is on record; why that is not possible now."""
+        """Create a recorded group; returns why that is impossible now, or None."""
         if now_s < self._limbo.until_s:
             return IN_LIMBO
         if now_s < self._full[1]:
@@ -404,7 +418,7 @@ class MonitorGroups:
         state: _State,
         now_s: float,
     ) -> Unavailable | None:
-        """See that the group holds the workload's threads; why it does not count them."""
+        """Make sure that the group holds the workload's threads; returns why it does not count them, or None."""
         try:
             if state.group.monitor and state.group not in self._there:
                 if (why := self._make(groups, spec.name, state.group, now_s)) is not None:
@@ -417,26 +431,27 @@ class MonitorGroups:
                 state.verified, state.verified_s = state.threads, now_s
                 if was is not None:
                     self._begin(state)
-        except rdt.Gone:  # the control group went meanwhile: the next placement says where the threads are
+        except rdt.Gone:  # the control group was removed; the next placement names the new one
             state.why_not, state.verified_s = NOT_YET, -math.inf
         return state.why_not
 
     def _begin(self, state: _State) -> None:
-        """The group counts other threads from now on: no rate reaches over this moment."""
+        """Start a new series of counts, so that no rate spans the change of threads."""
         self._since += 1
         state.since = self._since
 
     def _fill(self, groups: rdt.Groups, spec: WorkloadSpec, state: _State) -> Unavailable | None:
-        """Move the threads that are in the control group, but not in the monitor group."""
+        """Move threads from the control group into the monitor group."""
         outside = state.threads - groups.resctrl.tasks(state.group)
         if outside:
-            # Threads that have ended since they were listed are nowhere.
+            # Threads that ended since they were listed are in no group.
             state.threads = self._cgroups.group(spec.cgroup).threads()
             outside &= state.threads
         foreign: frozenset[int] = frozenset()
         if outside and state.group.monitor:
             source = self._cgroups.group(spec.cgroup).threads
-            # Never out of another control group. A kernel that cannot allocate has but one, and lists no threads of it.
+            # Never move threads out of another control group. A kernel without allocation has one control group and
+            # lists no threads for it.
             only_from = (state.group.parent,) if groups.resctrl.info.can_control else None
             filled = groups.fill(state.group, source, only_from=only_from)
             if len(filled.moved) > (1.0 - WHOLE_SHARE) * len(state.threads):
@@ -452,26 +467,26 @@ class MonitorGroups:
 
     def _notes(self, needing: Sequence[Asked], slots: int, now_s: float) -> tuple[str, ...]:
         notes = []
-        if self._turns.ring:
+        if self._rotation.ring:
             notes.append(
-                f"{len(needing)} workloads need a monitoring id (RMID) and {slots} can be had: cache occupancy and "
-                f"memory bandwidth of {len(self._turns.ring)} of them are measured in turns of {TURN_S:g} s"
+                f"{len(needing)} workloads need a monitoring id (RMID) and {slots} are available: cache occupancy and "
+                f"memory bandwidth of {len(self._rotation.ring)} of them are measured in rotation, {TURN_S:g} s each"
                 if slots
                 else f"{len(needing)} workloads need a monitoring id (RMID) and none is left by other programs: "
                 "cache occupancy and memory bandwidth are not measured"
             )
         if self._limbo.until_s > now_s:
-            notes.append(f"{IN_LIMBO.reason}; tried again in {self._limbo.length_s:g} s")
+            notes.append(f"{IN_LIMBO.reason}; retried in {self._limbo.length_s:g} s")
         return tuple(notes)
 
 
 def is_monitor_group(entry: Original) -> bool:
-    """True for a journal entry that stands for a monitor group which perphd made."""
+    """True if this journal entry records a monitor group that perphd created."""
     return entry.knob == MONITORING_KNOB
 
 
 def group_of(path: str, root: str) -> rdt.GroupRef | None:
-    """The group of a directory below this mount; None if it is no monitor group's."""
+    """The group of a directory of this mount; None if it is not a monitor group."""
     parent = dirname(path)
     if not path.startswith(f"{root}/") or basename(parent) != "mon_groups":
         return None

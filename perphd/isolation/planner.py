@@ -1,17 +1,18 @@
-"""From a wanted state to ordered writes: pure, a function of what was read back and what the originals are.
+"""Turns a wanted state into ordered writes: a pure function of values read back and originals.
 
-Order: batch is demoted and shrunk, LRAs grow, batch grows, LRAs are narrowed. So an LRA that is to have cores of its
-own shares more than those until they are its own, and has more than those back before others come: whoever is killed
-in between leaves no LRA worse off than if nothing had been done. Of nested groups parents are widened before children
-and children narrowed before parents. Whether a write shrinks or grows is told from the old and the new value. A setting
-that is KEEP gives the original back where perphd had changed it. No difference: no write.
-What the operator had set is a bound: CPUs and memory nodes are never widened beyond those found, a weight or ceiling is
-never raised above it, a protection never lowered below it, and what was frozen stays so.
+Order: batch is demoted and shrunk, LRAs grow, batch grows, LRAs are narrowed. An LRA that is to get exclusive cores
+thus keeps its wider, shared set until the cores are free, and regains the wider set before others return. A crash at
+any point leaves no LRA worse off than before. Parents of nested groups are widened before their children, and children
+narrowed before their parents. The old and new values decide whether a write shrinks or grows. A setting that is KEEP
+restores the original if perphd had changed it. Without a difference there is no write.
+
+The operator's own settings are bounds: CPUs and memory nodes are never widened beyond them, a weight or ceiling is
+never raised above them, a protection never lowered below them, and a frozen group stays frozen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from posixpath import basename, dirname
 
@@ -22,12 +23,12 @@ from perphd.domain.plan import ChangeSet, NotEnforceable, Stage, Write
 from perphd.domain.quick import maker
 from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import Knob, encode
-from perphd.host.cgroup.knobs import LIST_SETTINGS, PROTECTIONS, Value, is_frozen, magnitude, same
+from perphd.host.cgroup.knobs import PROTECTIONS, Value, is_frozen, magnitude, same
 
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """One file: what it reads now, and its original if perphd has changed it (else None)."""
+    """One file with its present text, and its original if perphd has changed it (else None)."""
 
     path: str
     now: str
@@ -38,9 +39,9 @@ class FileState:
 class KnobState:
     """One setting of one workload as read back.
 
-    ``files``: those of ``knob`` in its order; for a v1 cpuset then the ``cpuset.cpus`` of all groups below it, parents
-    before children. ``around``: the CPUs that the parent gives, as text (cpuset only). ``foreign``: somebody else has
-    changed it since perphd did, so that the original is no longer the value to go back to. ``lra``: it is an LRA's.
+    ``files``: those of ``knob`` in its order; for a v1 cpuset then the ``cpuset.cpus`` of all descendants, parents
+    first. ``around``: the parent's CPUs as text (cpuset only). ``foreign``: another program has changed the value since
+    perphd did, so the original is not restored. ``lra``: the workload is an LRA.
     """
 
     workload: str
@@ -53,7 +54,7 @@ class KnobState:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A setting as read back and what it is to become."""
+    """A setting as read back, with its target."""
 
     state: KnobState
     target: Value
@@ -63,15 +64,15 @@ _make_write = maker(Write)
 
 
 class _Impossible(Exception):
-    """A wanted value that cannot be had here; the text is the reason."""
+    """A target that cannot be set here; the text is the reason."""
 
 
 class _Pinned(_Impossible):
-    """The operator's own setting leaves nothing of the wanted one."""
+    """The operator's own setting excludes all of the target."""
 
 
 def plan(wanted: Iterable[Wanted], skipped: Iterable[NotEnforceable] = (), reason: str = "") -> ChangeSet:
-    """The change set that leads to the wanted state; values that cannot be stated join ``skipped``."""
+    """The change set that leads to the wanted state; targets without a valid value are added to ``skipped``."""
     made: list[_Made] = []
     left_out = list(skipped)
     for item in wanted:
@@ -81,40 +82,9 @@ def plan(wanted: Iterable[Wanted], skipped: Iterable[NotEnforceable] = (), reaso
         except (ParseError, _Impossible) as exc:
             left_out.append(NotEnforceable(item.state.workload, item.state.knob.setting, str(exc)))
             if isinstance(exc, _Pinned) and not item.state.foreign:
-                writes = _plan_list(item.state, KEEP)  # what an earlier target took goes back
+                writes = _plan_list(item.state, KEEP)  # restore what an earlier target had changed
         made.append(_Made(item.state.knob.directory.count("/"), item.state.lra, writes))
     return ChangeSet(tuple(_ordered(made)), tuple(left_out), reason)
-
-
-def unless_stuck(
-    changes: ChangeSet, left_out: Iterable[NotEnforceable], lras: Container[str], stuck: Collection[str]
-) -> ChangeSet:
-    """CPUs of an LRA's own are a promise of two sides: without one of them the other is not kept either.
-
-    Nobody else gains CPUs while an LRA cannot be moved off those that it was given, and no LRA is narrowed while
-    somebody else cannot be confined: it would share what is left with them.
-
-    Args:
-        changes: a plan.
-        left_out: what cannot be set at all, of any workload.
-        lras: names of all LRAs.
-        stuck: those of them on CPUs or memory nodes that perphd gave them and cannot change now.
-    """
-    loose = [left for left in left_out if left.knob == "cpus" and left.workload not in lras]
-    waits_for = ", ".join(dict.fromkeys(stuck))
-    reasons: dict[Write, str] = {}
-    for write in changes.writes:
-        if write.knob not in LIST_SETTINGS:
-            continue
-        if stuck and write.stage is Stage.GROW and write.workload not in stuck:
-            reasons[write] = f"waits for {waits_for}: what was set there cannot be changed now"
-        elif loose and write.stage is Stage.SHRINK and write.workload in lras:
-            reasons[write] = f"not confined while {loose[0].workload} is not: {loose[0].reason}"
-    if not reasons:
-        return changes
-    told = dict.fromkeys(NotEnforceable(*write.key, why) for write, why in reasons.items())
-    kept = tuple(write for write in changes.writes if write not in reasons)
-    return ChangeSet(kept, (*changes.skipped, *told), changes.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +98,7 @@ _LOSE, _GAIN = (Stage.DEMOTE, Stage.SHRINK), (Stage.GROW, Stage.PROMOTE)
 
 
 def _ordered(made: Sequence[_Made]) -> Iterator[Write]:
-    """Batch loses, LRAs gain, batch gains, LRAs lose. What lies deeper is narrowed before what it lies in."""
+    """Batch loses, LRAs gain, batch gains, LRAs lose. Children are narrowed before their parents."""
     outer_first = sorted((item for item in made if item.writes), key=lambda item: item.depth)
     inner_first = sorted((item for item in made if item.writes), key=lambda item: -item.depth)
     for lra, stages in ((False, _LOSE), (True, _GAIN), (False, _GAIN), (True, _LOSE)):
@@ -143,7 +113,7 @@ def _write(state: KnobState, path: str, value: str, before: str, stage: Stage) -
 
 
 def _plan_limit(state: KnobState, target: Value) -> list[Write]:
-    """A limit or protection in one file."""
+    """Plan a limit or protection held in one file."""
     lead = state.files[0]
     if target is KEEP:
         text = lead.original
@@ -158,7 +128,7 @@ def _plan_limit(state: KnobState, target: Value) -> list[Write]:
 
 
 def _plan_lines(state: KnobState, target: Value) -> list[Write]:
-    """A weight, ceilings or latency targets by disk, in one file or (v1) one for each kind of ceiling."""
+    """Plan a weight, ceilings or latency targets by disk, in one file or (v1) one per kind of ceiling."""
     found = {file.path: _found(file) for file in state.files}
     texts = found if target is KEEP else encode(state.knob, target, found)
     writes: list[Write] = []
@@ -178,7 +148,7 @@ def _plan_lines(state: KnobState, target: Value) -> list[Write]:
 
 
 def _plan_freeze(state: KnobState, target: Value) -> list[Write]:
-    """Freeze at once, thaw last. What was found frozen is its operator's to thaw."""
+    """Plan freezing (first) and thawing (last). A group that was found frozen stays frozen."""
     lead = state.files[0]
     if target is True and not is_frozen(_found(lead)):
         text = encode(state.knob, True, {})[lead.path]
@@ -192,7 +162,10 @@ def _plan_freeze(state: KnobState, target: Value) -> list[Write]:
 
 
 def _plan_weight(state: KnobState, target: Value) -> list[Write]:
-    """Weight and idle: idle goes first, since it resets the weight. Never more than was found, but for a floor."""
+    """Plan weight and idle; idle is cleared first, since clearing resets the weight.
+
+    The weight never exceeds the original, except to grant a floor.
+    """
     weight, *rest = state.files
     idle = rest[0] if rest else None
     for_floor = isinstance(target, int) and target > DEFAULT_WEIGHT
@@ -209,7 +182,7 @@ def _plan_weight(state: KnobState, target: Value) -> list[Write]:
     is_idle = idle is not None and idle.now == "1"
     becomes_idle = is_idle if wanted_idle is None else wanted_idle == "1"
     if becomes_idle:
-        # While idle the weight cannot be written, and needs not: the kernel gives the group its own.
+        # The weight of an idle group cannot be written and has no effect.
         if is_idle or idle is None:
             return []
         return [_write(state, idle.path, "1", idle.now, Stage.DEMOTE)]
@@ -225,13 +198,13 @@ def _plan_weight(state: KnobState, target: Value) -> list[Write]:
 
 
 def _plan_list(state: KnobState, target: Value) -> list[Write]:
-    """The CPUs, or memory nodes, of a group; on v1 also of every group below it, whose own must lie within them."""
+    """Plan the CPUs or memory nodes of a group; on v1 also of its descendants, whose lists must lie within."""
     root = state.files[0]
     around = CpuSet.parse(state.around)
     if target is KEEP and all(file.original is None for file in state.files):
         return []
     if target is KEEP and root.original == "":
-        # No own CPUs originally. A populated group cannot go back to that; all CPUs of the parent are equal in effect.
+        # No list of its own originally. A populated group cannot return to that; the parent's whole list is equivalent.
         if root.now == "" or (around and around <= CpuSet.parse(root.now)):
             return []
         return [_write(state, root.path, "", root.now, Stage.GROW)]
@@ -254,7 +227,7 @@ def _plan_list(state: KnobState, target: Value) -> list[Write]:
 
     common = {path: now[path] & wanted[path] for path in order}
     if state.lra:
-        # It loses nothing before it has everything: first the old and the new CPUs, at the very end the new ones.
+        # An LRA first gets old and new CPUs together, and loses the old ones at the very end.
         move(order, {path: now[path] | wanted[path] for path in order}, Stage.GROW)
         move(reversed(order), wanted, Stage.SHRINK)
     elif all(common.values()):
@@ -262,14 +235,14 @@ def _plan_list(state: KnobState, target: Value) -> list[Write]:
         move(order, wanted, Stage.GROW)
     else:
         if len(order) > 1:
-            # Nothing in common: parents must hold the old and the new CPUs while their children move.
+            # Disjoint sets: parents must hold old and new CPUs while their children move.
             move(order, {path: now[path] | wanted[path] for path in order}, Stage.GROW)
         move(reversed(order), wanted, Stage.GROW)
     return writes
 
 
 def _wanted_list(state: KnobState, target: Value, around: CpuSet) -> dict[str, CpuSet]:
-    """CPUs by path: the target (or original) for the group, for those below as much of their original as fits."""
+    """CPUs by path: the target (or original) for the group, and as much of their originals as fits for descendants."""
     root, *below = state.files
     noun = "CPUs" if state.knob.setting == "cpus" else "memory nodes"
     if isinstance(target, CpuSet):
@@ -280,12 +253,12 @@ def _wanted_list(state: KnobState, target: Value, around: CpuSet) -> dict[str, C
             )
         cpus = attainable(state, cpus)
         if not cpus:
-            raise _Pinned(f"the operator pinned it to {_found_list(root)}, which does not meet {target}")
+            raise _Pinned(f"the operator pinned it to {_found_list(root)}, which shares none of {target}")
     else:
         cpus = _found_list(root)
         if (
             state.knob.version == 1
-        ):  # v1 takes nothing that is switched off: the rest goes back, and that when it is on
+        ):  # v1 refuses offline CPUs: restore those online now, and the rest when they return
             cpus = cpus & around or cpus
     wanted = {root.path: cpus}
     for file in below:
@@ -295,10 +268,10 @@ def _wanted_list(state: KnobState, target: Value, around: CpuSet) -> dict[str, C
 
 
 def attainable(state: KnobState, wanted: CpuSet) -> CpuSet:
-    """What of these CPUs the group may be given: those found on it (all, if it had none of its own); may be empty."""
+    """The part of these CPUs that the group may have: those of its original list, or any if it had none."""
     found, around = _found_list(state.files[0]), CpuSet.parse(state.around)
     cpus = wanted & found if found else wanted
-    # Within the parent's: what v2 does by itself, while v1 refuses CPUs that the parent lacks.
+    # v2 intersects with the parent's list by itself; v1 refuses CPUs that the parent lacks.
     return cpus & around if around and state.knob.version == 1 else cpus
 
 
@@ -308,7 +281,7 @@ def _found_list(file: FileState) -> CpuSet:
 
 
 def _found(file: FileState) -> str:
-    """What perphd found in this file."""
+    """The text that perphd found in this file."""
     return file.now if file.original is None else file.original
 
 

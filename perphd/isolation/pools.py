@@ -1,9 +1,8 @@
-"""Which workloads share a control group: none while there are CLOSIDs for all, else those most alike.
+"""Assigns workloads to control groups; the most similar ones share if there are too few CLOSIDs.
 
-Long-running applications come first: as long as others can be put together, each of them has a group of its own. An
-application never shares one with batch, which is narrowed for its sake. Batch that shares gets the strictest of its
-values, so that nobody who is protected from it loses anything; applications that share get the widest of theirs.
-Who shares a group already goes on sharing it rather than others.
+LRAs have priority: as long as batch jobs can share, each LRA has its own group. An LRA never shares with batch, which
+is restricted for its benefit. Sharing batch jobs get the strictest of their settings, so that no protected LRA loses
+anything; sharing LRAs get the widest of theirs. Existing sharing is kept where possible.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from rdt.schemata import is_cache
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What one workload is to have."""
+    """The schemata wanted for one workload."""
 
     schemata: Schemata
     lra: bool
@@ -27,7 +26,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A control group: its key, who is in it, and what it has."""
+    """A control group: its key, its members, and its schemata."""
 
     key: str
     names: tuple[str, ...]
@@ -41,11 +40,11 @@ class _Part:
 
 
 def assign(wanted: Mapping[str, Want], present: Mapping[str, frozenset[str]], room: int) -> tuple[Pool, ...]:
-    """At most ``room`` groups, but one for applications and one for batch at least.
+    """Assign workloads to at most ``room`` groups, but at least one for LRAs and one for batch.
 
     Args:
         wanted: by workload.
-        present: who is in which group now, by its key.
+        present: the members of each existing group, by its key.
         room: control groups that perphd may have.
     """
     home = {name: key for key, names in present.items() for name in names}
@@ -62,7 +61,7 @@ def assign(wanted: Mapping[str, Want], present: Mapping[str, frozenset[str]], ro
 
 
 def _alike(wanted: Mapping[str, Want], home: Mapping[str, str], excess: int) -> list[_Part]:
-    """Those that are to have the same together, as far as there are too many; batch first."""
+    """Combine workloads with equal schemata, only as many as are in excess, batch first."""
     classes: dict[Want, list[str]] = {}
     for name, want in wanted.items():
         classes.setdefault(want, []).append(name)
@@ -80,7 +79,7 @@ def _alike(wanted: Mapping[str, Want], home: Mapping[str, str], excess: int) -> 
 
 
 def _cost(one: _Part, other: _Part, home: Mapping[str, str]) -> tuple[bool, int, bool, int, tuple[str, ...]]:
-    """Batch before applications, those less unlike before others, together already before apart, small before large."""
+    """Sort key for mergers: batch before LRAs, then similar, already together, and small before large."""
     homes = {home.get(name, "") for name in (*one.names, *other.names)}
     apart = len(homes) > 1 or "" in homes
     names = tuple(sorted((*one.names, *other.names)))
@@ -88,7 +87,7 @@ def _cost(one: _Part, other: _Part, home: Mapping[str, str]) -> tuple[bool, int,
 
 
 def _distance(one: Schemata, other: Schemata) -> int:
-    """How unlike two schemata are: ways that differ, and tenths of the bandwidth."""
+    """Distance of two schemata: number of differing ways, plus bandwidth difference in units of 10 %."""
     total = 0
     for cell, value in one.cells():
         there = other.get(cell.resource, cell.domain)
@@ -99,7 +98,7 @@ def _distance(one: Schemata, other: Schemata) -> int:
 
 
 def _both(one: Want, other: Want) -> Schemata:
-    """The strictest of both for batch, the widest for applications."""
+    """The strictest of both for batch, the widest for LRAs."""
     if one.schemata == other.schemata:
         return one.schemata
     values: dict[str, dict[int, int]] = {}
@@ -118,13 +117,13 @@ def _merged(resource: str, here: int, there: int, lra: bool) -> int:
     if lra:
         union = here | there
         low = (union & -union).bit_length() - 1
-        return (1 << union.bit_length()) - (1 << low)  # masks have no holes
-    # Where two masks do not meet, their common part is empty, which no mask may be.
+        return (1 << union.bit_length()) - (1 << low)  # masks must be contiguous
+    # The intersection of disjoint masks is empty, which no mask may be.
     return here & there or min(here, there, key=lambda mask: (mask.bit_count(), mask))
 
 
 def _named(parts: list[_Part], present: Mapping[str, frozenset[str]]) -> tuple[Pool, ...]:
-    """A group stays with most of those who are in it; a new one has the name of a member."""
+    """Name the groups: each keeps the key under which most of its members are; new ones are named after a member."""
     found: dict[str, _Part] = {}
     for part in sorted(parts, key=lambda part: (-len(part.names), not _is_home(part, present), part.names)):
         inside = {key: len(names & set(part.names)) for key, names in present.items() if key not in found}
@@ -134,7 +133,7 @@ def _named(parts: list[_Part], present: Mapping[str, frozenset[str]]) -> tuple[P
 
 
 def _is_home(part: _Part, present: Mapping[str, frozenset[str]]) -> bool:
-    """True if one of them is in the group of its own name: nobody else is to have that."""
+    """True if a member is in the group of its own name, which then stays reserved for it."""
     return any(name in present.get(name, ()) for name in part.names)
 
 

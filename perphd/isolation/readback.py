@@ -1,4 +1,4 @@
-"""Reading settings back for one plan: each directory, and what surrounds it, is asked no more often than needed."""
+"""Reads settings back for one plan, with each directory and its parent read at most once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perphd.domain.errors import Gone
 from perphd.domain.quick import maker
 from perphd.host.cgroup.group import Cgroup, Knob, parent_list
 from perphd.host.fs import Identity, KernelFs, read_text
-from perphd.isolation.below import Below, look_below
+from perphd.isolation.descendants import DescendantList, descendant_lists
 from perphd.isolation.journal import Journal
 from perphd.isolation.planner import FileState
 
@@ -20,7 +20,7 @@ _make_file = maker(FileState)
 class ReadBack:
     """Reads knobs together with their journaled originals.
 
-    ``identities``: of every directory read since ``begin``, as it was then.
+    ``identities``: identity of every directory read since ``begin``.
     """
 
     def __init__(self, fs: KernelFs, journal: Journal) -> None:
@@ -30,21 +30,21 @@ class ReadBack:
         self.identities: dict[str, Identity] = {}
 
     def begin(self, cgroups: Iterable[str]) -> None:
-        """A new plan, about these cgroups: forget identities, surroundings, and other cgroups."""
+        """Start a new plan about these cgroups: drop cached identities, parents' lists and other cgroups."""
         kept = frozenset(cgroups)
         self._knobs = {place: knob for place, knob in self._knobs.items() if place[0] in kept}
         self.identities.clear()
         self.forget_around()
 
     def forget_around(self) -> None:
-        """What parents give may have changed: it is looked up anew."""
+        """Drop the cached parents' lists, which may have changed."""
         self._around.clear()
 
     def knob(self, group: Cgroup, setting: str) -> tuple[Knob, Identity, tuple[FileState, ...]] | str:
-        """A knob with what its files read, or why there is none. Which files there are is asked until one is gone.
+        """A knob with its files' texts, or why it does not exist. The set of files is cached until one is gone.
 
         Raises:
-            KernelError: they cannot be read; Gone if the group vanished meanwhile.
+            KernelError: the files cannot be read; Gone if the group vanished meanwhile.
         """
         place = (group.path, setting)
         if (known := self._knobs.get(place)) is not None:
@@ -58,27 +58,27 @@ class ReadBack:
         return knob, *self._files(knob)
 
     def _files(self, knob: Knob) -> tuple[Identity, tuple[FileState, ...]]:
-        # Asked once a plan: if another group comes to be there meanwhile, the write into it is refused.
+        # Read once per plan. If the directory is replaced meanwhile, the write into it is refused.
         if (identity := self.identities.get(knob.directory)) is None:
             identity = self.identities[knob.directory] = self._fs.identity(knob.directory)
         return identity, tuple([self.file(path, identity) for path in knob.paths])
 
     def file(self, path: str, identity: Identity, text: str | None = None) -> FileState:
-        """One file of a directory of this identity; ``text``: what it reads, if that is known already."""
+        """One file of a directory with this identity; ``text``: its content, if already known."""
         text = read_text(self._fs, path) if text is None else text
         original = self._journal.originals.get(path)
         known = original is not None and original.identity == identity
         return _make_file(path, text, original.text if original is not None and known else None)
 
-    def below(self, top: FileState) -> tuple[Below, ...]:
-        """The lists of the groups below this one's, parents first; see ``look_below``."""
-        found = look_below(self._fs, self._journal, top)
+    def below(self, top: FileState) -> tuple[DescendantList, ...]:
+        """The lists of the group's descendants, parents first; see ``descendant_lists``."""
+        found = descendant_lists(self._fs, self._journal, top)
         for item in found:
             self.identities[dirname(item.file.path)] = item.identity
         return found
 
     def around(self, directory: str, lead: str) -> str:
-        """``parent_list`` of this file, but asked once for all children of a parent."""
+        """``parent_list`` of this file, cached for all children of a parent."""
         key = f"{dirname(directory)}/{basename(lead)}"
         if key not in self._around:
             self._around[key] = parent_list(self._fs, lead)

@@ -1,6 +1,6 @@
-"""Reclaiming memory of a group by its ``memory.reclaim``: it changes no setting, takes its time, and may get less.
+"""Requests memory reclaim through ``memory.reclaim``, which changes no setting and may free less than asked.
 
-One request at a time, in a thread of its own: nothing else waits for it, and what it does needs no undoing.
+Handles one request at a time in a thread of its own. Nothing waits for it, and it needs no rollback.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Reclaimer:
 
     @property
     def is_busy(self) -> bool:
-        """True while a request is with the kernel."""
+        """True while the kernel works on a request."""
         return self._running is not None and not self._running.done()
 
     def submit(self, requests: Sequence[Write], identities: Mapping[str, Identity]) -> None:
-        """Begin, in the directories of these identities; nothing while an earlier request is with the kernel."""
+        """Start these requests in directories with these identities; ignored while an earlier one is running."""
         if not requests or self.is_busy:
             return
         if self._thread is None:
@@ -41,7 +41,7 @@ class Reclaimer:
             self._running = self._thread.submit(self._reclaim, requests, identities)
 
     def outcomes(self) -> list[tuple[Write, str]]:
-        """What became of requests since this was last asked, in words."""
+        """Outcomes of requests since the last call, as texts."""
         done, self._done = self._done, []
         return done
 
@@ -58,6 +58,6 @@ class Reclaimer:
             self._done.append((request, outcome))
 
     def close(self) -> None:
-        """End the thread; a request that is with the kernel is not waited for."""
+        """End the thread without waiting for a running request."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,10 +1,10 @@
-"""Give every file its original back: what stop, crash, kill -9 and ``perphd restore`` all end with.
+"""Restores every file's original value, from the journal alone: after stop, crash, kill -9, or by ``perphd restore``.
 
-Works from the journal alone, without the daemon. Each value is verified by reading it back. A value that is neither the
-original nor anything perphd wrote was set by somebody else and is left alone.
+Needs no daemon. Each value is verified by reading it back. A value that is neither the original nor one that perphd
+wrote was set by another program and is left alone.
 
-One exception to "byte-identical": a cgroup v2 ``cpuset.cpus`` that was empty cannot be emptied while processes are
-inside (ENOSPC). It gets all CPUs that its parent gives, which is equal in effect, and the report says so.
+One exception to byte identity: a cgroup v2 ``cpuset.cpus`` that was empty cannot be emptied while the cgroup has
+processes (ENOSPC). It gets all CPUs of its parent, which is equivalent, and the report says so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from posixpath import basename, dirname
 
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.errors import Denied, Gone, Invalid, KernelError, ParseError
+from perphd.domain.errors import Denied, Gone, Invalid, KernelError, ParseError, PerphError
 from perphd.host.cgroup import discover
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, RESCTRL_SETTINGS, same
@@ -32,12 +32,11 @@ from perphd.host.resctrl import (
 )
 from perphd.host.systemd_bus import BusctlBus, NoAnswer
 from perphd.host.systemd_fs import UNIT_DEVICE, Lasting, is_running_kernel, unit_files
-from perphd.isolation.below import is_untouched, look_below
+from perphd.isolation.descendants import descendant_lists, is_untouched
+from perphd.isolation.instances import InstanceRegister, open_originals
 from perphd.isolation.journal import FILE, Journal
-from perphd.isolation.journal_copy import COPY
-from perphd.isolation.journal_format import Original
+from perphd.isolation.journal_format import COPY, Original
 from perphd.isolation.planner import FileState
-from perphd.isolation.register import Register, open_originals
 from perphd.isolation.restore_report import FileReport, RestoreReport
 from perphd.isolation.value import is_free, is_original, is_own, is_what_is_left, put
 
@@ -55,26 +54,26 @@ def restore(
     units: bool = True,
     ignore_lock: bool = False,
 ) -> RestoreReport:
-    """Give back everything in this state directory's journal, and close what was given back in it. Idempotent.
+    """Restore everything in this state directory's journal and close what was restored. Idempotent.
 
     Args:
         fs: the kernel's files.
         state_dir: the directory of the journal.
-        force: also overwrite values that somebody else has set since.
-        boot_id: identity of this boot; read from the kernel if None.
-        but: names of workloads that keep what they have, if the perphd before ended with that purpose.
-        ignore_lock: remove resctrl groups although another program holds resctrl's lock. The kernel takes one change
-            after another, so nothing breaks in it; a program that reads several files under the lock may see half a
-            change.
-        units: whoever goes on from there asks systemd as well; False: what was set through it is kept for nobody.
+        force: also overwrite values that another program has set since.
+        boot_id: identity of this boot; None reads it from the kernel.
+        but: names of workloads that keep their settings if the previous perphd ended with ``Journal.keep``.
+        ignore_lock: remove resctrl groups although another program holds resctrl's lock. The kernel serialises changes,
+            so nothing breaks in it; a program that reads several files under the lock may see an inconsistent state.
+        units: True if the caller will ask systemd as well; False restores settings made through systemd for every
+            workload.
 
     Raises:
         JournalInUse: a live perphd holds the journal (its pid is named).
         PerphError: the journal cannot be read.
     """
-    register = Register() if is_running_kernel(fs) else None
+    register = InstanceRegister() if is_running_kernel(fs) else None
     if register is not None:
-        # busctl and not dbus-fast, tc and not pyroute2: this must work with what the distribution has.
+        # Command-line tools (busctl, tc) instead of libraries: this must work with the distribution's packages.
         hierarchies = discover(fs)
         fs = EgressFs(unit_files(fs, hierarchies, BusctlBus()), hierarchies, kernel=fs)
     if not any(Path(state_dir, name).exists() for name in (FILE, COPY)):
@@ -85,12 +84,10 @@ def restore(
             raise journal.unreadable
         try:
             kept = but if journal.take_kept() else ()
-        except (
-            KernelError
-        ):  # the mark cannot be taken off (a full disk): nothing is adopted, everything goes back
+        except KernelError:  # the mark cannot be removed (full disk), so restore everything
             kept = ()
-        # A resctrl group may hold workloads that are to keep nothing: it goes, and is made anew when it is wanted.
-        # What only systemd can take back is not left to a daemon that will not ask it.
+        # Remove resctrl groups even of kept workloads, since others may share them; they are recreated when wanted.
+        # Restore settings made through systemd if the caller will not ask systemd.
         originals = [
             entry
             for entry in journal.originals.values()
@@ -106,10 +103,39 @@ def restore(
         return _without_calibration(fs, replace(report, notes=notes), ignore_lock)
 
 
+def restore_each(
+    fs: KernelFs, state_dirs: Sequence[str], force: bool = False, ignore_lock: bool = False
+) -> RestoreReport:
+    """``restore`` of all these state directories, combined into one report.
+
+    A journal that is in use or unreadable counts as a failure among the others.
+
+    Raises:
+        PerphError: the only directory's journal is in use or unreadable.
+    """
+    if len(state_dirs) == 1:
+        return restore(fs, state_dirs[0], force, ignore_lock=ignore_lock)
+    reports: list[RestoreReport] = []
+    for state_dir in state_dirs:
+        try:
+            reports.append(restore(fs, state_dir, force, ignore_lock=ignore_lock))
+        except PerphError as exc:
+            failed = FileReport(str(Path(state_dir, FILE)), "", "journal", "", note=str(exc))
+            reports.append(RestoreReport(failed=(failed,), notes=(str(exc),)))
+    return RestoreReport(
+        tuple(file for report in reports for file in report.restored),
+        tuple(file for report in reports for file in report.already),
+        tuple(file for report in reports for file in report.gone),
+        tuple(file for report in reports for file in report.foreign),
+        tuple(file for report in reports for file in report.failed),
+        tuple(note for report in reports for note in report.notes),
+    )
+
+
 def _swept(
-    fs: KernelFs, register: Register | None, state_dir: str | Path, recorded: Iterable[str]
+    fs: KernelFs, register: InstanceRegister | None, state_dir: str | Path, recorded: Iterable[str]
 ) -> Sequence[str]:
-    """Take traffic classes away that are on nobody's record, as after a lost journal; sentences about problems."""
+    """Remove traffic classes that no journal records, as after a lost journal; returns messages about problems."""
     others = () if register is None else register.others(str(state_dir))
     everybodys = (*recorded, *(path for other in others for path in open_originals(other.state_dir)))
     if isinstance(fs, EgressFs) and not any(is_egress(path) for path in everybodys):
@@ -121,7 +147,7 @@ def _swept(
 
 
 def _without_calibration(fs: KernelFs, report: RestoreReport, ignore_lock: bool) -> RestoreReport:
-    """The report, after the group of a killed calibration is removed: no journal names that one."""
+    """Remove the group of a killed calibration, which no journal names, and add it to the report."""
     restored, failed, notes = [*report.restored], [*report.failed], [*report.notes]
     for path in left_by_calibration(fs):
         try:
@@ -137,7 +163,7 @@ def _without_calibration(fs: KernelFs, report: RestoreReport, ignore_lock: bool)
 
 
 def is_group_entry(entry: Original) -> bool:
-    """True for a resctrl group, for control or for monitoring: it is given back by removing it."""
+    """True for a resctrl group, which is restored by removing it."""
     return entry.knob in RESCTRL_SETTINGS or entry.knob == MONITORING_KNOB
 
 
@@ -148,7 +174,7 @@ def restore_journal(
     force: bool = False,
     ignore_lock: bool = False,
 ) -> RestoreReport:
-    """Give back these originals of an open journal and close them in it."""
+    """Restore these originals of an open journal and close them."""
     run = _Run(fs, journal, force, ignore_lock)
     run.give_back(originals)
     run.tidy_up()
@@ -156,7 +182,7 @@ def restore_journal(
     try:
         journal.close_out(report.path for report in run.settled())
     except KernelError as exc:
-        notes.append(f"the values are given back, but the journal could not be closed: {exc}")
+        notes.append(f"the values are restored, but the journal could not be updated: {exc}")
     return RestoreReport(
         tuple(run.restored),
         tuple(run.already),
@@ -168,14 +194,14 @@ def restore_journal(
 
 
 def _emptied_below(units: Sequence[Original], direct: Sequence[Original]) -> list[Original]:
-    """Lists without a value of their own, below a unit that is given back as well: they may get what it then has."""
+    """Lists inside a restored unit that were originally empty; their values depend on the unit's."""
     above = tuple({f"{dirname(entry.path)}/" for entry in units if basename(entry.path) in EMPTY_ALLOWED})
     lists = (entry for entry in direct if basename(entry.path) in EMPTY_ALLOWED and not entry.text)
     return [entry for entry in lists if entry.path.startswith(above)]
 
 
 class _Run:
-    """One pass over the originals, sorting every file into its list."""
+    """One pass over the originals; collects the outcome of every file."""
 
     def __init__(self, fs: KernelFs, journal: Journal, force: bool, ignore_lock: bool) -> None:
         self._fs, self._journal, self._force = fs, journal, force
@@ -189,10 +215,10 @@ class _Run:
         self._no_answer: NoAnswer | None = None
 
     def give_back(self, originals: Sequence[Original]) -> None:
-        """Give back in the reverse order of first writes, what goes through systemd after what is written directly.
+        """Restore in reverse order of first writes, direct writes before those through systemd.
 
-        A systemd that does not answer then keeps nothing waiting but its own units. It is waited for once in a run: the
-        rest of them fail at once and stay on record.
+        If systemd does not answer, only its own units are affected. The run waits for it once; its remaining units fail
+        at once and stay on record.
         """
         newest_first = sorted(originals, key=lambda entry: entry.sequence, reverse=True)
         for entry in [entry for entry in newest_first if is_group_entry(entry)]:
@@ -212,9 +238,9 @@ class _Run:
                 self._not_tried(entry, "it takes what the unit above it has, which is not given back")
 
     def _give_back_files(self, entries: Sequence[Original]) -> None:
-        """CPU sets and memory nodes come last and together.
+        """Restore files, CPU and memory-node lists last and together.
 
-        On v1 parents and children bind each other, in whatever order they were first written.
+        On v1 the lists of parents and children constrain each other, regardless of the order of first writes.
         """
         for entry in entries:
             if basename(entry.path) not in EMPTY_ALLOWED and (found := self._due(entry)) is not None:
@@ -223,14 +249,14 @@ class _Run:
             self._give_back_lists([entry for entry in entries if basename(entry.path) == name])
 
     def settled(self) -> list[FileReport]:
-        """What is to be closed in the journal."""
-        # A setting is closed as a whole: while its cpu.idle is not given back, its weight may yet be reset by that.
+        """The originals to close in the journal."""
+        # A knob is closed as a whole: restoring cpu.idle later would reset its weight again.
         unsettled = {(report.workload, report.knob) for report in (*self.failed, *self.foreign)}
         done = (*self.restored, *self.already, *self.gone)
         return [report for report in done if (report.workload, report.knob) not in unsettled]
 
     def tidy_up(self) -> None:
-        """Take away what only served a setting; where that is refused, it is told and the original stays on record."""
+        """Remove what only served a setting. On failure the original stays on record."""
         if not isinstance(self._fs, Lasting):
             return
         for report in self.settled():
@@ -242,7 +268,7 @@ class _Run:
                 self.notes.append(f"{report.path}: not given back: {why}")
 
     def _remove_group(self, entry: Original) -> None:
-        """A resctrl group that perphd made: its tasks fall to the default group, where they were."""
+        """Remove a resctrl group; the kernel moves its tasks back to the default group."""
         try:
             same_mount = self._fs.identity(dirname(entry.path)) == entry.identity
             if same_mount and remove_group(self._fs, entry.path, self._lock_wait_s):
@@ -255,7 +281,7 @@ class _Run:
         except Gone:
             self._add(self.gone, entry, note="resctrl is not mounted any more")
         except LockHeld as exc:
-            self._lock_wait_s = 0.0  # waited for once: the other groups are not kept waiting each
+            self._lock_wait_s = 0.0  # wait once, not for every group
             self._add(self.failed, entry, note=f"{exc}; {_IGNORE_LOCK}")
             self.notes.append(f"{entry.path}: not removed: {exc}; {_IGNORE_LOCK}")
         except KernelError as exc:
@@ -263,15 +289,15 @@ class _Run:
             self.notes.append(f"{entry.path}: not removed: {exc}")
 
     def _due(self, entry: Original) -> str | None:
-        """The file's present text if it is to be written, else None (and the file is in its list)."""
+        """The file's present text if it must be written; None if not, with the outcome recorded."""
         if entry.identity[0] == UNIT_DEVICE and not self._knows_units(entry):
-            note = "it was set through systemd, which is not asked here (isolation.units): perphd restore gives it back"
+            note = "it was set through systemd, which isolation.units forbids here: run perphd restore"
             self._add(self.failed, entry, note=note)
             self.notes.append(f"{entry.path}: not given back: {note}")
             return None
         try:
             if self._fs.identity(dirname(entry.path)) != entry.identity:
-                self._add(self.gone, entry, note="another cgroup has the same path now")
+                self._add(self.gone, entry, note="another cgroup now has this path")
                 return None
             raw = self._fs.read(entry.path)
         except Gone:
@@ -285,21 +311,21 @@ class _Run:
             self._add(self.already, entry, found, found)
             return None
         if not self._force and not self._is_own(entry, found):
-            note = f"set to {found!r} by somebody else, left alone (original: {entry.text!r})"
+            note = f"set to {found!r} by another program, left alone (original: {entry.text!r})"
             self._add(self.foreign, entry, found, found, note)
             self.notes.append(f"{entry.path}: {note}")
             return None
         return found
 
     def _knows_units(self, entry: Original) -> bool:
-        """False if these are the kernel's files alone: what is written there, or gone, systemd would set again."""
+        """False if this file system writes cgroup files directly, which systemd would overwrite."""
         try:
             return self._fs.identity(dirname(entry.path))[0] == UNIT_DEVICE
         except KernelError:
             return False
 
     def _is_waited_for_in_vain(self, entry: Original) -> bool:
-        """True of what only systemd could give back, once it has not answered in this run."""
+        """Fail an entry that needs systemd at once if systemd has not answered in this run."""
         if self._no_answer is None or entry.identity[0] != UNIT_DEVICE:
             return False
         self._not_tried(entry, f"systemd does not answer ({self._no_answer.path})")
@@ -314,7 +340,7 @@ class _Run:
             return
         try:
             if isinstance(self._fs, Lasting) and self._fs.give_back_absent(entry.path, entry.text):
-                note = "it does not run; systemd was told to start it with what it had"
+                note = "it does not run; systemd will start it with the original value"
                 self._add(self.restored, entry, now=entry.text, note=note)
                 return
         except KernelError as exc:
@@ -331,7 +357,7 @@ class _Run:
         if basename(entry.path) not in EMPTY_ALLOWED:
             return False
         around = parent_list(self._fs, entry.path)
-        if not entry.text:  # what an interrupted restore leaves where it could not empty the file
+        if not entry.text:  # left by an interrupted restore that could not empty the file
             return found == around
         is_v1 = not self._fs.exists(f"{entry.path}.effective")
         return is_v1 and any(is_what_is_left(text, found, around) for text in (entry.text, *intents))
@@ -340,7 +366,8 @@ class _Run:
         if self._is_waited_for_in_vain(entry):
             return
         try:
-            if not is_original(entry.path, entry.raw, self._fs.read(entry.path)):  # widening may have done it
+            # Widening may have restored it already.
+            if not is_original(entry.path, entry.raw, self._fs.read(entry.path)):
                 now = put(self._fs, entry.path, entry.raw, entry.identity)
             else:
                 now = entry.text
@@ -358,18 +385,19 @@ class _Run:
         if is_original(entry.path, entry.raw, f"{now}\n".encode()):
             self._add(self.restored, entry, found, now)
         elif is_free(self._fs, entry.path, entry.text, now):
-            note = (
-                f"equal in effect: a populated group cannot be emptied, it has all CPUs of its parent ({now})"
-            )
+            note = f"equivalent: the list of a populated group cannot be emptied, so it holds its parent's ({now})"
             self._add(self.restored, entry, found, now, note)
             self.notes.append(f"{entry.path}: {note}")
         else:
-            note = f"not given back: {entry.text!r} was written and {now!r} is read"
+            note = f"not restored: wrote {entry.text!r} and read back {now!r}"
             self._add(self.failed, entry, found, now, note)
             self.notes.append(f"{entry.path}: {note}")
 
     def _what_is_left(self, entry: Original, found: str) -> str:
-        """Cgroup v1 takes no CPU that is switched off: give back those that are on. Says so; empty: it was not that."""
+        """Restore only the CPUs that are online, because cgroup v1 refuses the others.
+
+        Returns a message; empty if offline CPUs were not the problem.
+        """
         if basename(entry.path) not in EMPTY_ALLOWED or not entry.text:
             return ""
         try:
@@ -381,12 +409,14 @@ class _Run:
                 put(self._fs, entry.path, f"{want & around}\n".encode(), entry.identity)
         except (KernelError, ParseError):
             return ""
-        return f"it has {want & around} of {want} now; the rest can be given back when {want - around} is there again"
+        return (
+            f"it has {want & around} of {want} now; run perphd restore again when {want - around} is online"
+        )
 
     def _give_back_lists(self, entries: Iterable[Original]) -> None:
-        """CPU sets, or memory nodes: from the top to old and new together, then from the bottom to the originals.
+        """Restore CPU or memory-node lists: widen to old and new from the top, then set originals from the bottom.
 
-        Those without an original value come last, from the top: what they get depends on their parents'.
+        Lists without an original value come last, from the top, because they depend on their parents'.
         """
         entries = list(entries)
         due = [(entry, found) for entry in entries if (found := self._due(entry)) is not None]
@@ -395,9 +425,9 @@ class _Run:
         valued = [(entry, found) for entry, found in due if entry.text]
         for entry, found in valued:
             if self._fs.exists(f"{entry.path}.effective"):
-                continue  # v2 lets a child name CPUs that its parent lacks: no need to widen
+                continue  # v2 accepts CPUs that the parent lacks, so widening is unnecessary
             self._widen(entry, found)
-        # From the bottom; of those at one depth the newest first: an LRA's own CPUs were confined last.
+        # Deepest first; at equal depth the newest first, because an LRA's CPUs were confined last.
         for entry, found in sorted(valued, key=lambda item: -item[0].path.count("/")):
             self._write(entry, found)
         for entry, found in due:
@@ -405,9 +435,9 @@ class _Run:
                 self._write(entry, found)
 
     def _copies_below(self, entries: Sequence[Original]) -> Iterator[tuple[Original, str]]:
-        """Lists of groups that were made below these while they were confined, as originals, with what they read.
+        """Yield descendants that copied a confined list, as originals with their present text.
 
-        Nothing needs to go on record for them: what is above stays there until they have theirs.
+        They need no record of their own, because their parent stays on record until they are restored.
         """
         left = {report.path for report in (*self.foreign, *self.failed, *self.gone)}
         known = {entry.path for entry in entries}
@@ -415,10 +445,10 @@ class _Run:
             directory, name = dirname(entry.path), basename(entry.path)
             is_below = f"{dirname(directory)}/{name}" in known
             if is_below or entry.path in left or self._fs.exists(f"{entry.path}.effective"):
-                continue  # v2: see ``below``
+                continue  # v2: new cgroups copy nothing
             with suppress(KernelError):
                 top = FileState(entry.path, read_text(self._fs, entry.path), entry.text)
-                for item in look_below(self._fs, self._journal, top):
+                for item in descendant_lists(self._fs, self._journal, top):
                     path, original = item.file.path, item.file.original or ""
                     if item.is_copy and not same(path, original, item.file.now):
                         raw = f"{original}\n".encode()
@@ -430,15 +460,15 @@ class _Run:
             have, want = CpuSet.parse(found), CpuSet.parse(entry.text)
             want = (
                 want & CpuSet.parse(parent_list(self._fs, entry.path)) or want
-            )  # what is switched off is refused
+            )  # the kernel refuses offline CPUs
             if want <= have:
                 return
             if str(have | want) != entry.text:
-                with suppress(KernelError):  # lost only if this restore is cut short here as well
+                with suppress(KernelError):  # matters only if this restore is interrupted too
                     self._journal.intend([(entry.path, str(have | want))])
             write_within(self._fs, entry.path, f"{have | want}\n".encode(), entry.identity)
         except (KernelError, ParseError):
-            return  # the write of the original itself will say what is wrong
+            return  # writing the original will report the problem
 
     def _add(
         self, where: list[FileReport], entry: Original, found: str = "", now: str = "", note: str = ""

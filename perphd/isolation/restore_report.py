@@ -1,4 +1,4 @@
-"""What came of giving back, file by file."""
+"""Report of a restore, file by file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """What came of one file. ``found``: its text before; ``now``: after; ``note``: a sentence, where one is due."""
+    """Outcome for one file. ``found``: its text before; ``now``: after; ``note``: an explanation if needed."""
 
     path: str
     workload: str
@@ -20,7 +20,7 @@ class FileReport:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What was given back. ``foreign``: set by somebody else since, left alone. ``notes``: sentences for people."""
+    """Result of a restore. ``foreign``: set by another program since, left alone. ``notes``: messages for people."""
 
     restored: tuple[FileReport, ...] = ()
     already: tuple[FileReport, ...] = ()
@@ -31,7 +31,7 @@ class RestoreReport:
 
     @property
     def complete(self) -> bool:
-        """True if nothing of perphd's is left in force."""
+        """True if nothing that perphd set is still in force."""
         return not self.failed
 
     def __bool__(self) -> bool:
@@ -42,7 +42,7 @@ class RestoreReport:
             (len(self.restored), "restored"),
             (len(self.already), "already as found"),
             (len(self.gone), "gone"),
-            (len(self.foreign), "set by others and left alone"),
+            (len(self.foreign), "set by other programs and left alone"),
             (len(self.failed), "NOT restored"),
         )
         said = [f"{count} {what}" for count, what in counts if count]

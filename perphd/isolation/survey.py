@@ -1,4 +1,4 @@
-"""What a plan is about: every wanted setting as read back, or why it is left alone."""
+"""Collects the input of a plan: every wanted setting as read back, or why it is left alone."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from perphd.host.cgroup.knobs import (
 )
 from perphd.host.fs import KernelFs, read_text
 from perphd.host.kubelet import Kubelet
-from perphd.isolation.below import Below
+from perphd.isolation.applied_state import AppliedState
 from perphd.isolation.ceilings import CEILINGS, Ceilings, read_use
+from perphd.isolation.descendants import DescendantList
 from perphd.isolation.planner import FileState, KnobState, Wanted, attainable
 from perphd.isolation.readback import ReadBack
 from perphd.isolation.reclaim import RECLAIM
 from perphd.isolation.refusals import Refusals
-from perphd.isolation.standing import Standing
-from perphd.isolation.watch import Watch
+from perphd.isolation.watch import ConflictWatch
 
 Refuse: TypeAlias = Callable[[str], str | None]
-"""cgroup path -> why its files must not be written directly (a systemd unit), or None."""
+"""Maps a cgroup path to the reason why its files must not be written directly (a systemd unit), or None."""
 BELOW_S = 60.0
-"""So often the groups below one that has its CPUs, or memory nodes, are looked at (cgroup v1): 45 us for each."""
+"""Interval between looks at the descendants of a confined cgroup (v1); each descendant costs 45 us."""
 _make_state, _make_wanted = maker(KnobState), maker(Wanted)
 
 
 class Survey:
-    """Looks at workloads for one plan after the other. Reads the kernel, never writes it.
+    """Surveys workloads for successive plans. Reads the kernel, never writes it.
 
-    ``planned``: the knobs of the plan at hand with their targets; ``limited``: those that are to come into force in
-    part only, with the reason; ``reclaims``: memory to be reclaimed; ``stuck``: LRAs on CPUs or memory nodes that
-    perphd gave them and cannot change now; ``exact``: workloads whose ceiling goes to its target in one step, because
-    somebody watches what comes of it; ``unrecorded``: lists below those of the plan (cgroup v1) that are not on
-    record, and are to be when these are written. ``refuse`` is asked for every workload that is to
-    be changed.
+    ``planned``: the plan's knobs with their targets. ``limited``: knobs that will be only partly in force, with the
+    reason. ``reclaims``: memory reclaim requests. ``stuck``: LRAs on CPUs or memory nodes assigned by perphd that
+    cannot be changed now. ``exact``: workloads whose ceiling reaches its target in one step, for a trial.
+    ``unrecorded``: descendants' lists (cgroup v1) to be recorded when their knobs are written.
+
+    ``refuse`` is called for every workload that is to be changed.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Survey:
         cgroups: Cgroups,
         hierarchies: Hierarchies,
         read: ReadBack,
-        watch: Watch,
-        standing: Standing,
+        watch: ConflictWatch,
+        applied: AppliedState,
         refusals: Refusals,
         refuse: Refuse | None,
         kubelet: Kubelet | None = None,
     ) -> None:
         self._fs, self._cgroups, self._hierarchies = fs, cgroups, hierarchies
-        self._read, self._watch, self._standing, self._refuse = read, watch, standing, refuse
+        self._read, self._watch, self._applied, self._refuse = read, watch, applied, refuse
         self._refusals, self._kubelet = refusals, kubelet
         self._claimed: set[str] = set()
         self._changed: set[tuple[str, str]] = set()
@@ -80,7 +80,7 @@ class Survey:
         self.limited: list[NotEnforceable] = []
         self.reclaims: list[Write] = []
         self.stuck: list[str] = []
-        self.unrecorded: dict[Key, tuple[Below, ...]] = {}
+        self.unrecorded: dict[Key, tuple[DescendantList, ...]] = {}
 
     def begin(
         self,
@@ -90,10 +90,10 @@ class Survey:
         held: Container[str] = (),
         thorough: bool = False,
     ) -> None:
-        """A new plan: ``claimed`` are the cgroups of all workloads, ``changed`` (directory, knob) of all originals.
+        """Start a new plan.
 
-        Of the workloads in ``held`` nothing is given back. ``thorough``: also groups below one that is as wanted are
-        looked at.
+        ``claimed``: cgroups of all workloads. ``changed``: (directory, knob) of all originals. ``held``: workloads of
+        which nothing is restored. ``thorough``: look at descendants even of groups that have their target.
         """
         self._held, self._thorough = held, thorough
         self._claimed, self._changed, self._now_s = set(claimed), set(changed), now_s
@@ -106,18 +106,18 @@ class Survey:
         self._read.begin(self._claimed)
 
     def forget(self, workload: str) -> None:
-        """The workload is off the list: its ceilings' steps are forgotten."""
+        """Forget the ceiling steps of a removed workload."""
         for setting in CEILINGS:
             self._ceilings.forget((workload, setting))
 
     def why_closed(self, group: Cgroup) -> str:
-        """Why nothing can be set on this group, or empty."""
+        """Why this cgroup cannot be changed; empty if it can."""
         if not group.exists():
-            return f"the cgroup {group.path} does not exist (yet)"
+            return f"the cgroup {group.path} does not exist"
         return (None if self._refuse is None else self._refuse(group.path)) or ""
 
     def look(self, spec: WorkloadSpec, target: Settings) -> list[Wanted | NotEnforceable]:
-        """The settings of this workload in its cgroup that are wanted, or that are to be given back."""
+        """The settings of this workload that are wanted or must be restored, with their state."""
         items: list[Wanted | NotEnforceable] = []
         active: list[str] = []
         directories: dict[str, str] = {}
@@ -129,13 +129,13 @@ class Survey:
             if getattr(target, setting) is not KEEP or (directory, setting) in self._changed:
                 active.append(setting)
             else:
-                self._standing.drop((spec.name, setting))
+                self._applied.drop((spec.name, setting))
         if not active:
             return items
         group = self._cgroups.group(spec.cgroup)
         if not group.exists():
             for setting in active:
-                self._standing.drop((spec.name, setting))
+                self._applied.drop((spec.name, setting))
             return items
         reason = None if self._refuse is None else self._refuse(spec.cgroup)
         for setting in active:
@@ -159,16 +159,16 @@ class Survey:
         return items
 
     def is_bound(self, spec: WorkloadSpec, setting: str) -> bool:
-        """True of CPUs and memory nodes of an LRA that perphd gave it."""
+        """True for CPUs and memory nodes that perphd assigned to an LRA."""
         return spec.kind is Kind.LRA and setting in LIST_SETTINGS and self._is_changed(spec, setting)
 
     def _is_changed(self, spec: WorkloadSpec, setting: str) -> bool:
-        """True if perphd has set this here and not given it back."""
+        """True if perphd has changed this setting and not restored it."""
         hierarchy = self._hierarchies.of(CONTROLLERS[setting])
         return hierarchy is not None and (hierarchy.path(spec.cgroup), setting) in self._changed
 
     def _one(self, spec: WorkloadSpec, group: Cgroup, setting: str, target: Value) -> Wanted | str:
-        """The setting as read back with its target, or why it is left alone (empty: no reason needs telling)."""
+        """The setting as read back with its target, or why it is left alone (empty: no reason to report)."""
         read = self._read.knob(group, setting)
         if isinstance(read, str):
             return read
@@ -176,11 +176,11 @@ class Survey:
         key = (spec.name, setting)
         if reason := self._why_not_now(setting, knob, target):
             for path in knob.paths:
-                self._watch.forget(path)  # what a device takes along that goes is nobody's interference
+                self._watch.forget(path)  # values lost with a removed device are not a conflict
             return reason
         around = self._read.around(knob.directory, knob.paths[0]) if setting in LIST_SETTINGS else ""
         self._watch.look(key, identity, files, around if knob.version == 1 else "")
-        self._standing.note(key, knob, files, around)
+        self._applied.note(key, knob, files, around)
         conflict = self._watch.yielded(key)
         if conflict is not None:
             return str(conflict)
@@ -189,10 +189,10 @@ class Survey:
             return ""
         if setting in PROTECTIONS and target is not KEEP:
             self._note_bound(key, knob, int(target))  # type: ignore[arg-type]
-        wanted = target  # of a ceiling every step towards it counts as one: its text is another at each tick
+        wanted = target  # all steps towards a ceiling count as one target, although their texts differ
         if setting in CEILINGS:
             if target is not KEEP and (refused := self._refusals.why_not(key, target, self._now_s)):
-                return refused  # no step on the way to what is refused
+                return refused  # make no step towards a refused target
             target = self._memory_target(key, knob, files[0], target)
         if setting in LIST_SETTINGS and isinstance(target, CpuSet) and self._kubelet is not None:
             if refused := self._kubelet.refusal(spec.cgroup, self._now_s):
@@ -217,17 +217,17 @@ class Survey:
         return _make_wanted(state, target)
 
     def _with_below(self, key: Key, state: KnobState, target: Value) -> KnobState:
-        """The state with the groups below, if something is to become of them.
+        """The state with the group's descendants, if any of them may need a write.
 
-        Where the group has what it is to have they are looked at now and then: one may have been made while that
-        changed, and have copied what was there before.
+        If the group has its target, descendants are checked only now and then: one may have been created during the
+        change and have copied the old list.
         """
         attained = _is_attained(state, target)
         if attained and not (self._below_due or self._thorough):
             return state
         below = self._read.below(state.files[0])
         if attained and not self._thorough and not any(item.behind for item in below):
-            return state  # whoever changes another one's list meanwhile is not overruled
+            return state  # do not overrule another program that changes a descendant's list meanwhile
         self.unrecorded[key] = tuple(item for item in below if not item.recorded)
         return replace(state, files=state.files + tuple(item.file for item in below))
 
@@ -237,7 +237,7 @@ class Survey:
         return self._fs.why_not_now(knob.paths[0])
 
     def _memory_target(self, key: Key, knob: Knob, file: FileState, target: Value) -> Value:
-        """The ceiling for now, on the way to this target."""
+        """The ceiling to set now on the way to this target."""
         if target is KEEP or target is NO_LIMIT or not isinstance(target, int):
             self._ceilings.forget(key)
             return target
@@ -263,19 +263,19 @@ class Survey:
         return aim.value
 
     def _without_kubelets(self, key: Key, wanted: CpuSet) -> CpuSet | str:
-        """What of these CPUs kubelet has not given to single containers; or why nothing is left."""
+        """These CPUs without those that the kubelet assigned exclusively; or why none is left."""
         assert self._kubelet is not None
         theirs = self._kubelet.cpu_manager(self._now_s).exclusive & wanted
         if not theirs:
             return wanted
-        reason = f"kubelet has given the CPUs {theirs} to single containers"
+        reason = f"the kubelet has assigned the CPUs {theirs} exclusively to containers"
         if not wanted - theirs:
             return reason
         self._limit(key, f"without {theirs}: {reason}")
         return wanted - theirs
 
     def _note_bound(self, key: Key, knob: Knob, wanted: int) -> None:
-        """A protection reaches no further than those of the groups above: theirs are not perphd's to set."""
+        """Report a protection that is capped by an ancestor's, which perphd may not set."""
         file, root = basename(knob.paths[0]), self._hierarchies.of("memory")
         directory = dirname(knob.directory)
         while root is not None and directory.startswith(f"{root.mount}/"):
@@ -294,7 +294,7 @@ class Survey:
 
 
 def _is_attained(state: KnobState, target: Value) -> bool:
-    """True if the group has the CPUs that it is to have, so that those below it need no look."""
+    """True if the group has its target CPUs, so that its descendants need no look."""
     try:
         return isinstance(target, CpuSet) and CpuSet.parse(state.files[0].now) == attainable(state, target)
     except ParseError:

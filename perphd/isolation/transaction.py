@@ -1,6 +1,6 @@
-"""One transaction: originals on disk, writes in order, each read back; at the first failure everything is undone.
+"""One transaction: record originals, write in order, read back each value, roll back at the first failure.
 
-Runs in a worker thread: it knows nothing of asyncio. It does not decide what to write.
+Synchronous; runs in a worker thread. Executes writes that others have planned.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, LIST_SETTINGS, same
 from perphd.host.fs import Identity, KernelFs, read_text
-from perphd.isolation.below import Below
+from perphd.isolation.descendants import DescendantList
 from perphd.isolation.journal import Journal, Taken
 from perphd.isolation.journal_format import Original
 from perphd.isolation.value import is_free, is_own, put
@@ -32,10 +32,11 @@ log = logging.getLogger("perphd")
 
 @dataclass
 class Result:
-    """What a transaction did. ``gone``: workloads that vanished meanwhile; ``at_fault``: the write that failed.
+    """Outcome of a transaction.
 
-    ``too_slow``: it failed by its deadline, before ``at_fault`` was begun.
-    ``texts``: what files that were written read afterwards, if nothing was written since that could have changed it.
+    ``gone``: workloads that vanished meanwhile. ``at_fault``: the write that failed. ``too_slow``: the deadline passed
+    before ``at_fault`` was started. ``texts``: content of written files read afterwards, unless a later write may have
+    changed it.
     """
 
     written: list[Write] = field(default_factory=list)
@@ -49,13 +50,12 @@ class Result:
 
 
 class Transaction:
-    """Applies writes. ``identities``: directory -> the identity it had when the writes were planned.
+    """Applies writes.
 
-    ``unrecorded``: lists of groups below those of the knobs, which go on record when those knobs are written, whether
-    they are written themselves or not.
-
-    ``deadline_s``: when the writes together take longer (``clock`` counts seconds), the rest is not begun and what was
-    done is undone; a single write that blocks in the kernel cannot be cut short, and the first is always begun.
+    ``identities``: identity of each directory when the writes were planned. ``unrecorded``: descendants' lists to be
+    recorded when their knobs are written. ``deadline_s``: total time in seconds of ``clock``; once it has passed,
+    remaining writes are not started and the done ones are rolled back. The first write is always started, and a write
+    blocked in the kernel cannot be interrupted.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Transaction:
         identities: Mapping[str, Identity],
         clock: Callable[[], float],
         deadline_s: float,
-        unrecorded: Mapping[Key, Sequence[Below]] = MappingProxyType({}),
+        unrecorded: Mapping[Key, Sequence[DescendantList]] = MappingProxyType({}),
     ) -> None:
         self._fs, self._journal, self._identities = fs, journal, identities
         self._clock, self._deadline_s = clock, deadline_s
@@ -76,7 +76,10 @@ class Transaction:
         self.result = Result()
 
     def run(self, writes: Sequence[Write]) -> Result:
-        """Do it; raises no KernelError, and no Exception once the first write is begun: that would leave half of it."""
+        """Execute the writes.
+
+        Raises no KernelError, and no Exception after the first write, since that would leave the rest half done.
+        """
         result = self.result
         try:
             self._record(writes)
@@ -104,23 +107,23 @@ class Transaction:
         return result
 
     def _at_fault(self, path: str, writes: Sequence[Write]) -> Write | None:
-        """Whose original this would have been: the others need not wait for it."""
+        """The write whose original could not be recorded; other writes need not wait for it."""
         below = {key for key, items in self._unrecorded.items() for item in items if item.file.path == path}
         return next((w for w in writes if w.path == path or w.key in below), None)
 
     def _try(self, write: Write) -> KernelError | None:
-        """Make one write; returns why it could not be made, if its group is still there."""
+        """Make one write; returns the failure, or None if it succeeded or the cgroup is gone."""
         try:
             self._one(write)
         except Exception as exc:
-            # Whatever it answered: of a group that has gone it was an answer about another one, or about none.
+            # If the cgroup is gone, the error refers to another cgroup or none: ignore it.
             if not isinstance(exc, KernelError) or not self._is_gone(write):
                 return as_failure(exc, write)
             self.result.gone.add(write.workload)
         return None
 
     def _is_gone(self, write: Write) -> bool:
-        """True if the cgroup is not there any more, or another one is; else "gone" was only this file's answer."""
+        """True if the cgroup is gone or was replaced; else only this file is missing."""
         directory = dirname(write.path)
         try:
             identity = self._fs.identity(directory)
@@ -131,15 +134,15 @@ class Transaction:
             return False
 
     def _record(self, writes: Sequence[Write]) -> None:
-        """Put on disk what is about to be changed for the first time, and what is about to be written."""
+        """Store originals of files written for the first time, and all intents, on disk."""
         originals: dict[str, Original] = {}
         intents: list[tuple[str, str]] = []
-        # Nothing is written meanwhile: one look at each parent, and at each directory, is enough.
+        # Nothing is written meanwhile, so each directory and parent is read once.
         around: dict[str, str] = {}
         checked: dict[str, Identity] = {}
         for key in dict.fromkeys(write.key for write in writes):
             for item in self._unrecorded.get(key, ()):
-                with suppress(KernelError):  # gone: if it is to be written, that is found out below
+                with suppress(KernelError):  # gone; if it was to be written, that is detected below
                     self._record_below(key, item, originals, intents)
         for write in writes:
             if write.workload in self.result.gone:
@@ -158,33 +161,33 @@ class Transaction:
             if write.path not in originals and (now := self._own_value(write)) is not None:
                 intents.append(
                     (write.path, now)
-                )  # the journal keeps only so many: it is not to lose this one
+                )  # refresh it, because the journal keeps a limited number of intents
             intents.append((write.path, write.value))
             if basename(write.path) in EMPTY_ALLOWED and "" in (write.value, write.before):
                 parent = dirname(dirname(write.path))
                 if parent not in around:
                     around[parent] = parent_list(self._fs, write.path)
-                intents.append((write.path, around[parent]))  # what put may have to do
-        # A workload that turned out to be gone midway keeps what was read of it: harmless, closed as gone by restore.
+                intents.append((write.path, around[parent]))  # put may fall back to this value
+        # Originals read from a workload that vanished midway are harmless; restore closes them as gone.
         self._journal.record(originals.values(), intents)
 
     def _record_below(
-        self, key: Key, item: Below, into: dict[str, Original], intents: list[tuple[str, str]]
+        self, key: Key, item: DescendantList, into: dict[str, Original], intents: list[tuple[str, str]]
     ) -> None:
-        """A list below goes on record: as it reads, or as that of the group above that it is a copy of.
+        """Record a descendant's list: its text, or its parent's original if it is a copy.
 
-        Whoever was there before the first write is known by that later, and is not taken for a copy.
+        Recording it now distinguishes it from copies made after the first write.
         """
         path, raw = item.file.path, self._fs.read(item.file.path)
         if self._fs.identity(dirname(path)) != item.identity:
             return
         if item.file.original is not None and same(path, item.file.now, raw.decode(errors="replace").strip()):
             raw = f"{item.file.original}\n".encode()
-            intents.append((path, item.file.now))  # it came from perphd's own value
+            intents.append((path, item.file.now))  # derived from perphd's own value
         into[path] = _make_original(path, raw, item.identity, key[1], key[0])
 
     def _own_value(self, write: Write) -> str | None:
-        """What is in force on the file, if that is perphd's: however many attempts at another value failed since."""
+        """The value of perphd's that is in force in the file; None if there is none."""
         values = self._journal.intents(write.path)
         for value in reversed(values):
             if same(write.path, value, write.before):
@@ -203,12 +206,12 @@ class Transaction:
         identity = self._fs.identity(directory)
         if identity != self._identities.get(directory, identity):
             raise Gone(
-                write.path, "write", errno.ESTALE, write.value, advice="another cgroup has this path now"
+                write.path, "write", errno.ESTALE, write.value, advice="another cgroup now has this path"
             )
         return identity
 
     def _followers(self, path: str) -> dict[str, tuple[str, ...]]:
-        """Files that the kernel changes by itself when this one is written, with the values it may choose."""
+        """Files that the kernel changes when this one is written, with the possible values."""
         known = self._follow.get(path)
         if known is None:
             candidates = FOLLOWERS.get(path.rpartition("/")[2])
@@ -221,15 +224,15 @@ class Transaction:
         return known
 
     def _one(self, write: Write) -> None:
-        # Looked at when it was recorded, and by the write itself; not by a file that may turn out to need no write.
+        # A line-based file may need no write, and then nothing else checks the directory's identity.
         identity = self._identities.get(dirname(write.path))
         if identity is None or lines.is_keyed(write.path):
             identity = self._check_identity(write, dirname(write.path))
         found = read_text(self._fs, write.path)
         if write.path not in self._led and not same(write.path, write.before, found):
-            detail = f"it reads {found!r} and no longer {write.before!r}"
+            detail = f"it reads {found!r} instead of {write.before!r}"
             raise Busy(
-                write.path, "write", errno.EAGAIN, write.value, detail, "planned anew at the next tick"
+                write.path, "write", errno.EAGAIN, write.value, detail, "planned again at the next tick"
             )
         followers = [(path, read_text(self._fs, path)) for path in self._followers(write.path)]
         self._before.append((write, [(write.path, found), *followers]))
@@ -240,7 +243,7 @@ class Transaction:
         if not same(write.path, write.value, now) and not is_free(self._fs, write.path, write.value, now):
             detail, advice = (
                 f"it reads {now!r} after the write",
-                "something else sets this file, or limits it",
+                "another program sets this file, or the kernel limits it",
             )
             raise Broken(write.path, "write", errno.EIO, write.value, detail, advice)
         self.result.written.append(write)
@@ -253,21 +256,19 @@ class Transaction:
             raise Broken(path, "write", errno.EINVAL, text, str(exc)) from exc
 
     def _undo(self) -> None:
-        """Put back what every touched file held, newest first; a failing one is left to the journal.
+        """Restore the previous text of every touched file, newest first; failures remain for the journal.
 
-        Needs no intents: what a file held is its original, or was written by perphd, or is somebody else's.
+        Needs no intents: the previous text is the original, a value that perphd wrote, or another program's.
         """
         self.result.texts.clear()
         written = set(self.result.written)
         stuck = ""
         for write, before in reversed(self._before):
             if self._is_gone(write):
-                continue  # what is there now was never changed
+                continue  # the replaced cgroup was never changed
             if write.knob in LIST_SETTINGS and stuck not in ("", write.workload):
-                # CPUs that one cannot give up are not shared out among others: LRAs are narrowed last, undone first.
-                told = (
-                    f"{write.path}: not undone, since {stuck} could not be: perphd restore will give it back"
-                )
+                # Do not share out CPUs that a workload could not give up: LRAs are narrowed last and rolled back first.
+                told = f"{write.path}: not rolled back, because {stuck} could not be: run perphd restore"
                 self.result.undo_problems.append(told)
                 continue
             try:
@@ -278,20 +279,20 @@ class Transaction:
                         self._put(path, text, self._identities.get(dirname(path)))
                 if write in written:
                     self.result.undone.append(write)
-            except Exception as exc:  # whatever it is, the others are to be undone
+            except Exception as exc:  # any failure: continue with the other writes
                 stuck = write.workload if write.knob in LIST_SETTINGS else stuck
                 why = as_failure(exc, write)
-                self.result.undo_problems.append(f"not undone, perphd restore will give it back: {why}")
+                self.result.undo_problems.append(f"rollback failed, run perphd restore to undo it: {why}")
 
     def _reads(self, path: str) -> str | None:
-        """What a file reads; None: it cannot be told, which does not mean that it cannot be written."""
+        """Content of a file; None if it cannot be read, although it may still be writable."""
         try:
             return read_text(self._fs, path)
         except KernelError:
             return None
 
     def _is_led_now(self, leader: str) -> bool:
-        """True while the leader (cpu.idle = 1) forbids writing its followers."""
+        """True while the leading file (cpu.idle = 1) forbids writing its followers."""
         return read_text(self._fs, leader) == "1"
 
 
@@ -301,16 +302,16 @@ def _too_slow(write: Write, deadline_s: float) -> Busy:
         "write",
         errno.ETIMEDOUT,
         write.value,
-        f"the transaction took longer than {deadline_s:g} s before this was begun",
-        "the kernel was slow to answer earlier writes; what they did is undone, and made again fewer at a time",
+        f"the transaction took longer than {deadline_s:g} s before this write was started",
+        "the kernel was slow: earlier writes are rolled back and repeated in smaller transactions",
     )
 
 
 def as_failure(exc: Exception, write: Write) -> KernelError:
-    """What a write ended with: the kernel's refusal, or an error that nobody expected, which is logged in full."""
+    """The failure of a write as a KernelError; unexpected exceptions are logged in full."""
     if isinstance(exc, KernelError):
         return exc
     log.error("%s: writing %r ended unexpectedly", write.path, write.value, exc_info=exc)
     detail = f"{type(exc).__name__}: {exc}"
-    advice = "perphd did not expect this; the log has where it comes from"
+    advice = "unexpected error in perphd; the log has the traceback"
     return Broken(write.path, "write", errno.EIO, write.value, detail, advice)

@@ -1,6 +1,6 @@
-"""One value of one kernel file: putting it there, and what a text that is read says about what was put.
+"""Writes one value of a kernel file and compares values read back.
 
-Needs neither journal nor daemon: what enforces and what gives back judge by the same words.
+Needs neither journal nor daemon, so enforcing and restoring use the same rules.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from perphd.host.fs import Identity, KernelFs, read_text, write_within
 
 
 def put(fs: KernelFs, path: str, data: bytes, identity: Identity | None = None) -> str:
-    """Write one value and return the text that is then read back. ``identity``: of the only directory it is meant for.
+    """Write one value and return the text read back. ``identity``: of the directory that must contain the file.
 
-    An empty value is written as an empty line where that means "no own value", and only there; if the kernel refuses it
-    because processes are inside, all CPUs of the parent are written instead. A file with a line a disk takes one write
-    for every disk that differs.
+    An empty value is written as an empty line where that means "no list of its own", and only there. If the kernel
+    refuses because the cgroup has processes, the parent's list is written instead. A file with one line per disk takes
+    one write for every disk that differs.
 
     Raises:
         KernelError: the kernel refused, or reading back failed.
@@ -57,28 +57,28 @@ def _put_lines(fs: KernelFs, path: str, text: str, identity: Identity | None) ->
 
 
 def is_original(path: str, original: bytes, raw: bytes) -> bool:
-    """True if the file reads as it was found; where it has a line a disk, their order says nothing."""
+    """True if the file reads as it was found; the order of per-disk lines is ignored."""
     if lines.is_keyed(path):
         return lines.equal(path, original.decode(errors="replace"), raw.decode(errors="replace"))
     return raw.rstrip(b"\n") == original.rstrip(b"\n")
 
 
 def is_free(fs: KernelFs, path: str, wanted: str, now: str) -> bool:
-    """True if ``now`` is all that the parent gives and "no own value" was wanted: equal in effect (see ``put``)."""
+    """True if ``now`` is the parent's whole list and no list was wanted, which is equivalent (see ``put``)."""
     if wanted or lines.is_keyed(path) or basename(path) not in EMPTY_ALLOWED:
         return False
     return bool(now) and now == parent_list(fs, path)
 
 
 def is_own(path: str, found: str, original: str, intents: Iterable[str]) -> bool:
-    """True if the file reads as perphd may have left it: an intent of it, or (a line a disk) some of each."""
+    """True if perphd may have left this text: one of its intents, or a mixture of them in a per-disk file."""
     if lines.is_keyed(path):
         return lines.is_mixture(path, found, (original, *intents))
     return any(same(path, value, found) for value in intents)
 
 
 def is_what_is_left(expected: str, now: str, around: str) -> bool:
-    """True if a list lost what is not there any more, and nothing else: CPUs that were switched off (cgroup v1)."""
+    """True if a list lost only CPUs or nodes that went offline (cgroup v1)."""
     if not around or not now:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The one thread that writes to the kernel: a write can block there, and the event loop must not."""
+"""Threads for kernel writes, which can block: one for files, one for resctrl groups."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 import errno
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from perphd.domain.errors import Busy
+from perphd.isolation.group_jobs import CacheResult
 
 _T = TypeVar("_T")
 
@@ -18,7 +19,7 @@ class Worker:
 
     Args:
         in_thread: False runs inline (simulated hosts).
-        patience_s: so long a caller waits for its work; what the kernel holds longer goes on by itself.
+        patience_s: how long a caller waits; work that takes longer continues in the background.
     """
 
     def __init__(self, in_thread: bool, patience_s: float) -> None:
@@ -28,13 +29,13 @@ class Worker:
 
     @property
     def is_busy(self) -> bool:
-        """True while work is being done, or is stuck in the kernel."""
+        """True while work is running or stuck in the kernel."""
         return self._running is not None
 
     async def run(self, work: Callable[[], _T]) -> _T | Busy:
-        """Run it in the thread; Busy if there is none, or if it, or an earlier one, does not come back in time.
+        """Run the work in the thread; returns Busy if no thread can start, or if this or earlier work is late.
 
-        Cancellation waits for the work: the kernel is not left halfway.
+        Cancellation waits for the work, so that the kernel is not left halfway.
         """
         if self._thread is None:
             return work()
@@ -42,7 +43,7 @@ class Worker:
             return _stuck()
         try:
             future = asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except RuntimeError as exc:  # no thread could be started: the work must not wait for one unseen
+        except RuntimeError as exc:  # no thread could be started; do not leave the work queued
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._thread = _thread()
             advice = "nothing was written; the limit on threads (TasksMax) may be reached"
@@ -64,7 +65,7 @@ class Worker:
         self._running = None
 
     def close(self) -> None:
-        """End the thread; work that is stuck is not waited for."""
+        """End the thread without waiting for stuck work."""
         if self._thread is not None:
             self._thread.shutdown(wait=False)
 
@@ -76,3 +77,57 @@ def _thread() -> ThreadPoolExecutor:
 def _stuck() -> Busy:
     advice = "the kernel has not answered an earlier write; nothing else is written until it does"
     return Busy("", "write", errno.ETIMEDOUT, advice=advice)
+
+
+PATIENCE_S: Final = 0.5
+"""Longest wait of a tick for group writes, which take milliseconds. Slower writes continue in the background."""
+_POLL_S: Final = 0.05
+
+
+class GroupWriter:
+    """Runs one set of group writes at a time.
+
+    Args:
+        in_thread: False runs inline (simulated hosts).
+    """
+
+    def __init__(self, in_thread: bool) -> None:
+        self._worker = Worker(in_thread, PATIENCE_S)
+        self._late: CacheResult | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """True while writes are being made."""
+        return self._worker.is_busy
+
+    async def run(self, work: Callable[[], CacheResult]) -> CacheResult | None:
+        """Run the work; None means that it continues and ``late`` returns its result."""
+
+        def kept() -> CacheResult:
+            self._late = work()
+            return self._late
+
+        done = await self._worker.run(kept)
+        if isinstance(done, Busy):
+            return None
+        self._late = None
+        return done
+
+    def late(self) -> CacheResult | None:
+        """The result of work that outlasted its caller's wait; returned once, else None."""
+        if self.is_busy:
+            return None
+        done, self._late = self._late, None
+        return done
+
+    async def idle(self, within_s: float) -> bool:
+        """Wait for writes to end; returns False if they have not."""
+        for _ in range(max(1, round(within_s / _POLL_S))):
+            if not self.is_busy:
+                return True
+            await asyncio.sleep(_POLL_S)
+        return not self.is_busy
+
+    def close(self) -> None:
+        """End the thread."""
+        self._worker.close()

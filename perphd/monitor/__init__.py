@@ -1,4 +1,4 @@
-"""Metric Monitor and Data Collector: kept-open kernel files and SLI sources -> Samples, and the store of all of it.
+"""Monitoring: kernel files and SLI sources become Samples, which the store keeps.
 
-Reads only, never writes to the kernel. Has no clock: time comes in with every call.
+Reads only, never writes to the kernel. It has no clock: every call gets the time.
 """

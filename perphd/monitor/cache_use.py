@@ -1,7 +1,8 @@
 """Cache occupancy and memory bandwidth of workloads, from the resctrl groups that count them.
 
-The files of all groups stay open (``rdt.Monitor``). A workload that moves to another group, or whose group gets many
-new threads, has no rate for that interval: the counters before and after are not of the same threads.
+The files of all groups stay open (``rdt.Monitor``). A workload that moves to another group, or whose group
+gets many new threads, has no rate for that interval, because the counters before and after cover different
+threads.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NO_DOMAIN: Final = Unavailable("no cache domain with this workload's counters i
 
 @dataclass(frozen=True, slots=True)
 class CacheReading:
-    """One workload's use of the last-level caches, summed and by domain."""
+    """One workload's use of the last-level caches, in total and by domain."""
 
     occupancy_bytes: Reading
     bandwidth_bytes_per_s: Reading
@@ -34,7 +35,7 @@ class CacheUse:
     """Reads the counters of all workloads at once; holds files open until ``close``.
 
     Args:
-        clock: monotonic seconds at the moment of reading; None: the time that ``read`` is given.
+        clock: monotonic seconds at the moment of reading; None: use the time passed to ``read``.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -56,11 +57,11 @@ class CacheUse:
 
     @property
     def open_fds(self) -> int:
-        """Descriptors held."""
+        """Number of open descriptors."""
         return 0 if self._monitor is None else self._monitor.open_files
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close all descriptors."""
         if self._monitor is not None:
             self._monitor.close()
         self._monitor = None
@@ -68,7 +69,7 @@ class CacheUse:
         self._counted = NOTHING_COUNTED
 
     def _follow(self, counted: CountedGroups) -> None:
-        """Open and close files so that exactly these groups are read."""
+        """Open and close files to read exactly these groups."""
         before, self._counted = self._counted, counted
         if counted is before:
             return
@@ -94,7 +95,7 @@ class CacheUse:
         return self._now_s if self._clock is None else self._clock()
 
     def _summed(self, reading: rdt.GroupReading) -> CacheReading:
-        """The sums over the domains that are online: no thread runs, and none holds cache, in the others."""
+        """Sums over online domains. In offline domains no thread runs and none occupies cache."""
         occupancy: Reading = 0.0
         bandwidth: Reading = 0.0
         domains: list[DomainUse] = []
@@ -116,7 +117,10 @@ class CacheUse:
         return self._plain(part, domain) if isinstance(part, rdt.Unavailable) else total + part
 
     def _plain(self, reading: rdt.Reading, domain: int | None = None) -> Reading:
-        """A reading of ours. The same reason is the same object: the store compares them at every sample."""
+        """Convert a reading of ``rdt``.
+
+        Equal reasons are the same object, because the store compares reasons at every sample.
+        """
         if not isinstance(reading, rdt.Unavailable):
             return float(reading)
         key = (reading.reason, domain)

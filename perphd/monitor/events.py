@@ -1,13 +1,14 @@
-"""Performance events of one workload -> MIPS, CPI, LLC misses per thousand instructions, stalls, context switches.
+"""Performance events of one workload: MIPS, CPI, LLC misses per thousand instructions, stalls, context
+switches.
 
-Counters are shared with whoever else counts on this host, so a group may run for a part of the interval only. How large
-that part is says the group's own task clock against the CPU time that the kernel has accounted to the workload:
+All users of this host share its counters, so a group may run for only part of the interval. Its share is the
+group's own task clock divided by the CPU time that the kernel accounted to the workload:
 
     share = task clock / usage          MIPS = instructions / task clock x usage
 
-Both are of this interval alone: what was not counted in one interval is never booked in another. The kernel's
-time_enabled and time_running are not used for this (see ``perphd.host.perf_events``). Where the task clock is no less
-than the usage (steal time and interrupts are in the one and not in the other), the counts are exact as they are.
+Both cover this interval alone: events missed in one interval are never added to another. The kernel's
+time_enabled and time_running are not used (see ``perphd.host.perf_events``). If the task clock is at least
+the usage (only one of them includes steal time and interrupts), the counts are exact and are not scaled.
 """
 
 from __future__ import annotations
@@ -19,28 +20,31 @@ from typing import Final
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import KernelError
 from perphd.domain.reading import Reading, Unavailable, available, fmap, ratio
-from perphd.host.perf_events import EventGroup, EventKind
+from perphd.host.perf_event_types import EventGroup, PerfEventKind
 from perphd.monitor.ladder import GROUP_SIZES, HARDWARE_ORDER, NO_PMU, EventLadder
 from perphd.monitor.meters import Readings
 from perphd.monitor.rates import Rate
 
 MIN_SHARE: Final = 0.5
-"""Below this share of the workload's CPU time a scaled count is more estimate than measurement."""
+"""Share of the workload's CPU time below which a scaled count is more estimate than measurement."""
 ALL_SHARE: Final = 0.9
-"""From this share on, CPUs without counters cannot spoil a count."""
+"""Share of the workload's CPU time from which CPUs without counters no longer matter."""
 SKEW_S: Final = 0.01
-"""CPU time that may be in the usage and not in the task clock, as one is read after the other: a scheduler's tick."""
+"""CPU time in seconds by which the usage may exceed the task clock, which is read at another moment.
+
+It is one scheduler tick.
+"""
 STARVED_SAMPLES: Final = 3
-"""Samples in a row in which the counters ran for too little, until fewer events are opened."""
+"""Consecutive samples with too little counting time after which fewer events are opened."""
 
 FIRST_RETRY_S: Final = 2.0
 LONGEST_RETRY_S: Final = 60.0
-"""Time until a refusal that is not about events is asked about again; doubles."""
+"""Shortest and longest time until opening is retried after a refusal that is not about events; it doubles."""
 FIRST_RISE_S: Final = 60.0
 LONGEST_RISE_S: Final = 960.0
-"""Time until more events are tried after counters were short; doubles while they still are."""
+"""Shortest and longest time until more events are tried after a shortage of counters; it doubles."""
 NEXT_RISE_S: Final = 10.0
-"""The same after more events were tried and did run."""
+"""Time until more events are tried after a larger group ran."""
 
 EVENT_FIELDS: Final = (
     "context_switches_per_s",
@@ -53,16 +57,16 @@ EVENT_FIELDS: Final = (
 
 NOT_USED: Final = Unavailable("performance events are not used")
 NOT_FOR_BATCH: Final = Unavailable("without a performance monitoring unit, events are counted for LRAs only")
-"""Software events alone tell nothing of batch that anybody decides by, and each costs at every switch of its tasks."""
+"""Reason for batch without a PMU: nothing uses its software events, which cost time at every task switch."""
 DID_NOT_RUN: Final = Unavailable(
     "the counters did not run in this interval: other users hold them (a profiler, pinned events, the NMI watchdog)"
 )
-TOO_BRIEF: Final = Unavailable("it ran for less time in this interval than can be counted")
+TOO_BRIEF: Final = Unavailable("it ran too briefly in this interval to be counted")
 NO_CLOCK: Final = Unavailable("the group has no task clock")
 LEFT_OUT: Final = Unavailable("left out for a while: other users hold too many counters")
 
 Online = Callable[[], CpuSet]
-"""Asks which CPUs are online in this tick."""
+"""Returns the CPUs that are online in this tick."""
 
 
 class EventMeter:
@@ -84,16 +88,17 @@ class EventMeter:
         self._forget_counts()
 
     def _forget_counts(self) -> None:
-        self._rates = {kind: Rate() for kind in EventKind}
-        self._counts: Mapping[EventKind, Reading] = {}
+        self._rates = {kind: Rate() for kind in PerfEventKind}
+        self._counts: Mapping[PerfEventKind, Reading] = {}
         self._at_s = -math.inf
         self._held: Readings | None = None
         self._lags = False
 
     def take(self, now_s: float, out: Readings, online: Online) -> bool:
-        """Put the readings of ``EVENT_FIELDS`` into ``out`` (and the CPU usage, where no file gave it).
+        """Put the readings of ``EVENT_FIELDS`` into ``out``, and the CPU usage if no file provided it.
 
-        True if the counters ran for less than the accepted share of the workload's CPU time, or not on all CPUs.
+        Returns True if the counters ran for less than the accepted share of the workload's CPU time, or not
+        on all CPUs.
         """
         if self._group is None:
             self._open(now_s)
@@ -110,14 +115,14 @@ class EventMeter:
             out.update(self._missing)
             return False
         if group.lost_cpus and group.lost_cpus & online():
-            # What ran there was not counted; from now on it is.
+            # Work on that CPU was not counted; reopening the group includes it.
             self._replace(now_s)
             return True
         if _cpu_time_s(out, interval_s) > SKEW_S:
             with_stalls = sum(kind.is_hardware for kind in group.events) > GROUP_SIZES[1]
             short = flagged or (with_stalls and self._share < ALL_SHARE)
             if not short and self._starved and self._rise_at_s < math.inf:
-                # The group itself did not change: somebody has given counters back.
+                # The group is unchanged, so another user has released counters.
                 self._rise_at_s = min(self._rise_at_s, now_s + NEXT_RISE_S)
             self._starved = self._starved + 1 if short else 0
             if self._starved >= STARVED_SAMPLES:
@@ -128,7 +133,7 @@ class EventMeter:
         return flagged
 
     def look_over(self) -> None:
-        """After the next sample, open what was left out: events that were refused, or for which counters were short."""
+        """Request that refused or omitted events are tried again after the next sample."""
         self._look = True
 
     def _grow(self, group: EventGroup, now_s: float) -> None:
@@ -157,7 +162,7 @@ class EventMeter:
             self._retry_s = min(2.0 * self._retry_s, LONGEST_RETRY_S)
             return
         if self._group is None:
-            why = self._ladder.why(EventKind.INSTRUCTIONS)
+            why = self._ladder.why(PerfEventKind.INSTRUCTIONS)
             reason = NO_PMU if why is None else why
             self._missing = {**dict.fromkeys(EVENT_FIELDS, reason), "context_switches_per_s": NOT_FOR_BATCH}
             self._retry_s = min(2.0 * self._retry_s, LONGEST_RETRY_S)
@@ -165,7 +170,7 @@ class EventMeter:
             self._retry_s = FIRST_RETRY_S
 
     def _replace(self, now_s: float) -> None:
-        """Go on with a new group, from this moment: no interval is lost. The old one stays if none can be opened."""
+        """Switch to a new group without losing an interval. The old one stays if none can be opened."""
         old = self._group
         if old is None or self._ladder is None:
             return
@@ -184,7 +189,7 @@ class EventMeter:
                 self._rates[kind].update(count, now_s)
 
     def _shed(self, group: EventGroup, now_s: float) -> None:
-        """Counters are short: open fewer events, and more again after a while."""
+        """Open fewer events because counters are short, and schedule another try of more."""
         counted = sum(kind.is_hardware for kind in group.events)
         smaller = [size for size in GROUP_SIZES if size < counted]
         if not smaller:
@@ -201,7 +206,7 @@ class EventMeter:
         counts = group.read()
         idle = _cpu_time_s(out, now_s - self._at_s) <= SKEW_S
         if counts is self._counts and now_s > self._at_s and idle:
-            if self._held is not None:  # nothing has moved for the second time: as the last time
+            if self._held is not None:  # unchanged for the second time: repeat the last readings
                 self._at_s, self._lags = now_s, True
                 out.update(self._held)
                 if isinstance(out.get("cpu_usage_cores"), Unavailable):
@@ -214,20 +219,21 @@ class EventMeter:
                 self._update(group, self._counts, self._at_s, {})
             flagged = self._update(group, counts, now_s, out)
             self._held, self._lags = None, False
-        # Where no time has passed, growth belongs to the next interval: what comes then is not the same yet.
+        # Without elapsed time, growth belongs to the next interval, so the next content must not count as
+        # unchanged.
         self._counts = counts if now_s > self._at_s else {}
         self._at_s = now_s
         return flagged
 
     def _update(
-        self, group: EventGroup, counts: Mapping[EventKind, Reading], now_s: float, out: Readings
+        self, group: EventGroup, counts: Mapping[PerfEventKind, Reading], now_s: float, out: Readings
     ) -> bool:
         interval_s = now_s - self._at_s
         grown = {
             kind: count if isinstance(count, Unavailable) else self._rates[kind].update(count, now_s)
             for kind, count in counts.items()
         }
-        clock_cores = fmap(_seconds, grown.get(EventKind.TASK_CLOCK_NS, NO_CLOCK))
+        clock_cores = fmap(_seconds, grown.get(PerfEventKind.TASK_CLOCK_NS, NO_CLOCK))
         usage_cores = out.get("cpu_usage_cores", NOT_USED)
         scale, self._share = relate(clock_cores, usage_cores, interval_s, bool(group.starved_cpus))
         if isinstance(scale, Unavailable):
@@ -235,22 +241,22 @@ class EventMeter:
             factor = 1.0
         else:
             factor = scale
-        instructions = self._of(grown, EventKind.INSTRUCTIONS)
-        cycles = self._of(grown, EventKind.CYCLES)
-        misses = ratio(self._of(grown, EventKind.LLC_MISSES), instructions, "misses per instruction")
+        instructions = self._of(grown, PerfEventKind.INSTRUCTIONS)
+        cycles = self._of(grown, PerfEventKind.CYCLES)
+        misses = ratio(self._of(grown, PerfEventKind.LLC_MISSES), instructions, "misses per instruction")
         out["mips"] = fmap(lambda rate: rate * factor / 1e6, instructions)
         out["cpi"] = ratio(cycles, instructions, "cycles per instruction")
         out["llc_mpki"] = fmap(_thousands, misses)
         for field, kind in _STALLS:
             out[field] = ratio(self._of(grown, kind), cycles, "stalls per cycle")
-        switches = self._of(grown, EventKind.CONTEXT_SWITCHES)
+        switches = self._of(grown, PerfEventKind.CONTEXT_SWITCHES)
         out["context_switches_per_s"] = fmap(lambda rate: rate * factor, switches)
         if isinstance(usage_cores, Unavailable) and "cpu_usage_cores" in out:
             out["cpu_usage_cores"] = clock_cores
         return self._share < MIN_SHARE or (self._share < ALL_SHARE and bool(group.starved_cpus))
 
-    def _of(self, grown: Mapping[EventKind, Reading], kind: EventKind) -> Reading:
-        """What was counted of this event, or why it is not counted."""
+    def _of(self, grown: Mapping[PerfEventKind, Reading], kind: PerfEventKind) -> Reading:
+        """The growth of this event, or the reason why it is not counted."""
         found = grown.get(kind)
         if found is not None:
             return found
@@ -259,38 +265,38 @@ class EventMeter:
 
     @property
     def fds(self) -> int:
-        """Descriptors held."""
+        """Number of open descriptors."""
         return 0 if self._group is None else self._group.fds
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close all descriptors."""
         if self._group is not None:
             self._group.close()
             self._group = None
 
 
 _STALLS: Final = (
-    ("backend_stall_ratio", EventKind.STALL_BACKEND),
-    ("memory_stall_ratio", EventKind.STALL_MEMORY),
+    ("backend_stall_ratio", PerfEventKind.STALL_BACKEND),
+    ("memory_stall_ratio", PerfEventKind.STALL_MEMORY),
 )
 
 
 def relate(
     clock_cores: Reading, usage_cores: Reading, interval_s: float, starved: bool
 ) -> tuple[Reading, float]:
-    """By what factor counts are to be multiplied, and the share (0..1) of the workload's CPU time that they cover.
+    """The factor for scaling counts, and the share (0..1) of the workload's CPU time that they cover.
 
     Args:
-        clock_cores: the group's task clock over the interval.
-        usage_cores: CPU time that the kernel accounted to the workload over the same interval.
-        interval_s: its length.
-        starved: the group itself says that it missed most of the time on some CPU.
+        clock_cores: the group's task clock over the interval, in CPUs.
+        usage_cores: CPU time that the kernel accounted to the workload over the same interval, in CPUs.
+        interval_s: length of the interval.
+        starved: the group reports that it missed most of the time on some CPU.
 
     Returns:
-        The factor is Unavailable where nothing was counted although the workload ran.
+        The factor is Unavailable if nothing was counted although the workload ran.
     """
     if isinstance(clock_cores, Unavailable):
-        # Without a clock only the group itself can tell; a first reading has no rates anyway.
+        # Without a clock only the group itself can report starvation; a first reading has no rates anyway.
         return 1.0, 0.0 if starved and clock_cores is NO_CLOCK else 1.0
     if isinstance(usage_cores, Unavailable):
         if starved and clock_cores <= 0.0:
@@ -308,7 +314,7 @@ def relate(
 
 
 def _cpu_time_s(readings: Readings, interval_s: float) -> float:
-    """CPU time of the interval, as far as the usage is known."""
+    """CPU time of the interval; 0 if the usage is unknown."""
     usage_cores = readings.get("cpu_usage_cores")
     if usage_cores is None or isinstance(usage_cores, Unavailable) or not math.isfinite(interval_s):
         return 0.0

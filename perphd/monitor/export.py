@@ -1,4 +1,4 @@
-"""Whole tables of the store as CSV, JSON lines or Parquet, streamed: a month of samples never is in memory at once."""
+"""Export of whole store tables as CSV, JSON lines or Parquet, streamed in batches to bound memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Rows: TypeAlias = Sequence[tuple[Cell, ...]]
 
 
 def export(db_path: str | Path, table: str, out_path: str | Path, fmt: str) -> int:
-    """Write one table to a file, as of one moment; the file appears under its name only when it is whole.
+    """Write one table to a file, as of one moment; the file appears only when it is complete.
 
     Missing readings are empty fields (CSV) or nulls (JSON lines, Parquet).
 
@@ -31,13 +31,14 @@ def export(db_path: str | Path, table: str, out_path: str | Path, fmt: str) -> i
         db_path: the store's file.
         table: one of ``schema.TABLES``.
         out_path: replaced if it exists.
-        fmt: ``csv``, ``jsonl`` (a JSON object a line) or ``parquet``.
+        fmt: ``csv``, ``jsonl`` (one JSON object per line) or ``parquet``.
 
     Returns:
-        Rows written.
+        Number of rows written.
 
     Raises:
-        QueryError: unknown table or format, no store, pyarrow is not installed, the file cannot be written.
+        QueryError: unknown table or format, no store, pyarrow is not installed, or the file cannot be
+            written.
     """
     _check((table,), fmt)
     part = f"{out_path}.part"
@@ -46,7 +47,7 @@ def export(db_path: str | Path, table: str, out_path: str | Path, fmt: str) -> i
     try:
         types, batches = _select(connection, table, None)
         with open(part, "wb") as file:
-            writer = _writer(fmt, file, types)
+            writer = table_writer(fmt, file, types)
             for batch in batches:
                 writer.write(batch)
                 rows += len(batch)
@@ -74,18 +75,18 @@ def export_parts(
 
     Args:
         db_path: the store's file.
-        tables: of ``schema.TABLES``.
-        attempt: gets the parts; their source is the table's name.
-        fmt: one of ``FORMATS``; each part is whole by itself.
-        window: rows from the first until before the second of these seconds since the epoch; None: all.
-        part_bytes: a table continues in another part where one has reached this size.
+        tables: names of ``schema.TABLES``.
+        attempt: receives the parts; their source is the table's name.
+        fmt: one of ``FORMATS``; each part is a complete file.
+        window: start (inclusive) and end (exclusive) of the rows, in seconds since the epoch; None: all rows.
+        part_bytes: size from which a table continues in another part.
 
     Returns:
-        Rows written.
+        Number of rows written.
 
     Raises:
-        QueryError: as of ``export``.
-        DatasetError: the store of datasets refuses.
+        QueryError: as for ``export``.
+        DatasetError: the dataset's store refuses.
     """
     _check(tables, fmt)
     connection = open_read_only(db_path)
@@ -107,7 +108,7 @@ def export_parts(
 
 
 class _PartOfTable:
-    """As many batches as one part takes. ``left``: the first batch of the next part, None at the end."""
+    """One part of a table: as many batches as fit. ``left``: first batch of the next part, None at the end."""
 
     def __init__(
         self, fmt: str, types: dict[str, str], first: Rows, batches: Iterator[Rows], part_bytes: int
@@ -118,7 +119,7 @@ class _PartOfTable:
     def write(self, file: PartFile) -> int:
         rows = 0
         out = cast("BinaryIO", file)
-        writer = _writer(self._fmt, out, self._types)
+        writer = table_writer(self._fmt, out, self._types)
         while self.left is not None and (rows == 0 or file.bytes_written < self._most):
             writer.write(self.left)
             rows += len(self.left)
@@ -138,21 +139,28 @@ def _check(tables: Sequence[str], fmt: str) -> None:
 def _select(
     connection: sqlite3.Connection, table: str, window: tuple[float, float] | None
 ) -> tuple[dict[str, str], Iterator[Rows]]:
-    """Columns with their types, and the rows in batches. One SELECT is one snapshot, whatever the daemon writes."""
+    """Columns with their types, and the rows in batches.
+
+    The rows are a snapshot, which later writes do not affect.
+    """
     types = {str(row[1]): str(row[2]) for row in connection.execute(f"PRAGMA table_info({table})")}
     where = "" if window is None else " WHERE wall_s >= ? AND wall_s < ?"
     cursor = connection.execute(f"SELECT * FROM {table}{where} ORDER BY rowid", window or ())
     return types, iter(lambda: cursor.fetchmany(_BATCH_ROWS) or None, None)
 
 
-class _Writer(Protocol):
-    def write(self, batch: Rows) -> None: ...
+class TableWriter(Protocol):
+    """A table that is being written to a file."""
+
+    def write(self, batch: Rows) -> None:
+        """Append these rows."""
 
     def close(self) -> None:
-        """Write what is held back; the file below stays open."""
+        """Write buffered data; the underlying file stays open."""
 
 
-def _writer(fmt: str, file: BinaryIO, types: dict[str, str]) -> _Writer:
+def table_writer(fmt: str, file: BinaryIO, types: dict[str, str]) -> TableWriter:
+    """A writer of one of ``FORMATS``; ``types``: of the columns, in SQL's words."""
     return _WRITERS[fmt](file, types)
 
 
@@ -182,13 +190,13 @@ class _JsonLines:
         self._file.write("".join(lines).encode())
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Nothing is buffered."""
 
 
 class _Parquet:
     def __init__(self, file: BinaryIO, types: dict[str, str]) -> None:
         try:
-            instead = "; csv and jsonl need nothing"
+            instead = "; csv and jsonl work without it"
             self._pa, parquet = pyarrow("", "Parquet", instead), pyarrow("parquet", "Parquet", instead)
         except DatasetError as exc:
             raise QueryError(str(exc)) from exc

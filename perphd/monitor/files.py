@@ -1,9 +1,9 @@
-"""The kernel files of one workload, kept open: which hierarchy gives which reading on v2, v1 and hybrid hosts.
+"""The kernel files of one workload, kept open, on cgroup v1, v2 and hybrid hosts.
 
-A file that is missing makes its readings Unavailable with the reason; the others go on.
+If a file is missing, its readings are Unavailable with the reason; the others are unaffected.
 
-An LRA's files are all read at every sample. Of batch, of which there is more, those are that tell what it uses and
-whether it waits for CPU; the others as ``Pace`` says.
+All files of an LRA are read at every sample. Batch workloads are more numerous: of their files, those about
+resource use and waiting for CPU are read at every sample, the others as ``Pace`` says.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from perphd.monitor.meters import (
 )
 
 Identity: TypeAlias = Mapping[str, tuple[int, int]]
-"""(device, inode) of a workload's directory by mount point, for every hierarchy that it lies in."""
+"""(device, inode) of a workload's directory by mount point, for every hierarchy that contains it."""
 
 _CONTROLLERS = ("cpu", "cpuacct", "memory", "io", "pids", "perf_event")
 
 BATCH_LOOK_EVERY: Final = 5
-"""Samples of batch from one reading of what is not read at each to the next."""
+"""Batch samples from one reading to the next of files that are not read at every sample."""
 NAP_CORES: Final = 0.001
 NAP_PCT: Final = 1.0
-"""Batch that uses less CPU, waits for it in a smaller part of the time, and has as much memory as before, naps."""
+"""Bounds of CPU use (cores) and of waiting for CPU (%) below which batch naps, if its memory is unchanged."""
 
 
 class Pace(Enum):
-    """When a file of batch is read: at least every ``BATCH_LOOK_EVERY`` samples.
+    """When a file of batch is read, at the latest every ``BATCH_LOOK_EVERY`` samples.
 
-    What a group does is told by its CPU time and its memory, which are read at every sample. Because of that only files
-    are left out that had not moved at their last reading, and they are read as soon as the group does more again.
+    CPU time and memory are read at every sample and show a group's activity. A file is skipped only if it was
+    unchanged at its last reading, and is read again as soon as the group becomes active.
     """
 
     ALWAYS = "at every sample"
     RUNNING = "unless the group has not run at all since the last sample, nor uses another amount of memory"
     BUSY = "unless the group naps"
-    SELDOM = "only so often: nobody decides by it, and between two readings the last one stands"
+    SELDOM = "every few samples: nothing decides by it, and the last reading stays valid meanwhile"
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A file that could give some readings, and how to make its meter."""
+    """A file that may provide some readings, and the factory of its meter."""
 
     hierarchy: Hierarchy
     file: str
@@ -66,7 +66,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Want:
-    """Readings, the places to look for them (the best first), and why they cannot be had if there is none."""
+    """Readings, the files that may provide them (the best first), and the reason if there is none."""
 
     fields: tuple[str, ...]
     places: tuple[_Place, ...]
@@ -75,13 +75,13 @@ class _Want:
 
 
 def sampled_hierarchies(hierarchies: Hierarchies) -> tuple[Hierarchy, ...]:
-    """Those that any reading comes from, each once, the unified one first."""
+    """The hierarchies that any reading comes from, each once, the unified one first."""
     bound = [hierarchies.unified, *(hierarchies.of(name) for name in _CONTROLLERS)]
     return tuple({h.mount: h for h in bound if h is not None}.values())
 
 
 def identity_of(fs: KernelFs, hierarchies: tuple[Hierarchy, ...], cgroup: str) -> Identity:
-    """Where the cgroup lies now, and as which object; empty if nowhere."""
+    """Identities of the cgroup's directories; empty if it exists in no hierarchy."""
     found: dict[str, tuple[int, int]] = {}
     for hierarchy in hierarchies:
         try:
@@ -92,13 +92,13 @@ def identity_of(fs: KernelFs, hierarchies: tuple[Hierarchy, ...], cgroup: str) -
 
 
 class _Source:
-    """The file that gives some readings: open, or the reason why not.
+    """The file that provides some readings: open, or missing with the reason.
 
-    Many files read the same again and again (a group that sleeps, a disk that nobody uses). What was twice the same is
-    not parsed a third time: its readings are those of the second. The meter then lags behind, and is told of the last
-    reading when the file changes.
+    Many files often stay unchanged (a sleeping group, an idle disk). After two equal contents the file is no
+    longer parsed, and the readings of the second are repeated. The meter then lags behind, and is given the
+    last content when the file changes.
 
-    ``is_still``: at the last reading the file was the same as at the one before.
+    ``is_still``: the file was unchanged at its last reading.
     """
 
     __slots__ = (
@@ -118,10 +118,10 @@ class _Source:
         self._want = want
         self._file: KernelFile | None = None
         self._meter: Meter | None = None
-        self._be_missing(want.absent)
+        self._set_absent(want.absent)
         self._forget()
 
-    def _be_missing(self, reason: str) -> None:
+    def _set_absent(self, reason: str) -> None:
         self._absent: Readings = dict.fromkeys(self._want.fields, Unavailable(reason))
 
     def _forget(self) -> None:
@@ -144,7 +144,7 @@ class _Source:
         return self._want.pace
 
     def open(self, fs: KernelFs, cgroup: str) -> bool:
-        """Open the first place that exists, if one does; a new file gets a new meter, since its counters are others."""
+        """Open the first existing file with a new meter, because its counters are new. False if there is none."""
         for place in self._want.places:
             path = place.hierarchy.path(cgroup, place.file)
             try:
@@ -160,7 +160,7 @@ class _Source:
                 self._forget()
                 return True
             if place is self._want.places[0]:
-                self._be_missing(reason)
+                self._set_absent(reason)
         return False
 
     def take(self, now_s: float, out: Readings) -> bool:
@@ -174,7 +174,7 @@ class _Source:
         except Gone as exc:
             self.close()
             self.is_still = False
-            self._be_missing(f"{exc.path} vanished")
+            self._set_absent(f"{exc.path} vanished")
             out.update(self._absent)
             return True
         except KernelError as exc:
@@ -188,7 +188,8 @@ class _Source:
                 self._lags = False
             self._held = None
             meter.take(data, now_s, out)
-            # Where no time has passed, growth belongs to the next interval: what comes then is not the same yet.
+            # Without elapsed time, growth belongs to the next interval, so the next content must not count as
+            # unchanged.
             self._data = data if now_s > self._at_s else None
         elif self._held is not None:
             out.update(self._held)
@@ -200,13 +201,16 @@ class _Source:
         return False
 
     def take_unless(self, asleep: bool, now_s: float, out: Readings, due: bool) -> bool:
-        """As ``take``, unless the group is ``asleep`` and nothing moved at the last reading: then it stays so."""
+        """Like ``take``, but repeat the last readings if the group is ``asleep`` and the file was unchanged.
+
+        ``due``: read the file in any case.
+        """
         if asleep and self._held is not None and self._file is not None:
             if not due:
                 self._at_s, self._lags = now_s, True
                 out.update(self._held)
                 return False
-            self._at_s = self._read_s  # what has grown all the same may have grown since then
+            self._at_s = self._read_s  # growth since the last reading counts over all the time since then
         return self.take(now_s, out)
 
     def close(self) -> None:
@@ -216,9 +220,10 @@ class _Source:
 
 
 class WorkloadFiles:
-    """All kept-open files of one workload. Opens what there is; ``open_missing`` looks again for the rest.
+    """All kept-open files of one workload.
 
-    ``batch_turn``: it is batch, and when its turn is among the others'; None: everything is read at every sample.
+    ``batch_turn``: position of a batch workload in the rotation of occasional readings; None: not batch, so
+    that everything is read at every sample.
     """
 
     def __init__(
@@ -227,7 +232,7 @@ class WorkloadFiles:
         self._fs, self._cgroup = fs, cgroup
         self._sources = [_Source(want) for want in _wants(fs, hierarchies, cgroup)]
         self._turn = batch_turn
-        self._new = 2  # readings until there are rates
+        self._new = 2  # readings until rates exist
         self._read_seldom: Readings = {}
         self._always, self._running, self._busy, self._seldom = (
             [
@@ -244,7 +249,7 @@ class WorkloadFiles:
         self.open_missing()
 
     def open_missing(self) -> None:
-        """Try what is not open: a controller may have been enabled meanwhile."""
+        """Try to open missing files; a controller may have been enabled meanwhile."""
         for source in self._sources:
             if not source.is_open and source.open(self._fs, self._cgroup):
                 self._new = 2
@@ -279,16 +284,16 @@ class WorkloadFiles:
         return vanished
 
     def gives(self, field: str) -> bool:
-        """True if a file that is open gives this reading."""
+        """True if an open file provides this reading."""
         return any(source.is_open and field in source.fields for source in self._sources)
 
     @property
     def open_fds(self) -> int:
-        """Descriptors held."""
+        """Number of open descriptors."""
         return sum(source.is_open for source in self._sources)
 
     def close(self) -> None:
-        """Give all descriptors back."""
+        """Close all descriptors."""
         for source in self._sources:
             source.close()
 
@@ -337,7 +342,11 @@ def _cpu(hierarchies: Hierarchies) -> tuple[_Want, ...]:
 def _pressure(hierarchies: Hierarchies) -> tuple[_Want, ...]:
     wants: list[_Want] = []
     for resource, some, full in (
-        ("cpu", "cpu_some_pct", None),  # "full" of CPU says little: it needs every task of the group to wait
+        (
+            "cpu",
+            "cpu_some_pct",
+            None,
+        ),  # "full" of CPU is of little use: it needs every task of the group to wait
         ("memory", "memory_some_pct", "memory_full_pct"),
         ("io", "io_some_pct", "io_full_pct"),
     ):
@@ -346,7 +355,7 @@ def _pressure(hierarchies: Hierarchies) -> tuple[_Want, ...]:
             places = (_Place(hierarchies.unified, f"{resource}.pressure", _pressure_meter(some, full)),)
         fields = (some,) if full is None else (some, full)
         absent = "no cgroup2 tree is mounted: pressure per cgroup exists only there"
-        pace = Pace.ALWAYS if resource == "cpu" else Pace.SELDOM  # of batch it tells who is starved
+        pace = Pace.ALWAYS if resource == "cpu" else Pace.SELDOM  # for batch, CPU pressure shows starvation
         wants.append(_Want(fields, places, absent, pace))
     return tuple(wants)
 
@@ -386,7 +395,7 @@ def _threads(fs: KernelFs, hierarchies: Hierarchies, cgroup: str) -> _Want:
         places.append(_Place(pids, "pids.current", lambda: Gauge("threads")))
         if fs.exists(pids.path(cgroup, "pids.current")):
             return _Want(("threads",), tuple(places), "", Pace.BUSY)
-    # Lists of threads do not include the groups below: right only for a cgroup that has none.
+    # Thread lists exclude descendants' threads, so they are used only for a cgroup without children.
     for hierarchy, file in ((hierarchies.unified, "cgroup.threads"), (hierarchies.of("cpu"), "tasks")):
         if hierarchy is not None and not _has_children(fs, hierarchy, cgroup):
             places.append(_Place(hierarchy, file, ThreadList))

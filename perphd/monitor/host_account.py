@@ -1,7 +1,6 @@
-"""Reads the account of the whole host: CPU time at every tick, everything else once a second or less.
+"""Accounting of the whole host: CPU time at every tick, everything else once a second or less.
 
-Args of the readers are the kernel's files and the samples of the declared workloads; the division itself is
-``host_cpu.divide``.
+Callers pass CPU times and the samples of declared workloads; ``host_cpu.divide`` divides the time.
 """
 
 from __future__ import annotations
@@ -24,16 +23,18 @@ from perphd.monitor.undeclared import UndeclaredGroups
 
 PRESSURE_S: Final = 1.0
 TOTALS_S: Final = 5.0
-"""Memory, disks and network of the host are read so often, and which processes lie in no group is looked at ..."""
+"""Seconds between readings of the host's memory, disks and network."""
 ROOT_S: Final = 60.0
 SHOWN: Final = 16
-"""Undeclared groups that are named; what the others use counts as the group ``/``."""
+"""Number of undeclared groups that are named; the use of the others counts as the group ``/``."""
 LEAST_CORES: Final = 0.005
-"""A group that uses less is not named."""
+"""CPU use, in cores, below which a group is not named."""
 DETAILED: Final = 6
-"""Of the groups that are named so many are asked for their memory and disk use."""
+"""Number of named groups whose memory and disk use is read."""
+KERNEL_THREAD: Final = 0x00200000
+"""PF_KTHREAD among the flags in /proc/PID/stat. Reading a command line may wait for the process's memory lock."""
 MOST_PROCESSES: Final = 512
-"""Processes in no group of which one is looked at; of more, some are certainly no kernel threads."""
+"""Above this number of ungrouped processes, some are assumed not to be kernel threads without reading them."""
 _SECTOR: Final = 512
 _MEMORY: Final = (line_needle("MemTotal:"), line_needle("MemAvailable:"))
 _NO_TOTALS: Final[Readings] = {
@@ -45,7 +46,7 @@ _NO_TOTALS: Final[Readings] = {
 
 
 class HostAccounts:
-    """Makes the account of every tick."""
+    """Computes the host's account at every tick."""
 
     def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
         self._fs, self._hierarchies = fs, hierarchies
@@ -66,11 +67,11 @@ class HostAccounts:
         specs: Sequence[WorkloadSpec],
         samples: Mapping[str, Sample],
     ) -> HostAccount | None:
-        """The account of the time since the last call; None while there is no interval.
+        """The account of the time since the last call; None if there was no interval.
 
         Args:
             now_s: monotonic seconds.
-            times: what the host's CPUs did meanwhile, as ``HostLoad`` has read it.
+            times: use of the host's CPUs meanwhile, as read by ``HostLoad``.
             specs: the declared workloads.
             samples: their samples of this tick, by name.
         """
@@ -106,7 +107,7 @@ class HostAccounts:
         )
 
     def _only_kernel_threads(self) -> bool:
-        """True unless a process that is no kernel thread lies in no group."""
+        """True if all processes in no group are kernel threads, as far as can be read."""
         tree = self._hierarchies.of("cpuacct") or self._hierarchies.unified
         if tree is None:
             return True
@@ -116,13 +117,13 @@ class HostAccounts:
             return True
         if len(pids) > MOST_PROCESSES:
             return False
-        return not any(self._has_command(pid.decode(errors="replace")) for pid in pids)
+        return not any(self._is_user_process(pid.decode(errors="replace")) for pid in pids)
 
-    def _has_command(self, pid: str) -> bool:
-        """True for a process with a command line: kernel threads have none."""
+    def _is_user_process(self, pid: str) -> bool:
         try:
-            return bool(self._fs.read(f"/proc/{pid}/cmdline").strip(b"\0"))
-        except KernelError:
+            fields = self._fs.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+            return not int(fields[6]) & KERNEL_THREAD
+        except (KernelError, IndexError, ValueError):
             return False
 
     def _read_totals(self, now_s: float) -> None:
@@ -134,17 +135,17 @@ class HostAccounts:
 
     @property
     def open_fds(self) -> int:
-        """Descriptors held."""
+        """Number of open descriptors."""
         return self._groups.open_fds + self._pressure.open_fds
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close all descriptors."""
         self._groups.close()
         self._pressure.close()
 
 
 class _HostPressure:
-    """/proc/pressure, its files kept open."""
+    """Pressure of the host from /proc/pressure, with its files kept open."""
 
     _FILES: Final = (
         ("cpu", "cpu_some_pct", None),
@@ -160,7 +161,7 @@ class _HostPressure:
         self._read_s: float | None = None
 
     def read(self, now_s: float) -> Readings:
-        """The host's stall shares over the time since they were last read."""
+        """The host's stall shares over the time since the last reading."""
         if not _is_due(self._read_s, now_s, PRESSURE_S):
             return self._held
         self._read_s = now_s
@@ -186,7 +187,7 @@ class _HostPressure:
 
 
 class _Details:
-    """Memory and disk use of the greatest undeclared groups, read every few seconds."""
+    """Memory and disk use of the largest undeclared groups, read every few seconds."""
 
     def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
         self._fs = fs
@@ -196,7 +197,7 @@ class _Details:
         self._read_s: float | None = None
 
     def read(self, now_s: float, groups: Sequence[str]) -> Mapping[str, tuple[Reading, Reading]]:
-        """Bytes of memory and bytes per second of disk traffic, as last read, by group."""
+        """Last readings by group: bytes of memory, and bytes per second of disk traffic."""
         if not _is_due(self._read_s, now_s, TOTALS_S):
             return self._held
         self._read_s = now_s
@@ -239,12 +240,12 @@ def _cores(sample: Sample | None) -> float:
 
 
 def _is_due(last_s: float | None, now_s: float, every_s: float) -> bool:
-    """True if the last reading is so old; ticks jitter by a tenth."""
+    """True if the last reading is about ``every_s`` old (ticks jitter by a tenth)."""
     return last_s is None or not 0.0 <= now_s - last_s < 0.9 * every_s
 
 
 def _greatest(groups: Mapping[str, float]) -> dict[str, float]:
-    """The groups that are named, the greatest first."""
+    """The groups to name, by CPU use, descending."""
     names = sorted(
         (group for group, cores in groups.items() if cores >= LEAST_CORES), key=lambda g: -groups[g]
     )
@@ -256,7 +257,7 @@ def _rate(rate: Rate, total: Reading, now_s: float) -> Reading:
 
 
 def _numbers(fs: KernelFs, path: str, needles: tuple[bytes, ...]) -> list[Reading]:
-    """Kilobytes of /proc/meminfo's lines as bytes."""
+    """Values of lines of /proc/meminfo, in bytes."""
     try:
         lines = [line.split()[:2] for line in fs.read(path).split(b"\n") if line]
     except KernelError as exc:
@@ -267,7 +268,7 @@ def _numbers(fs: KernelFs, path: str, needles: tuple[bytes, ...]) -> list[Readin
 
 
 def _disk_bytes(fs: KernelFs) -> Reading:
-    """Bytes read and written by whole disks since boot; partitions and devices on top of disks repeat them."""
+    """Bytes read and written by whole disks since boot, without partitions and devices layered on disks."""
     try:
         disks = {
             name.encode()
@@ -281,7 +282,7 @@ def _disk_bytes(fs: KernelFs) -> Reading:
 
 
 def _network_bytes(fs: KernelFs) -> Reading:
-    """Bytes received and sent by all network devices but the loopback device since boot."""
+    """Bytes received and sent since boot by all network devices except loopback."""
     total = 0
     try:
         for line in fs.read("/proc/net/dev").split(b"\n")[2:]:

@@ -1,9 +1,10 @@
-"""Divide the host's CPU time among LRAs, batch, undeclared groups, the kernel, the hypervisor and idleness. Pure.
+"""Division of the host's CPU time among LRAs, batch, undeclared groups, kernel, hypervisor and idle time.
+Pure.
 
-The kernel keeps the parts in different books: /proc/stat counts ticks of CPUs, control groups count nanoseconds of
-tasks, and neither is read at the same instant. /proc/stat rules: its ticks are shares of the capacity. Groups that
-claim more than was busy are scaled down together; time that no group claims is the kernel's, or belongs to processes
-that lie in no group.
+The kernel accounts the parts separately: /proc/stat counts ticks of CPUs, control groups count nanoseconds of
+tasks, and they are read at slightly different times. /proc/stat takes precedence: its ticks are shares of the
+capacity. Groups that claim more than was busy are scaled down together. Unclaimed time belongs to the kernel,
+or to processes in no group.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from perphd.domain.host_account import NO_GROUP, CpuAccount
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """Shares of the interval over all usable CPUs, in any unit: tasks, interrupts, stolen, idle. ``cpus``: how many."""
+    """Use of all usable CPUs over an interval, in any unit: tasks, interrupts, stolen, idle. ``cpus``: number
+    of CPUs.
+    """
 
     cpus: int
     tasks: float
@@ -32,11 +35,11 @@ def divide(
     """The account, and the CPUs of every undeclared group after scaling.
 
     Args:
-        times: of the CPUs that workloads may be given.
+        times: use of the CPUs available to workloads.
         lras: CPUs used by all LRAs.
         batch: CPUs used by all batch.
-        groups: CPUs used by undeclared groups, without what declared groups below them use.
-        rest_is_kernel: tasks in no group are kernel threads; otherwise they count as the group ``/``.
+        groups: CPUs used by undeclared groups, without declared groups inside them.
+        rest_is_kernel: tasks in no group are kernel threads; else they count as the group ``/``.
     """
     capacity = float(times.cpus)
     parts = [max(0.0, part) for part in (times.tasks, times.interrupts, times.steal, times.idle)]
@@ -60,18 +63,19 @@ def divide(
 
 
 def own_use(total: Mapping[str, float], declared: Mapping[str, float]) -> dict[str, float]:
-    """What each group uses beyond the groups below it.
+    """Each group's use without that of its listed descendants.
 
     Args:
-        total: CPUs by group, those below it included, for a forest of groups by path.
-        declared: the same for declared workloads, which may lie below a group of ``total`` or of one another.
+        total: CPUs by group path, descendants included.
+        declared: CPUs of declared workloads by path; they may lie inside a group of ``total``, or in one
+            another.
     """
     own = dict(total)
     for group, cores in (*total.items(), *declared.items()):
         above = group
         while above := above.rpartition("/")[0]:
             if group not in total and above in declared:
-                break  # a declared group above it has it already
+                break  # a declared group above already includes it
             if above in total:
                 own[above] -= cores
                 break

@@ -1,4 +1,4 @@
-"""How busy the CPUs for workloads are: what no workload of perphd's accounts for belongs to somebody else."""
+"""Utilisation of the CPUs available to workloads, from /proc/stat."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from perphd.host.fs import KernelFile, KernelFs
 from perphd.monitor.host_cpu import CpuTimes
 
 PATH = "/proc/stat"
-_FIELDS = (
-    8  # user nice system idle iowait irq softirq steal: proc(5); guest time is contained in user time already
-)
+_FIELDS = 8  # user nice system idle iowait irq softirq steal: proc(5); user time already includes guest time
 
 
 class HostLoad:
-    """How busy the host's CPUs were over the time between two readings, from /proc/stat.
+    """Utilisation of the host's CPUs between two readings, from /proc/stat.
 
     Args:
-        cpus: those that count. CPUs set apart (isolcpus=) are often polled without a pause, which is no load of those
-            that workloads are given.
+        cpus: the CPUs to count. Isolated CPUs (isolcpus=) are often polled permanently, which is no load on
+            the CPUs available to workloads.
     """
 
     def __init__(self, fs: KernelFs, cpus: CpuSet) -> None:
@@ -31,10 +29,10 @@ class HostLoad:
         self._last: tuple[float, dict[bytes, list[int]]] | None = None
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
         self.times: CpuTimes | None = None
-        """What the CPUs did over the last interval; None where ``read`` did not give a number."""
+        """CPU times of the last interval; None if ``read`` gave no number."""
 
     def read(self, now_s: float) -> Reading:
-        """CPUs that were busy since the last call (user, system, interrupts, stolen time), in cores."""
+        """CPUs busy since the last call (user, system, interrupts, stolen time), in cores."""
         self.times = None
         try:
             if self._file is None:
@@ -43,11 +41,11 @@ class HostLoad:
         except (KernelError, ValueError) as exc:
             return Unavailable(f"{PATH}: {exc}")
         if not seen:
-            return Unavailable(f"{PATH}: it has none of the CPUs that workloads may be given")
+            return Unavailable(f"{PATH}: none of the CPUs available to workloads is listed")
         before, self._last = self._last, (now_s, seen)
         if before is None or now_s <= before[0]:
             return Unavailable("no interval yet")
-        # A CPU that was just switched on brings no earlier reading: it counts from the next interval on.
+        # A CPU that just came online has no earlier reading: it counts from the next interval on.
         both = [(now, then) for cpu, now in seen.items() if (then := before[1].get(cpu)) is not None]
         sums = [sum(max(0, now[n] - then[n]) for now, then in both) for n in range(_FIELDS)]
         user, nice, system, idle, iowait, irq, softirq, steal = sums
@@ -60,7 +58,7 @@ class HostLoad:
         found: dict[bytes, list[int]] = {}
         for line in text.split(b"\n"):
             if not line.startswith(b"cpu"):
-                break  # CPUs come first; the line of all interrupts that follows is long
+                break  # CPUs come first; the following line of all interrupts is long
             name, *ticks = line.split(None, _FIELDS + 1)
             if name in self._lines:
                 fields = [int(field) for field in ticks[:_FIELDS]]
@@ -68,7 +66,7 @@ class HostLoad:
         return found
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         if self._file is not None:
             self._file.close()
             self._file = None

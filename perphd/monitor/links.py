@@ -1,4 +1,7 @@
-"""How full the host's network links are: without that, a full link would look like something slow elsewhere."""
+"""Utilisation of the host's network links.
+
+Without it, a full link would be taken for a slow remote service.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,19 @@ from dataclasses import dataclass
 from perphd.domain.errors import KernelError
 from perphd.domain.reading import Reading, Unavailable
 from perphd.host.fs import KernelFile, KernelFs
+from perphd.host.link_use import link_speed
 
 CLASS = "/sys/class/net"
 LOOK_S = 60.0
-"""Links come, go and change their speed: they are looked for so often."""
+"""Seconds between two searches for links, which come, go and change speed."""
 _DIRECTIONS = ("rx_bytes", "tx_bytes")
-_BITS = 1e6 / 8.0
 
 
 @dataclass(slots=True)
 class _Counter:
-    """One direction of one link, its file kept open. ``last``: bytes at the reading before, None if there was none."""
+    """One direction of one link, its file kept open. ``last``: bytes at the previous reading, None if there
+    was none.
+    """
 
     file: KernelFile
     bytes_per_s: float
@@ -25,10 +30,10 @@ class _Counter:
 
 
 class LinkLoad:
-    """How full the fullest link was over the time between two readings, in the fuller direction.
+    """Utilisation of the busiest link between two readings, in its busier direction.
 
-    Only links that say their speed count (``speed``, Mbit/s, of ABI/testing/sysfs-class-net): virtual devices and
-    links that are down do not.
+    Only links that report a speed count (``speed``, Mbit/s, ABI/testing/sysfs-class-net), not virtual devices
+    and links that are down.
     """
 
     def __init__(self, fs: KernelFs) -> None:
@@ -38,12 +43,12 @@ class LinkLoad:
         self._read_s: float | None = None
 
     def read(self, now_s: float) -> Reading:
-        """Per cent of the link's speed; Unavailable where no link tells it, and in the first interval."""
+        """Percentage of the link's speed; Unavailable if no link reports a speed, and at the first reading."""
         if self._looked_s is None or not 0 <= now_s - self._looked_s < LOOK_S:
             self._look()
             self._looked_s = now_s
         if not self._counters:
-            return Unavailable(f"{CLASS}: no link that is up says its speed")
+            return Unavailable(f"{CLASS}: no link that is up reports its speed")
         before_s, self._read_s = self._read_s, now_s
         most: float | None = None
         for key, counter in list(self._counters.items()):
@@ -51,7 +56,7 @@ class LinkLoad:
                 now = int(counter.file.read())
             except (KernelError, ValueError):
                 counter.file.close()
-                del self._counters[key]  # it went; looked for again in a while
+                del self._counters[key]  # it vanished; the next search may find it again
                 continue
             last, counter.last = counter.last, now
             if last is not None and before_s is not None and now_s > before_s and now >= last:
@@ -82,18 +87,13 @@ class LinkLoad:
         except KernelError:
             return found
         for name in names:
-            try:
-                if not self._fs.exists(f"{CLASS}/{name}/device"):
-                    continue  # bridges, tunnels and the like repeat what goes over the links below them
-                mbits = int(self._fs.read(f"{CLASS}/{name}/speed"))
-            except (KernelError, ValueError):
-                continue  # down, or without a speed: EINVAL
-            if mbits > 0:
-                found[name] = mbits * _BITS
+            # Bridges, tunnels and the like have none: they repeat the traffic of the links below them.
+            if speed := link_speed(self._fs, name):
+                found[name] = speed
         return found
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close all descriptors."""
         for counter in self._counters.values():
             counter.file.close()
         self._counters.clear()

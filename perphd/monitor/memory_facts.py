@@ -1,10 +1,11 @@
-"""What sizing asks of the kernel beside samples: kills, memory that only ends with its owner, and room for all.
+"""Kernel facts for sizing: OOM kills, unreclaimable memory, and the capacity for a set of groups.
 
-Readings are kept for ``KEPT_S`` unless a workload's use moved: most groups are the same for minutes. At most
-``READ_AT_ONCE`` of them are read in a look, those first that are most overdue. 100 workloads take 34 looks.
+Readings are kept for ``KEPT_S`` unless a workload's memory use changed, because most groups are stable for
+minutes. Each look reads at most ``READ_AT_ONCE`` known groups, the most overdue first: 100 workloads take 50
+looks.
 
-Kills are not waited for that long. While the host's own count of them (/proc/vmstat) stands still, nobody was killed
-anywhere; when it moves, every group's count is read again, ``KILLS_READ_AT_ONCE`` groups at a look.
+Kills are detected sooner. While the host's own kill count (/proc/vmstat) is unchanged, no group had a kill.
+When it changes, every group's count is read again, ``KILLS_READ_AT_ONCE`` groups per look.
 """
 
 from __future__ import annotations
@@ -24,25 +25,27 @@ from perphd.host.fs import KernelFs, read_text
 KEPT_S: Final = 5.0
 MOVED_SHARE: Final = 0.05
 MOVED_WEIGHT: Final = 4.0
-"""Readings of a workload whose use moved are overdue as if they were that many times as old."""
-READ_AT_ONCE: Final = 3
-"""Groups that are known already and read again in one look: 40 us each."""
+"""Factor on the age of readings of a workload whose use changed, when overdue readings are ranked."""
+READ_AT_ONCE: Final = 2
+"""Known groups that one look reads again; each takes 40 us."""
 KILLS_READ_AT_ONCE: Final = 25
 RESERVE_SHARE: Final = 0.02
-"""Share of a host's memory, or of a group's limit, that is given to nobody: page tables, stocks of the processors."""
+"""Share of a host's memory or of a group's limit kept free, for page tables and per-CPU caches."""
 _NO_V1_LIMIT: Final = 1 << 60
 _STAT: Final = re.compile(
     r"(?m)^(anon|shmem|unevictable|slab_unreclaimable|pagetables|kernel_stack|inactive_file"
     r"|total_rss|total_shmem|total_unevictable|total_inactive_file) (\d+)$"
 )
-"""Lines of memory.stat: reading every one of them would take four times as long."""
+"""The needed lines of memory.stat; parsing all lines would take four times as long."""
 _HOST_KILLS: Final = b"\noom_kill "
 _MEMINFO: Final = re.compile(r"(?m)^(MemTotal|MemAvailable|SwapFree): +(\d+) kB$")
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One group. ``kills``: processes killed for lack of memory, so far; ``unreclaimable_bytes``: see ``Demand``."""
+    """Facts about one group. ``kills``: processes killed by the OOM killer so far. ``unreclaimable_bytes``:
+    see ``Demand``.
+    """
 
     kills: Reading = NOT_MEASURED
     unreclaimable_bytes: Reading = NOT_MEASURED
@@ -59,7 +62,7 @@ class _Kept:
 
 
 class MemoryFacts:
-    """Reads them from a v1, v2 or hybrid host."""
+    """Reads facts about groups on a v1, v2 or hybrid host."""
 
     def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
         self._fs, self._tree = fs, hierarchies.of("memory")
@@ -70,7 +73,7 @@ class MemoryFacts:
         self._meminfo: dict[str, float] | str | None = None
 
     def look(self, used: Mapping[str, Reading], now_s: float) -> list[str]:
-        """Read what is due of these groups (path -> bytes used now); returns groups in which there were kills since."""
+        """Read what is due of these groups (path -> bytes used now); returns groups with new kills."""
         self._meminfo = None
         before, self._host_kills = self._host_kills, self._killed_on_host()
         if self._host_kills != before:
@@ -92,12 +95,12 @@ class MemoryFacts:
         return self._killed(used) if self._doubtful else []
 
     def forget(self, cgroup: str) -> None:
-        """Keep nothing of a group."""
+        """Drop everything known about a group."""
         self._kept.pop(cgroup, None)
         self._doubtful.pop(cgroup, None)
 
     def of(self, cgroup: str) -> Facts:
-        """What the last look knows of one group."""
+        """Facts of one group from the last look."""
         kept = self._kept.get(cgroup)
         return _NOTHING if kept is None else kept.facts
 
@@ -105,7 +108,7 @@ class MemoryFacts:
         self._kept[cgroup] = _Kept(Facts(kills, self._unreclaimable(cgroup)), now_s, used_bytes)
 
     def _killed_on_host(self) -> float | None:
-        """Processes killed for lack of memory anywhere on this host; None where the kernel does not count them."""
+        """Processes killed by the OOM killer anywhere on this host; None if the kernel does not count them."""
         try:
             text = self._fs.read("/proc/vmstat")
         except KernelError:
@@ -114,7 +117,7 @@ class MemoryFacts:
         return float(number) if number.isdigit() else None
 
     def _killed(self, used: Mapping[str, Reading]) -> list[str]:
-        """Read some of the kills that are in doubt, first of these groups; returns those that had some."""
+        """Read kill counts that may have changed, of these groups first; returns groups with new kills."""
         found = []
         for cgroup in sorted(self._doubtful, key=lambda each: each not in used)[:KILLS_READ_AT_ONCE]:
             del self._doubtful[cgroup]
@@ -125,7 +128,10 @@ class MemoryFacts:
         return found
 
     def capacity(self, used: Callable[[], Mapping[str, float]], now_s: float) -> Reading:
-        """Memory that these groups (path -> bytes used, asked for when it is needed) may have together."""
+        """Memory in bytes available to these groups together.
+
+        ``used``: returns the bytes used by group path; called only when the capacity is computed again.
+        """
         at_s, found = self._capacity
         if now_s - at_s >= KEPT_S:
             found = self._room(used())
@@ -167,10 +173,10 @@ class MemoryFacts:
             return Unavailable("no memory controller")
         path = tree.path(cgroup, "memory.events" if tree.version == 2 else "memory.oom_control")
         found = _pairs(self._text(path)).get("oom_kill")
-        return Unavailable(f"{path} tells of no kills") if found is None else found
+        return Unavailable(f"{path} reports no kill count") if found is None else found
 
     def _unreclaimable(self, cgroup: str) -> Reading:
-        """Anonymous memory beyond what swap can take, and what is locked or the kernel's."""
+        """Unreclaimable bytes: anonymous memory beyond free swap, locked memory, and kernel memory."""
         if self._tree is None:
             return Unavailable("no memory controller")
         stat = self._stat(cgroup)
@@ -190,13 +196,13 @@ class MemoryFacts:
         return fixed + max(0.0, swappable - swap)
 
     def _host(self) -> dict[str, float] | str:
-        """The host's memory, read once in a look."""
+        """The host's memory figures in bytes, read once per look; or why they cannot be read."""
         if self._meminfo is None:
             self._meminfo = _meminfo(self._fs)
         return self._meminfo
 
     def _stat(self, cgroup: str) -> dict[str, float]:
-        """What counts here of memory.stat; empty if it cannot be read."""
+        """The needed values of memory.stat; empty if it cannot be read."""
         if self._tree is None:
             return {}
         text = self._text(self._tree.path(cgroup, "memory.stat"))
@@ -210,7 +216,7 @@ class MemoryFacts:
 
 
 def _common(cgroups: Sequence[str]) -> list[str]:
-    """The groups that all of these lie in, the root left out."""
+    """The common ancestors of all groups, without the root."""
     if not cgroups:
         return []
     found, ancestor = [], dirname(cgroups[0])
@@ -227,7 +233,7 @@ def _pairs(text: str) -> dict[str, float]:
 
 
 def _meminfo(fs: KernelFs) -> dict[str, float] | str:
-    """What counts here of /proc/meminfo, in bytes, or why not."""
+    """The needed values of /proc/meminfo in bytes, or the error text if it cannot be read."""
     try:
         text = read_text(fs, "/proc/meminfo")
     except KernelError as exc:

@@ -1,7 +1,7 @@
-"""What each kernel file says about a workload: one meter a file, from its bytes to readings.
+"""Meters: from the content of one kernel file to readings of a workload.
 
-A meter keeps the counters' last values; it knows neither paths nor errors of reading (``files`` does).
-``take`` puts a Reading for every one of its ``fields`` into ``out``, whatever the bytes are.
+A meter keeps the counters' last values and knows neither paths nor read errors (``files`` does). ``take``
+puts a Reading for each of its ``fields`` into ``out``, whatever the content.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Readings: TypeAlias = dict[str, Reading]
 
 
 class Meter(Protocol):
-    """From the content of one file to readings."""
+    """Converts the content of one file to readings."""
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields of ``Sample`` that it gives."""
+        """The fields of ``Sample`` that it provides."""
 
     def take(self, data: bytes, now_s: float, out: Readings) -> None:
-        """Read the file's present content; never raises."""
+        """Put the readings of the file's present content into ``out``; never raises."""
 
 
 class Gauge:
-    """A file with one number that is a reading as it stands."""
+    """A file with one number, which is the reading."""
 
     def __init__(self, field: str) -> None:
         self.fields: tuple[str, ...] = (field,)
@@ -49,7 +49,7 @@ class Gauge:
 
 
 class ThreadList:
-    """``cgroup.threads`` or v1 ``tasks``: one thread a line. Counts this group alone, not the groups below it."""
+    """``cgroup.threads`` or v1 ``tasks``: one thread per line, descendants excluded."""
 
     fields: tuple[str, ...] = ("threads",)
 
@@ -59,7 +59,7 @@ class ThreadList:
 
 
 class CpuAcct:
-    """v1 ``cpuacct.usage``: nanoseconds of CPU time, the groups below included."""
+    """v1 ``cpuacct.usage``: nanoseconds of CPU time, descendants included."""
 
     fields: tuple[str, ...] = ("cpu_usage_cores",)
 
@@ -76,7 +76,7 @@ class CpuAcct:
 
 
 class CpuStat:
-    """``cpu.stat``: CPU time (v2) and bandwidth throttling (the cpu controller, v2 or v1)."""
+    """``cpu.stat``: CPU time (v2), and throttling by the CPU quota (the cpu controller, v2 or v1)."""
 
     _USAGE = (line_needle("usage_usec"),)
     _THROTTLING = (line_needle("nr_periods"), line_needle("nr_throttled"))
@@ -89,7 +89,7 @@ class CpuStat:
         self._periods: tuple[int, int] | None = None
 
     def take(self, data: bytes, now_s: float, out: Readings) -> None:
-        """CPU seconds per second, and the share of bandwidth periods in which the group was stopped."""
+        """CPU seconds per second, and the percentage of quota periods in which the group was throttled."""
         values = values_of(data, self._needles)
         if self._with_usage:
             used_us = values[0]
@@ -112,12 +112,12 @@ class CpuStat:
         passed, stopped = periods - before[0], throttled - before[1]
         if passed < 0 or stopped < 0:
             return WENT_BACKWARDS
-        # Periods pass only while a quota is set and the group runs: none passed means never throttled.
+        # Periods pass only while a quota is set and the group runs: no period means no throttling.
         return 100.0 * stopped / passed if passed else 0.0
 
 
 class Pressure:
-    """A PSI file: shares of the interval from the ``total`` counters (not the kernel's slow averages)."""
+    """A PSI file: stall shares of the interval from the ``total`` counters (not the kernel's slow averages)."""
 
     def __init__(self, some: str, full: str | None) -> None:
         self.fields: tuple[str, ...] = (some,) if full is None else (some, full)
@@ -125,23 +125,24 @@ class Pressure:
         self._shares = tuple(zip(self.fields, shares, (Rate(), Rate()), strict=False))
 
     def take(self, data: bytes, now_s: float, out: Readings) -> None:
-        """Percent of the interval in which some (all) tasks stalled, at most 100."""
+        """Percentage of the interval in which some (or all) tasks stalled, at most 100."""
         for field, share, rate in self._shares:
             total_us = psi_total_us(data, share)
             if total_us is None:
                 out[field] = Unavailable(f"no {share.decode()!r} line with a total in the pressure file")
             else:
                 stalled = rate.update(float(total_us), now_s)
-                # The kernel folds running stalls in when it is asked, so an interval may show more than itself.
+                # The kernel adds an ongoing stall when the file is read, so that growth may exceed the
+                # interval.
                 out[field] = stalled if isinstance(stalled, Unavailable) else min(100.0, stalled / 1e4)
 
 
 class MemoryStat:
     """``memory.stat``: working set, refaults and major faults.
 
-    The working set is what reclaim cannot take without hurting: both anonymous lists (shared memory is on
-    them), the active file list, unevictable pages, and unreclaimable kernel memory where it is counted.
-    The lists are disjoint, so locked or shared pages count once.
+    The working set is the memory that reclaim cannot take without cost: both anonymous lists (which include
+    shared memory), the active file list, unevictable pages, and unreclaimable kernel memory where it is
+    counted. The lists are disjoint, so that locked or shared pages count once.
     """
 
     fields: tuple[str, ...] = ("memory_working_set_bytes", "refaults_per_s", "major_faults_per_s")
@@ -157,11 +158,11 @@ class MemoryStat:
 
     @classmethod
     def v2(cls) -> MemoryStat:
-        """For cgroup v2, where every line includes the groups below."""
+        """For cgroup v2, where every line includes descendants."""
         lists = ("inactive_anon", "active_anon", "active_file", "unevictable")
         kernel = ("kernel_stack", "pagetables")
         refaults = ("workingset_refault_anon", "workingset_refault_file")
-        # In the kernel's order, so that one pass over the file finds them all.
+        # In the kernel's order, so that one pass over the file finds all lines.
         order = (*kernel, *lists, "slab_unreclaimable", *refaults, "pgmajfault")
         return cls(
             order, frozenset((*kernel, *lists, "slab_unreclaimable")), frozenset(refaults), "pgmajfault"
@@ -169,7 +170,7 @@ class MemoryStat:
 
     @classmethod
     def v1(cls) -> MemoryStat:
-        """For cgroup v1, where only the ``total_`` lines include the groups below; kernel memory has no lines."""
+        """For cgroup v1, where only ``total_`` lines include descendants; kernel memory has no lines."""
         lists = ("total_inactive_anon", "total_active_anon", "total_active_file", "total_unevictable")
         refaults = ("total_workingset_refault_anon", "total_workingset_refault_file")
         return cls(
@@ -177,7 +178,7 @@ class MemoryStat:
         )
 
     def take(self, data: bytes, now_s: float, out: Readings) -> None:
-        """Bytes now, and events per second."""
+        """Put the working set (bytes) and the fault rates (per second) into ``out``."""
         values = values_of(data, self._needles)
         held = _sum_of(values, self._working_set)
         out["memory_working_set_bytes"] = _lacks("one of the page lists") if held is None else float(held)
@@ -209,7 +210,7 @@ class BlockIo:
     """v2 ``io.stat`` or v1 ``blkio.throttle.io_service_bytes_recursive``: bytes read and written."""
 
     fields: tuple[str, ...] = ("read_bytes_per_s", "write_bytes_per_s")
-    _MALFORMED: ClassVar = Unavailable("the block I/O file is not of the form this kernel is known to print")
+    _MALFORMED: ClassVar = Unavailable("the block I/O file has an unknown format")
 
     def __init__(self, total: Callable[[bytes], tuple[int, int] | None]) -> None:
         self._total = total
@@ -217,12 +218,12 @@ class BlockIo:
 
     @classmethod
     def v2(cls) -> BlockIo:
-        """For ``io.stat``."""
+        """For v2 ``io.stat``."""
         return cls(io_stat_bytes)
 
     @classmethod
     def v1(cls) -> BlockIo:
-        """For the blkio controller."""
+        """For the v1 blkio controller."""
         return cls(blkio_bytes)
 
     def take(self, data: bytes, now_s: float, out: Readings) -> None:

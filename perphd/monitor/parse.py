@@ -1,7 +1,7 @@
-"""Reading numbers out of kernel files' bytes, fast: only the lines that are needed are looked at.
+"""Fast parsing of numbers in kernel files: only the needed lines are examined.
 
-Strict about what is a number (ASCII digits only), tolerant about what else is in a file: kernels add lines.
-None means that the line is not there or holds no number; callers turn it into Unavailable with the file's name.
+Numbers must be ASCII digits; unknown lines are ignored, because kernels add some. None means that the line is
+missing or contains no number. Callers turn it into Unavailable with the file's name.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Sequence
 
 
 def whole_number(data: bytes) -> int | None:
-    """The one unsigned number that a file holds (``memory.current``, ``pids.current``), or None."""
+    """The single unsigned number in a file (``memory.current``, ``pids.current``), or None."""
     token = data.strip()
     return int(token) if token.isdigit() else None
 
 
 def line_needle(key: str) -> bytes:
-    """What ``values_of`` searches for ``key``: prepare once, use every tick."""
+    """The search key for ``values_of``: prepared once, used at every tick."""
     return b"\n" + key.encode() + b" "
 
 
 def values_of(data: bytes, needles: Sequence[bytes]) -> list[int | None]:
-    """The numbers of flat-keyed lines (``key value``), one for each needle made by ``line_needle``.
+    """The numbers of flat-keyed lines (``key value``), one per needle made by ``line_needle``.
 
-    One pass over the file when the needles come in the file's own order; any other order is right too, only slower.
+    It takes one pass if the needles are in the file's order; other orders are slower.
     """
     found: list[int | None] = []
     position = 0
@@ -40,7 +40,7 @@ def values_of(data: bytes, needles: Sequence[bytes]) -> list[int | None]:
         end = data.find(b"\n", start)
         token = data[start:end] if end >= 0 else data[start:]
         found.append(int(token) if token.isdigit() else None)
-        # The line's own newline may be the one that the next needle begins with.
+        # The needle's own newline may be the one that ends this line.
         position = end if end >= 0 else len(data)
     return found
 
@@ -61,10 +61,10 @@ def psi_total_us(data: bytes, share: bytes) -> int | None:
 
 
 def io_stat_bytes(data: bytes) -> tuple[int, int] | None:
-    """(read, written) bytes over all devices of a v2 ``io.stat``; an empty file is no I/O so far, hence zeros.
+    """(read, written) bytes over all devices of a v2 ``io.stat``; None if malformed, (0, 0) for an empty
+    file.
 
-    A device-mapper volume and the disk below it each have a line: the sum is what the block layer moved.
-    None if a line is not of the kernel's form.
+    A device-mapper volume and the disk below it each have a line, and both count.
     """
     if b"=" not in data:
         return (0, 0) if _only_device_names(data) else None
@@ -83,7 +83,7 @@ def blkio_bytes(data: bytes) -> tuple[int, int] | None:
 
 
 def _only_device_names(data: bytes) -> bool:
-    # Devices without any I/O are listed as "7:0 " with nothing after the number.
+    # Devices without I/O are listed as "7:0 " without a value.
     return all(
         name.count(b":") == 1 and name.replace(b":", b"").isdigit()
         for name in (line.strip() for line in data.splitlines())
@@ -99,7 +99,7 @@ def _sum_after(data: bytes, marker: bytes) -> int | None:
         end = data.find(b" ", start)
         if end < 0:
             end = len(data)
-        # The last number of a line ends with the line.
+        # The last number of a line ends at the newline.
         token = data[start:end].partition(b"\n")[0]
         if not token.isdigit():
             return None

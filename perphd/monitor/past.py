@@ -1,7 +1,7 @@
-"""What the store holds of the past: values over time, and the state of one moment. Of bounded cost.
+"""The stored past: history over time, and the state at one moment, both at bounded cost.
 
-A week is 600000 samples a workload. A history looks at a few of them in every slot, found by the index, and a moment
-at the last of each, so that the length of the past makes no difference.
+A week has 600000 samples per workload. A history examines a few samples per slot, found by the index, and a
+moment the last sample of each workload, so that the length of the past does not matter.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import READINGS, Quality, Sample
 from perphd.domain.signals import performance, score
 from perphd.domain.status import Change
+from perphd.domain.wire import WireError, from_json
 from perphd.domain.workload import Kind
-from perphd.monitor.codec import DecodeError, decode_decision
 from perphd.monitor.retention import row_ids
 
 LOOKS: Final = 4000
-"""Samples that a history looks at, if each slot of each workload gets one at least."""
+"""Samples that a history examines in total, if every slot of every workload gets at least one."""
 MOST_LOOKS: Final = 20_000
-"""With many workloads slots become fewer instead."""
+"""Maximum of slots x workloads; with many workloads there are fewer slots."""
 LOOKS_PER_SLOT: Final = 8
 MOST_CHANGES: Final = 200
 SHOWN_CHANGES: Final = 5
 SHOWN_EVENTS: Final = 50
 FRESH_S: Final = 90.0
-"""A workload whose last sample is older at a moment did not run then; LRAs are sampled every few seconds at most."""
+"""Age from which a workload's last sample no longer shows that it ran; LRAs are sampled every few seconds."""
 _SEARCHED: Final = 2000
-"""Decisions of an LRA among which its last changes are looked for."""
+"""Decisions of an LRA that are searched for its last changes."""
 _COLUMNS: Final = (
     "cpu_usage_cores", "run_delay_cores", "cpu_some_pct", "mips", "work_rate_per_s", "load_per_s",
     "latency_p50_ms", "latency_p95_ms", "latency_p99_ms",
@@ -47,7 +47,7 @@ _WORST: Final = (Health.DEGRADED, Health.SUSPECT, Health.UNKNOWN, Health.OVERPRO
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A workload whose past is asked for. ``percentile``: of latency, by which it is judged."""
+    """A workload whose past is requested. ``percentile``: of latency, by which it is judged."""
 
     name: str
     kind: Kind
@@ -56,7 +56,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The last text that was written to a file for a workload."""
+    """The last text written to a file for a workload."""
 
     workload: str
     knob: str
@@ -66,9 +66,10 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What was stored last, up to one moment. Times are on the clock that ``offset_s`` leads to.
+    """The last stored rows up to one moment.
 
-    ``written``: the last text of every file, in the order in which they were written.
+    Times are on the daemon's monotonic clock (see ``offset_s``). ``written``: the last text of every file, in
+    order of writing.
     """
 
     at_unix_s: float
@@ -90,7 +91,9 @@ def read_history(
     slots: int,
     offset_s: float,
 ) -> History:
-    """The past of these workloads. ``offset_s``: seconds since the epoch minus the daemon's monotonic clock.
+    """The past of these workloads.
+
+    ``offset_s``: seconds since the epoch minus the daemon's monotonic clock.
 
     Raises:
         sqlite3.Error: the store cannot be read.
@@ -116,7 +119,7 @@ def read_history(
 def read_moment(
     connection: sqlite3.Connection, subjects: Sequence[Subject], at_unix_s: float, offset_s: float
 ) -> Moment:
-    """The last that was stored up to a moment. Raises sqlite3.Error."""
+    """The last stored rows up to a moment. Raises sqlite3.Error."""
     lras = [subject.name for subject in subjects if subject.kind is Kind.LRA]
     samples = (_sample_at(connection, subject.name, at_unix_s, offset_s) for subject in subjects)
     decisions = (_decision_at(connection, name, at_unix_s, offset_s) for name in lras)
@@ -248,7 +251,7 @@ def _changes(
     most: int,
     offset_s: float,
 ) -> list[Change]:
-    """The newest changes of an LRA, newest first. A decision that is stored again every minute counts once."""
+    """The newest changes of an LRA, newest first. A decision that was stored repeatedly counts once."""
     rows = connection.execute(
         "SELECT rowid, wall_s, action, reason FROM (SELECT rowid, wall_s, action, reason FROM decisions"
         " WHERE workload = ? AND wall_s >= ? AND wall_s <= ? ORDER BY wall_s DESC LIMIT ?)",
@@ -261,8 +264,8 @@ def _changes(
             continue
         (record,) = connection.execute("SELECT record FROM decisions WHERE rowid = ?", (row,)).fetchone()
         try:
-            made = decode_decision(record)
-        except DecodeError:  # of another version
+            made = from_json(record, Decision)
+        except WireError:  # written by another version
             continue
         at_s = float(wall_s) - offset_s
         found.append(Change(at_s, name, made.action, made.current, made.chosen, made.mode, made.reason))
@@ -299,8 +302,8 @@ def _decision_at(
     if row is None:
         return None
     try:
-        found = decode_decision(row[1])
-    except DecodeError:
+        found = from_json(row[1], Decision)
+    except WireError:
         return None
     at_s = float(row[0]) - offset_s
     since_s = found.verdict.since_s + (at_s - found.at_s)
@@ -363,7 +366,10 @@ def _written_until(connection: sqlite3.Connection, at_unix_s: float) -> tuple[Wr
 
 
 def _row_at(connection: sqlite3.Connection, table: str, at_unix_s: float) -> int:
-    """The last row of a table, which is in order of time, that was stored up to this moment; 0: none."""
+    """Row id of a table's last row stored up to this moment; 0: none.
+
+    The table must be in order of time.
+    """
     low, high = row_ids(connection, table)
     low -= 1
     while low < high:

@@ -1,4 +1,4 @@
-"""Ad-hoc SQL on the store, for people: read-only, bounded in time and in the size of the answer."""
+"""Ad-hoc SQL on the store for people: read-only, bounded in time and in the size of the answer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Cell: TypeAlias = str | float | int | bytes | None
 
 MAX_CELL_BYTES: Final = 1 << 20
 MAX_ANSWER_BYTES: Final = 16 << 20
-"""Of memory, as far as it can be told: what is asked for must not become a danger to the daemon."""
+"""Estimated size at which an answer is cut, to protect the daemon's memory."""
 _CELL_BYTES: Final = 48
-"""What a cell takes beside its characters, while the answer is put together and written as JSON."""
+"""Bytes that a cell takes beyond its characters, while the answer is built and encoded as JSON."""
 _STEPS_BETWEEN_CHECKS: Final = 4000
-"""Mostly less than a tenth of a millisecond, of which the check takes a twentieth; steps on long texts take longer."""
+"""SQLite steps between two checks of the time, mostly less than 0.1 ms. Steps on long texts take longer."""
 MAX_PATTERN: Final = 200
-"""Of LIKE and GLOB, which compare each place of a text with all of it, in one step that nothing can end."""
+"""Maximum length of LIKE and GLOB patterns, whose comparison is a single step that cannot be interrupted."""
 
 _READING: Final = frozenset(
     {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
@@ -32,12 +32,12 @@ _READ_PRAGMAS: Final = frozenset({"table_info", "table_xinfo", "table_list", "in
 
 
 class QueryError(PerphError):
-    """The query cannot be answered; the text says why."""
+    """The query cannot be answered; the text states the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """The answer. ``truncated``: there is more than ``limit`` rows or than fits an answer."""
+    """The answer. ``truncated``: it was cut at ``limit`` rows or at the maximum size."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
@@ -45,13 +45,15 @@ class QueryResult:
 
 
 def open_read_only(path: str | Path) -> sqlite3.Connection:
-    """The store's database, for reading only, also while the daemon writes to it.
+    """Open the store's database for reading, also while the daemon writes to it.
 
     Raises:
-        QueryError: there is no such database, or it may not be read.
+        QueryError: there is no such database, or it cannot be read.
     """
     if not Path(path).is_file():
-        raise QueryError(f"{path}: there is no store; has the daemon run, and does it keep one?")
+        raise QueryError(
+            f"{path}: there is no store; check that the daemon has run and that its store is enabled"
+        )
     connection = sqlite3.connect(
         f"file:{quote(str(path))}?mode=ro",
         uri=True,
@@ -75,20 +77,20 @@ def run_query(
     timeout_s: float = 10.0,
     stop: Callable[[], str] = lambda: "",
 ) -> QueryResult:
-    """Answer one SELECT (or table_info pragma). Blocks: call it in a thread.
+    """Answer one SELECT (or table_info pragma). It blocks: call it in a thread.
 
     Args:
         db_path: the store's file.
         sql: one statement.
-        limit: most rows in the answer.
-        timeout_s: the query is given up after so long.
-        stop: asked all the time; the reason for giving it up, in words, or empty.
+        limit: maximum number of rows.
+        timeout_s: maximum duration of the query.
+        stop: called repeatedly; returns a reason to abort the query, or an empty text.
 
     Raises:
-        QueryError: no store, wrong SQL, anything but reading, out of time, stopped.
+        QueryError: no store, invalid SQL, a statement that does not only read, timeout, or abort.
     """
     if limit < 1 or timeout_s <= 0:
-        raise QueryError("limit and timeout are to be more than 0")
+        raise QueryError("limit and timeout must be above 0")
     with reading(db_path, timeout_s, stop) as connection:
         return fetch(connection, sql, limit)
 
@@ -97,7 +99,7 @@ def run_query(
 def reading(
     db_path: str | Path, timeout_s: float = 10.0, stop: Callable[[], str] = lambda: ""
 ) -> Iterator[sqlite3.Connection]:
-    """A connection to the store that can only read, bounded in time. Arguments and errors as of ``run_query``."""
+    """A read-only connection to the store, bounded in time. Arguments and errors as for ``run_query``."""
     connection = open_read_only(db_path)
     late = threading.Event()
     timer = threading.Timer(timeout_s, late.set)
@@ -108,7 +110,7 @@ def reading(
     def end() -> bool:
         if late.is_set():
             given_up.append(
-                f"the query took longer than {timeout_s:g} s and was given up; narrow it by workload and wall_s"
+                f"the query exceeded its limit of {timeout_s:g} s and was aborted; narrow it by workload and wall_s"
             )
         elif why := stop():
             given_up.append(why)

@@ -1,4 +1,4 @@
-"""From ever-growing counters to rates over the interval that was really covered."""
+"""Rates from growing counters, over the interval actually covered."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ NO_TIME_PASSED = Unavailable("no time passed since the last reading")
 
 
 class Rate:
-    """One counter's growth per second. Remembers its own last reading, so a missed one widens the interval.
+    """One counter's growth per second. It keeps its last reading, so that a missed one widens the interval.
 
-    ``update`` gives Unavailable for the first reading and when the counter went backwards; it is based anew then.
+    ``update`` returns Unavailable for the first reading and after a decrease, which starts a new interval.
     """
 
     __slots__ = ("_at_s", "_value")
@@ -30,7 +30,7 @@ class Rate:
         if value < before:
             return WENT_BACKWARDS
         if elapsed_s <= 0.0:
-            # Keep the older base: the growth seen now belongs to the next interval.
+            # Keep the earlier reading as base: the present growth belongs to the next interval.
             self._value, self._at_s = before, now_s - elapsed_s
             return NO_TIME_PASSED
         return (value - before) / elapsed_s

@@ -1,6 +1,6 @@
-"""The rows of a report from the store.
+"""Rows of a report from the store.
 
-SQLite reduces samples to means of ten seconds: a week is 60480 rows a workload.
+SQLite reduces samples to means of ten seconds: a week is 60480 rows per workload.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perphd.domain.sample import Sample
 from perphd.domain.signals import READINGS, performance
 from perphd.domain.workload import Mode
 from perphd.monitor.query import QueryError, open_read_only
-from perphd.report.rows import WINDOW_S, Decided, History, Judged, Window
+from perphd.report.rows import WINDOW_S, Decided, Judged, ReportHistory, ReportWindow
 
 _NOT_USED: Final = "quality LIKE '%between%' OR quality LIKE '%first%' OR quality LIKE '%restarted%'"
 _LATENCY: Final = re.compile(r'"delay \(latency_(p\d+)_ms\)"')
@@ -27,7 +27,7 @@ _DEFAULT_PERCENTILE: Final = "p95"
 _Z_BAND: Final = NormalDist().inv_cdf(0.9)
 
 
-def read_history(path: str | Path, last_s: float) -> History:
+def read_history(path: str | Path, last_s: float) -> ReportHistory:
     """The last ``last_s`` seconds before the newest sample.
 
     Raises:
@@ -68,7 +68,7 @@ def read_history(path: str | Path, last_s: float) -> History:
                 "SELECT wall_s, workload, kept FROM outcomes WHERE wall_s >= ? ORDER BY wall_s", (since_s,)
             )
         )
-        return History(
+        return ReportHistory(
             since_s, until_s, windows, {name: tuple(found) for name, found in decisions.items()}, outcomes
         )
     except sqlite3.Error as exc:
@@ -79,7 +79,7 @@ def read_history(path: str | Path, last_s: float) -> History:
 
 def _windows(
     connection: sqlite3.Connection, name: str, since_s: float, columns: set[str], percentile: str
-) -> tuple[Window, ...]:
+) -> tuple[ReportWindow, ...]:
     means = ", ".join(f"avg({c})" if c in columns else "NULL" for c in READINGS)
     found = []
     for number, covered_s, *values in connection.execute(
@@ -90,7 +90,7 @@ def _windows(
         readings = {c: _reading(v) for c, v in zip(READINGS, values, strict=True)}
         perf = performance(Sample(name, 0.0, WINDOW_S, **readings), percentile)  # type: ignore[arg-type]
         found.append(
-            Window(
+            ReportWindow(
                 (number + 1) * WINDOW_S, min(float(covered_s), WINDOW_S), perf.delay, perf.delay_source,
                 perf.work, perf.work_source, readings["cpu_usage_cores"],
             )
@@ -111,12 +111,12 @@ def _decided(row: tuple[Any, ...]) -> Decided:
 def _cause(text: str) -> Cause:
     try:
         return Cause(text)
-    except ValueError:  # of a newer version
+    except ValueError:  # written by a newer version
         return Cause.UNKNOWN
 
 
 def _candidate(record: str) -> tuple[Reading, Reading]:
-    """The chance that what was chosen meets the target, and what it costs batch."""
+    """Probability that the chosen allocation meets the target, and its cost to batch."""
     data = json.loads(record)
     chosen = data.get("chosen")
     for candidate in data.get("candidates", ()):

@@ -1,11 +1,12 @@
-"""Where workloads run: the CPUs that a cgroup may use, and the L3 domains in which its threads get their CPU time.
+"""Residence of workloads: a cgroup's allowed CPUs, and the L3 domains where its threads use CPU time.
 
-On a host with several L3 domains an LRA that lives on one socket needs protection there and nowhere else. What its
-cpuset allows is read from the kernel. Where that spans several domains, ``/proc/PID/task/TID/stat`` tells on which CPU
-each thread ran last and how much CPU time it has used since the look before; that time counts for that CPU's domain.
+On a host with several L3 domains, an LRA that stays on one socket needs protection only there. The cpuset
+comes from the kernel. If it spans several domains, ``/proc/PID/task/TID/stat`` shows on which CPU each thread
+ran last and how much CPU time it has used. Growth since the previous look counts for that CPU's domain.
 
-A domain counts as used at once and as left slowly: its share of the time is smoothed, and starts as if every domain
-were used alike. So an LRA is without protection somewhere only after it has been away for about a minute.
+A domain counts as used immediately, and as unused only after a while: its share of CPU time is smoothed and
+starts equal for all domains. An LRA therefore loses protection in a domain only about a minute after leaving
+it.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from perphd.host.fs import KernelFs, read_text
 LOOK_S: Final = 5.0
 """Seconds between two looks at one workload."""
 MAX_THREADS: Final = 64
-"""Threads read in one look, spread evenly over all of them: 64 files take about a millisecond."""
+"""Maximum number of threads read per look, spread evenly over all threads: 64 files take about a millisecond."""
 ENTERS: Final = 0.05
-"""Share of the CPU time since the last look from which a domain counts as used."""
+"""Share of CPU time since the last look from which a domain counts as used."""
 LEAVES: Final = 0.02
-"""Smoothed share below which a domain counts as left."""
+"""Smoothed share below which a domain counts as unused."""
 SMOOTHING: Final = 0.3
-"""Weight of the newest look: half a share falls below ``LEAVES`` after ten looks without any."""
+"""Weight of the newest look: a share of one half falls below ``LEAVES`` after ten looks without use."""
 _UTIME, _STIME, _PROCESSOR = 11, 12, 36
-"""Places in /proc/PID/task/TID/stat, counted after the command's closing parenthesis: proc(5)."""
+"""Field indices in /proc/PID/task/TID/stat, counted after the command's closing parenthesis: proc(5)."""
 _EFFECTIVE: Final = {1: ("cpuset.effective_cpus", "cpuset.cpus"), 2: ("cpuset.cpus.effective",)}
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where one workload runs. ``allowed`` None, ``domains`` empty: not known."""
+    """Allowed CPUs and used L3 domains of one workload. ``allowed`` None, ``domains`` empty: unknown."""
 
     allowed: CpuSet | None = None
     domains: tuple[int, ...] = ()
@@ -57,7 +58,7 @@ class _Watched:
 
 
 class Residence:
-    """Looks at workloads in turns, each one every ``LOOK_S``; keeps no descriptors."""
+    """Examines each workload every ``LOOK_S``, spread over the ticks; keeps no descriptors."""
 
     def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
         self._fs, self._cgroups = fs, Cgroups(fs, hierarchies)
@@ -67,9 +68,9 @@ class Residence:
     def follow(
         self, cgroups: Mapping[str, str], closely: Container[str], topology: Topology, now_s: float
     ) -> None:
-        """Look at those workloads (name -> cgroup) whose turn it is, and forget all others.
+        """Examine the workloads (name -> cgroup) that are due, and forget all others.
 
-        The threads are read of those that are named in ``closely``; of others only what their cgroups allow.
+        Threads are read only for the workloads in ``closely``; for the others only the allowed CPUs.
         """
         for name in self._watched.keys() - cgroups.keys():
             del self._watched[name]
@@ -82,7 +83,7 @@ class Residence:
                 self._look(watched, cgroup, topology, threads=name in closely)
 
     def home(self, name: str) -> Home:
-        """What the last look at a workload has shown."""
+        """Result of the last look at a workload."""
         watched = self._watched.get(name)
         return NOWHERE if watched is None else watched.home
 
@@ -107,7 +108,7 @@ class Residence:
         watched.home = Home(allowed, there)
 
     def _allowed(self, cgroup: str) -> CpuSet | None:
-        """The CPUs of the nearest group upwards that says which it has; None where no group says so."""
+        """The allowed CPUs of the nearest group upwards that states them; None if none does."""
         if self._cpusets is None:
             return None
         while True:
@@ -123,7 +124,7 @@ class Residence:
             cgroup = dirname(cgroup)
 
     def _used(self, watched: _Watched, cgroup: str, topology: Topology) -> dict[int, int]:
-        """Clock ticks of CPU time since the look before, by the L3 domain where each thread ran last."""
+        """Clock ticks of CPU time since the previous look, by the L3 domain where each thread ran last."""
         now: dict[int, int] = {}
         used: dict[int, int] = {}
         for pid, tid in _some(self._threads(cgroup)):
@@ -132,7 +133,7 @@ class Residence:
                 words = text.rsplit(")", 1)[1].split()
                 ticks, cpu = int(words[_UTIME]) + int(words[_STIME]), int(words[_PROCESSOR])
             except (KernelError, IndexError, ValueError):
-                continue  # it has ended
+                continue  # the thread has ended
             now[tid] = ticks
             grown = ticks - watched.ticks.get(tid, ticks)
             for each in topology.l3_domains:

@@ -1,8 +1,8 @@
-"""Keeping the store within its age and its size: the oldest rows go, a few thousand at a time.
+"""Keeps the store within its age and size limits: deletes the oldest rows, a few thousand at a time.
 
-For its size the oldest stretch of time goes from all tables together: rows of which there are few (writes, events)
-reach back as far as the many, and the newest of them are never the price of too many samples. Nor are they where the
-clock was set back, and times say nothing of age: no table loses more than its share of rows.
+To meet the size limit, the oldest period is deleted from all tables together. Tables with few rows (writes,
+events) therefore reach back as far as large ones, and too many samples never cost new rows of small tables.
+The same holds after the clock was set back: no table loses more than its share of rows.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from typing import Final
 from perphd.monitor.schema import TABLES
 
 CHUNK_ROWS: Final = 2000
-"""Rows deleted in one transaction: readers and the writer never wait long."""
+"""Rows deleted per transaction, few enough that readers and the writer never wait long."""
 VACUUM_PAGES: Final = 2000
-"""Free pages given back to the file system in one call."""
+"""Free pages returned to the file system per call."""
 MAX_CHUNKS: Final = 25
-"""Chunks in one call: a store that is far too big shrinks over several."""
+"""Maximum number of chunks per call; a store far beyond its limit shrinks over several calls."""
 
 
 def trim(connection: sqlite3.Connection, oldest_s: float, max_bytes: int) -> int:
-    """Delete rows from before ``oldest_s`` (wall clock), then the oldest of all until the data fit ``max_bytes``.
+    """Delete rows from before ``oldest_s`` (wall clock), then the oldest rows until the data fit
+    ``max_bytes``.
 
     Returns:
-        Rows deleted. Raises sqlite3.Error.
+        Number of rows deleted. Raises sqlite3.Error.
     """
     deleted = 0
     for _ in range(MAX_CHUNKS):
@@ -40,8 +41,7 @@ def trim(connection: sqlite3.Connection, oldest_s: float, max_bytes: int) -> int
             break
     over = _pragma(connection, "page_count") - max_bytes // _pragma(connection, "page_size")
     if over > 0:
-        # The file itself is too long: give free pages back. Otherwise they are kept for the rows to come.
-        # It takes a step per page, and execute() makes only one of a statement without columns.
+        # The file itself is too large: return free pages. Otherwise they are kept for future rows.
         connection.executescript(f"PRAGMA incremental_vacuum({min(over, VACUUM_PAGES)})")
     return deleted
 
@@ -56,9 +56,9 @@ def _oldest_table(connection: sqlite3.Connection) -> tuple[str | None, float]:
 
 
 def _delete_stretch(connection: sqlite3.Connection) -> int:
-    """The first rows of the longest table, at most ``CHUNK_ROWS``, and what the others have from that time.
+    """Delete the first rows of the longest table, and the other tables' rows of the same period.
 
-    Of these no larger a part than of the longest.
+    At most ``CHUNK_ROWS`` rows of the longest table are deleted. No other table loses a larger share.
     """
     ids = {table: row_ids(connection, table) for table in TABLES}
     rows = {table: last - first + 1 for table, (first, last) in ids.items()}
@@ -76,7 +76,7 @@ def _delete_stretch(connection: sqlite3.Connection) -> int:
 
 
 def row_ids(connection: sqlite3.Connection, table: str) -> tuple[int, int]:
-    """The first and the last row id of a table; 1 and 0: it has no rows. Rows go at the beginning only."""
+    """The first and last row id of a table; (1, 0) if it is empty. Rows are deleted only at the beginning."""
     first, last = connection.execute(
         f"SELECT (SELECT rowid FROM {table} ORDER BY rowid LIMIT 1),"
         f" (SELECT rowid FROM {table} ORDER BY rowid DESC LIMIT 1)"

@@ -1,4 +1,4 @@
-"""Run-queue delay of one LRA's whole cgroup subtree: its process lists are read anew at every sample."""
+"""Run-queue delay of an LRA's whole cgroup subtree, whose process lists are read at every sample."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from perphd.host.schedstat import RunDelay
 from perphd.monitor.rates import FIRST_READING, NO_TIME_PASSED
 
 MAX_GROUPS: Final = 64
-"""Groups of a subtree whose processes are followed; a deeper forest is no single application."""
+"""Maximum number of groups of a subtree that are followed; a larger one is no single application."""
 
 ONLY_LRAS: Final = Unavailable("measured for LRAs only")
 NOT_USED: Final = Unavailable("run-queue delay is not measured on this host")
 
 
 class RunDelaySource(Protocol):
-    """Growth of run-queue delay of the processes it was told of (``perphd.host.schedstat.RunDelayReader``)."""
+    """Growth of run-queue delay of given processes (``perphd.host.schedstat.RunDelayReader``)."""
 
     def update(self, pids: list[int]) -> None:
-        """These are the workload's processes now."""
+        """Set the workload's present processes."""
 
     def read(self) -> RunDelay | Unavailable:
         """Growth since the previous call."""
 
     @property
     def fds(self) -> int:
-        """Descriptors held."""
+        """Number of open descriptors."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close all descriptors."""
 
 
 class RunDelayMeter:
-    """Feeds a source with the subtree's processes and turns its growth into waiting time per second."""
+    """Gives a source the subtree's processes and converts its growth to waiting time per second."""
 
     def __init__(self, fs: KernelFs, directory: str, source: RunDelaySource) -> None:
         self._fs, self._directory, self._source = fs, directory, source
@@ -44,7 +44,7 @@ class RunDelayMeter:
         self.find_groups()
 
     def find_groups(self) -> None:
-        """Look through the subtree for groups that came or went: a walk, so only now and then."""
+        """Find groups of the subtree that appeared or vanished. It walks the tree and is called only occasionally."""
         found: list[str] = []
         pending = [self._directory]
         while pending and len(found) < MAX_GROUPS:
@@ -64,7 +64,7 @@ class RunDelayMeter:
                     continue
 
     def take(self, now_s: float) -> Reading:
-        """Seconds waited per second, all threads together."""
+        """Seconds waited per second, summed over all threads."""
         pids = self._processes()
         if isinstance(pids, Unavailable):
             return pids
@@ -94,11 +94,11 @@ class RunDelayMeter:
 
     @property
     def fds(self) -> int:
-        """Descriptors held, those of the source included."""
+        """Number of open descriptors, the source's included."""
         return len(self._lists) + self._source.fds
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close all descriptors."""
         for file in self._lists.values():
             file.close()
         self._lists.clear()

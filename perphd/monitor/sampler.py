@@ -1,6 +1,7 @@
-"""The Metric Monitor: at every tick one Sample of every workload, from kernel files that stay open.
+"""Sampling of workloads: one Sample of each per tick, from kernel files that stay open.
 
-Finding files happens when a workload appears, comes back or is looked over (every few samples), never per tick.
+Files are searched only when a workload appears, reappears or is rechecked (every few samples), not at every
+tick.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from perphd.domain.sample import NOTHING_MEASURED, Quality, Sample, sample_of
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.fs import KernelFs, read_text
-from perphd.host.perf_events import EventOpener, perf_hierarchy
+from perphd.host.perf_event_types import EventOpener
+from perphd.host.perf_events import perf_hierarchy
 from perphd.host.resctrl_counters import NOTHING_COUNTED, CountedGroups
 from perphd.monitor.cache_use import CACHE_FIELDS, CacheReading, CacheUse
 from perphd.monitor.events import EVENT_FIELDS, EventMeter
@@ -26,12 +28,12 @@ from perphd.monitor.rundelay import NOT_USED, ONLY_LRAS, RunDelayMeter, RunDelay
 from perphd.monitor.sli.reading import SLI_FIELDS, SliReading
 
 LOOK_OVER_EVERY: Final = 10
-"""Samples between two looks for what cannot be seen by reading: another cgroup of the same name, new controllers."""
+"""LRA samples between rechecks for changes that reading does not show: a recreated cgroup, new controllers."""
 LOOK_BATCH_OVER_EVERY: Final = 30
-"""The same for batch, of which there is more, and whose subgroups need not be followed."""
+"""Batch samples between rechecks; batch is more numerous, and its subgroups need not be followed."""
 
 LATE_FACTOR: Final = 2.0
-"""An interval longer than this many periods is LATE."""
+"""Multiple of the period above which an interval is flagged LATE."""
 
 _ONLINE = "/sys/devices/system/cpu/online"
 _FILE_FIELDS: Final = (
@@ -58,16 +60,16 @@ _SILENT_SLI = SliReading.missing(Unavailable("the SLI has not been read yet"))
 
 
 class Monitor:
-    """Samples workloads. Instances share nothing, so several may watch the same cgroups.
+    """Samples workloads. Instances share nothing, so that several may watch the same cgroups.
 
     Args:
         fs: the kernel's files.
-        hierarchies: where which controller is.
-        cpus: CPUs on which performance events are counted: usually all that are online.
-        opener: the way to performance events (``perphd.host.perf_events.PerfOpener``); None: without.
-        run_delay: makes a fresh reader of run-queue delay for an LRA; None: without.
-        expected_period_s: the configured time between samples; what is much longer is flagged LATE.
-        clock: monotonic seconds, for counters that are read a while after the tick began; None: ticks bring the time.
+        hierarchies: the hierarchy of each controller.
+        cpus: CPUs on which performance events are counted, usually all that are online.
+        opener: opens performance events (``perphd.host.perf_events.PerfOpener``); None: no events.
+        run_delay: creates a reader of run-queue delay for an LRA; None: no run-queue delay.
+        expected_period_s: configured time between samples; much longer intervals are flagged LATE.
+        clock: monotonic seconds, for counters read some time after the tick began; None: use the tick's time.
     """
 
     def __init__(
@@ -96,12 +98,12 @@ class Monitor:
     ) -> tuple[Sample, ...]:
         """One sample of each workload, in the order of ``specs``.
 
-        A workload that is new in ``specs`` starts with a FIRST sample; one that is no longer in it is forgotten.
+        A workload new in ``specs`` starts with a FIRST sample; one missing from ``specs`` is forgotten.
 
         Args:
             now_s: monotonic time of this tick.
             specs: all workloads; names are unique.
-            sli: what the applications' sources said, by workload name.
+            sli: readings of the applications' SLI sources, by workload name.
             counted: the resctrl groups that count workloads.
         """
         self._tick += 1
@@ -123,7 +125,7 @@ class Monitor:
     ) -> Sample:
         workload = self._workloads.get(spec.name)
         if workload is None:
-            # Workloads are looked over in turns, so that no tick pays for all of them.
+            # Rechecks are staggered, so that no tick checks all workloads.
             workload = self._workloads[spec.name] = _Workload(
                 self._host, spec, self._tick + len(self._workloads)
             )
@@ -138,11 +140,11 @@ class Monitor:
 
     @property
     def open_fds(self) -> int:
-        """Descriptors held for all workloads."""
+        """Number of open descriptors of all workloads."""
         return self._cache.open_fds + sum(workload.open_fds for workload in self._workloads.values())
 
     def close(self) -> None:
-        """Give all descriptors back; a later ``sample`` starts anew."""
+        """Close all descriptors; a later ``sample`` starts over."""
         for workload in self._workloads.values():
             workload.close()
         self._workloads.clear()
@@ -150,7 +152,7 @@ class Monitor:
 
 
 class _Host:
-    """What all workloads of one Monitor share."""
+    """Values that all workloads of one Monitor share."""
 
     def __init__(
         self,
@@ -167,11 +169,11 @@ class _Host:
         self.perf_tree = perf_hierarchy(hierarchies)
 
     def begin(self) -> None:
-        """A new tick: what is the same for all workloads is asked anew, once."""
+        """Begin a tick: values common to all workloads are read again once."""
         self._online = None
 
     def online(self) -> CpuSet:
-        """CPUs that are online in this tick, out of those to be counted."""
+        """CPUs to be counted that are online in this tick."""
         if self._online is None:
             try:
                 self._online = CpuSet.parse(read_text(self.fs, _ONLINE)) & self.cpus
@@ -181,7 +183,7 @@ class _Host:
 
 
 class _Workload:
-    """One workload's open files and counters, over its cgroup's comings and goings."""
+    """One workload's open files and counters, while its cgroup may vanish and reappear."""
 
     def __init__(self, host: _Host, spec: WorkloadSpec, turn: int) -> None:
         self._host, self._cgroup, self._kind = host, spec.cgroup, spec.kind
@@ -196,7 +198,7 @@ class _Workload:
         self._gone = Unavailable(f"the cgroup {spec.cgroup} does not exist")
 
     def differs_from(self, spec: WorkloadSpec) -> bool:
-        """True if what is configured now needs other files."""
+        """True if the configuration now needs other files."""
         return spec.cgroup != self._cgroup or spec.kind is not self._kind
 
     def sample(
@@ -209,13 +211,13 @@ class _Workload:
         use: CacheReading,
         in_turns: bool,
     ) -> Sample:
-        """Read everything; find out about restarts and disappearance on the way."""
+        """Read everything, and detect restarts and disappearance."""
         flags: list[Quality] = []
         if self._files is None or (tick + self._turn) % self._look_every == 0:
             self._look_over(flags)
         out: Readings = dict(NOTHING_MEASURED)
         if self._files is not None and self._files.take(now_s, out):
-            # A file vanished: the cgroup may be gone, be another by now, or have lost a controller.
+            # A file vanished: the cgroup is gone, was recreated, or lost a controller.
             self._look_over(flags)
             if self._sampled_at_s is None and self._files is not None:
                 self._files.take(now_s, out)
@@ -272,7 +274,7 @@ class _Workload:
         return NOT_USED if self._host.run_delay is None else ONLY_LRAS
 
     def _look_over(self, flags: list[Quality]) -> None:
-        """Follow the cgroup: same as before, gone, come (back), or another under the same name."""
+        """Check whether the cgroup is unchanged, gone, new, or recreated under the same name."""
         identity = identity_of(self._host.fs, self._host.trees, self._cgroup)
         if identity == self._identity and self._files is not None:
             self._files.open_missing()
@@ -302,18 +304,18 @@ class _Workload:
             self._delay = RunDelayMeter(host.fs, tree.path(self._cgroup), host.run_delay())
 
     def _needs_no_software(self) -> bool:
-        """True if events that the kernel counts without a PMU would tell nothing that anybody decides by."""
+        """True for batch whose CPU use is known from files: software events would add nothing."""
         return self._kind is not Kind.LRA and self._files is not None and self._files.gives("cpu_usage_cores")
 
     @property
     def open_fds(self) -> int:
-        """Descriptors held."""
+        """Number of open descriptors."""
         files = 0 if self._files is None else self._files.open_fds
         events = 0 if self._events is None else self._events.fds
         return files + events + (0 if self._delay is None else self._delay.fds)
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close all descriptors."""
         for holder in (self._files, self._events, self._delay):
             if holder is not None:
                 holder.close()
@@ -321,6 +323,6 @@ class _Workload:
 
 
 def _is_another(before: Identity, now: Identity) -> bool:
-    """True if a hierarchy has another directory under the name, or none of the former ones is left."""
+    """True if a hierarchy has a different directory of that name, or no former hierarchy contains it."""
     common = before.keys() & now.keys()
     return bool(before) and (not common or any(before[mount] != now[mount] for mount in common))

@@ -1,7 +1,7 @@
 """The store's tables, and opening a database file that has them.
 
-``user_version`` of the file is SCHEMA_VERSION. A reading that is new in ``Sample`` only adds a column and
-needs no new version, nor does a new table; whatever else changes does.
+``user_version`` of the file is SCHEMA_VERSION. A new reading in ``Sample`` only adds a column, and a new
+table needs no new version either; any other change needs one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perphd.domain.sample import READINGS
 SCHEMA_VERSION: Final = 1
 
 TABLES: Final = ("samples", "decisions", "outcomes", "writes", "events", "host")
-"""Tables that hold time series: each has ``wall_s`` (seconds since the epoch) and is in order of time."""
+"""Tables of time series: each has ``wall_s`` (seconds since the epoch) and is in order of time."""
 
 _HOST: Final = """
 CREATE TABLE IF NOT EXISTS host (
@@ -60,19 +60,19 @@ PRAGMA user_version = {SCHEMA_VERSION};
 
 
 class StoreRefused(PerphError):
-    """The file is a sound database, but not one that this version may write to."""
+    """The file is a sound database, but this version must not write to it."""
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """Open for writing, made anew if there is nothing. For use in the calling thread only.
+    """Open for writing, created if missing. Use the connection only in the calling thread.
 
     Raises:
-        StoreRefused: it has another schema, or is somebody else's.
+        StoreRefused: it has another schema, or belongs to another program.
         sqlite3.Error: it cannot be opened, or is damaged.
         OSError: its directory cannot be made.
     """
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-    # Made by hand for its mode: what applications do is not everybody's business.
+    # Created first with a restrictive mode: what applications do is private.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640))
     connection = sqlite3.connect(path, timeout=2.0, isolation_level=None)
     try:
@@ -95,7 +95,9 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 
 def _create(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only takes before the first table
+    connection.execute(
+        "PRAGMA auto_vacuum = INCREMENTAL"
+    )  # takes effect only before the first table is created
     connection.executescript(f"BEGIN IMMEDIATE; {_DDL} COMMIT;")
 
 
@@ -112,9 +114,9 @@ def _add_new_columns(connection: sqlite3.Connection) -> None:
 
 def _refusal(path: Path, version: int) -> str:
     if version > SCHEMA_VERSION:
-        why = f"has schema {version}, written by a newer perphd; this one knows schema {SCHEMA_VERSION}"
+        why = f"has schema {version}, written by a newer perphd; this one supports schema {SCHEMA_VERSION}"
     elif version == 0:
-        why = "is a database of something else"
+        why = "is the database of another program"
     else:
         why = f"has the old schema {version}, which this perphd cannot convert (it writes schema {SCHEMA_VERSION})"
     return f"{path} {why}: nothing is stored; move the file away, or name another one in the configuration"

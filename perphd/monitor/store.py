@@ -1,8 +1,8 @@
-"""The local time-series store: everything measured, decided and written, in one SQLite file.
+"""The local time-series store: samples, decisions and writes in one SQLite file.
 
-Callers hand rows over and go on; one thread writes them: what was decided, written or happened within a second, samples
-alone every few seconds, since a thread that is seldom woken costs least. A kill -9 loses at most what was not yet
-written; a full disk or a damaged file costs rows, never the daemon.
+Callers hand over rows without waiting. One thread writes them: decisions, writes and events within a second,
+samples alone every few seconds, since waking the thread rarely saves CPU. A kill -9 loses at most unwritten
+rows. A full disk or damaged file costs rows, but never stops the daemon.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from perphd.domain.plan import Write
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import READINGS, DomainUse, Sample
 from perphd.domain.utf8 import encodable
-from perphd.monitor.codec import to_json
+from perphd.domain.wire import to_json
 from perphd.monitor.retention import row_ids, trim
 from perphd.monitor.schema import StoreRefused, open_database
 
 FLUSH_EVERY_S: Final = 5.0
-"""Samples wait at most so long."""
+"""Longest time that samples wait to be written."""
 RECORDS_WITHIN_S: Final = 1.0
-"""Everything else waits at most so long, and samples go with it."""
+"""Longest time that all other rows wait; samples are written with them."""
 FLUSH_AT_ROWS: Final = 500
 MAX_PENDING_ROWS: Final = 20_000
-"""More rows than this are not held for a disk that does not keep up: the oldest samples are dropped."""
+"""Maximum number of rows held for a slow disk; beyond it the oldest samples are dropped."""
 TRIM_EVERY_BATCHES: Final = 20
 TRIM_AT_ROWS: Final = 2000
-"""The size is looked after so often: with many workloads at a high rate the store would outgrow its limit by MiBs."""
+"""Batches or rows between two size checks. Batches alone would let a high rate exceed the limit by MiBs."""
 REASONS_EVERY_BATCHES: Final = 360
-"""Why readings are missing is stated again so often: the rows that said it first are deleted in time."""
+"""Batches after which the reason for a missing reading is stored again, because retention deletes old rows."""
 REASONS_PER_STORE: Final = 8
-"""And within this part of the rows that are kept: however soon the size ends them, of the others it is known."""
+"""Reasons are also repeated once per this fraction of the kept rows, so that trimming never removes the only copy."""
 RETRY_AFTER_BATCHES: Final = 6
 MAX_MOVED_ASIDE: Final = 3
-"""Damaged files moved aside before the store gives up: the disk itself is then broken."""
+"""Damaged files moved aside before the store gives up, assuming that the disk is broken."""
 
 _log = logging.getLogger(__name__)
 Row: TypeAlias = tuple[object, ...]
@@ -60,12 +60,12 @@ _INSERT_SAMPLE = (
 
 
 class Store:
-    """Takes rows from any thread and never blocks, fails or raises for the sake of the disk.
+    """Takes rows from any thread; never blocks or raises because of the disk.
 
     Args:
-        path: the database file; its directory is made if need be.
+        path: the database file; its directory is created if necessary.
         retention_s: rows older than this are deleted.
-        max_bytes: the oldest rows are deleted when the data grow beyond this (the log beside it adds a few MiB).
+        max_bytes: the oldest rows are deleted when the data exceed this (the write-ahead log adds a few MiB).
     """
 
     def __init__(self, path: str | Path, retention_s: float, max_bytes: int) -> None:
@@ -75,7 +75,7 @@ class Store:
         self._samples: deque[tuple[float, Sequence[Sample]]] = deque()
         self._records: deque[tuple[str, Row]] = deque()
         self._pending = 0
-        self._due_s = self._wakes_s = math.inf  # when rows must be written, and when the writer looks next
+        self._due_s = self._wakes_s = math.inf  # when rows must be written, and when the writer wakes next
         self._closing = False
         self._overflowed = 0
         self._unwritten = 0
@@ -84,19 +84,19 @@ class Store:
         self._writer = _Writer(self._path, self._retention_s, self._max_bytes)
 
     def start(self) -> None:
-        """Begin to write. What goes wrong with the file shows in ``problem``."""
+        """Start writing. Problems with the file show in ``problem``."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="perphd-store", daemon=True)
             self._thread.start()
 
     def add_samples(self, wall_s: float, samples: Sequence[Sample]) -> None:
-        """The samples of one tick. ``wall_s``: wall clock, seconds since the epoch."""
+        """Add the samples of one tick. ``wall_s``: wall clock, seconds since the epoch."""
         with self._lock:
             self._samples.append((wall_s, samples))
             self._grown(len(samples), FLUSH_EVERY_S)
 
     def add_decision(self, wall_s: float, decision: Decision) -> None:
-        """One decision, whole. Which decisions are worth a row is the caller's choice."""
+        """Add one decision. The caller chooses which decisions to store."""
         verdict = decision.verdict
         row = (
             *(wall_s, decision.at_s, decision.workload, decision.action.value, verdict.health.value),
@@ -106,7 +106,7 @@ class Store:
         self._add_record("decisions", row)
 
     def add_outcome(self, wall_s: float, outcome: Outcome) -> None:
-        """What came of a decision."""
+        """Add the outcome of a decision."""
         row = (
             *(wall_s, outcome.at_s, outcome.workload, outcome.decided_at_s, _number(outcome.score_before)),
             *(_number(outcome.score_after), int(outcome.kept), outcome.text, to_json(outcome)),
@@ -114,7 +114,7 @@ class Store:
         self._add_record("outcomes", row)
 
     def add_writes(self, wall_s: float, writes: Sequence[Write], result: str) -> None:
-        """Kernel writes that were tried, and how they ended: the audit trail."""
+        """Add attempted kernel writes with their result: the audit trail."""
         for write in writes:
             row = (
                 *(wall_s, write.workload, write.knob, write.path, write.stage.name.lower()),
@@ -123,7 +123,7 @@ class Store:
             self._add_record("writes", row)
 
     def add_host(self, wall_s: float, account: HostAccount) -> None:
-        """The account of the host over an interval."""
+        """Add the host's account of an interval."""
         cpu = account.cpu
         groups = {item.group: round(item.cpu_cores, 4) for item in account.undeclared}
         row = (
@@ -135,24 +135,24 @@ class Store:
         self._add_record("host", row)
 
     def add_event(self, wall_s: float, kind: str, data: str | Mapping[str, object]) -> None:
-        """Something that happened; a mapping is stored as JSON."""
+        """Add an event; a mapping is stored as JSON."""
         text = data if isinstance(data, str) else json.dumps(data, default=str)
         self._add_record("events", (wall_s, kind, text))
 
     @property
     def problem(self) -> str | None:
-        """A sentence for an operator while something is wrong with the store, else None."""
+        """A sentence for an operator while the store has a problem, else None."""
         if self._problem is None and self._overflowed:
-            return f"{self._path}: {self._overflowed} rows were dropped: the disk does not keep up"
+            return f"{self._path}: {self._overflowed} rows were dropped, because the disk is too slow"
         return self._problem
 
     @property
     def dropped_rows(self) -> int:
-        """Rows that were not stored since the start."""
+        """Number of rows that were not stored since the start."""
         return self._overflowed + self._unwritten
 
     def close(self) -> None:
-        """Write what is pending and end; waits a few seconds for a slow disk, not for ever."""
+        """Write pending rows and end; waits at most a few seconds for a slow disk."""
         with self._lock:
             self._closing = True
             self._lock.notify()
@@ -166,11 +166,11 @@ class Store:
             self._grown(1, RECORDS_WITHIN_S)
 
     def _grown(self, rows: int, within_s: float) -> None:
-        """Bound what is pending and wake the writer if it is due sooner; called with the lock held."""
+        """Bound the pending rows and wake the writer if it is due sooner. The caller holds the lock."""
         self._pending += rows
         self._due_s = min(self._due_s, time.monotonic() + within_s)
         while self._pending > MAX_PENDING_ROWS and (self._samples or self._records):
-            # Samples first: there are many of them, and a decision or a write is there once.
+            # Drop samples first: they are many, while each decision or write exists once.
             if self._samples:
                 lost = len(self._samples.popleft()[1])
             else:
@@ -182,7 +182,7 @@ class Store:
             self._lock.notify()
 
     def _take(self) -> tuple[list[tuple[float, Sequence[Sample]]], list[tuple[str, Row]], int]:
-        """The oldest of what is pending, no more than is written between two looks at the size; with the lock held."""
+        """Take the oldest pending rows, at most as many as fit between two size checks. The caller holds the lock."""
         samples: list[tuple[float, Sequence[Sample]]] = []
         records: list[tuple[str, Row]] = []
         rows = 0
@@ -217,13 +217,13 @@ class Store:
 
 
 class _Writer:
-    """The database as its one writing thread sees it: writes batches, or says why it cannot."""
+    """Writes batches to the database, in the writing thread, and records why it cannot."""
 
     def __init__(self, path: Path, retention_s: float, max_bytes: int) -> None:
         self._path, self._retention_s, self._max_bytes = path, retention_s, max_bytes
         self._connection: sqlite3.Connection | None = None
         self._reasons: dict[str, list[Unavailable | None]] = {}
-        self._stated_from = 0  # row id before the oldest of these
+        self._stated_from = 0  # row id before the oldest of these reasons
         self._batches = 0
         self._untrimmed = 0
         self._wait_batches = 0
@@ -235,7 +235,7 @@ class _Writer:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong now, or what was lost on the way."""
+        """The present problem, else what was lost, else None."""
         if self._disabled or self._trouble:
             return self._disabled or self._trouble
         return self._not_stored or (self._moved[-1] if self._moved else None)
@@ -261,7 +261,7 @@ class _Writer:
                     self._postpone(exc)
                     return False
             except Exception as exc:
-                # A value that cannot be stored, or a mistake of ours: it costs its batch, not all that comes after it.
+                # A value that cannot be stored, or a bug: drop this batch alone.
                 self.close()
                 self._give_up(exc, len(records) + sum(len(tick) for _, tick in samples))
                 return False
@@ -300,7 +300,7 @@ class _Writer:
 
     def _row(self, wall_s: float, sample: Sample) -> Row:
         values: tuple[Reading, ...] = _values_of(sample)
-        # Mostly the very same objects as in the row before: compared in a microsecond.
+        # Mostly the same objects as in the previous row, which compare in a microsecond.
         absent = [value if isinstance(value, Unavailable) else None for value in values]
         reasons = None
         if self._reasons.get(sample.workload) != absent:
@@ -315,7 +315,7 @@ class _Writer:
         return (wall_s, sample.at_s, sample.interval_s, sample.workload, quality, reasons, domains, *numbers)
 
     def _forget_reasons(self, present: Set[str]) -> None:
-        """Of workloads that are no longer sampled: those that come and go under new names would fill the memory."""
+        """Forget the reasons of workloads that are no longer sampled, to bound memory."""
         if self._batches % REASONS_EVERY_BATCHES == 0:
             self._reasons.clear()
         elif present and len(self._reasons) > 2 * len(present):
@@ -324,26 +324,24 @@ class _Writer:
     def _postpone(self, exc: Exception) -> None:
         self._wait_batches = RETRY_AFTER_BATCHES
         self._trouble = (
-            f"{self._path}: {exc}: nothing is stored until this is better; perphd tries again by itself"
+            f"{self._path}: {exc}: nothing is stored until this is resolved; perphd retries automatically"
         )
 
     def _give_up(self, exc: Exception, rows: int) -> None:
-        """Of rows that no waiting makes storable; the log has where it happened, once."""
+        """Count rows that can never be stored; the first error is logged with its traceback."""
         if self._not_stored is None:
             _log.error("%s: %d rows cannot be stored", self._path, rows, exc_info=exc)
         self._given_up += rows
         self._not_stored = (
             f"{self._path}: {self._given_up} rows could not be stored and were dropped, the last for "
-            f"{type(exc).__name__}: {exc}; what comes after them is stored; the log has the details, please report them"
+            f"{type(exc).__name__}: {exc}; later rows are stored; please report the details in the log"
         )
 
     def _move_aside(self, exc: Exception) -> bool:
-        """Put the damaged file away (over an earlier one: it must not fill the disk); True if that worked."""
+        """Rename the damaged file, replacing an earlier one to save disk space; True if that worked."""
         aside = f"{self._path}.damaged"
         if len(self._moved) >= MAX_MOVED_ASIDE:
-            self._disabled = (
-                f"{self._path}: damaged again and again ({exc}): nothing is stored; check the disk"
-            )
+            self._disabled = f"{self._path}: damaged repeatedly ({exc}): nothing is stored; check the disk"
             return False
         try:
             for suffix in ("", "-wal", "-shm"):
@@ -351,7 +349,9 @@ class _Writer:
                     os.replace(f"{self._path}{suffix}", f"{aside}{suffix}")
         except OSError:
             return False
-        self._moved.append(f"{self._path} was damaged ({exc}); it is now {aside}, and a new one was begun")
+        self._moved.append(
+            f"{self._path} was damaged ({exc}); it was moved to {aside}, and a new file was created"
+        )
         return True
 
     def close(self) -> None:
@@ -365,12 +365,12 @@ class _Writer:
 
 
 def _storable(row: Row) -> Row:
-    """The row with texts that SQLite takes: paths in it may hold any bytes that the kernel takes for a name."""
+    """The row with texts that SQLite accepts; paths may contain bytes that are not UTF-8."""
     return tuple(encodable(value) if isinstance(value, str) else value for value in row)
 
 
 def _domains_text(domains: Sequence[DomainUse]) -> str:
-    """``[[0,1048576,2000000000],[1,null,null]]``: bytes of cache and bytes per second, in whole numbers."""
+    """``[[0,1048576,2000000000],[1,null,null]]``: domain, bytes of cache, bytes per second; whole numbers."""
     rows = [
         [use.domain, *(None if isinstance(v, Unavailable) else round(v) for v in values)]
         for use in domains

@@ -1,10 +1,10 @@
-"""CPU use of the control groups that nobody declared, at a bounded cost however many there are.
+"""CPU use of undeclared control groups, at bounded cost for any number of groups.
 
-Problem: a host has hundreds of groups, most of them asleep, and reading all of them every second would cost more than
-the rest of a tick. Approach: /proc/stat says how much CPU all of them together use, so only groups that run are read
-at every tick. The others are read in turns, and all at once when the busy groups do not account for what is used; a
-search that finds nobody backs off. The tree is followed from its top, and further down only below groups that use much
-or hold a declared workload.
+Problem: a host has hundreds of groups, most of them idle, and reading all of them every second would cost
+more than the rest of a tick. Approach: /proc/stat gives the total use, so only busy groups are read at every
+tick. The others are read in rotation, and all at once when the busy groups do not account for the total;
+searches without a result back off. The tree is followed from its top, and deeper only below groups that use
+much CPU or contain a declared workload.
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ from perphd.monitor.parse import line_needle, values_of, whole_number
 from perphd.monitor.rates import Rate
 
 MOST_GROUPS: Final = 256
-"""Groups that are followed; what others use counts as the group ``/``."""
+"""Maximum number of followed groups; the use of the others counts as the group ``/``."""
 MOST_BUSY: Final = 32
-"""Groups that are read at every tick, their files kept open."""
+"""Maximum number of groups read at every tick, their files kept open."""
 IN_TURN: Final = 4
-"""Of the others so many are read at a tick."""
+"""Number of other groups read per tick."""
 BUSY_CORES: Final = 0.02
-"""CPU use from which a group is read at every tick."""
+"""CPU use, in cores, from which a group is read at every tick."""
 MUCH_CORES: Final = 0.1
-"""CPU use from which the groups below a group are told apart."""
+"""CPU use, in cores, from which a group's children are listed separately."""
 MOST_DEPTH: Final = 6
 LOOK_S: Final = 30.0
-"""Groups come and go: the tree is looked over so often ..."""
+"""Seconds between two walks of the whole tree."""
 SOON_S: Final = 3.0
-"""... and so soon again for a group that has begun to use much, to see which group below it does."""
+"""Seconds until the next walk if a group uses much CPU and its children are not listed yet."""
 MISSED_SHARE: Final = 0.03
-"""Share of the host's CPUs that may be used by nobody knows whom before all groups are read."""
+"""Share of the host's CPUs that may be unaccounted for before all groups are read."""
 LONGEST_BACKOFF_TICKS: Final = 32
 _USAGE: Final = (line_needle("usage_usec"),)
 
 
 @dataclass(slots=True)
 class _Group:
-    """One followed group. ``file``: kept open while it is busy; ``inner``: groups below it are followed as well.
+    """One followed group.
 
-    ``is_leaf``: when it was last looked over it had no groups below it, or may have none followed.
+    ``file``: kept open while it is busy. ``inner``: its children are followed as well. ``is_leaf``: at the
+    last walk it had no children, or none that may be followed.
     """
 
     path: str
@@ -62,7 +63,7 @@ class _Group:
 
 
 class UndeclaredGroups:
-    """Follows the groups that are no workload's, nor below one."""
+    """Follows the groups that are neither declared nor inside a declared one."""
 
     def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
         self._fs = fs
@@ -78,13 +79,13 @@ class UndeclaredGroups:
     def read(
         self, now_s: float, declared: Mapping[str, float], used: float, capacity: float
     ) -> dict[str, float]:
-        """CPUs used by every followed group that is not idle, without what the groups below it use.
+        """CPUs used by every followed group that is not idle, without its followed descendants.
 
         Args:
             now_s: monotonic seconds.
             declared: CPUs used by every declared workload, by control group.
-            used: CPUs that all tasks but those of declared workloads use.
-            capacity: the host's CPUs.
+            used: CPUs used by all tasks except those of declared workloads.
+            capacity: number of the host's CPUs.
         """
         if self._tree is None:
             return {}
@@ -116,7 +117,10 @@ class UndeclaredGroups:
         return own_use(total, declared)
 
     def _is_missed(self, missing: float, capacity: float) -> bool:
-        """True if groups that are not read now may use CPU; after every search for it, longer waits follow."""
+        """True if all groups should be read to find unaccounted CPU use.
+
+        The wait until the next search doubles after each one.
+        """
         self._wait_ticks -= 1
         if missing < MISSED_SHARE * capacity:
             self._backoff_ticks = self._wait_ticks = 0
@@ -158,7 +162,7 @@ class UndeclaredGroups:
         return Unavailable("cpuacct.usage holds no number") if used_ns is None else used_ns / 1e9
 
     def _follow(self, now_s: float) -> None:
-        """Look the tree over: from the top, and below what is busy or holds a workload."""
+        """Walk the tree from the top, and below groups that are busy or contain a workload."""
         above = {ancestor for group in self._declared for ancestor in _ancestors(group)}
         found: dict[str, bool] = {}
         level = [""]
@@ -177,18 +181,18 @@ class UndeclaredGroups:
         for path in tuple(self._fresh):
             self._take(
                 self._groups[path], now_s
-            )  # a rate takes two readings: the second comes with the next tick
+            )  # a rate needs two readings: the second comes with the next tick
         self._turn = []
 
     def _below(self, parent: str, above: frozenset[str] | set[str], found: dict[str, bool]) -> Iterable[str]:
-        """Add the children of a group that are followed; returns those whose children are, too."""
+        """Add the followed children of a group to ``found``; returns those whose children are followed too."""
         assert self._tree is not None
         try:
             names = self._fs.subdirectories(self._tree.path(parent or "/"))
         except KernelError:
             return ()
         children = [path for path in (f"{parent}/{name}" for name in names) if path not in self._declared]
-        # Groups on the way to a workload are followed whatever happens: their own use is theirs, not the workload's.
+        # Ancestors of a workload are always followed, because their own use is not the workload's.
         children.sort(key=lambda path: path not in above)
         children = children[: max(0, MOST_GROUPS - len(found))]
         if parent and children:
@@ -217,18 +221,18 @@ class UndeclaredGroups:
 
     @property
     def open_fds(self) -> int:
-        """Descriptors held."""
+        """Number of open descriptors."""
         return len(self._opened)
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close all descriptors."""
         for path in tuple(self._groups):
             self._forget(path)
         self._looked_s = None
 
 
 def _usage_file(hierarchies: Hierarchies) -> tuple[Hierarchy | None, str]:
-    """Where CPU time by group is: v1's cpuacct, else the unified tree."""
+    """The hierarchy and file of CPU time per group: v1's cpuacct, else the unified tree."""
     accounting = hierarchies.of("cpuacct")
     if accounting is not None:
         return accounting, "cpuacct.usage"

@@ -1,10 +1,10 @@
-"""The store's samples reduced to windows: the greatest value of every reading in every 60 seconds.
+"""The store's samples reduced to 60-second windows: the maximum of every reading.
 
-SQLite reduces them, so a week of samples passes through memory as 10080 numbers per reading. The window of the newest
-sample is not complete; it counts only as present use.
+SQLite does the reduction, so that a week of samples takes 10080 numbers per reading. The window of the newest
+sample is incomplete and counts only as present use.
 
-Rates over much less than the usual interval scatter, and a maximum would keep the worst of them. They count only in
-windows that hold no others, as while the daemon samples at a faster pace.
+Rates over intervals much shorter than usual are noisy, and a maximum would keep the worst of them. They count
+only in windows without other rates, such as during fast sampling.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SERIES: Final = (
 """Readings that are reduced."""
 _RATES: Final = frozenset({"cpu_usage_cores", "mbw_bytes_per_s", "load_per_s"})
 ENDED_AFTER_S: Final = 3600.0
-"""A workload without a sample for this long before the newest one has ended."""
+"""Seconds without a sample, before the newest one, after which a workload counts as ended."""
 _INTERVALS: Final = 501
 
 _WORKLOADS: Final = """
@@ -42,15 +42,15 @@ WITH RECURSIVE names(name) AS (
 )
 SELECT name, (SELECT max(wall_s) FROM samples WHERE workload = name) FROM names WHERE name IS NOT NULL
 """
-"""One search of the index per workload, where DISTINCT reads every sample."""
+"""One index search per workload; DISTINCT would read every sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesWindows:
-    """One reading: its value in every complete window that has one, oldest first, and in the incomplete one.
+    """One reading: its values in complete windows, oldest first, and in the incomplete one.
 
-    ``numbers``: seconds since the epoch over ``WINDOW_S``. ``now`` is Unavailable where the workload has no sample in
-    the incomplete window; ``missing`` says why there is no value at all.
+    ``numbers``: window start in seconds since the epoch divided by ``WINDOW_S``. ``now``: value in the
+    incomplete window, Unavailable without a sample. ``missing``: why there are no values at all; else empty.
     """
 
     numbers: tuple[int, ...] = ()
@@ -61,7 +61,7 @@ class SeriesWindows:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadWindows:
-    """One workload; ``newest_s``: wall clock of its newest sample."""
+    """The windows of one workload. ``newest_s``: wall clock of its newest sample."""
 
     workload: str
     newest_s: float
@@ -70,7 +70,11 @@ class WorkloadWindows:
 
 @dataclass(frozen=True, slots=True)
 class StoreWindows:
-    """What was asked of a store: its newest sample, the names that it has samples of, those of them that have ended."""
+    """Windows read from a store.
+
+    ``newest_s``: wall clock of the newest sample. ``names``: all workloads with samples. ``ended``: those
+    that have ended.
+    """
 
     newest_s: float
     names: tuple[str, ...]
@@ -81,7 +85,7 @@ class StoreWindows:
 def read_windows(
     path: str | Path, last_s: float, workload: str | None = None, series: Sequence[str] = SERIES
 ) -> StoreWindows:
-    """The windows of the last ``last_s`` seconds of samples, of one workload or of all that have not ended.
+    """The windows of the last ``last_s`` seconds, of one workload or of all that have not ended.
 
     Raises:
         QueryError: no store, no samples, or SQLite cannot read it.
@@ -149,7 +153,7 @@ def _reduced(
 
 
 def _greatest(column: str) -> str:
-    """SQL for a window's greatest value of this column."""
+    """SQL for a window's maximum of this column."""
     if column not in _RATES:
         return f"max({column})"
     return f"coalesce(max(CASE WHEN interval_s >= :least_s THEN {column} END), max({column}))"

@@ -1,7 +1,7 @@
-"""Performance Predictor: one Res-Perf model per LRA, learned from every fit sample.
+"""Performance predictor: one Res-Perf model per LRA, learned from every suitable sample.
 
-A model is physics (how processors are shared) times a learned correction with a band; it answers "what if"
-for many allocations at once. Only this package learns; policies ask through ``domain.policy.ResPerfModel``.
+A model is physics (how processors are shared) times a learned correction with a confidence band. It predicts many
+allocations at once. Only this package learns; policies query it through ``domain.policy.ResPerfModel``.
 """
 
 from perphd.predictor.model import LraModel, Observation

@@ -1,4 +1,4 @@
-"""What a model says of many allocations at once, as columns, until it becomes bands."""
+"""A model's predictions for many allocations, as columns, before conversion to bands."""
 
 from __future__ import annotations
 
@@ -28,23 +28,22 @@ class Answer:
     support: Floats
 
     def bands(self) -> tuple[Band, ...]:
-        """One band an allocation."""
+        """One band per allocation."""
         return tuple(map(Band, self.value.tolist(), self.sd.tolist(), self.support.tolist()))
 
     def at_most(self, most: Floats | float) -> Answer:
-        """The same with no value above ``most``."""
+        """The predictions with no value above ``most``."""
         return replace(self, value=np.minimum(self.value, most))
 
     def monotone(
         self, allocations: Sequence[Allocation], grants: CpuGrants, heavier_is_more: bool = False
     ) -> Answer:
-        """Reconcile what contradicts physics: on the same cores, less weight for batch is never worse for the LRA.
+        """Enforce monotonicity: on the same cores, less batch weight is never worse for the LRA.
 
-        Neighbours that contradict each other are pooled, each weighted by its precision, so that what was measured
-        outweighs what is only expected (isotonic regression by pooling adjacent violators).
-
-        ``heavier_is_more``: the same of batch's own share, which never falls as its weight grows. More *cores* for the
-        LRA alone are not forced to be better: on a small host a split can cost more than it saves.
+        Contradicting predictions are pooled, weighted by precision, so that measurements outweigh expectations
+        (isotonic regression by pooling adjacent violators). ``heavier_is_more``: for batch's own share, which never
+        falls as its weight grows. More exclusive *cores* need not be better: on a small host a split can cost more than
+        it saves.
         """
         alike = _same_but_weight(allocations, grants)
         order = np.lexsort((grants.weight if heavier_is_more else -grants.weight, alike))
@@ -61,7 +60,7 @@ class Answer:
 
 
 def _same_but_weight(allocations: Sequence[Allocation], grants: CpuGrants) -> NDArray[np.int64]:
-    """A number that two allocations share when they differ in nothing but batch's weight (and memory)."""
+    """A number per allocation, equal for allocations that differ only in batch's weight (and memory)."""
     cores = grants.batch.astype(np.int64) * 2 + grants.exclusive
     ways = np.array([a.llc_ways for a in allocations], dtype=np.int64)
     throttle = np.array([a.mbw_pct for a in allocations], dtype=np.int64)
@@ -69,8 +68,8 @@ def _same_but_weight(allocations: Sequence[Allocation], grants: CpuGrants) -> ND
 
 
 def _pooled(values: Floats, sds: Floats) -> list[float]:
-    """The values made to rise from first to last."""
-    pools: list[tuple[float, float, int]] = []  # log value, precision, how many
+    """The closest non-decreasing values."""
+    pools: list[tuple[float, float, int]] = []  # log value, precision, number of members
     for value, sd in zip(values.tolist(), sds.tolist(), strict=True):
         pool = math.log(max(value, _TINY)), 1.0 / max(sd, 1e-3) ** 2, 1
         while pools and pools[-1][0] > pool[0]:

@@ -1,7 +1,7 @@
-"""Arrays between two processes: a line of JSON that says what they are, then their bytes. Nothing is executed.
+"""Serialises arrays between processes: a JSON header that describes them, then their bytes. Executes nothing.
 
-Cheaper than numpy's .npz, which goes through ``zipfile``: the daemon reads such a text in a thread beside its loop, and
-what that thread does in Python the loop waits for. Arrays are views of the text and cannot be written.
+Cheaper than numpy's .npz, which uses ``zipfile``: the daemon reads the data in a thread, whose Python code blocks the
+event loop. Unpacked arrays are read-only views of the data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ALIGN: Final = 8
 
 
 def pack(about: object, arrays: Mapping[str, Any]) -> bytes:
-    """``about`` (anything JSON has) and arrays of numbers, by name."""
+    """Pack ``about`` (any JSON value) and numeric arrays by name."""
     parts = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     listed = [[name, part.dtype.str, part.shape] for name, part in parts.items()]
     head = json.dumps({"about": about, "arrays": listed}).encode()
@@ -30,13 +30,13 @@ def pack(about: object, arrays: Mapping[str, Any]) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[Any, Mapping[str, Any]]:
-    """What ``pack`` was given.
+    """The value and arrays given to ``pack``.
 
     Raises:
-        ValueError: the text is none of its kind, or is cut off.
+        ValueError: the data are of another format or truncated.
     """
     if not data.startswith(MAGIC):
-        raise ValueError(f"it begins with {data[:24]!r}")
+        raise ValueError(f"not packed arrays: it begins with {data[:24]!r}")
     at = len(MAGIC) + _ALIGN
     size = int.from_bytes(data[len(MAGIC) : at], "little")
     head = json.loads(data[at : at + size])
@@ -44,7 +44,7 @@ def unpack(data: bytes) -> tuple[Any, Mapping[str, Any]]:
     arrays: dict[str, Any] = {}
     for name, kind, shape in head["arrays"]:
         if kind not in _KINDS or min(shape, default=0) < 0:
-            raise ValueError(f"{name}: {kind!r} of shape {shape} are no numbers")
+            raise ValueError(f"{name}: {kind!r} of shape {shape} is not a numeric array")
         count = math.prod(shape)
         found = np.frombuffer(data, np.dtype(kind), count, at) if count else np.zeros(0, kind)
         arrays[name] = found.reshape(shape)

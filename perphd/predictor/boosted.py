@@ -1,11 +1,11 @@
-"""A learned correction of two layers: boosted trees that know the whole space, and cells that are sharp where it was.
+"""A learned correction in two layers: boosted trees for the whole space, and cells that are precise where sampled.
 
-    correction(x) = s(x) T(x) + L(x),    L fitted to what s T had not foreseen at the cells
+    correction(x) = s(x) T(x) + L(x),    L fitted to what s T leaves unexplained at the cells
 
-T is the online boosted model (``ogbrt``), L the local Gaussian process (``residual``), and s(x), from 0 to 1, how far
-T is trusted: not at all before it has trees, while its own error is above the gate or while it does worse than the
-cells alone at places that are new to them; and the less the farther x is from where it was seen since the application
-last changed. Without trust all of this is the cells' correction of the prior: that is the fallback after a drift.
+T is the online boosted model (``ogbrt``), L the local Gaussian process (``residual``), and s(x), from 0 to 1, the trust
+in T. The trust is zero before T has trees, while its own error is above the gate, and while it does worse than the
+cells alone at places new to them. It falls with the distance of x from places seen since the application last changed.
+Without trust the whole correction comes from the cells, which is the fallback after a drift.
 """
 
 from __future__ import annotations
@@ -36,56 +36,64 @@ RESIDENT: Final = OgbrtSettings(
     rebuild_every=600,
     trial_margin=0.15,
 )
-"""Their level hardly moves, for the cells take what is local; and they are smaller, for there are several
-learners an LRA and dozens of LRAs in one small process. 40 trees of this rate take on a quarter of an error together.
+"""Settings of the trees beside cells.
+
+The gain hardly moves, because the cells take local effects. The trees are small, because each LRA has several learners
+and a small process serves dozens of LRAs. 40 trees at this rate correct a quarter of an error together.
 """
 NEW_PLACE: Final = 1.0
-"""Fewer effective samples in a cell than this: the place is new to the cells, and the layers are compared there."""
+"""Effective samples below which a place is new to the cells; the layers are compared there."""
 _EVIDENCE: Final = 0.1
 _OLD_S: Final = 86400.0
-"""After so long in no use, where it was seen says nothing any more about where it is right."""
+"""Time without use after which the places seen no longer show where the model is right."""
 
 
 class Correction(Protocol):
-    """What a Res-Perf model has learned about (measured / prior), in log units. Rows have ``features.COLUMNS``."""
+    """A learned correction of (measured / prior), in log units. Rows have ``features.COLUMNS``."""
 
     def update(self, key: Hashable, x: Floats, residual: float, at_s: float, prior: float = 0.0) -> float:
-        """Learn one sample, features (D,), taken in the cell ``key``; returns how far it was from what was believed.
+        """Learn one sample, features (D,), of the cell ``key``; returns its deviation from the prediction.
 
-        ``prior``: logarithm of what physics expected there. Never raises for finite values.
+        ``prior``: logarithm of the physics prediction there. Never raises for finite values.
         """
 
+    def noise_at_least(self, sd: float) -> None:
+        """Set a lower bound on the scatter of one sample, log units."""
+
     def predict(self, x: Floats, at_s: float, prior: Floats | None = None) -> tuple[Floats, Floats, Floats]:
-        """The correction's mean and sd, and support, for rows (n, D) where physics expects ``prior`` (log): (n,)."""
+        """Predict the correction for rows (n, D): mean, sd and support, each (n,).
+
+        ``prior``: physics predictions (log).
+        """
 
     def doubt(self) -> None:
-        """The application is another one now: what is known is a beginning, and gives way at once."""
+        """Treat present knowledge as a weak prior, because the application has changed."""
 
     def to_state(self, now_s: float) -> ResidualState:
-        """Everything, as plain values; times become ages."""
+        """The whole state as plain values; times become ages."""
 
     def restore(self, state: ResidualState, now_s: float, elapsed_s: float = 0.0) -> None:
-        """Know these values instead. Raises InvalidModel if they do not fit each other."""
+        """Replace the state. Raises InvalidModel if the values are inconsistent."""
 
     @property
     def cells(self) -> int:
-        """Places that it knows."""
+        """Number of places known."""
 
     @property
     def alarms(self) -> int:
-        """Drift alarms so far."""
+        """Number of drift alarms."""
 
     @property
     def clipped(self) -> int:
-        """Outliers so far: samples of which only a part was believed."""
+        """Number of outliers, samples that were only partly believed."""
 
 
 class Boosted:
-    """See the module; a ``Correction``.
+    """The two-layer ``Correction`` described in the module.
 
     Args:
         scales, prior_sd, noise_sd: of the local layer, see ``Residual``.
-        signs: how the correction must move with each of ``features.COLUMNS``.
+        signs: required monotonicity of the correction in each of ``features.COLUMNS``.
         settings: of the trees.
     """
 
@@ -103,7 +111,7 @@ class Boosted:
         self._with = self._without = 0.0
 
     def begin(self, x: Floats, y: Floats) -> None:
-        """Begin from these rows (n, D) with their corrections (n,), as of a profile; what is not known is NaN.
+        """Start from these rows (n, D) and corrections (n,), as of a profile; NaN: unknown.
 
         Their places count as seen until the application changes.
         """
@@ -112,12 +120,12 @@ class Boosted:
         self.begin_from(fit(rows, y, features.NAMES, self._signs, rng, settings=self._settings.fit), rows, y)
 
     def begin_from(self, trees: Trees, x: Floats, y: Floats) -> None:
-        """The same with trees that were fitted to the rows elsewhere."""
+        """Start from trees already fitted to these rows."""
         self._trees = Ogbrt(trees, features.LOW, features.HIGH, self._settings, x, y)
         self._trees.take_as_seen(x)
 
     def say(self, x: Floats) -> Floats:
-        """What the trees alone say of rows (n, D), however far they are trusted; (n,). 0 while there are none."""
+        """Prediction of the trees alone for rows (n, D), regardless of trust; (n,). 0 without trees."""
         return self._trees.predict(x).mean if self._trees is not None else np.zeros(len(x))
 
     def remembered(self) -> tuple[Floats, Floats]:
@@ -151,6 +159,10 @@ class Boosted:
         if visits > 0:
             return missed
         return residual - (said + unforeseen if trusted else alone)
+
+    def noise_at_least(self, sd: float) -> None:
+        """See ``Correction``."""
+        self._local.noise_at_least(sd)
 
     def predict(self, x: Floats, at_s: float, prior: Floats | None = None) -> tuple[Floats, Floats, Floats]:
         """See ``Correction``."""
@@ -207,51 +219,52 @@ class Boosted:
 
     @property
     def trusted(self) -> bool:
-        """The trees take part in what is answered."""
+        """True if the trees contribute to predictions."""
         trees = self._trees
         return trees is not None and trees.structured and trees.may_act and self._with <= self._without
 
     @property
     def rebuild_due(self) -> bool:
-        """A worker should run ``rebuild_job()``."""
+        """True if a worker should run ``rebuild_job()``."""
         return self._trees is not None and self._trees.rebuild_due
 
     def ask_for_rebuild(self) -> None:
-        """One is due from now on, whatever became of the last."""
+        """Request a rebuild, whatever became of the last one."""
         if self._trees is not None:
             self._trees.ask_for_rebuild()
 
     def rebuild_job(self) -> RebuildJob:
-        """What the worker needs; hand its result to ``offer``. Ask only when ``rebuild_due``."""
+        """The job for the worker, whose result goes to ``offer``. Call only when ``rebuild_due``."""
         assert self._trees is not None
         return self._trees.rebuild_job()
 
     def offer(self, rebuilt: Rebuilt | None) -> None:
-        """Let rebuilt trees try themselves; None: the rebuild failed."""
+        """Put rebuilt trees on trial; None: the rebuild failed."""
         if self._trees is not None:
             self._trees.offer(rebuilt)
 
     def _advice(self, x: Floats) -> tuple[Floats, Floats, Floats]:
-        """What the trees say of rows (n, D), as far as they are trusted there; how far that is not; their own sd."""
+        """For rows (n, D): the trees' prediction scaled by trust, one minus the trust, and the trees' own sd."""
         assert self._trees is not None
         found, far = self._trees.ask(x)
         return np.asarray((1.0 - far) * found.mean, dtype=np.float64), far, found.sd
 
     def _compare(self, both: float, alone: float) -> None:
-        """A place that is new to the cells: what they missed there with the trees, and what they would have without."""
+        """Update the errors with and without the trees, at a place new to the cells."""
         most = 5.0 * math.sqrt(self._local.noise_sd**2 + 0.01)
         self._with += _EVIDENCE * (min(abs(both), most) ** 2 - self._with)
         self._without += _EVIDENCE * (min(abs(alone), most) ** 2 - self._without)
 
 
 def has_trees(state: ResidualState) -> bool:
-    """A saved correction holds trees, and more than a constant."""
+    """True if a saved correction holds trees beyond a constant."""
     return state.boosted is not None and len(state.boosted.trees.leaf_start) >= 2
 
 
 def widened(state: BoostedState) -> BoostedState:
-    """What was kept before the last columns were there, with those: of their effect nothing was there, as at their low
-    ends. Anything else stays as it is.
+    """A saved state extended by columns added since, at their low ends, where they have no effect.
+
+    Any other state is returned unchanged.
     """
     had, names = len(state.features), features.NAMES
     if had >= len(names) or state.features != names[:had]:
@@ -260,7 +273,7 @@ def widened(state: BoostedState) -> BoostedState:
 
     def more(values: Sequence[float], rows: int, fill: Floats) -> tuple[float, ...]:
         if len(values) != rows * had:
-            return tuple(values)  # it is refused for that
+            return tuple(values)  # inconsistent: refused later
         table = np.array(values, dtype=np.float64).reshape(rows, had)
         return tuple(np.hstack([table, np.tile(fill, (rows, 1))]).ravel().tolist())
 

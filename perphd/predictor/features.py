@@ -1,7 +1,7 @@
-"""What the learned corrections see of an allocation and of what surrounds it: the one place where columns are made.
+"""Features of an allocation and its circumstances for the learned corrections; the only place that defines columns.
 
-The first ``PLACE`` columns say where a sample was taken (allocation and load); the others are covariates: contention
-that perphd cannot control, so that it is not booked to allocations. What is not measured is NaN.
+The first ``PLACE`` columns locate a sample (allocation and load). The others are covariates: contention that perphd
+cannot control, included so that it is not attributed to allocations. Unmeasured values are NaN.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from perphd.predictor.physics import CpuGrants
 Floats = NDArray[np.float64]
 
 FAINT_WEIGHT: Final = 0.02
-"""Weight ratio below which less makes little difference any more."""
+"""Weight ratio below which differences hardly matter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One feature: its usual range, and how the LRA's *work* must move with it (+1, -1; 0: free)."""
+    """One feature: its usual range, and the required monotonicity of the LRA's *work* in it (+1, -1; 0: none)."""
 
     name: str
     low: float
@@ -51,8 +51,8 @@ COLUMNS: Final = (
     Column("neighbours_gb_per_s", 0.0, 20.0, -1),
     Column("neighbours_load", 0.0, 1.0, -1),
 )
-"""The first seven tell the physics prior less than they tell of cache and bandwidth, about which it says nothing:
-only there is the sign of the correction the sign of the whole."""
+"""Signs are set only for columns about which the physics prior says nothing, such as cache and bandwidth: only there is
+the sign of the correction the sign of the whole."""
 PLACE: Final = 7
 NAMES: Final = tuple(column.name for column in COLUMNS)
 LOW: Final[Floats] = np.array([column.low for column in COLUMNS])
@@ -64,11 +64,11 @@ NO_SIGNS: Final = (0,) * len(COLUMNS)
 
 @dataclass(frozen=True, slots=True)
 class Covariates:
-    """Contention that perphd cannot control, as far as it is measured.
+    """Measured contention that perphd cannot control.
 
-    ``io_stall``: share of time in which the LRA waited for disks; ``frequency_ghz``: at which its CPUs ran;
-    ``neighbours_gb_per_s``: memory bandwidth of the other LRAs; ``neighbours_load``: CPU that they use, as a share of
-    the host's cores: on hyperthreads they are on the siblings of this one's.
+    ``io_stall``: share of time in which the LRA waited for disks. ``frequency_ghz``: clock rate of its CPUs.
+    ``neighbours_gb_per_s``: memory bandwidth of the other LRAs. ``neighbours_load``: their CPU use as a share of the
+    host's cores; with SMT they run on siblings of this LRA's threads.
     """
 
     io_stall: Reading = NOT_MEASURED
@@ -83,7 +83,10 @@ class Covariates:
         neighbours_bytes_per_s: Reading = NOT_MEASURED,
         neighbours_load: Reading = NOT_MEASURED,
     ) -> Covariates:
-        """From an LRA's sample. The frequency is cycles a second of CPU time: MIPS times CPI over the CPUs used."""
+        """The covariates of an LRA's sample.
+
+        The frequency is cycles per second of CPU time: MIPS times CPI over the CPUs used.
+        """
         io, mips, cpi, used = sample.io_some_pct, sample.mips, sample.cpi, sample.cpu_usage_cores
         frequency: Reading = NOT_MEASURED
         if available(mips) and available(cpi) and available(used) and used > 0:
@@ -102,7 +105,7 @@ def features(
     around: Covariates = Covariates(),
     grants: CpuGrants | None = None,
 ) -> Floats:
-    """Rows (n, len(COLUMNS)) for these allocations under one context; ``grants``: theirs, if they are at hand."""
+    """Feature rows (n, len(COLUMNS)) of these allocations under one context; ``grants``: theirs, if known."""
     total = max(context.total_cores, 1e-9)
     cpu = CpuGrants.of(allocations) if grants is None else grants
     rows = np.empty((len(allocations), len(COLUMNS)))
@@ -126,7 +129,7 @@ def features(
 
 
 def cell_key(allocation: Allocation, context: ModelContext) -> CellKey:
-    """The cell that a sample of this allocation under this context is folded into."""
+    """The cell to which a sample of this allocation and context belongs."""
     total = max(context.total_cores, 1e-9)
     grant = allocation.cpu
     return CellKey(
@@ -142,8 +145,9 @@ def cell_key(allocation: Allocation, context: ModelContext) -> CellKey:
 
 
 def padded(x: Sequence[float | None]) -> Floats:
-    """A row as it was kept: None becomes NaN, and so do columns that were not there yet when it was. Where it was taken
-    is always known.
+    """A saved row as an array: None, and columns added since, become NaN.
+
+    The first ``PLACE`` columns are always known.
     """
     known = [(0.0 if i < PLACE else math.nan) if value is None else value for i, value in enumerate(x)]
     if PLACE <= len(known) < len(COLUMNS):

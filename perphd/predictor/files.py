@@ -1,9 +1,9 @@
-"""Models on disk: one file an LRA, replaced atomically, with the last good one beside it.
+"""Model files: one per LRA, replaced atomically, with the previous good one beside it.
 
-``NAME.json`` is the model; ``NAME.json.last`` the one before it, read when that is damaged; ``NAME.json.aside`` what
-was refused, reset or removed, never read by itself (``perphctl model import`` takes it back). Models of earlier
-versions of an application are in ``versions/NAME/``, a file each, the newest few. They stay when the application goes,
-for a month, and are taken up when it is back.
+``NAME.json`` is the model. ``NAME.json.last`` is the one before it, read if that is damaged. ``NAME.json.aside`` holds
+a refused, reset or removed model and is read only by ``perphctl model import``. Models of earlier versions of an
+application are in ``versions/NAME/``, one file each, for the newest few. They are kept for a month after the
+application has gone, and used again if it returns.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from perphd.predictor.persist import MAX_BYTES, ModelFile, ModelFileError, from_
 LAST: Final = ".last"
 ASIDE: Final = ".aside"
 KEPT_ASIDE: Final = 64
-"""So many files that were put aside are kept, the newest: workloads of ever new names must not fill the disk."""
+"""Number of files put aside that are kept, newest first, so that changing workload names cannot fill the disk."""
 KEPT_VERSIONS: Final = 4
-"""Earlier versions of an application whose models are kept, the newest."""
+"""Number of earlier versions per application whose models are kept, newest first."""
 KEPT_GONE_S: Final = 30 * 86400.0
-"""For so long the models of an application's versions are kept after it went away ..."""
+"""Time for which version models are kept after their application went away."""
 KEPT_GONE: Final = 32
-"""... and of so many applications, those that went last."""
+"""Number of such applications, latest first."""
 _VERSIONS: Final = "versions"
 _NEW: Final = ".new"
 _LOST: Final = "what was learned since the last save would be lost with this process"
@@ -36,29 +36,32 @@ _LOST: Final = "what was learned since the last save would be lost with this pro
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What was found for one LRA: the file (None: a fresh model is to be made), and sentences about what was odd."""
+    """Result of loading one LRA's model.
+
+    ``file``: None if a fresh model is needed. ``problems``: messages about irregularities.
+    """
 
     file: ModelFile | None
     problems: tuple[str, ...] = ()
 
 
 class ModelFiles:
-    """The files of one directory. Safe to use from one thread at a time."""
+    """The model files of one directory. Not thread-safe."""
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = str(directory)
         self._good: set[str] = set()
 
     def path(self, lra: str) -> str:
-        """The file of an LRA. Its name was checked when it was declared: it holds no slash."""
+        """The file of an LRA, whose name was checked on declaration and holds no slash."""
         return f"{self.directory}/{lra}.json"
 
     def load(self, lra: str, fits: Callable[[ModelFile], str]) -> Loaded:
-        """The LRA's model, else the one before it. Never raises: what is odd is said in ``problems``.
+        """The LRA's model, else the previous one. Never raises; irregularities are reported in ``problems``.
 
         Args:
             lra: its name.
-            fits: says why a file is not this LRA's; empty if it is.
+            fits: returns why a file does not belong to this LRA; empty if it does.
         """
         path = self.path(lra)
         problems: list[str] = []
@@ -73,7 +76,7 @@ class ModelFiles:
                 problems.append(f"{candidate}: cannot be read: {exc.strerror}")
             except ModelFileError as exc:
                 problems.append(f"{candidate}: not used: {exc}")
-                if candidate == path:  # or it would be taken for the last good one
+                if candidate == path:  # else a later save would keep it as the last good one
                     with contextlib.suppress(OSError):
                         os.replace(path, path + ASIDE)
             else:
@@ -83,21 +86,21 @@ class ModelFiles:
                     problems.append("the last good model is used")
                 return Loaded(file, tuple(problems))
         if problems:
-            problems.append("it is learned anew")
+            problems.append("learning starts over")
         return Loaded(None, tuple(problems))
 
     def save(self, lra: str, text: str) -> None:
-        """Put the text in place of the LRA's file; on disk when this returns. A crash leaves the old or the new one.
+        """Replace the LRA's file with this text, synced; a crash leaves the old or the new file.
 
         Raises:
-            KernelError: it could not be written; the old one is still there.
+            KernelError: it could not be written; the old file is still there.
         """
         path = self.path(lra)
         self._replace(path, text, keep_last=lra in self._good)
         self._good.add(lra)
 
     def keep_version(self, lra: str, version: str, text: str) -> None:
-        """Keep the model of a version that does not run any more; the oldest beyond ``KEPT_VERSIONS`` go.
+        """Keep the model of a version that no longer runs; deletes the oldest beyond ``KEPT_VERSIONS``.
 
         Raises:
             KernelError: it could not be written.
@@ -110,7 +113,7 @@ class ModelFiles:
                 os.unlink(entry.path)
 
     def load_version(self, lra: str, version: str, fits: Callable[[ModelFile], str]) -> Loaded:
-        """The kept model of this version of an application, if there is one. Never raises."""
+        """The kept model of this version of an application, if any. Never raises."""
 
         def fits_and_is(file: ModelFile) -> str:
             is_version = file.provenance.app_version
@@ -119,7 +122,7 @@ class ModelFiles:
         return self._load_version(self._version_path(lra, version), fits_and_is)
 
     def load_newest_version(self, lra: str, fits: Callable[[ModelFile], str]) -> Loaded:
-        """The kept model of the version that ran last, if there is one. Never raises."""
+        """The kept model of the version that ran last, if any. Never raises."""
         try:
             newest = max(self._version_files(lra), key=lambda entry: entry.stat().st_mtime_ns, default=None)
         except OSError as exc:
@@ -127,8 +130,9 @@ class ModelFiles:
         return Loaded(None) if newest is None else self._load_version(newest.path, fits)
 
     def drop_gone(self, present: Collection[str], now_unix_s: float) -> None:
-        """Models of the versions of applications that are not ``present``: those that went too long ago go for good,
-        and those that are too many. What cannot be looked at stays.
+        """Delete version models of applications that went too long ago, or are too many.
+
+        ``present``: applications to keep. Files that cannot be examined stay.
         """
         gone = []
         with contextlib.suppress(OSError), os.scandir(f"{self.directory}/{_VERSIONS}") as found:
@@ -157,7 +161,7 @@ class ModelFiles:
         return Loaded(file)
 
     def kept_versions(self, lra: str, but: str) -> int:
-        """Of how many versions other than ``but`` there is a model."""
+        """Number of versions other than ``but`` with a model."""
         try:
             names = {entry.name for entry in self._version_files(lra)}
         except OSError:
@@ -199,9 +203,9 @@ class ModelFiles:
             ) from exc
 
     def put_aside(self, lra: str, with_versions: bool = True) -> None:
-        """Begin anew: neither the file nor the one before it is read again.
+        """Move the LRA's files aside, so that they are not read again.
 
-        ``with_versions``: nor are those of its versions, which go for good.
+        ``with_versions``: also delete the models of its versions.
 
         Raises:
             KernelError: they could not be moved.
@@ -223,7 +227,7 @@ class ModelFiles:
     def _drop_versions(self, lra: str) -> None:
         for entry in self._version_files(lra):
             os.unlink(entry.path)
-        with contextlib.suppress(OSError):  # there was none, or something else is in it
+        with contextlib.suppress(OSError):  # missing, or not empty
             os.rmdir(f"{self.directory}/{_VERSIONS}/{lra}")
 
     def _drop_oldest_aside(self) -> None:

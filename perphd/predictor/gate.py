@@ -1,7 +1,7 @@
-"""May a model act? Not while what it says about where the application is now is clearly wrong.
+"""Gate: decides whether a model may act, from its recent mean error at the current allocation.
 
-One sample's scatter is not the model's error: the mean of some samples' signed errors is. While that is beyond the
-limit the model advises: its bands are as wide as the prior's wherever it has not been measured since.
+Scatter of single samples is not model error, but the mean of several signed errors is. While that exceeds the limit,
+the model only advises: its bands are as wide as the prior's wherever it has no recent measurement.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from perphd.domain.learning import GATE_MAPE
 Floats = NDArray[np.float64]
 
 WELL_MEASURED: Final = 5.0
-"""Effective samples at a place from which it is known whatever the model is worth elsewhere."""
+"""Effective samples from which a place is known regardless of the model's quality elsewhere."""
 _GAIN: Final = 0.25
 _REOPENS: Final = 0.75
 
 
 class Gate:
-    """Watches the errors of one channel of one model.
+    """Tracks the errors of one channel of one model.
 
     Args:
-        most: greatest mean relative error (0.2: 20 %); 0 never closes.
+        most: largest mean relative error (0.2: 20 %); 0 never closes.
 
     Attributes:
-        mean: mean signed error of late, log units.
+        mean: recent mean signed error, log units.
     """
 
     def __init__(self, most: float = GATE_MAPE) -> None:
@@ -39,24 +39,24 @@ class Gate:
 
     @property
     def is_open(self) -> bool:
-        """The model may act."""
+        """True if the model may act."""
         return not self._closed
 
     @property
     def error(self) -> float:
-        """Mean relative error of late."""
+        """Recent mean relative error."""
         return math.expm1(abs(self.mean))
 
     def anew(self) -> Gate:
-        """One with the same limit that has seen nothing."""
+        """A new gate with the same limit."""
         return Gate(self._most)
 
     def restore(self, mean: float, closed: bool) -> None:
-        """Go on from this."""
+        """Restore this state."""
         self.mean, self._closed = mean, closed and self._most > 0
 
     def update(self, error: float) -> None:
-        """Take one error (log units), from before the sample was learned."""
+        """Process one error (log units) from before the sample was learned."""
         if not math.isfinite(error):
             return
         self.mean += _GAIN * (min(max(error, -1.0), 1.0) - self.mean)
@@ -64,7 +64,7 @@ class Gate:
         self._closed = self._most > 0 and self.error > limit
 
     def widen(self, sd: Floats, support: Floats, prior_sd: float) -> Floats:
-        """Standard deviations (n,) as they may be believed, given the effective samples (n,) at each place."""
+        """The standard deviations (n,) to use, given the effective samples (n,) at each place."""
         if not self._closed:
             return sd
         unknown = 1.0 - np.minimum(support / WELL_MEASURED, 1.0)

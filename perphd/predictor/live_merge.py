@@ -1,11 +1,11 @@
-"""One live model out of several hosts' of the same application, with a champion check; nothing is done by itself.
+"""Merges live models of one application from several hosts into one, with a champion check.
 
-Every host's model is exported (``perphctl model export``), the files are merged here, and the result is imported where
-an operator wants it. What is pooled are the samples that each model remembers, as corrections of the physics prior:
-they are relative to the host's cores, load and reference, so that hosts of different size can be compared. Stages are
-fitted to four fifths of each host's samples, every host counting alike, and must do no worse on the held-out fifths of
-*every* host than the best single host's do there. What is local stays out: cells, places seen, bands, drift. References
-are pooled as a beginning that gives way after a few samples of the host that takes the model over.
+Every host's model is exported (``perphctl model export``), the files are merged here, and an operator imports the
+result where wanted. The merge pools the samples that each model remembers, as corrections of the physics prior. They
+are relative to the host's cores, load and reference, so that hosts of different size are comparable. Stages are fitted
+to four fifths of each host's samples, with equal weight per host. On *every* host's held-out fifth they must do no
+worse than the best single host's stages. Local state is left out: cells, places seen, bands, drift. References are
+pooled as weak priors that yield to a few samples of the importing host.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ from perphd.predictor.staged import PROFILE_SD, REMEMBERED, Staged, rows_of
 CHANNELS: Final = ("work", "delay")
 """Corrections that are merged."""
 LEAST_ROWS: Final = 30
-"""Remembered samples of each host, at least."""
+"""Least number of remembered samples of each host."""
 _BEGINNING: Final = 5.0
-"""Samples that a pooled reference counts as, at most."""
+"""Largest sample count given to a pooled reference."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Remembered:
-    """What one host's model remembers of one channel: rows (n, F) of ``features.COLUMNS``, what physics expected there
-    (log, (n,)), corrections (n,).
+    """Samples of one channel remembered by one host's model.
+
+    ``x``: rows (n, F) of ``features.COLUMNS``. ``prior``: physics predictions (log, (n,)). ``y``: corrections (n,).
     """
 
     host: str
@@ -55,13 +56,13 @@ class Remembered:
     y: Floats
 
     def only(self, which: NDArray[np.bool_]) -> Remembered:
-        """These rows of it."""
+        """The selected rows."""
         return Remembered(self.host, self.x[which], self.prior[which], self.y[which])
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelContest:
-    """How the merged stages did on one host's held-out samples of one channel."""
+    """Result of the merged stages on one host's held-out samples of one channel."""
 
     channel: str
     result: Contest
@@ -69,36 +70,36 @@ class ChannelContest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MergedModel:
-    """What came out, and how it did on every host and channel."""
+    """The merged model, and its results on every host and channel."""
 
     file: ModelFile
     contests: tuple[ChannelContest, ...]
 
     @property
     def accepted(self) -> bool:
-        """The champion check is passed everywhere."""
+        """True if the champion check passed everywhere."""
         return all(contest.result.held for contest in self.contests)
 
 
 def merge_models(files: Sequence[ModelFile]) -> MergedModel:
-    """One model of several.
+    """Merge several models into one.
 
     Raises:
-        PerphError: fewer than two, one that is given twice, that remembers too little, work that is
-            counted by another kind of SLI, or another version of the application.
+        PerphError: there are fewer than two models, one occurs twice or remembers too little, or they differ in the
+            kind of SLI or the application's version.
     """
     if len(files) < 2:
-        raise PerphError("merging takes at least two models")
+        raise PerphError("merging needs at least two models")
     sources = [file.provenance for file in files]
     for what, values in (
-        ("their work is counted differently", {s.sli_source or "no SLI" for s in sources}),
+        ("their work is measured differently", {s.sli_source or "no SLI" for s in sources}),
         ("they are of different versions", {s.app_version for s in sources if s.app_version}),
     ):
         if len(values) > 1:
             raise PerphError(f"{what}: {', '.join(sorted(values))}")
     for k, file in enumerate(files):
         if any(file.state == other.state for other in files[:k]):
-            raise PerphError(f"{_host(file)} is given twice: nothing would be held out of it")
+            raise PerphError(f"{_host(file)} is given twice, which would spoil the held-out samples")
     contests: list[ChannelContest] = []
     known: dict[str, Sequence[Remembered]] = {}
     for channel in CHANNELS:
@@ -107,9 +108,9 @@ def merge_models(files: Sequence[ModelFile]) -> MergedModel:
             if channel == "work":
                 lacking = [_host(f) for f in files if remembered(f, channel) is None]
                 raise PerphError(
-                    f"{', '.join(lacking)}: less than {LEAST_ROWS} samples beside batch are remembered"
+                    f"{', '.join(lacking)}: fewer than {LEAST_ROWS} remembered samples beside batch"
                 )
-            continue  # a channel that was not measured everywhere begins from physics
+            continue  # a channel not measured on every host starts from physics
         contests += _contest(parts, channel)
         known[channel] = parts
     state = _state(files, known)
@@ -121,14 +122,14 @@ def merge_models(files: Sequence[ModelFile]) -> MergedModel:
 
 
 def judge(file: ModelFile, other: ModelFile, channel: str = "work") -> Metrics:
-    """How well what one model has learned says what another host's model remembers.
+    """Accuracy of one model's learned corrections on the samples that another host's model remembers.
 
     Raises:
-        PerphError: the first has learned nothing that can be carried over, or the second remembers too little.
+        PerphError: the first has learned nothing transferable, or the second remembers too little.
     """
     asked = remembered(other, channel)
     if asked is None:
-        raise PerphError(f"{_host(other)}: less than {LEAST_ROWS} samples beside batch are remembered")
+        raise PerphError(f"{_host(other)}: fewer than {LEAST_ROWS} remembered samples beside batch")
     state: ResidualState = getattr(file.state, channel)
     if state.staged is None and not has_trees(state):
         raise PerphError(f"{_host(file)}: its {channel} has neither stages nor trees yet")
@@ -140,13 +141,13 @@ def judge(file: ModelFile, other: ModelFile, channel: str = "work") -> Metrics:
 
 
 def remembered(file: ModelFile, channel: str) -> Remembered | None:
-    """The samples that this model remembers; None: fewer than ``LEAST_ROWS``."""
+    """The samples that this model remembers; None if fewer than ``LEAST_ROWS``."""
     state: ResidualState = getattr(file.state, channel)
     if state.staged is not None:
         x, prior, y = rows_of(state.staged)
     elif has_trees(state):
         x, y = _boosted(state, channel).remembered()
-        prior = np.zeros(len(y))  # what physics expected was not kept
+        prior = np.zeros(len(y))  # physics predictions were not saved
     else:
         return None
     known = np.isfinite(y)
@@ -171,7 +172,7 @@ def _contest(parts: Sequence[Remembered], channel: str) -> list[ChannelContest]:
     shown = [p.only(k) for p, k in zip(parts, known, strict=True)]
     merged = _staged(channel)
     _teach(merged, shown)
-    # Champions are taught the same rows, else they would have seen what they are asked.
+    # Champions learn the same rows, so that held-out samples are new to them too.
     singles = []
     for part in shown:
         single = _staged(channel)
@@ -187,7 +188,7 @@ def _contest(parts: Sequence[Remembered], channel: str) -> list[ChannelContest]:
 
 
 def _teach(learner: Staged, parts: Sequence[Remembered]) -> None:
-    """Every host counts alike, however much it remembers."""
+    """Teach samples of several hosts with equal weight per host."""
     rows = sum(len(p.y) for p in parts)
     for p in parts:
         learner.learn_rows(p.x, p.prior, p.y, PROFILE_SD**2 * len(p.y) * len(parts) / rows)
@@ -196,7 +197,7 @@ def _teach(learner: Staged, parts: Sequence[Remembered]) -> None:
 def _state(files: Sequence[ModelFile], parts: dict[str, Sequence[Remembered]]) -> ModelState:
     model = LraModel("staged")
     for channel, of_hosts in parts.items():
-        # As many rows of each host as have room together.
+        # As many rows as fit, shared equally among the hosts.
         rows = [
             p.only(np.arange(len(p.y)) % (1 + len(p.y) * len(of_hosts) // REMEMBERED) == 0) for p in of_hosts
         ]
@@ -214,7 +215,7 @@ def _state(files: Sequence[ModelFile], parts: dict[str, Sequence[Remembered]]) -
 
 
 def _pooled(references: Iterable[tuple[RunningState, ...]]) -> tuple[RunningState, ...]:
-    """Means over the hosts, weighted by samples; their spread is part of the variance."""
+    """Means over hosts, weighted by samples; their spread is added to the variance."""
     by_key: dict[tuple[str, int | None, bool], list[RunningState]] = {}
     for reference in references:
         for one in reference:

@@ -29,13 +29,13 @@ from perphd.predictor.staged import Staged, rows_of
 from perphd.predictor.stages import COUNT
 
 WITNESSES = ("cpu_some_pct", "memory_some_pct", "io_some_pct")
-"""Readings whose undisturbed level is learned beside work and delay, to tell contention from low load."""
+"""Readings whose undisturbed level is learned along with work and delay, to tell contention from low load."""
 COUNTED = ("cpi", "llc_mpki", "memory_stall_ratio", "llc_occupancy_bytes", "mbw_bytes_per_s")
-"""The same of what the processor counts."""
+"""Processor counters whose undisturbed level is learned."""
 
 _SCALES = np.array([0.4, 0.45, 0.5, 0.35, 0.6, 0.4, 0.4])
 _WORK_SD, _DELAY_SD = 0.2, 0.35
-"""What is doubted of the prior (log units)."""
+"""Standard deviations of the prior (log units)."""
 _UNFIT = (Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RESTARTED, Quality.SETTLING, Quality.SLI_MISSING,
           Quality.BETWEEN)  # fmt: skip
 CLOSED_ELASTICITY = 0.3
@@ -44,26 +44,28 @@ _ELASTIC_DELAY = 1.25
 _ELASTIC_GAIN = 0.1
 _LEAST_CORES = 0.02
 THROTTLED_PCT = 5.0
-"""Share of periods in which its own CPU limit held an LRA back, above the usual one, from which nothing is learned."""
+"""Excess over its usual throttled share (%) from which a sample is not learned."""
 _THROTTLED_GAIN = 0.02
 _LEAST_RATIO, _MOST_RATIO = 0.02, 50.0
 _MOST_WORK = 1.05
 OUTLIER = "outlier, of which only a part is believed"
 BOOTSTRAP_SUPPORT = 10.0
-"""Until a reference has this much support, strongly protected samples may stand in for undisturbed ones."""
+"""Support of a reference up to which strongly protected samples may substitute for undisturbed ones."""
 BOOTSTRAP_LOAD = 0.7
-"""Share of the host's cores up to which an LRA's use counts as what it wants, while batch shares all of them."""
+"""Share of the host's cores up to which an LRA's use counts as its demand while it shares all cores with batch."""
 PROTECTED_RATIO = 0.9
-"""Prior work ratio from which a sample counts as strongly protected."""
+"""Work ratio predicted by the prior from which a sample counts as strongly protected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One sample with its circumstances. ``undisturbed``: batch did not compete; ``batch_cores``: what batch got;
-    ``shielded``: batch had no more of the last-level cache and of its bandwidth than it can be kept to, or what it had
-    can be spared; ``neighbours_bytes_per_s``: memory bandwidth of the other LRAs; ``neighbours_cores``: CPU that they
-    use; ``contended``: work that nobody declared, or the hypervisor, filled the host; ``cache_knobs``: of cache and
-    bandwidth, how many batch can be kept from at this moment (0 to 2); None: there is no batch to ask it of.
+    """One sample with its circumstances.
+
+    ``undisturbed``: batch did not compete. ``batch_cores``: CPU that batch got. ``shielded``: batch's cache and
+    bandwidth were restricted as far as possible, or are known to be spare. ``neighbours_bytes_per_s``,
+    ``neighbours_cores``: memory bandwidth and CPU use of the other LRAs. ``contended``: undeclared work or the
+    hypervisor filled the host. ``cache_knobs``: number of resources, cache and bandwidth, in which batch can be
+    restricted now (0 to 2); None: there is no batch. ``count``: samples merged into this one.
     """
 
     sample: Sample
@@ -77,16 +79,17 @@ class Observation:
     contended: bool = False
     shielded: bool = True
     cache_knobs: int | None = None
+    count: int = 1
 
 
 class LraModel:
-    """Learns from observations; answers as ``domain.policy.ResPerfModel``. Deterministic; no clock.
+    """Learns from observations and implements ``domain.policy.ResPerfModel``. Deterministic; no clock.
 
-    ``samples`` counts what was fit to learn from, ``skipped`` what was not, by reason.
+    ``samples`` counts learned samples, ``skipped`` the others by reason.
 
     Args:
-        learner: how corrections are learned; None: ``DEFAULT_LEARNER``.
-        gate_mape: greatest mean relative error at the current allocation with which it may act, see ``Gate``.
+        learner: the kind of correction; None: ``DEFAULT_LEARNER``.
+        gate_mape: largest mean relative error at the current allocation at which the model may act, see ``Gate``.
     """
 
     def __init__(self, learner: Learner | Ablated | None = None, gate_mape: float = GATE_MAPE) -> None:
@@ -109,7 +112,7 @@ class LraModel:
     # -- keeping ------------------------------------------------------------------------------------
 
     def to_state(self, now_s: float | None = None) -> ModelState:
-        """All that it knows, as plain values; ``now_s``: the time from which ages count (default: last sample)."""
+        """The whole state as plain values; ``now_s``: reference time of ages (default: last sample)."""
         now_s = self._now_s if now_s is None else now_s
         return ModelState(
             reference=self._reference.to_state(),
@@ -135,17 +138,17 @@ class LraModel:
         learner: Learner | Ablated | None = None,
         gate_mape: float = GATE_MAPE,
     ) -> LraModel:
-        """The model that knows this; ``elapsed_s`` have passed since, which makes all of it older.
+        """The model with this state, aged by ``elapsed_s``.
 
         Args:
-            state: as ``to_state`` gave it, on whatever host and under whatever clock.
+            state: from ``to_state``, on any host and clock.
             now_s: the time, by the clock of the samples to come.
-            elapsed_s: for how long the model was in no use; what is less than 0 counts as 0.
-            learner: how it goes on learning; what another learner knew is not lost but for its own part.
+            elapsed_s: time for which the model was not in use; negative values count as 0.
+            learner: kind of correction from now on; only the part specific to another learner is lost.
             gate_mape: see the class.
 
         Raises:
-            InvalidModel: values that do not fit each other.
+            InvalidModel: the values are inconsistent.
         """
         made = cls(learner, gate_mape)
         made._now_s = now_s
@@ -171,8 +174,10 @@ class LraModel:
     # -- beginning ----------------------------------------------------------------------------------
 
     def begin(self, x: Floats, prior: Floats, y: Floats) -> None:
-        """Begin from what a profile says: rows (n, D) of ``features.COLUMNS``, what physics expects of the work there
-        (log, (n,)), and corrections (n,) of it. The cells alone hold no such thing: stages then learn the work.
+        """Start from a profile.
+
+        Rows ``x`` (n, D) of ``features.COLUMNS``, physics predictions of work ``prior`` (log, (n,)), corrections ``y``
+        (n,). Cells alone cannot hold a profile, so stages replace a ``residual`` work correction.
         """
         if isinstance(self._work, Residual):
             known = self._work.to_state(self._now_s)
@@ -181,7 +186,7 @@ class LraModel:
         self.begin_channel("work", x, prior, y)
 
     def begin_channel(self, channel: str, x: Floats, prior: Floats, y: Floats) -> None:
-        """The same for ``work`` or ``delay``."""
+        """Start the channel ``work`` or ``delay`` from a profile."""
         correction = self._work if channel == "work" else self._delay
         if isinstance(correction, Staged):
             correction.begin(x, prior, y)
@@ -189,9 +194,9 @@ class LraModel:
             correction.begin(x, y)
 
     def doubt(self) -> None:
-        """The application is another one from now on (a new version): what was learned is where this one begins.
+        """Treat present knowledge as a weak prior, because a new version of the application runs.
 
-        Bands widen, and every sample counts for more than what is remembered. ``samples`` counts anew.
+        Bands widen, and new samples outweigh remembered ones. ``samples`` restarts from 0.
         """
         self._reference.doubt()
         for correction in (self._work, self._delay, self._batch):
@@ -205,7 +210,7 @@ class LraModel:
     def next_rebuild(self) -> tuple[str, RebuildJob] | None:
         """A channel whose trees a worker should rebuild now, with the job; None if there is none.
 
-        Each is handed out once, until ``offer`` brings its result.
+        Each job is returned once, until ``offer`` brings its result.
         """
         for channel, correction in self._boosted():
             if correction.rebuild_due:
@@ -213,7 +218,7 @@ class LraModel:
         return None
 
     def offer(self, channel: str, rebuilt: Rebuilt | None) -> None:
-        """Let rebuilt trees try themselves beside the present ones; None: the rebuild failed, they stay."""
+        """Put rebuilt trees on trial beside the present ones; None: the rebuild failed."""
         for name, correction in self._boosted():
             if name == channel:
                 correction.offer(rebuilt)
@@ -225,18 +230,18 @@ class LraModel:
 
     @property
     def work_correction(self) -> Correction:
-        """What was learned of the work rate beside the prior."""
+        """The learned correction of the work rate."""
         return self._work
 
     @property
     def cells(self) -> int:
-        """Places at which the work rate is known."""
+        """Number of places at which the work rate is known."""
         return self._work.cells
 
     # -- learning -----------------------------------------------------------------------------------
 
     def observe(self, seen: Observation) -> None:
-        """Learn from one sample if it is fit; otherwise count why not. Never raises for odd readings."""
+        """Learn one sample if it is suitable, else count the reason. Never raises for odd readings."""
         sample = seen.sample
         self._now_s = sample.at_s
         unfit = next((flag for flag in _UNFIT if sample.has(flag)), None)
@@ -260,14 +265,14 @@ class LraModel:
             self._undisturbed += 1
             if self._undisturbed >= BOOTSTRAP_SUPPORT:
                 self._stood_in_knobs = None
-            self._learn_reference(seen, perf, 1.0)
+            self._learn_reference(seen, perf, float(seen.count))
         else:
             self._learn_ratio(seen, perf, perf.work)
 
     def _is_throttled(self, sample: Sample) -> bool:
-        """Its own CPU limit held it back more than it usually does: that is nobody's interference.
+        """True if the LRA's own CPU limit throttled it more than usual, which is no interference.
 
-        An LRA that always runs into its limit is learned as it is.
+        An LRA that is always throttled is learned as it is.
         """
         share_pct = sample.cpu_throttled_pct
         if not available(share_pct):
@@ -277,10 +282,10 @@ class LraModel:
         return share_pct >= usual_pct + THROTTLED_PCT
 
     def _forget_stand_ins(self, seen: Observation) -> None:
-        """What stood in for undisturbed samples is worth nothing once batch can be kept from more than it could then.
+        """Drop references from substitute samples once batch can be restricted in more resources than then.
 
-        As after resctrl was mounted, or when its lock is free again, or nobody else insists on masks of his own: what
-        cache and bandwidth cost was in those samples.
+        For example after resctrl was mounted, its lock was released, or another program gave up its masks. The
+        substitutes contained the cost of cache and bandwidth.
         """
         stood_in, now = self._stood_in_knobs, seen.cache_knobs
         if stood_in is not None and now is not None and now > stood_in:
@@ -330,6 +335,9 @@ class LraModel:
         key = cell_key(seen.allocation, seen.context)
         at_s = seen.sample.at_s
         residual = math.log(work_ratio) - math.log(prior.work[0])
+        if seen.count > 1 and available(events := seen.sample.work_events) and events > 0:
+            for correction in (self._work, self._delay):
+                correction.noise_at_least(min(1.0 / math.sqrt(events), 0.5))
         clipped = self._work.clipped
         self.work_gate.update(self._work.update(key, x[0], residual, at_s, math.log(prior.work[0])))
         if self._work.clipped > clipped:
@@ -353,11 +361,11 @@ class LraModel:
         self._elasticity = before + _ELASTIC_GAIN * (seen - before)
 
     def _bootstrap(self, seen: Observation, perf: Performance, prior: Expected) -> None:
-        """No undisturbed sample yet: a strongly protected one tells the reference through the prior.
+        """Learn a reference from a strongly protected sample through the prior, while undisturbed ones are missing.
 
-        Only where the LRA has cores without batch to spare: on shared cores the use that is seen may be all that
-        it could get, and a squeezed application would pass for an undisturbed one. And only where batch's cache and
-        bandwidth are held back as well: the prior knows nothing of what they cost.
+        Only if the LRA has spare cores without batch: on shared cores its use may be all it could get, and a squeezed
+        application would pass for an undisturbed one. Also only if batch's cache and bandwidth are restricted, whose
+        cost the prior ignores.
         """
         grant = seen.allocation.cpu
         spare = seen.context.lra_demand_cores <= BOOTSTRAP_LOAD * seen.context.total_cores
@@ -378,31 +386,33 @@ class LraModel:
     # -- answering ----------------------------------------------------------------------------------
 
     def reference(self, signal: str, load: Reading) -> Band | None:
-        """Expected undisturbed value; for the witnesses (percentages) 1 is added, so that 0 has a logarithm."""
+        """Expected undisturbed value; 1 is added to pressures (percentages), so that 0 has a logarithm."""
         return self._reference.get(signal, load)
 
     def references(self) -> tuple[tuple[str, Reading, Band], ...]:
-        """Every reference value with its load (Unavailable: over all loads); as ``reference`` gives them."""
+        """Every reference value with its load (Unavailable: over all loads), as from ``reference``."""
         return self._reference.all()
 
     @property
     def is_closed(self) -> bool:
-        """True once contention has shown that the load asks again only when it was answered."""
+        """True if contention has shown a closed loop: new requests arrive only after answers."""
         return self._elasticity is not None and self._elasticity >= CLOSED_ELASTICITY
 
     @property
     def may_act(self) -> bool:
-        """What it says about the current allocation is right; else it only advises: its bands are the prior's."""
+        """True if predictions at the current allocation are accurate; else it advises, with the prior's bands."""
         return self.work_gate.is_open and self.delay_gate.is_open
 
     @property
     def alarms(self) -> int:
-        """How often the application was found to have changed."""
+        """Number of detected changes of the application."""
         return self._work.alarms + self._delay.alarms
 
     def predict_work(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
-        """Work ratio to the reference, at most 1.05. It never falls with ways, with less of the bus for neighbours,
-        with less weight of batch on the same cores, and with cores of its own.
+        """Work relative to the reference, at most 1.05.
+
+        Never falls with more ways, less bandwidth for neighbours, less batch weight on the same cores, or exclusive
+        cores.
         """
         asked = self._question(_as_seen(allocations), context)
         answer = self._answer(self._work, asked.prior.work, asked, self.work_gate, _WORK_SD).at_most(
@@ -413,12 +423,12 @@ class LraModel:
         return answer.bands()
 
     def predict_delay(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
-        """Delay ratio to the reference; where work never falls, it never rises."""
+        """Delay relative to the reference; never rises where work never falls."""
         asked = self._question(_as_seen(allocations), context)
         return self._answer(self._delay, asked.prior.delay, asked, self.delay_gate, _DELAY_SD).bands()
 
     def batch_cores(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
-        """CPU that batch is predicted to get, in cores: what sharing leaves it, corrected by experience."""
+        """Predicted CPU of batch in cores: what sharing leaves it, with the learned correction."""
         asked = self._question(tuple(allocations), context)
         left = np.maximum(asked.prior.batch_cores, _LEAST_CORES)
         answer = self._answer(self._batch, left, asked)
@@ -426,7 +436,7 @@ class LraModel:
         return answer.at_most(most).monotone(asked.allocations, asked.grants, heavier_is_more=True).bands()
 
     def _question(self, allocations: tuple[Allocation, ...], context: ModelContext) -> _Question:
-        """What the three answers have in common: they are asked one after the other, of the same allocations."""
+        """The part shared by the three predictions, cached because they are requested in succession."""
         last = self._asked
         same = last is not None and last.around is self._around and last.context == context
         if last is None or not same or last.allocations != allocations:
@@ -452,7 +462,7 @@ class LraModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Question:
-    """Allocations under a context, and what follows from these alone; ``rows``: features. Nobody changes the arrays."""
+    """Allocations under a context, with derived values; ``rows``: features. Arrays must not be modified."""
 
     allocations: tuple[Allocation, ...]
     context: ModelContext
@@ -475,11 +485,11 @@ def _as_seen(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
 
 
 _STAGES = {"staged": COUNT, "level": 1, "prior": 0}
-"""Stages that take part, by learner."""
+"""Number of stages in use, by learner."""
 
 
 def _correction(learner: Learner | Ablated, prior_sd: float, noise_sd: float, sign: int) -> Correction:
-    """``sign``: 1 if more of it is better for the LRA, -1 if less is."""
+    """A new correction. ``sign``: 1 if a larger value is better for the LRA, -1 if a smaller one is."""
     if learner == "residual":
         return Residual(_SCALES, prior_sd, noise_sd)
     if learner == "ogbrt":

@@ -1,8 +1,8 @@
-"""What a model knows as plain values, and those values as text: versioned JSON with a checksum, never code.
+"""A model's state as plain values, and their text form: versioned JSON with a checksum, never code.
 
-A file is one object: ``format``, ``version``, ``sha256`` and ``body``; the checksum is over the body's canonical
-JSON (keys sorted, no spaces). Every number has bounds and every list a greatest length: what is outside is
-refused before a model is made of it. Times are ages in seconds: a monotonic clock means nothing after a reboot.
+A file is one object: ``format``, ``version``, ``sha256`` and ``body``; the checksum covers the body's canonical JSON
+(keys sorted, no spaces). Every number has bounds and every list a maximum length; anything outside is refused before a
+model is built. Times are ages in seconds, because a monotonic clock is meaningless after a reboot.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from perphd.domain.errors import PerphError
 
 FORMAT: Final = "perphd-model"
 VERSION: Final = 5
-"""2 added the boosted corrections (``BoostedState``); files of version 1 are read as models without any. 3 added the
-application's version; older files are of whatever version runs. 4 added provisional references. 5 added the staged
-correction (``StagedState``); of older files its stages learn what they remember.
-"""
+"""Version 2 added the boosted corrections (``BoostedState``); files of version 1 are read as models without any. 3
+added the application's version; older files count as of the running version. 4 added provisional references. 5 added
+the staged correction (``StagedState``); its stages learn from what older files remember."""
 READ_VERSIONS: Final = (1, 2, 3, 4, 5)
 MAX_BYTES: Final = 1024 * 1024
-"""A longer text is no model."""
+"""Largest size of a model file."""
 FEATURES: Final = 7
 MAX_FEATURES: Final = 32
 MAX_CELLS: Final = 48
@@ -38,11 +37,11 @@ MAX_AGE_S: Final = 1e10
 _MAX_TEXT = 4096
 _MAX_NODES = 8192
 _MAX_LOG = 100.0
-"""Logarithms beyond this are no performance of anything."""
+"""Bound of logarithms; larger ones are no performance."""
 
 
 class ModelFileError(PerphError):
-    """A text is no model that can be used; says what is wrong with it."""
+    """A text that is not a usable model; says why."""
 
 
 def _number(low: float, high: float) -> Any:
@@ -50,7 +49,7 @@ def _number(low: float, high: float) -> Any:
 
 
 def _added(low: float, high: float) -> Any:
-    """A number that older files lack: it is then None."""
+    """A number that older files lack, which is then None."""
     return field(default=None, metadata={"low": low, "high": high})
 
 
@@ -64,7 +63,7 @@ def _items(low: int, high: int, each: float = math.inf) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CellKey:
-    """Where a cell of the learned corrections lies: an allocation, and the levels of load around it."""
+    """Key of a cell of the learned corrections: an allocation, and the levels of load around it."""
 
     total_cores: int = _number(1, 65536)
     batch_cores: int = _number(0, 65536)
@@ -83,9 +82,9 @@ class CellKey:
 
 @dataclass(frozen=True, slots=True)
 class RunningState:
-    """One running mean of a signal's logarithm. ``bucket``: of load, None over all loads.
+    """One running mean of a signal's logarithm.
 
-    ``provisional``: learned while work that nobody declared filled the host.
+    ``bucket``: of load; None: over all loads. ``provisional``: learned while undeclared work filled the host.
     """
 
     signal: str
@@ -99,8 +98,10 @@ class RunningState:
 
 @dataclass(frozen=True, slots=True)
 class CellState:
-    """One cell: ``x`` its features (None: unknown), ``mean`` of the correction (log), ``count`` as of ``age_s`` ago;
-    ``left``: of the mean, what the trees had not foreseen (None: there were none).
+    """One cell of a correction.
+
+    ``x``: its features (None: unknown). ``mean``: of the correction (log). ``count``: effective samples ``age_s`` ago.
+    ``left``: the part of the mean not explained by trees (None: there were none).
     """
 
     key: Hashable
@@ -114,7 +115,7 @@ class CellState:
 
 @dataclass(frozen=True, slots=True)
 class TreesState:
-    """Boosted trees, as ``ogbrt.Trees`` has them."""
+    """Boosted trees in the form of ``ogbrt.Trees``."""
 
     base: float = _number(-_MAX_LOG, _MAX_LOG)
     node_start: tuple[int, ...] = _items(1, 2001, 2.0**31)
@@ -129,25 +130,25 @@ class TreesState:
 
 @dataclass(frozen=True, slots=True)
 class BoostedState:
-    """A boosted correction that learns: structure, leaf values, what it remembers and how well it did of late.
+    """State of a boosted correction.
 
     Attributes:
         features: names of the columns, in order.
-        trees: structure, and the leaf values with which it began.
-        values: leaf values now, model first, then its replicas, each laid out as the resident form has them.
-        bases, gains: constant and level of the model and its replicas.
-        counts: how much each leaf has learned of late.
-        gain_var: variance of the level.
+        trees: structure, and initial leaf values.
+        values: present leaf values, model first, then its replicas, each in the resident layout.
+        bases, gains: constant and gain of the model and its replicas.
+        counts: effective samples of each leaf.
+        gain_var: variance of the gain.
         typical: usual value of every column.
-        rows: remembered samples, one after the other; ``labels``: what the model missed at each (log units);
-            ``numbers``: how many samples had been learned when each came.
-        places: where it was seen since the last change, in parts of the columns' ranges; ``visits`` of each.
-        age_s: since its last sample (None: without a time).
-        seen, built_at, changed_at, rebuilds: samples learned, when it was built, when it last drifted (None: never),
-            how often it was replaced by a better one.
+        rows: remembered samples, one after the other; ``labels``: the model's error at each (log units); ``numbers``:
+            samples learned before each.
+        places: places seen since the last change, as fractions of the columns' ranges; ``visits`` of each.
+        age_s: since its last sample (None: unknown).
+        seen, built_at, changed_at, rebuilds: samples learned; their number when it was built and when it last drifted
+            (None: never); rebuilds that replaced it.
         drift_up, drift_down, drift_since, alarms: the drift detector.
-        noise_sd, mape, doubt_var, scale: scatter of a sample, mean relative error of late, doubt far from all places,
-            multiplier of the band; ``asked`` bands, ``missed`` of them; ``surprises`` in a row.
+        noise_sd, mape, doubt_var, scale: scatter of a sample, recent mean relative error, error variance far from all
+            places, multiplier of the band; ``asked`` bands, ``missed`` of them; ``surprises``: consecutive outliers.
     """
 
     features: tuple[str, ...] = _items(1, MAX_FEATURES)
@@ -183,17 +184,17 @@ class BoostedState:
 
 @dataclass(frozen=True, slots=True)
 class StagedState:
-    """A staged correction: coefficients of its stages, how they are doubted, and what it remembers.
+    """State of a staged correction.
 
     Attributes:
         stages: their names, in order.
-        mean: coefficients (of what is good for the LRA); ``spread``: their covariance, its lower triangle row by row.
+        mean: coefficients; ``spread``: lower triangle of their covariance, row by row.
         noise_var: variance of one sample (log units); ``doubt``: multiplier of the band's variance.
         drift_up, drift_down, alarms: the drift detector.
-        seen: samples learned; ``age_s``: since the last (None: without a time).
+        seen: samples learned; ``age_s``: since the last (None: unknown).
         features: names of the columns of ``rows``, in order.
-        rows: remembered samples, one after the other (None: not measured); ``priors``: what the prior expected (log);
-            ``labels``: the corrections that were measured (log).
+        rows: remembered samples, one after the other (None: not measured); ``priors``: physics predictions (log);
+            ``labels``: measured corrections (log).
     """
 
     stages: tuple[str, ...] = _items(0, MAX_STAGES)
@@ -214,10 +215,10 @@ class StagedState:
 
 @dataclass(frozen=True, slots=True)
 class ResidualState:
-    """One learned correction. ``noise_var``: variance of one sample around its cell (log units).
+    """State of one learned correction.
 
-    ``boosted``: the trees below the cells; None if there are none. ``with_trees``, ``without_trees``: mean squared
-    errors of late at new places with and without them. ``staged``: the stages; None if it has none.
+    ``noise_var``: variance of one sample around its cell (log units). ``boosted``: its trees, if any. ``with_trees``,
+    ``without_trees``: recent mean squared errors at new places with and without trees. ``staged``: its stages, if any.
     """
 
     noise_var: float = _number(1e-6, 10.0)
@@ -230,7 +231,7 @@ class ResidualState:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """So many samples were not learned from, and why."""
+    """Number of samples not learned for one reason."""
 
     reason: str
     count: int = _number(0, 10**15)
@@ -238,10 +239,11 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """All that an ``LraModel`` knows. ``*_error``: mean error of late (log units), ``*_advises``: gate is closed.
+    """State of an ``LraModel``.
 
-    ``stood_in_knobs``: protected samples stood in for undisturbed ones while batch could be kept from so many of cache
-    and bandwidth; None: none did.
+    ``*_error``: recent mean error (log units). ``*_advises``: the gate is closed. ``stood_in_knobs``: number of
+    resources, cache and bandwidth, in which batch could be restricted when protected samples substituted for
+    undisturbed ones; None: none did.
     """
 
     reference: tuple[RunningState, ...] = _items(0, 2048)
@@ -260,8 +262,10 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Whose model this is, and where and when it was learned. ``cores``: usable physical cores of that host;
-    ``app_version``: of the application, as ``host.app_version`` tells it; empty: it was not known.
+    """Origin of a model: its LRA, and where and when it was learned.
+
+    ``cores``: usable physical cores of that host. ``app_version``: of the application, from ``host.app_version``;
+    empty: unknown.
     """
 
     lra: str
@@ -276,7 +280,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Between which values something was seen while the model learned."""
+    """Range of a quantity while the model learned."""
 
     of: str
     low: float = _number(-1e18, 1e18)
@@ -293,7 +297,7 @@ class ModelFile:
 
 
 def ranges_of(state: ModelState) -> tuple[Range, ...]:
-    """Where this model has seen anything: load (from the bounds of its half octaves), and its cells' features."""
+    """Ranges in which this model has samples: load (by half octaves), and its cells' features."""
     found: list[Range] = []
     buckets = [s.bucket for s in state.reference if s.bucket is not None]
     if buckets:
@@ -317,8 +321,7 @@ def to_text(file: ModelFile) -> str:
     """The file's text, ending with a newline.
 
     Raises:
-        ModelFileError: the model holds a number that no file may hold; writing it would lose the model at the next
-            start.
+        ModelFileError: the model holds an invalid number, with which it could not be read again.
     """
     body = _encode(file)
     try:
@@ -331,21 +334,21 @@ def to_text(file: ModelFile) -> str:
 
 
 def from_text(text: str | bytes) -> ModelFile:
-    """The file that was written as this text.
+    """Parse a model file.
 
     Raises:
-        ModelFileError: it is no such text: not JSON, another format or version, a wrong checksum, a value that is
-            missing or out of bounds.
+        ModelFileError: the text is not JSON, has another format or version or a wrong checksum, or a value is missing
+            or out of bounds.
     """
     if len(text) > MAX_BYTES:
-        raise ModelFileError(f"{len(text)} bytes are too many for a model (at most {MAX_BYTES})")
+        raise ModelFileError(f"{len(text)} bytes exceed the limit for a model ({MAX_BYTES})")
     try:
         data = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:
         reason = "nested too deeply" if isinstance(exc, RecursionError) else str(exc)
         raise ModelFileError(f"it is not JSON: {reason}") from exc
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ModelFileError(f"it is no model of perphd's: its format is not {FORMAT!r}")
+        raise ModelFileError(f"it is not a perphd model: its format is not {FORMAT!r}")
     version = data.get("version")
     if type(version) is not int or version not in READ_VERSIONS:
         known = f"{READ_VERSIONS[0]} to {READ_VERSIONS[-1]}"
@@ -356,7 +359,7 @@ def from_text(text: str | bytes) -> ModelFile:
     try:
         right = isinstance(body, dict) and data.get("sha256") == _digest(_canonical(body))
     except (ValueError, RecursionError) as exc:  # a number such as 1e999 is read as infinite
-        raise ModelFileError(f"it holds what no model holds: {exc}") from exc
+        raise ModelFileError(f"it holds an invalid value: {exc}") from exc
     if not right:
         raise ModelFileError("its checksum is wrong: the text is damaged or was edited")
     result: ModelFile = _decode(ModelFile, body, "")
@@ -372,7 +375,7 @@ def _digest(canonical: str) -> str:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _encode(value: object) -> Any:
@@ -431,7 +434,7 @@ def _decode_object(cls: type, data: object, where: str) -> Any:
         path = f"{where}.{name}" if where else name
         if name not in data:
             if item.default is not MISSING:
-                continue  # added later than the file's version: the constructor knows what then holds
+                continue  # added after the file's version: the default applies
             raise ModelFileError(f"{path} is missing")
         values[name] = _decode(_hints(cls)[name], data[name], path, item.metadata)
     return cls(**values)
@@ -448,6 +451,6 @@ def _decode_list(hint: Any, data: object, where: str, meta: Any) -> tuple[Any, .
 def _shown(value: object) -> str:
     try:
         text = repr(value)
-    except ValueError:  # a whole number of thousands of digits has no text
-        return "a number of very many digits"
+    except ValueError:  # integers with thousands of digits have no text
+        return "a number with too many digits"
     return text if len(text) <= 60 else f"{text[:57]}..."

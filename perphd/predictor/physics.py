@@ -1,13 +1,13 @@
-"""What sharing processors does to an LRA, before anything was learned: the prior mean of the Res-Perf model.
+"""The effect of sharing processors on an LRA: the prior mean of the Res-Perf model.
 
-A fluid model of weighted fair scheduling. Batch occupies up to ``k`` of ``N`` cores at weight ratio ``w``
-(batch : LRA); the LRA wants ``D`` cores and gets the cores without batch whole and its weighted part of the
-others. What the rest of the host uses comes off first: it can run anywhere, takes up to half of the cores that
-batch is on (greedy work yields to everybody's fair share), and what remains off the free ones.
+A fluid model of weighted fair scheduling. Batch occupies up to ``k`` of ``N`` cores at weight ratio ``w`` (batch :
+LRA). The LRA wants ``D`` cores; it gets the cores without batch whole and its weighted part of the others. The rest of
+the host's use is subtracted first: it can run anywhere, takes up to half of the cores that batch is on (greedy work
+yields to everybody's fair share), and the remainder from the free ones.
 
-Two effects that a fluid does not have are added: what is lost on a shared core even to a demoted neighbour
-(preemption, migration, cold private caches), and waiting when a thread wakes on an occupied core. Their size
-is a prior from a 2-core host with a database and is corrected by what is measured.
+Two effects missing from a fluid are added: the loss on a shared core even with a demoted neighbour (preemption,
+migration, cold private caches), and the wait when a thread wakes on an occupied core. Their size is a prior from a
+2-core host with a database, corrected by measurements.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from perphd.domain.policy import ModelContext
 from perphd.domain.smt import SIBLING_SPEED
 
 SHARING_LOSS = 0.2
-"""Share of capacity lost when all of an LRA's time is spent on cores that it shares with demoted batch."""
+"""Share of capacity lost if an LRA spends all its time on cores shared with demoted batch."""
 WAKEUP_DELAY_IDLE = 0.3
-"""Growth of delay when every wake-up meets a core that runs idle-class batch ..."""
+"""Growth of delay if every wake-up meets a core that runs idle-class batch."""
 WAKEUP_DELAY_EQUAL = 1.0
-"""... and what is added to it towards equal weights."""
+"""Further growth of delay towards equal weights."""
 CROWDING, MOST_CROWDING = 0.35, 1.0
-"""Part of the waiting for the cores without batch, were there no others, that comes although there are: the scheduler
-keeps an LRA's threads there, in each other's way, rather than beside demoted batch. Measured on 2 CPUs: 1.4 times the
-delay of batch demoted on both. And the most that it is expected to add."""
+"""Share of the waiting for the batch-free cores (as if there were no others) that occurs although there are others.
+
+The scheduler keeps an LRA's threads there, in each other's way, rather than beside demoted batch. Measured on 2 CPUs:
+1.4 times the delay with batch demoted on both. The second value bounds the added delay.
+"""
 OWN_CORES_GAIN = 1.08
-"""Work per CPU second on cores of one's own: no migration, no preemption, warm private caches."""
+"""Work per CPU second on exclusive cores: no migration, no preemption, warm private caches."""
 _PREFERENCE = 0.85
 MAX_QUEUEING = 2.0
-"""Most by which queueing alone is expected to multiply delay."""
+"""Largest factor on delay by queueing alone."""
 _MIN_DEMAND_CORES = 0.05
 _MAX_LOAD = 0.97
 _TAIL = 2.0
@@ -47,7 +49,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class CpuGrants:
-    """CPU grants as columns: ``free``/``shared`` cores, weight ratio, exclusive flag; all of shape (n,)."""
+    """CPU grants as columns of shape (n,): total and batch cores, weight ratio, exclusive flag."""
 
     total: Floats
     batch: Floats
@@ -68,7 +70,7 @@ class CpuGrants:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Prior expectations, each of shape (n,): work ratio, delay ratio, and the cores that batch gets."""
+    """Prior expectations of shape (n,): work ratio, delay ratio, and the cores that batch gets."""
 
     work: Floats
     delay: Floats
@@ -76,7 +78,7 @@ class Expected:
 
 
 def expect(grants: CpuGrants, context: ModelContext) -> Expected:
-    """The prior for every grant under one context. Pure and vectorised; never raises for finite input."""
+    """The prior for every grant under one context. Pure, vectorised; never raises for finite input."""
     demand = max(context.lra_demand_cores, _MIN_DEMAND_CORES)
     shared, free = _without_others(grants, context.other_cores)
     total = shared + free
@@ -105,8 +107,8 @@ def expect(grants: CpuGrants, context: ModelContext) -> Expected:
     alone = 1.0 + _TAIL * _waiting(demand / total, servers * total)
     now = 1.0 + _TAIL * _waiting(demand / (available * speed * enough), servers * available)
     queueing = np.maximum(now / alone, 1.0)
-    # Whether load is open (waiting grows without bound) or closed (it grows as work falls, Little's law) is not
-    # known here: growth by queueing is bounded, and what demand exceeds supply by is added as a closed loop would.
+    # Whether load is open (waiting grows without bound) or closed (it grows as work falls, Little's law) is unknown
+    # here. Growth by queueing is therefore bounded, and excess demand is added as in a closed loop.
     delay = waking * np.minimum(queueing, MAX_QUEUEING) / (work * np.sqrt(speed))
 
     used_free = np.minimum(demand * work, free)
@@ -118,12 +120,11 @@ def expect(grants: CpuGrants, context: ModelContext) -> Expected:
 def _siblings(
     grants: CpuGrants, free: Floats, per_core: Floats, demand: float, context: ModelContext
 ) -> tuple[Floats, Floats, Floats]:
-    """Where cores have sibling threads: the speed of the LRA's threads, the part of its work that they can do, and the
-    part of its time that they spend on batch's cores.
+    """SMT effects: speed of the LRA's threads, feasible part of its work, and share of its time on batch's cores.
 
-    The first two relative to the undisturbed host; 1, 1 and 0 where a core has one thread. Undisturbed, threads
-    spread over the cores. Beside batch the sibling is batch's, and no weight keeps it off; on cores of its own its
-    threads only meet each other, the more the fewer cores. Shape (n,) each.
+    The first two are relative to the undisturbed host; 1, 1 and 0 without SMT. Undisturbed threads spread over the
+    cores. Beside batch the sibling is batch's, and no weight keeps it off. On exclusive cores its own threads meet each
+    other, the more the fewer cores. Shape (n,) each.
     """
     ones = np.ones_like(free)
     if context.threads_per_core <= 1.0:
@@ -144,21 +145,21 @@ def _siblings(
 
 
 def _speed(threads: Floats, cores: Floats) -> Floats:
-    """Mean speed of so many running threads on so many cores of two: siblings meet as the square of how full it is."""
+    """Mean speed of running threads on two-way SMT cores; interference grows with the square of utilisation."""
     full = np.clip(threads / (2.0 * cores), 0.0, 1.0)
     speed: Floats = 1.0 - (1.0 - SIBLING_SPEED) * full * full
     return speed
 
 
 def _waiting(used: Floats, servers: Floats) -> Floats:
-    """Mean wait for a server over service time in M/M/c (Sakasegawa 1977); ``used``: share of servers that is busy."""
+    """Mean wait over service time in an M/M/c queue (Sakasegawa 1977); ``used``: share of busy servers."""
     busy = np.clip(used, 0.0, _MAX_LOAD)
     wait: Floats = busy ** (np.sqrt(2.0 * (servers + 1.0)) - 1.0) / (servers * (1.0 - busy))
     return wait
 
 
 def _without_others(grants: CpuGrants, other_cores: float) -> tuple[Floats, Floats]:
-    """Cores with and without batch that are left when the rest of the host has had its part; at least a tenth."""
+    """Cores with and without batch left by the rest of the host; at least a tenth."""
     on_shared = np.minimum(other_cores, 0.5 * grants.batch)
     free = grants.total - grants.batch
     left_free = np.maximum(free - (other_cores - on_shared), 0.1 * free)

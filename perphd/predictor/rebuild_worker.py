@@ -1,8 +1,8 @@
-"""The worker process in which trees are rebuilt: ``python -m perphd.predictor.rebuild_worker``, jobs in, trees out.
+"""Worker process that rebuilds trees: ``python -m perphd.predictor.rebuild_worker``, jobs in, trees out.
 
-Both directions are plain arrays (``arrays``), by standard input and output: the parent starts the process when there is
-something to do and it ends when that is done. Trees come back compiled, so that the parent has nothing to work out.
-The worker makes itself nice; where that is refused (a service's system call filter) it works all the same.
+Both directions are plain arrays (``arrays``) on standard input and output. The parent starts the process when there is
+work, and it exits afterwards. Trees return compiled, so that the parent need not compile them. The worker lowers its
+priority; if that is refused (by a service's system call filter), it works at normal priority.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _FOREST: Final = ("table", "place", "valid", "above", "below")
 
 
 class RebuildFailed(PerphError):
-    """A rebuild brought nothing that can be used; says why."""
+    """A rebuild without a usable result; says why."""
 
 
 def pack_jobs(jobs: Sequence[RebuildJob]) -> bytes:
-    """The jobs as the worker reads them."""
+    """Encode jobs for the worker."""
     arrays: dict[str, Any] = {}
     about = []
     for i, job in enumerate(jobs):
@@ -47,7 +47,7 @@ def pack_jobs(jobs: Sequence[RebuildJob]) -> bytes:
 
 
 def unpack_jobs(data: bytes) -> list[RebuildJob]:
-    """What ``pack_jobs`` made of them."""
+    """Decode jobs encoded by ``pack_jobs``."""
     about, arrays = unpack(data)
     return [
         RebuildJob(
@@ -65,7 +65,7 @@ def unpack_jobs(data: bytes) -> list[RebuildJob]:
 
 
 def pack_results(results: Iterable[Rebuilt]) -> bytes:
-    """Rebuilt models as the parent reads them."""
+    """Encode rebuilt models for the parent."""
     arrays: dict[str, Any] = {}
     about = []
     for i, result in enumerate(results):
@@ -83,10 +83,10 @@ def pack_results(results: Iterable[Rebuilt]) -> bytes:
 
 
 def unpack_results(data: bytes) -> list[Rebuilt]:
-    """The rebuilt models. Their arrays are views of ``data``.
+    """Decode rebuilt models. Their arrays are views of ``data``.
 
     Raises:
-        RebuildFailed: the bytes are no such thing.
+        RebuildFailed: the bytes are not a valid result.
     """
     try:
         about, arrays = unpack(data)
@@ -107,26 +107,24 @@ def unpack_results(data: bytes) -> list[Rebuilt]:
 
 
 def _forest(trees: Trees, row_start: tuple[int, ...], arrays: Mapping[str, Any], i: int) -> Forest:
-    """The compiled form as the worker made it; only that it fits itself is looked at."""
+    """The compiled form as the worker made it, checked only for consistency."""
     parts = {name: arrays[f"{name}{i}"] for name in _FOREST}
     rows, edges, at, start = len(parts["table"]), [], 0, (*row_start, len(parts["table"]))
-    for first, end in itertools.pairwise(
-        start
-    ):  # every feature has a row per bin and one for what is missing
+    for first, end in itertools.pairwise(start):  # every feature has a row per bin and one for missing values
         edges.append(arrays[f"edges{i}"][at : at + end - first - 2])
         at += end - first - 2
     shapes = {parts[name].shape for name in ("valid", "above", "below")}
     fits = len(row_start) == len(trees.features) and at == len(arrays[f"edges{i}"]) and len(shapes) == 1
     if not fits or parts["table"].shape != (rows, trees.count) or parts["place"].shape != trees.value.shape:
         raise RebuildFailed(
-            "the worker's answer cannot be read: its trees and their compiled form do not fit"
+            "the worker's answer cannot be read: its trees and their compiled form do not match"
         )
     return Forest(trees, tuple(edges), row_start, **parts)
 
 
 def main() -> int:
-    """Read jobs from standard input until it ends, write the results to standard output."""
-    os.chdir("/")  # no file system is kept busy
+    """Read jobs from standard input until it ends, and write the results to standard output."""
+    os.chdir("/")  # do not keep a file system busy
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     jobs = unpack_jobs(sys.stdin.buffer.read())

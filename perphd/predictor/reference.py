@@ -1,11 +1,11 @@
-"""What an LRA does when nothing disturbs it: robust running statistics per signal and load.
+"""Reference: undisturbed performance of an LRA, as robust running statistics per signal and load.
 
-The target of everything else. Learned only from samples in which batch did not compete (or in which the LRA
-was so well protected that the model can say what it would have been).
+Targets derive from it. It learns only from samples in which batch did not compete, or in which the LRA was so well
+protected that the model can infer its undisturbed performance.
 
-What is seen while undeclared work fills the host is not undisturbed either. It is kept apart as provisional, with a
-wider band, and serves until enough was seen in quiet times. Undisturbed it would do at least as well, so a provisional
-value follows better times at once and worse ones only slowly.
+Samples from a host filled by undeclared work are not undisturbed either. They are kept apart as provisional, with a
+wider band, and used until there are enough quiet samples. Undisturbed performance is at least as good, so a provisional
+value follows improvements at once and deteriorations slowly.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from perphd.domain.reading import Reading, Unavailable, available
 from perphd.predictor.persist import RunningState
 
 MAX_COUNT = 60.0
-"""Memory of the running mean, in samples: a reference follows slow change of an application in about a minute."""
+"""Memory of the running mean, in samples: a reference follows slow changes of an application within about a minute."""
 HALF_LIFE_S = 86400.0
-"""While nobody looked (perphd stopped, or the model lay in a file) what is known counts half after so long."""
+"""Half-life of the statistics while perphd is stopped or the model is in a file."""
 _MIN_SD = 0.01
 _WELL_KNOWN = 5.0
 _CLIP_SD = 4.0
 _PATIENT_GAIN = 1.0 / 1200.0
-"""What a sample on a contended host that is worse than the reference changes of it: twenty minutes to follow."""
+"""Gain of a sample from a contended host that is worse than the reference: it follows within twenty minutes."""
 _WIDER = 2.0
-"""Factor on the standard deviation of what was learned on a contended host."""
+"""Factor on the standard deviation of statistics from a contended host."""
 _BUCKETS_PER_OCTAVE = 2
 _OVER_ALL = Unavailable("over all loads")
 
@@ -41,7 +41,7 @@ class _Running:
     surprises: int = 0
 
     def follow_best(self, value: float, weight: float, better: int) -> None:
-        """Learn a value of a contended host. ``better``: 1 if more is better, -1 if less is, 0 if neither."""
+        """Learn a value from a contended host. ``better``: 1 if more is better, -1 if less is, 0 if neither."""
         if better and (value - self.mean) * better < 0.0:
             self.count = min(self.count + weight, MAX_COUNT)
             self.mean += _PATIENT_GAIN * weight * (value - self.mean)
@@ -52,7 +52,7 @@ class _Running:
         sd = max(math.sqrt(self.var), _MIN_SD)
         error = value - self.mean
         if self.count >= 5 and abs(error) > _CLIP_SD * sd:
-            # One wild sample is an outlier; several in a row are a new regime and are followed at once.
+            # One extreme sample is an outlier; several in a row are a new regime, followed at once.
             self.surprises += 1
             if self.surprises >= 5:
                 self.mean, self.var, self.count, self.surprises = value, self.var, 2.0, 0
@@ -67,7 +67,7 @@ class _Running:
 
 
 class Reference:
-    """Running log-mean and log-variance of positive signals, by load bucket (half octaves) when load is known."""
+    """Running log-mean and log-variance of positive signals, by load bucket (half octaves) if load is known."""
 
     def __init__(self) -> None:
         self._stats: dict[tuple[str, int | None], _Running] = {}
@@ -76,9 +76,9 @@ class Reference:
     def update(
         self, signal: str, value: float, load: Reading, weight: float = 1.0, contended: bool = False
     ) -> None:
-        """Learn one value seen without batch; values that are not finite are ignored, others kept within 1e-6 to 1e40.
+        """Learn one undisturbed value; ignores values that are not finite, clips others to 1e-6 .. 1e40.
 
-        ``contended``: others filled the host: the value is provisional.
+        ``contended``: other work filled the host, so the value is provisional.
         """
         if not math.isfinite(value):
             return
@@ -96,9 +96,9 @@ class Reference:
                 self._provisional.pop(key, None)
 
     def get(self, signal: str, load: Reading) -> Band | None:
-        """The expected value at this load: its own bucket, else the nearest within an octave, else over all loads.
+        """The expected value at this load: from its bucket, else the nearest within an octave, else over all loads.
 
-        Provisional values serve while nothing else is known well. None if the signal was never learned.
+        Provisional values are used while no other is well known. None if the signal was never learned.
         """
         firm = _nearest(self._stats, signal, load)
         if firm is not None and firm.count >= _WELL_KNOWN:
@@ -109,7 +109,7 @@ class Reference:
         return None if firm is None else _band(firm)
 
     def all(self) -> tuple[tuple[str, Reading, Band], ...]:
-        """Everything that is known: signal, middle of the load bucket (Unavailable: over all loads), value."""
+        """Every known value: signal, middle of the load bucket (Unavailable: over all loads), band."""
         known = [(key, s, False) for key, s in self._stats.items()]
         known += [(key, s, True) for key, s in self._provisional.items()]
         known.sort(key=lambda i: (i[0][0], -math.inf if i[0][1] is None else i[0][1]))
@@ -123,12 +123,12 @@ class Reference:
         )
 
     def doubt(self) -> None:
-        """The application is another one now: what is known gives way after a few samples."""
+        """Let new samples outweigh the present statistics soon, because the application has changed."""
         for stat in (*self._stats.values(), *self._provisional.values()):
             stat.count = min(stat.count, _WELL_KNOWN)
 
     def to_state(self) -> tuple[RunningState, ...]:
-        """Everything, as plain values."""
+        """The whole state as plain values."""
         return tuple(
             RunningState(signal, bucket, s.mean, s.var, s.count, s.surprises, provisional)
             for stats, provisional in ((self._stats, False), (self._provisional, True))
@@ -137,7 +137,7 @@ class Reference:
 
     @classmethod
     def from_state(cls, stats: Iterable[RunningState], elapsed_s: float = 0.0) -> Reference:
-        """What these values say, ``elapsed_s`` after they were taken: the older, the sooner it gives way."""
+        """Restore a state ``elapsed_s`` seconds old; the older it is, the sooner new samples outweigh it."""
         made = cls()
         kept = 0.5 ** (max(0.0, elapsed_s) / HALF_LIFE_S)
         for s in stats:
@@ -148,14 +148,14 @@ class Reference:
 
 
 def _better(signal: str) -> int:
-    """1 if more of a signal is better for the application, -1 if less is, 0 where that cannot be said."""
+    """1 if more of a signal is better for the application, -1 if less is, 0 if undefined."""
     if signal.startswith("work:"):
         return 1
     return -1 if signal.startswith("delay:") or signal.endswith(("_some_pct", "in_flight")) else 0
 
 
 def _nearest(stats: Mapping[tuple[str, int | None], _Running], signal: str, load: Reading) -> _Running | None:
-    """The nearest that is known well; a bucket that was hardly visited must not hide its neighbours."""
+    """The nearest well-known bucket, so that a rarely visited one does not hide its neighbours."""
     bucket = _bucket(load)
     candidates: list[int | None] = [bucket]
     if bucket is not None:

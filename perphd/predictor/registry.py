@@ -1,4 +1,4 @@
-"""All models of a host, one per LRA, by name."""
+"""The models of a host, one per LRA, by name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from perphd.predictor.model import LraModel
 
 
 class Registry:
-    """Hands out models; a workload that is removed loses its model, one that restarts keeps it.
+    """Holds the models. A restarted workload keeps its model; a removed one loses it.
 
-    ``learner``, ``gate_mape``: of the models, see ``LraModel``.
+    ``learner``, ``gate_mape``: of new models, see ``LraModel``.
     """
 
     def __init__(self, learner: Learner | Ablated | None = None, gate_mape: float = GATE_MAPE) -> None:
@@ -19,7 +19,7 @@ class Registry:
         self._models: dict[str, LraModel] = {}
 
     def model(self, workload: str) -> LraModel:
-        """The LRA's model, made at first use."""
+        """The LRA's model, created on first use."""
         found = self._models.get(workload)
         if found is None:
             found = self._models[workload] = LraModel(self.learner, self.gate_mape)
@@ -30,15 +30,15 @@ class Registry:
         yield from self._models.items()
 
     def put(self, workload: str, model: LraModel) -> None:
-        """Give the LRA this model instead of the one that it has."""
+        """Replace the LRA's model."""
         self._models[workload] = model
 
     def forget(self, workload: str) -> None:
-        """Drop the model of a workload that was taken off the list."""
+        """Drop the model of a removed workload."""
         self._models.pop(workload, None)
 
     def rebuild_here(self) -> None:
-        """Do the rebuilds that are due at once, in this process: for hosts in virtual time, where nothing waits."""
+        """Run due rebuilds at once in this process, for hosts in virtual time."""
         for model in self._models.values():
             while (due := model.next_rebuild()) is not None:
                 channel, job = due

@@ -1,9 +1,9 @@
 """The local part of a learned correction: a Gaussian process on the logarithm of (measured / prior).
 
-Samples are folded into cells (one per allocation and regime) by a count-aware average that forgets, so cost
-does not grow with time and a policy that stays in one place cannot flush what is known elsewhere. The posterior
-over at most ``MAX_CELLS`` cells gives mean and band for any allocation, near or far: far from every cell it
-returns to the prior with the prior's doubt.
+Samples are folded into cells (one per allocation and regime) by a count-aware average that forgets. The cost therefore
+does not grow with time, and a policy that stays in one place cannot displace other cells. The posterior over at most
+``MAX_CELLS`` cells gives mean and band for any allocation. Far from every cell it returns to the prior, with the
+prior's uncertainty.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from perphd.predictor.persist import MAX_AGE_S, MAX_CELLS, CellState, ResidualSt
 Floats = NDArray[np.float64]
 
 HALF_LIFE_S = 600.0
-"""After so long without a visit a cell counts half."""
+"""Half-life of a cell without visits."""
 MAX_COUNT = 30.0
-"""Effective samples in a cell at most: beyond it the average forgets with a time constant of so many samples."""
+"""Upper bound of effective samples in a cell, and thereby the memory of its average in samples."""
 DRIFT_SAMPLES = 3
-"""So many samples in a row, more than 3 sigma off on the same side, are drift and no outliers."""
+"""Consecutive samples beyond 3 sigma on one side that are drift instead of outliers."""
 DOUBTED_COUNT = 3.0
-"""Effective samples in any other cell at most once the application is known to have changed."""
+"""Upper bound of other cells' effective samples once the application is known to have changed."""
 _NUGGET = 1e-4
 
 
@@ -34,12 +34,12 @@ class Residual:
     """Corrections to a prior, learned online.
 
     Args:
-        scales: length scale per feature, shape (d,); rows may have more columns, which do not count.
+        scales: length scale per feature, shape (d,); further columns of rows are ignored.
         prior_sd: standard deviation of the correction where nothing is known (log units).
-        noise_sd: starting value of one sample's scatter (log units); it is then estimated.
+        noise_sd: initial estimate of one sample's scatter (log units).
 
     Attributes:
-        clipped: samples of which only a part was believed.
+        clipped: number of samples that were only partly believed.
     """
 
     def __init__(self, scales: Floats, prior_sd: float, noise_sd: float) -> None:
@@ -50,8 +50,8 @@ class Residual:
         self._clear()
 
     def _clear(self) -> None:
-        # One row a cell, the first len(self._row) of them in use; the kernel between them is kept up to date row by
-        # row, for one sample moves one cell.
+        # One row per cell, the first len(self._row) in use. The kernel between them is updated row by row, since one
+        # sample moves one cell.
         self._row: dict[Hashable, int] = {}
         self._x: list[Floats] = []
         self._mean, self._left = np.zeros(MAX_CELLS), np.zeros(MAX_CELLS)
@@ -66,18 +66,22 @@ class Residual:
         """Estimated scatter of one sample around its cell's mean, in log units."""
         return math.sqrt(self._noise_var)
 
+    def noise_at_least(self, sd: float) -> None:
+        """Set a lower bound on the scatter of one sample (log units)."""
+        self._noise_var = max(self._noise_var, sd * sd)
+
     @property
     def alarms(self) -> int:
-        """It has no alarm of its own: a cell that is off starts anew."""
+        """Always 0: a cell that drifts restarts without an alarm."""
         return 0
 
     @property
     def cells(self) -> int:
-        """Places that it knows."""
+        """Number of places known."""
         return len(self._row)
 
     def doubt(self, but: Hashable = None) -> None:
-        """The application has changed: what is known of all cells (but one) counts little from now on."""
+        """Reduce the weight of all cells (except ``but``), because the application has changed."""
         kept = self._row.get(but)
         count = self._count[kept] if kept is not None else 0.0
         np.minimum(self._count, DOUBTED_COUNT, out=self._count)
@@ -86,21 +90,21 @@ class Residual:
         self._solved = None
 
     def visits(self, key: Hashable) -> float:
-        """Effective samples in this cell when it was last visited; 0 if there is none."""
+        """Effective samples of this cell at its last visit; 0 if it does not exist."""
         row = self._row.get(key)
         return float(self._count[row]) if row is not None else 0.0
 
     def rebase(self, below: Callable[[Floats], Floats]) -> None:
-        """The layer below is another one now: ``below`` gives for rows (n, D) what it says, (n,)."""
+        """Adapt to a new layer below: ``below`` gives its predictions (n,) for rows (n, D)."""
         if self._row:
             n = len(self._row)
             self._left[:n] = self._mean[:n] - below(np.stack(self._x))
             self._solved = None
 
     def update(self, key: Hashable, x: Floats, residual: float, at_s: float, prior: float = 0.0) -> float:
-        """Fold one sample (features (D,), log units) into its cell, see ``fold``; ``prior`` tells it nothing.
+        """Fold one sample (features (D,), log units) into its cell, see ``fold``; ``prior`` is ignored.
 
-        Returns how far the sample was from what was believed of its cell; if that is new, from what was expected there.
+        Returns the sample's deviation from its cell's mean, or for a new cell from the prediction there.
         """
         if key in self._row:
             return self.fold(key, x, residual, at_s)
@@ -109,10 +113,10 @@ class Residual:
         return residual - alone
 
     def fold(self, key: Hashable, x: Floats, residual: float, at_s: float, below: float = 0.0) -> float:
-        """Fold one sample (features (D,), log units) into its cell. One outlier is clipped at 3 sigma, not refused.
+        """Fold one sample (features (D,), log units) into its cell; an outlier is clipped at 3 sigma.
 
-        Several in a row on one side are drift: the cell then starts anew from what it sees. ``below``: what a layer
-        below this one said of the sample. Returns how far the sample was from its cell's mean, 0 if the cell is new.
+        Several in a row on one side are drift, and the cell restarts from them. ``below``: prediction of the layer
+        below. Returns the deviation from the cell's mean, 0 if the cell is new.
         """
         self._solved = None
         row = self._row.get(key)
@@ -143,7 +147,7 @@ class Residual:
         return missed
 
     def foretell(self, x: Floats, at_s: float) -> tuple[float, float]:
-        """For one row (D,): the expected correction, and the expected part of it that no layer below foresees."""
+        """For one row (D,): the expected correction, and the part of it not explained by the layer below."""
         n = len(self._row)
         if not n:
             return 0.0, 0.0
@@ -152,11 +156,11 @@ class Residual:
         return float(weights @ self._mean[:n]), float(weights @ self._left[:n])
 
     def predict(self, x: Floats, at_s: float, prior: Floats | None = None) -> tuple[Floats, Floats, Floats]:
-        """See ``Correction``; ``prior`` tells it nothing."""
+        """See ``Correction``; ``prior`` is ignored."""
         return self.above(x, at_s)
 
     def support(self, x: Floats, at_s: float) -> Floats:
-        """For rows (n, D): the effective samples of the nearest cell, less the farther it is; (n,)."""
+        """For rows (n, D): effective samples of the nearest cell, discounted by distance; (n,)."""
         if not self._row:
             return np.zeros(len(x))
         kernel = self._kernel(x)
@@ -164,10 +168,10 @@ class Residual:
         return np.asarray(kernel.max(axis=1), dtype=np.float64)
 
     def above(self, x: Floats, at_s: float, below: Floats | None = None) -> tuple[Floats, Floats, Floats]:
-        """Mean and standard deviation of the correction, and support, for rows ``x`` of shape (n, D).
+        """Mean and sd of the correction, and support, for rows ``x`` (n, D).
 
-        ``below``: what a layer below this one says of the rows, (n,); the cells then only add what it had not foreseen.
-        ``support`` is the effective number of samples of the nearest cell, discounted by its distance.
+        ``below``: predictions of the layer below, (n,), to which the cells add what it does not explain. ``support``:
+        effective samples of the nearest cell, discounted by distance.
         """
         n = x.shape[0]
         said = np.zeros(n) if below is None else below
@@ -184,7 +188,7 @@ class Residual:
         return mean, np.sqrt(np.maximum(var, _NUGGET)), kernel.max(axis=1)
 
     def to_state(self, now_s: float) -> ResidualState:
-        """Everything, as plain values; times become ages."""
+        """The whole state as plain values; times become ages."""
         cells = tuple(
             CellState(
                 key,
@@ -200,7 +204,7 @@ class Residual:
         return ResidualState(float(self._noise_var), cells)
 
     def restore(self, state: ResidualState, now_s: float, elapsed_s: float = 0.0) -> None:
-        """Know these values instead; ``elapsed_s`` have passed since they were taken, and count as age."""
+        """Replace the state by one that is ``elapsed_s`` seconds old."""
         self._clear()
         self._noise_var = state.noise_var
         for c in state.cells:
@@ -210,7 +214,7 @@ class Residual:
             self._put(row, padded(c.x), c.mean, left, c.count, at_s, c.surprises)
 
     def _make_room(self, key: Hashable, at_s: float) -> int:
-        """The row of a cell that is new; when there is none left, that of the one which counts least."""
+        """The row of a cell; a new cell takes a free row, or that of the cell with least weight."""
         row = self._row.get(key)
         if row is None and len(self._row) < MAX_CELLS:
             row = len(self._row)
@@ -234,13 +238,13 @@ class Residual:
         self._between[row, :n] = self._between[:n, row] = alike
 
     def _weights(self, at_s: float) -> Floats:
-        """Effective samples of every cell now, (cells,)."""
+        """Present effective samples of every cell, (cells,)."""
         n = len(self._row)
         age_s = np.maximum(at_s - self._at_s[:n], 0.0)
         return np.asarray(self._count[:n] * np.exp2(age_s * (-1.0 / HALF_LIFE_S)), dtype=np.float64)
 
     def _kernel(self, x: Floats) -> Floats:
-        """Between rows (n, D) and the cells: (n, cells)."""
+        """Kernel between rows (n, D) and the cells: (n, cells)."""
         points = self._points[: len(self._row)]
         scaled = x[:, : len(self._scales)] / self._scales
         squares = (scaled * scaled).sum(axis=1)[:, None] + (points * points).sum(axis=1)

@@ -1,13 +1,12 @@
-"""The learned correction that acts: all stages (``stages``) at once by one Kalman filter, and bounds that hold.
+"""The learned correction used for decisions: all stages (``stages``) in one Kalman filter, with bounds on their signs.
 
-* One level is shared by all places. After a change everything moves at once, not place by place.
-* Level and shape are learned together: what a sample says is booked to each by how much it is doubted. The level
-  walks, the shape hardly does. From nothing this is recursive least squares on the stages, with the prior's doubt as
-  its start.
-* When samples keep missing on one side (CUSUM of standardized errors), the application has changed: level and shape are
-  doubted anew and the next samples decide.
-* What is answered is the most likely set of coefficients that keeps every sign.
-* The band is the filter's own, times what it missed of late at places that were new, plus what no stage can express.
+* One level is shared by all places, so that after a change all predictions move at once.
+* Level and shape are learned together, each in proportion to its uncertainty. The level walks, the shape hardly does.
+  Without a profile this is recursive least squares on the stages, starting from the prior's uncertainty.
+* If samples keep missing on one side (CUSUM of standardised errors), the application has changed: the uncertainty of
+  level and shape is raised, and the next samples decide.
+* Predictions use the most likely set of coefficients that keeps every sign.
+* The band is the filter's own, scaled by recent errors at new places, plus what no stage can express.
 """
 
 from __future__ import annotations
@@ -30,46 +29,50 @@ from perphd.predictor.stages import COUNT, LEAST, NAMES, SD, stages
 Floats = NDArray[np.float64]
 
 WALK_VAR: Final = 2e-5
-"""What the level walks in a sample, as a variance (log units): with a noise of 3 % it follows in some seven samples."""
+"""Variance added to the level per sample (log units): with 3 % noise it follows within about seven samples."""
 _SHAPE_WALK: Final = 1.0 / 3000.0
-"""Part of what was once doubted of the shape that is doubted anew at every sample: an hour's memory at one a second."""
+"""Share of the shape's initial variance added per sample: a memory of an hour at one sample per second."""
 _MOST_PAUSE_S: Final = 600.0
 _SLACK, _ALARM, _CLIP_SDS = 0.5, 8.0, 5.0
-"""CUSUM of standardized errors: half a sigma is let pass, each counts as 5 at most. Two samples that are far off on one
-side are an alarm, a single one never is; noise alone gives one in some ten thousand samples."""
+"""CUSUM of standardised errors: slack, threshold, and clip of one error, in sigma.
+
+Two large errors on one side raise an alarm, a single one never does. Noise alone raises one in about ten thousand
+samples.
+"""
 _CHANGED_SD: Final = 0.3
-"""What a change of an application does to its level (log units) ..."""
+"""Standard deviation added to the level after a change of the application (log units)."""
 _CHANGED_SHAPE: Final = 0.3
-"""... and to its shape, in parts of the variance that it began with."""
+"""Share of the shape's initial variance added after such a change."""
 _OUTLIER_SDS: Final = 4.0
 _NOISE_GAIN: Final = 0.03
 _LEAST_NOISE, _MOST_NOISE = 0.01, 0.5
 _DOUBT_GAIN: Final = 0.05
 _LEAST_DOUBT, _CHANGED_DOUBT, _MOST_DOUBT = 0.25, 2.0, 9.0
-"""Bounds of what the band's variance is multiplied by, and the least of it after a change."""
+"""Bounds of the factor on the band's variance, and its least value after a change."""
 UNSEEN_SD: Final = 0.008
-"""What no stage expresses of a place that was not visited (log units) ..."""
+"""Uncertainty at an unvisited place that no stage can express (log units)."""
 _SEEN_SD: Final = 0.004
-"""... and of one that was."""
+"""The same at a visited place."""
 PROFILE_SD: Final = 0.05
-"""How well a profile's rows tell the application beside batch, log units: twice their noise, and what it leaves out."""
+"""Noise of a profile's rows beside batch, log units: twice their scatter, plus effects left out."""
 _PROFILE_LEVEL_SD: Final = 0.1
 REMEMBERED: Final = 256
-"""Samples that are kept for other hosts' models, the newest ..."""
+"""Number of samples kept for other hosts' models, newest first."""
 _OFTEN, _EVERY = 4.0, 8
-"""... of a place that was visited so often one in so many, so that staying there does not flush the others."""
+"""Visits from which a place's samples are thinned, and the thinning factor, so that staying there displaces no others.
+"""
 _ROUNDS: Final = 2 * COUNT
 _OLD_DOUBT: Final = 0.05
 
 
 class Staged:
-    """See the module; a ``Correction``.
+    """The ``Correction`` described in the module.
 
     Args:
-        scales, noise_sd: of the places that it has seen, see ``Residual``.
-        prior_sd: what is doubted of the prior as a whole (log units).
+        scales, noise_sd: of the places seen, see ``Residual``.
+        prior_sd: uncertainty of the prior as a whole (log units).
         sign: 1 if more of the channel is better for the LRA, -1 if less is.
-        count: so many stages take part, from the first: all, 1 (the level alone) or 0 (nothing is learned).
+        count: number of stages in use, from the first: all, 1 (only the level) or 0 (nothing is learned).
     """
 
     def __init__(
@@ -96,9 +99,10 @@ class Staged:
     # -- beginning ------------------------------------------------------------------------------------------------
 
     def begin(self, x: Floats, prior: Floats, y: Floats) -> None:
-        """Begin from rows (n, D) where the prior expects ``prior`` (log, (n,)), with their corrections (n,).
+        """Start from rows (n, D) with physics predictions ``prior`` (log, (n,)) and corrections (n,).
 
-        What a profile does not know is NaN, of the prior as well. It tells the shape; the level is for live samples.
+        Unknown values of a profile are NaN, also in ``prior``. A profile determines the shape; the level is left to
+        live samples.
         """
         self.learn_rows(x, prior, y, PROFILE_SD**2)
         if self._count:
@@ -107,7 +111,7 @@ class Staged:
             self._signed = None
 
     def learn_rows(self, x: Floats, prior: Floats, y: Floats, noise_var: float) -> None:
-        """Learn rows (n, D) where the prior expects ``prior`` (log, (n,)): corrections (n,), each with this noise."""
+        """Learn rows (n, D) with physics predictions ``prior`` (log, (n,)) and corrections (n,) of this variance."""
         for row, expected, label in zip(x, prior, y, strict=True):
             place = np.where(np.isnan(row[: features.PLACE]), 0.0, row[: features.PLACE])
             known = np.append(place, row[features.PLACE :])
@@ -117,12 +121,12 @@ class Staged:
             self._seen += 1
 
     def remembered(self) -> tuple[Floats, Floats, Floats]:
-        """The samples that it remembers: rows (n, D), what the prior expected (log, (n,)), corrections (n,)."""
+        """The remembered samples: rows (n, D), physics predictions (log, (n,)), corrections (n,)."""
         rows = np.array(self._kept).reshape(-1, len(features.NAMES) + 2)
         return rows[:, :-2], rows[:, -2], rows[:, -1]
 
     def say(self, x: Floats, prior: Floats) -> Floats:
-        """The correction for rows (n, D) where the prior expects ``prior`` (log, (n,)); (n,)."""
+        """The correction for rows (n, D) with physics predictions ``prior`` (log, (n,)); (n,)."""
         return np.asarray(self._sign * (self._stages(x, prior) @ self._kept_signs()), dtype=np.float64)
 
     # -- a correction ---------------------------------------------------------------------------------------------
@@ -202,13 +206,18 @@ class Staged:
         """Estimated scatter of one sample, log units."""
         return math.sqrt(self._noise_var)
 
+    def noise_at_least(self, sd: float) -> None:
+        """See ``Correction``."""
+        self._noise_var = max(self._noise_var, sd * sd)
+        self._places.noise_at_least(sd)
+
     # -- the filter -----------------------------------------------------------------------------------------------
 
     def _stages(self, x: Floats, prior: Floats) -> Floats:
         return stages(x, self._sign * prior)[:, : self._count]
 
     def _walk(self, at_s: float) -> None:
-        """Time has passed: the level may have walked, and a little of the shape is doubted anew."""
+        """Add the level's and the shape's variance for the time passed."""
         pause_s = at_s - self._at_s if self._at_s is not None else 1.0
         self._at_s = at_s
         at = np.arange(self._count)
@@ -226,13 +235,15 @@ class Staged:
         var = float(row @ toward) + noise_var
         self._mean = self._mean + toward * ((y - float(row @ self._mean)) / var)
         toward /= math.sqrt(var)
-        self._var -= np.outer(toward, toward)  # of one vector: symmetric to the last digit
+        self._var -= np.outer(
+            toward, toward
+        )  # an outer product of one vector keeps the matrix exactly symmetric
         self._signed = None
 
     def _kept_signs(self) -> Floats:
-        """The coefficients nearest to the filter's mean, by its own measure, that keep every sign; (count,).
+        """The coefficients nearest to the filter's mean, in its own metric, that keep every sign; (count,).
 
-        Whatever breaks its sign most is put on its bound, and all others move as the covariance says, until none does.
+        The largest violation is moved to its bound, and the others follow by covariance, until there is none.
         """
         if self._signed is None:
             mean = self._mean.copy()
@@ -272,7 +283,7 @@ class Staged:
         return ResidualState(places.noise_var, places.cells, None, staged=kept)
 
     def restore(self, state: ResidualState, now_s: float, elapsed_s: float = 0.0) -> None:
-        """See ``Correction``. What another learner knew is learned from: what its trees remember, and its cells."""
+        """See ``Correction``. Learns from another learner's remembered samples and cells."""
         self._forget()
         self._places.restore(state, now_s, elapsed_s)
         kept = state.staged
@@ -283,7 +294,7 @@ class Staged:
             return
         x, prior, y = rows_of(kept)
         if kept.stages != NAMES[: self._count]:
-            # Stages of another perphd: what it remembers is learned anew.
+            # The stages differ, so learn the remembered samples again.
             self.learn_rows(x, prior, y, 4.0 * kept.noise_var)
             return
         if len(kept.mean) != self._count or len(kept.spread) != self._count * (self._count + 1) // 2:
@@ -305,7 +316,7 @@ class Staged:
         self._at_s = None if kept.age_s is None else now_s - kept.age_s - max(0.0, elapsed_s)
 
     def _learn_cells(self, state: ResidualState) -> None:
-        """What a model without stages knows; what physics expected was not kept, so that it keeps its exponent."""
+        """Learn from a model without stages. It has no physics predictions, so the exponent keeps its prior."""
         if has_trees(state):
             signs = features.WORK_SIGNS if self._sign > 0 else features.DELAY_SIGNS
             trees = Boosted(self._scales, self._prior_sd, self._noise_sd, signs)
@@ -320,10 +331,10 @@ class Staged:
 
 
 def rows_of(kept: StagedState) -> tuple[Floats, Floats, Floats]:
-    """What a saved correction remembers: rows (n, D), what the prior expected (log, (n,)), corrections (n,).
+    """The remembered samples of a saved correction: rows (n, D), physics predictions (log, (n,)), corrections (n,).
 
     Raises:
-        InvalidModel: lists of different length, or columns that are not these.
+        InvalidModel: lists differ in length, or the columns are unknown.
     """
     count, had = len(kept.labels), len(kept.features)
     if len(kept.rows) != count * had or len(kept.priors) != count:

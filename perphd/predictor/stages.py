@@ -1,15 +1,15 @@
-"""The stages of the learned correction: one shared level, the prior's own exponent, and splines that keep their signs.
+"""The stages of the learned correction: a shared level, an exponent of the prior, and splines with fixed signs.
 
     good(x) = (1 + b1) p(x) + b0 + sum_j b_j s_j(x),    b_j >= 0 wherever s_j has a sign
 
-``good`` is the logarithm of work (of delay: its negative), p the physics prior's. Every stage with a sign is made of
-terms that never fall as the LRA is given more: a way, less of the bus for its neighbours, a core of its own, less
-weight for batch. A sum of such with coefficients of at least 0 never falls either, whatever was learned and whatever
-is asked: the signs hold by construction and not by a correction afterwards.
+``good`` is the logarithm of work (for delay, its negative), and p that of the physics prior. Every signed stage
+consists of terms that never fall as the LRA gets more: a way, less bandwidth for its neighbours, an exclusive core,
+less weight for batch. A sum of such terms with non-negative coefficients never falls either, so the signs hold by
+construction.
 
-What batch costs is written as losses (batch's share of the cores, times what it is not kept from), so that fewer cores
-for batch beside an LRA with cores of its own never cost either. Where batch and LRA share cores, the number of those
-has no sign: whether it is better to confine batch or to let it spread is for the host to say.
+The cost of batch is expressed as losses (batch's share of the cores, times what is not withheld from it), so that fewer
+cores for batch beside an LRA with exclusive cores never reduce its performance. The number of cores shared by batch and
+LRA has no sign: whether to confine batch or to let it spread depends on the host.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ Floats = NDArray[np.float64]
 _WAYS: Final[Floats] = np.array(
     [(0, 1), (1, 2), (2, 4), (4, 7), (7, 11), (11, 20), (0, 5), (5, 12)], dtype=np.float64
 )
-"""Protected ways between which a loss of cache fades, narrow where curves bend; the last two are for what grows with
-load."""
+"""Ranges of protected ways over which a loss of cache fades, narrow where curves bend.
+
+The last two are for effects that grow with load.
+"""
 _FEW_WAYS: Final = 6
 _BANDWIDTH: Final[Floats] = np.array([(0.1, 0.5), (0.5, 0.8), (0.8, 1.0)])
 _WEIGHTS: Final[Floats] = np.array([(-1.65, -1.1), (-1.1, -0.5), (-0.5, 0.0), (0.0, 0.6), (-1.0, 0.0)])
-"""log10 of batch's weight ratio, from idle to four times the LRA's; the last for what grows with load."""
+"""Ranges of log10 of batch's weight ratio, from idle to four times the LRA's; the last for effects that grow with load.
+"""
 _OWN: Final[Floats] = np.array([(0.0, 0.15), (0.15, 0.3), (0.3, 0.5), (0.5, 0.75), (0.75, 1.0)])
 _WAYS_SCALE: Final = 20.0
 _USUAL_LOAD: Final = 0.45
@@ -39,7 +42,7 @@ _USUAL_SHARE: Final = 0.6
 _USUAL_BATCH: Final = 0.8
 _USUAL_GHZ: Final = 3.0
 _FILL_LEAST: Final = 0.3
-"""Part of the cache and of the bus that batch takes however few its cores."""
+"""Least share of cache and bus that batch takes, however few its cores."""
 
 _FREE: Final = -np.inf
 _DOUBT: Final[tuple[tuple[str, float, float], ...]] = (
@@ -64,21 +67,22 @@ _DOUBT: Final[tuple[tuple[str, float, float], ...]] = (
     ("neighbours_load", 0.2, 0.0),
 )
 NAMES: Final = tuple(name for name, _, _ in _DOUBT)
-"""Of the stages, in order; what is saved is told by them."""
+"""Names of the stages, in order; saved files refer to them."""
 SD: Final[Floats] = np.array([sd for _, sd, _ in _DOUBT])
-"""What is doubted of each coefficient before anything was learned, log units. Found on streams of worlds with seeds
-from 100 up (``tools.bench.predictor.following``; its report uses none of them): half as much changes the near error by
-less than a tenth. Together they doubt as much as the prior was doubted before, 0.2."""
+"""Prior standard deviation of each coefficient, log units.
+
+Found on streams of worlds with seeds from 100 up (``tools.bench.predictor.following``, whose report uses none of them);
+half as much changes the near error by less than a tenth. Together they equal the prior's former uncertainty, 0.2.
+"""
 LEAST: Final[Floats] = np.array([least for _, _, least in _DOUBT])
-"""The least that each coefficient may be. The prior may lose nine tenths of its weight, never its sign."""
+"""Lower bound of each coefficient. The prior may lose nine tenths of its weight, but not its sign."""
 COUNT: Final = len(NAMES)
 
 
 def stages(x: Floats, prior: Floats) -> Floats:
-    """Every stage at rows ``x`` (n, D) of ``features.COLUMNS`` where the prior expects ``prior`` (n,): (n, COUNT).
+    """Every stage at rows ``x`` (n, D) of ``features.COLUMNS`` with physics predictions ``prior`` (n,): (n, COUNT).
 
-    ``prior`` is the logarithm of what is good: of work, or of the inverse of delay. A covariate that is not known (NaN)
-    adds nothing.
+    ``prior`` is the logarithm of work, or of the inverse of delay. An unknown covariate (NaN) contributes nothing.
     """
     share, weight, apart, load, batch, ways, bandwidth = x[:, : features.PLACE].T
     other, io, frequency, neighbours, beside = np.nan_to_num(x[:, features.PLACE :].T)
@@ -117,6 +121,6 @@ def stages(x: Floats, prior: Floats) -> Floats:
 
 
 def _ramps(values: Floats, between: Floats) -> Floats:
-    """For values (n,): how far each is through each of the spans (k, 2), 0 to 1; (n, k)."""
+    """Progress of each value (n,) through each range (k, 2), from 0 to 1; (n, k)."""
     low, high = between.T
     return np.asarray(np.clip((values[:, None] - low) / (high - low), 0.0, 1.0), dtype=np.float64)

@@ -1,4 +1,4 @@
-"""What a report is made of: windows of samples, and decisions."""
+"""Inputs of a report: windows of samples, decisions and outcomes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ WINDOW_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """The means of one workload over ``WINDOW_S`` that end at ``at_s`` (wall clock). ``covered_s``: seconds of
-    samples.
+class ReportWindow:
+    """Means of one workload over a window of ``WINDOW_S`` that ends at ``at_s`` (wall clock).
+
+    ``covered_s``: seconds of samples in it.
     """
 
     at_s: float
@@ -29,10 +30,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """One stored decision about an LRA. ``chance``: of meeting the target under what was chosen, by the model.
+    """One stored decision about an LRA.
 
-    ``batch_cores_lost``: what the model expects it to cost batch. Both are missing where no candidates were
-    compared.
+    ``chance``: of meeting the target with the chosen allocation, by the model. ``batch_cores_lost``: predicted cost for
+    batch. Both are unavailable if no candidates were compared.
     """
 
     at_s: float
@@ -50,7 +51,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What came of a decision."""
+    """Outcome of a decision."""
 
     at_s: float
     lra: str
@@ -58,21 +59,21 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """Everything read. LRAs are the workloads about which something was decided; all others are batch."""
+class ReportHistory:
+    """All rows of a report. LRAs are the workloads with decisions; all others are batch."""
 
     since_s: float
     until_s: float
-    windows: dict[str, tuple[Window, ...]]
+    windows: dict[str, tuple[ReportWindow, ...]]
     decisions: dict[str, tuple[Decided, ...]]
     outcomes: tuple[Judged, ...] = ()
 
     @property
     def lras(self) -> tuple[str, ...]:
-        """The LRAs."""
+        """Names of the LRAs."""
         return tuple(sorted(self.decisions))
 
     @property
     def batch(self) -> tuple[str, ...]:
-        """Everybody else."""
+        """Names of the batch workloads."""
         return tuple(sorted(self.windows.keys() - self.decisions.keys()))

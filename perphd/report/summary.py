@@ -1,14 +1,14 @@
-"""The figures of a report.
+"""Computes the figures of a report.
 
-Problem: in observe, perphd changes nothing, so what it would have achieved can only be predicted.
+Problem: in observe, perphd changes nothing, so its effect can only be predicted.
 
-Approach: time is cut into windows of ten seconds. A window is *on target* if the LRA's delay (without one, its
-work) met the target of the decision in force then. Of the windows that missed it, perphd would have recovered most.
-Batch would have given way in its runs in which an LRA needed protection. How much of both is taken from simulated
-weeks, lived in observe and in enforce from the same seed, and the bands are as wide as the errors there
-(``calibration``, docs/how-to/report.md).
+Approach: time is divided into windows of ten seconds. A window is *on target* if the LRA's delay (without one, its
+work) met the target of the decision in force. perphd would have recovered most of the windows that missed it, and batch
+would have given way in its runs in which an LRA needed protection. The shares come from simulated weeks, run in observe
+and in enforce from the same seed, and the bands are as wide as the errors there (``calibration``,
+docs/how-to/report.md).
 
-In enforce nothing is predicted: the same figures are what happened.
+In enforce nothing is predicted: the same figures are measurements.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from perphd.domain.decision import Action, Cause, Health
 from perphd.domain.reading import Reading, available
 from perphd.domain.workload import Mode
 from perphd.report.calibration import Banded, predicted_batch_kept, predicted_on_target
-from perphd.report.rows import WINDOW_S, Decided, History, Window
+from perphd.report.rows import WINDOW_S, Decided, ReportHistory, ReportWindow
 
 STALE_S: Final = 300.0
-"""A target is not older than this: unchanged decisions are stored once a minute."""
+"""Largest age of a decision's target; unchanged decisions are stored once a minute."""
 RUNNING_CORES: Final = 0.05
 SAME_LOAD: Final = 0.15
-"""Windows whose work differs by less than this share are of the same load."""
+"""Relative difference of work within which windows count as of the same load."""
 PLACES: Final = 84
-"""Points of a plot: two hours each in a week."""
+"""Number of points of a plot: two hours each in a week."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Windows with a known target, and the share of them that met it in %."""
+    """Number of windows with a known target, and the percentage of them that met it."""
 
     windows: int
     pct: float
 
     @property
     def hours(self) -> float:
-        """The time that they cover."""
+        """Time covered by the windows, in hours."""
         return self.windows * WINDOW_S / 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One point of a plot: hours since the start, share of time on target in %, by mode."""
+class ReportPlace:
+    """One point of a plot: hours since the start, share of time on target in %, by mode (None: no data)."""
 
     hours: float
     observe_pct: float | None
@@ -58,12 +58,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class LraSummary:
-    """One LRA. ``observed`` and ``enforced``: as it was in these modes; ``predicted``: of the observed time with
-    perphd.
+    """Figures of one LRA.
 
-    ``inherent_pct``: of the observed time, what the LRA misses at such a load without batch, too.
-    ``acted``: decisions that changed something, or would have, by mode, action and cause. ``degraded``: hours by
-    cause. ``kept``, ``rolled_back``: judged changes in enforce.
+    ``observed``, ``enforced``: share on target in these modes. ``predicted``: for the observed time, with perphd.
+    ``inherent_pct``: share of the observed time missed at such a load even without batch. ``acted``: decisions that
+    changed something, or would have for the first time, by mode, action and cause. ``degraded``: hours by cause.
+    ``kept``, ``rolled_back``: evaluated changes in enforce.
     """
 
     lra: str
@@ -75,15 +75,15 @@ class LraSummary:
     degraded: tuple[tuple[Cause, float], ...]
     kept: int
     rolled_back: int
-    places: tuple[Place, ...]
+    places: tuple[ReportPlace, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSummary:
-    """All batch together: mean CPU use in cores, by mode.
+    """Figures of all batch together: mean CPU use in cores, by mode.
 
-    ``touched_pct``: of the CPU time in observe, the share in runs in which an LRA needed protection;
-    ``predicted_pct``: the share that perphd would have left.
+    ``touched_pct``: share of its observed CPU time in runs in which an LRA needed protection. ``predicted_pct``: share
+    of its CPU time that perphd would have left.
     """
 
     observed_cores: float | None
@@ -95,7 +95,7 @@ class BatchSummary:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything. Times are seconds since the epoch."""
+    """All figures. Times are seconds since the epoch."""
 
     since_s: float
     until_s: float
@@ -110,7 +110,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """One window of an LRA with the decision in force: ``met`` is None where nothing is known."""
+    """One window of an LRA with the decision in force; ``met``: None if unknown."""
 
     at_s: float
     decided: Decided
@@ -118,7 +118,7 @@ class _Judged:
     work: Reading
 
 
-def summarise(history: History) -> Report:
+def summarise(history: ReportHistory) -> Report:
     """The figures of everything that was read."""
     judged = {lra: _judge(history.windows.get(lra, ()), history.decisions[lra]) for lra in history.lras}
     used = _used(history)
@@ -126,7 +126,7 @@ def summarise(history: History) -> Report:
     return Report(history.since_s, history.until_s, lras, _batch(history, judged, used))
 
 
-def _judge(windows: Sequence[Window], decisions: Sequence[Decided]) -> list[_Judged]:
+def _judge(windows: Sequence[ReportWindow], decisions: Sequence[Decided]) -> list[_Judged]:
     found, i = [], -1
     for window in windows:
         while i + 1 < len(decisions) and decisions[i + 1].at_s <= window.at_s:
@@ -136,8 +136,8 @@ def _judge(windows: Sequence[Window], decisions: Sequence[Decided]) -> list[_Jud
     return found
 
 
-def _met(window: Window, decided: Decided) -> bool | None:
-    """Whether the target was met: not degraded in perphd's judgement then, and the delay within its target."""
+def _met(window: ReportWindow, decided: Decided) -> bool | None:
+    """True if the target was met: the LRA was not degraded then, and its delay was within the target. None: unknown."""
     if decided.health is Health.UNKNOWN:
         return None
     if decided.health is Health.DEGRADED:
@@ -147,14 +147,12 @@ def _met(window: Window, decided: Decided) -> bool | None:
     return True if available(window.work) else None
 
 
-def _lra(history: History, lra: str, judged: Sequence[_Judged], used: Mapping[float, float]) -> LraSummary:
+def _lra(
+    history: ReportHistory, lra: str, judged: Sequence[_Judged], used: Mapping[float, float]
+) -> LraSummary:
     observed, enforced = (_share(judged, mode) for mode in Mode)
     inherent_pct = _inherent_pct(judged, used)
-    acted = Counter(
-        (decided.mode, decided.action, decided.cause)
-        for decided in history.decisions[lra]
-        if decided.action is not Action.HOLD
-    )
+    acted = _acted(history.decisions[lra])
     degraded: Counter[Cause] = Counter()
     for one in judged:
         if one.decided.health is Health.DEGRADED:
@@ -174,12 +172,24 @@ def _lra(history: History, lra: str, judged: Sequence[_Judged], used: Mapping[fl
     )
 
 
+def _acted(decisions: Sequence[Decided]) -> Counter[tuple[Mode, Action, Cause]]:
+    """Number of changes by mode, action and cause. A change that observe repeats counts once, as in enforce."""
+    acted: Counter[tuple[Mode, Action, Cause]] = Counter()
+    before = None
+    for decided in decisions:
+        change = (decided.mode, decided.action, decided.cause)
+        if decided.action is not Action.HOLD and not (decided.mode is Mode.OBSERVE and change == before):
+            acted[change] += 1
+        before = change
+    return acted
+
+
 def _share(judged: Sequence[_Judged], mode: Mode) -> Share | None:
     known = [one.met for one in judged if one.met is not None and one.decided.mode is mode]
     return Share(len(known), 100.0 * sum(known) / len(known)) if known else None
 
 
-def _places(history: History, judged: Sequence[_Judged]) -> tuple[Place, ...]:
+def _places(history: ReportHistory, judged: Sequence[_Judged]) -> tuple[ReportPlace, ...]:
     size_s = max((history.until_s - history.since_s) / PLACES, WINDOW_S)
     by_place: dict[int, list[_Judged]] = {}
     for one in judged:
@@ -188,12 +198,12 @@ def _places(history: History, judged: Sequence[_Judged]) -> tuple[Place, ...]:
     for place in sorted(by_place):
         shares = [_share(by_place[place], mode) for mode in Mode]
         pcts = [None if share is None else share.pct for share in shares]
-        found.append(Place((place + 0.5) * size_s / 3600.0, *pcts))
+        found.append(ReportPlace((place + 0.5) * size_s / 3600.0, *pcts))
     return tuple(found)
 
 
 def _batch(
-    history: History, judged: Mapping[str, Sequence[_Judged]], used: Mapping[float, float]
+    history: ReportHistory, judged: Mapping[str, Sequence[_Judged]], used: Mapping[float, float]
 ) -> BatchSummary:
     modes = {one.at_s: one.decided.mode for ones in judged.values() for one in ones}
     totals, times = dict.fromkeys(Mode, 0.0), Counter(modes.values())
@@ -208,7 +218,7 @@ def _batch(
     return BatchSummary(cores[Mode.OBSERVE], cores[Mode.ENFORCE], touched_pct, predicted, history.batch)
 
 
-def _used(history: History) -> Mapping[float, float]:
+def _used(history: ReportHistory) -> Mapping[float, float]:
     """CPU use of all batch in every window, in cores."""
     used: dict[float, float] = defaultdict(float)
     for name in history.batch:
@@ -219,9 +229,9 @@ def _used(history: History) -> Mapping[float, float]:
 
 
 def _inherent_pct(judged: Sequence[_Judged], used: Mapping[float, float]) -> float:
-    """Time in observe that would be missed without batch, too: what happens at the same load while no batch runs.
+    """Time in observe (%) missed even without batch, judged by windows of the same load in which no batch ran.
 
-    No protection from batch helps an LRA that is overloaded by itself. The load is taken from its work.
+    Protection from batch does not help an LRA that is overloaded by itself. The load is taken from its work.
     """
     known = [one for one in judged if one.met is not None and one.decided.mode is Mode.OBSERVE]
     alone = sorted(
@@ -247,8 +257,8 @@ def _inherent_pct(judged: Sequence[_Judged], used: Mapping[float, float]) -> flo
 def _touched(judged: Mapping[str, Sequence[_Judged]], used: Mapping[float, float]) -> set[float]:
     """Windows in which batch would have given way.
 
-    Protection stays while batch runs, so one window in which an LRA needed protection touches the rest of that run
-    of batch. Runs are divided by windows in which no batch runs.
+    Protection stays while batch runs, so one window in which an LRA needed protection affects the rest of that run of
+    batch. Windows without running batch separate the runs.
     """
     needed = {
         one.at_s

@@ -173,6 +173,10 @@ class SimHost:
         """True while the workload runs."""
         return name in self._running
 
+    def names_running(self) -> tuple[str, ...]:
+        """The workloads that run."""
+        return tuple(self._running)
+
     def outcome(self, name: str) -> Outcome:
         """How the workload fares at this moment (all zero while it does not run)."""
         running = self._running.get(name)
@@ -262,7 +266,7 @@ class SimHost:
         return next(g for g in self.cgroups.root.walk() if running.process in g.processes)
 
     def _repopulate(self) -> None:
-        """Workloads came, went or changed: the node model is made anew, what it remembers is kept."""
+        """Workloads came, went or changed: the node model is made again, what it remembers is kept."""
         self._written = True
         node = Node(self.machine, [running.node for running in self._running.values()])
         if self._node is None or self._state is None:

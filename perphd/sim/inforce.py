@@ -38,7 +38,7 @@ _Way = tuple[tuple[str, float], ...]
 
 
 class InForce:
-    """Reads the trees once a step; the arrays are made anew only when something changed."""
+    """Reads the trees once a step; the arrays are made again only when something changed."""
 
     def __init__(self, machine: Machine, resctrl: ResctrlTree | None = None) -> None:
         self._machine, self._resctrl = machine, resctrl

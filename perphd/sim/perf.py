@@ -9,7 +9,7 @@ from typing import Final
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Busy, kernel_error
 from perphd.domain.reading import Reading
-from perphd.host.perf_events import EventGroup, EventKind, EventRefused
+from perphd.host.perf_event_types import EventGroup, EventRefused, PerfEventKind
 from perphd.sim.kernel.cgroup2 import CgroupTree, SimCgroup
 from perphd.sim.machine import CGROUP_ROOT
 
@@ -29,13 +29,13 @@ class SimPerf:
 
     def __init__(self, cgroups: CgroupTree, pmu: bool) -> None:
         self._cgroups, self._pmu = cgroups, pmu
-        self.counters = len(EventKind)
+        self.counters = len(PerfEventKind)
         self.sees_cgroups = True
         self.counted_share = 1.0
         self.starved = CpuSet()
         self.offline = CpuSet()
 
-    def __call__(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[EventKind]) -> EventGroup:
+    def __call__(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[PerfEventKind]) -> EventGroup:
         """Open these events; Gone for a missing cgroup, EventRefused for what the PMU does not count."""
         group = self._cgroups.find(cgroup_dir.removeprefix(CGROUP_ROOT))
         if group is None or not cgroup_dir.startswith(CGROUP_ROOT):
@@ -56,15 +56,15 @@ class SimPerf:
         return SimEventGroup(group, tuple(events), self, self.offline)
 
 
-_TOTALS: Final[Mapping[EventKind, Callable[[SimCgroup], float]]] = {
-    EventKind.INSTRUCTIONS: lambda group: group.perf.instructions,
-    EventKind.CYCLES: lambda group: group.perf.cycles,
-    EventKind.LLC_REFERENCES: lambda group: group.perf.llc_references,
-    EventKind.LLC_MISSES: lambda group: group.perf.llc_misses,
-    EventKind.TASK_CLOCK_NS: lambda group: group.perf.task_clock_s * 1e9,
-    EventKind.CONTEXT_SWITCHES: lambda group: group.perf.switches,
-    EventKind.CPU_MIGRATIONS: lambda group: group.perf.switches * 0.05,
-    EventKind.PAGE_FAULTS: lambda group: group.memory.faults,
+_TOTALS: Final[Mapping[PerfEventKind, Callable[[SimCgroup], float]]] = {
+    PerfEventKind.INSTRUCTIONS: lambda group: group.perf.instructions,
+    PerfEventKind.CYCLES: lambda group: group.perf.cycles,
+    PerfEventKind.LLC_REFERENCES: lambda group: group.perf.llc_references,
+    PerfEventKind.LLC_MISSES: lambda group: group.perf.llc_misses,
+    PerfEventKind.TASK_CLOCK_NS: lambda group: group.perf.task_clock_s * 1e9,
+    PerfEventKind.CONTEXT_SWITCHES: lambda group: group.perf.switches,
+    PerfEventKind.CPU_MIGRATIONS: lambda group: group.perf.switches * 0.05,
+    PerfEventKind.PAGE_FAULTS: lambda group: group.memory.faults,
 }
 
 
@@ -75,15 +75,17 @@ COUNTED: Final = tuple(_TOTALS)
 class SimEventGroup:
     """Counts since opening, of the time in which the group had the counters. Holds no descriptors."""
 
-    def __init__(self, group: SimCgroup, events: tuple[EventKind, ...], pmu: SimPerf, lost: CpuSet) -> None:
+    def __init__(
+        self, group: SimCgroup, events: tuple[PerfEventKind, ...], pmu: SimPerf, lost: CpuSet
+    ) -> None:
         self._group, self._events, self._pmu, self._lost = group, events, pmu, lost
         self._last = {event: self._total(event) for event in events}
         self._counts = dict.fromkeys(events, 0.0)
 
-    def _total(self, event: EventKind) -> float:
+    def _total(self, event: PerfEventKind) -> float:
         return _TOTALS[event](self._group)
 
-    def read(self) -> Mapping[EventKind, Reading]:
+    def read(self) -> Mapping[PerfEventKind, Reading]:
         """Counts since opening."""
         share = self._pmu.counted_share
         for event, before in self._last.items():
@@ -92,7 +94,7 @@ class SimEventGroup:
         return dict(self._counts)
 
     @property
-    def events(self) -> tuple[EventKind, ...]:
+    def events(self) -> tuple[PerfEventKind, ...]:
         """What is counted."""
         return self._events
 

@@ -192,6 +192,9 @@ class FitView:
     reason: str
 
 
+_NONE_LEFT: Final = "no limit is left to try between the last good and the first bad"
+
+
 def evidence(fit: MemoryFit, epoch: FitEpoch) -> Evidence:
     """Whether an epoch was slow, and whether memory was why; None where no witness can tell."""
     if fit.pilot is None:
@@ -280,7 +283,7 @@ def _lowered(fit: MemoryFit, limit: float, epoch: FitEpoch) -> MemoryFit:
     if fit.first_bad_bytes is not None:
         if fit.first_bad_bytes >= limit * (1 - TOLERANCE):
             return replace(
-                fit, phase=FitPhase.CONVERGED, limit_bytes=fit.recommended_bytes, reason="converged"
+                fit, phase=FitPhase.CONVERGED, limit_bytes=fit.recommended_bytes, reason=_NONE_LEFT
             )
         middle = (limit + fit.first_bad_bytes) / 2
         figures = "" if fit.pilot is None else f" ({_figures(fit.pilot, epoch)})"
@@ -308,7 +311,7 @@ def _crashed(fit: MemoryFit, limit: float, seen: Evidence) -> MemoryFit:
             found,
             phase=FitPhase.CONVERGED,
             limit_bytes=found.recommended_bytes,
-            reason=f"{seen.reason}: converged",
+            reason=f"{seen.reason}; {_NONE_LEFT}",
         )
     return replace(
         found, phase=FitPhase.BISECT, limit_bytes=good, reason=f"{seen.reason}: the last good limit returns"

@@ -11,7 +11,7 @@ as soon as the forecast rises.
 
 ``recommended``: what to write into a unit file, which nobody revises every minute. It covers the whole history:
 
-    T = max(peak, mean + K2 spread) + K1 T
+    T = max(peak, min(mean + K2 spread, 2 greatest)) + K1 T
 
 ``peak`` is the greatest use of memory, whose shortage kills, and the 99th percentile of CPU use, whose shortage slows.
 T is the reservation that the rule leaves as it is: it does not depend on the present one. Where nothing is reserved,
@@ -39,6 +39,8 @@ DAY_WINDOWS: Final = 1368
 WEEK_WINDOWS: Final = 7 * DAY_WINDOWS
 HELD_BACK_RATIO: Final = 0.95
 """From this share of its reservation, use may be what the reservation allows and not what the workload needs."""
+GREATEST_RATIO: Final = 2.0
+"""A forecast and its buffer count up to this many times the greatest use."""
 SETTINGS: Final = ShaperSettings()
 
 
@@ -124,11 +126,16 @@ def _spread(found: NextWindow) -> float:
     return (found.p99 - found.mean) / BOUND_SPREADS
 
 
+def _ahead(resource: Resource, used: Usage, found: NextWindow) -> float:
+    """The forecast and its buffer. After a jump the bound may lie far beyond what any host has."""
+    return min(found.mean + SETTINGS.k2[resource] * _spread(found), GREATEST_RATIO * used.greatest)
+
+
 def _target(
     resource: Resource, used: Usage, found: NextWindow, reservation: Reservation, samples: int
 ) -> float:
     """The shaper's own answer for a component that it may only advise."""
-    wanted = (found.mean + SETTINGS.k2[resource] * _spread(found)) / (1 - SETTINGS.k1)
+    wanted = _ahead(resource, used, found) / (1 - SETTINGS.k1)
     held = reservation.amount
     reserved = max(wanted, reservation.least) if isinstance(held, Unavailable) else held
     demand = Demand(reserved, used.now, reserved, found.mean, _spread(found), reservation.least)
@@ -144,7 +151,7 @@ def _lasting(
         if resource is Resource.MEMORY
         else (used.p99, "the 99th percentile of use")
     )
-    ahead = found.mean + SETTINGS.k2[resource] * _spread(found)
+    ahead = _ahead(resource, used, found)
     share = f"{SETTINGS.k1:.0%}"
     amount = max(peak, ahead) / (1 - SETTINGS.k1)
     reason = f"{named if peak >= ahead else 'the forecast and its spread'}, and {share} in reserve"

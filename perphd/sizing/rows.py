@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,10 @@ from perphd.sizing.shaper import Resource
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The windows of one resource of one workload, oldest first. ``missing``: why there is none; empty if there are."""
+    """The windows of one resource of one workload, oldest first.
+
+    ``missing``: why there is none; empty if there are. ``most``: what the host has.
+    """
 
     workload: str
     resource: Resource
@@ -25,6 +29,7 @@ class History:
     now: Reading
     reservation: Reservation
     missing: str = ""
+    most: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ def recommendation(history: History) -> Recommendation:
     if history.missing:
         ahead = Outlook(0, Unavailable(history.missing))
     else:
-        ahead = outlook(latest_stretch(history.numbers, history.values))
+        ahead = outlook(latest_stretch(history.numbers, history.values), history.most)
     values = np.asarray(history.values, dtype=np.float64)
     return recommend(history.resource, values, history.now, ahead, history.reservation)
 

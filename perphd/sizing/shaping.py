@@ -1,7 +1,7 @@
 """The resource shaper over time: from one look at the workloads to the next. ``perphd.agent.shaping`` is its shell.
 
 At every look the greatest use of the interval is updated. Where there are many workloads, a look is at some of them:
-those whose turn it is, and those that ``is_notable`` names. A plan is made
+those whose turn it is, those that ``schedule`` lets learn now, and those that ``is_notable`` names. A plan is made
 
 - when an interval has ended: its maxima enter the forecasters, a few workloads at a look, so that no look takes long
   and all are done within ``LEARNING_SHARE`` of the next interval, and then ``shaper.shape`` decides;
@@ -15,9 +15,10 @@ those whose turn it is, and those that ``is_notable`` names. A plan is made
 
 The forecast mean and bound come from the forecast worker (``Subject.ahead``), which runs all models and gives those of
 the best; an interval then ends when the worker has forecast the next one (``due``). Where it says nothing, they come
-from a ladder with the two models that cost microseconds, which runs beside it in any case: without the worker, in
-intervals that are not the worker's, and for a workload that crashed or began anew until ``LEAST_OWN`` intervals have
-passed, because the worker's history goes further back. Where the ladder trusts no model, the reservation stands.
+from a ladder with the two models that cost microseconds: without the worker, in intervals that are not the worker's,
+and for a workload that crashed or started over until ``LEAST_OWN`` intervals have passed, because the worker's history
+goes further back. While the worker's forecasts count, the ladder learns the values and no scores: its bound then begins
+at three spreads. Where the ladder trusts no model, the reservation stands.
 
 Limits. A target below the reservation becomes ``memory.low`` at the target and ``memory.high`` above it; a target at
 the reservation becomes nothing, so that K1 = 100 % changes nothing. ``memory.high`` is lifted as soon as the workload
@@ -27,7 +28,7 @@ stalls on memory or reads given-up pages again, and returns after ``GUARD_INTERV
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -35,7 +36,7 @@ from perphd.domain.forecast import MemoryForecast
 from perphd.domain.quick import changer, maker
 from perphd.domain.reading import Reading, Unavailable, value_or
 from perphd.domain.sample import Quality, Sample
-from perphd.forecast.ladder import due, forecast, observed, refitted, with_fits
+from perphd.forecast.ladder import due, forecast, noted, observed, refitted, with_fits
 from perphd.forecast.series import LastValue, Smoothing
 from perphd.sizing.shaper import (
     GREATEST_CRASHES,
@@ -47,12 +48,14 @@ from perphd.sizing.shaper import (
     Preemption,
     Resource,
     Rung,
+    ShapingAction,
     ShapingPlan,
     memory_limits,
     shape,
 )
 from perphd.sizing.shaping_state import (
     EMPTY_BYTES,
+    NOT_YET,
     Member,
     ShapedLimits,
     ShapingRules,
@@ -63,13 +66,14 @@ from perphd.sizing.shaping_state import (
 )
 
 MODELS: Final = (LastValue(), Smoothing())
+KEPT: Final = max(model.history for model in MODELS) + 1
 BOUND_SPREADS: Final = 3.0
 """The ladder's bound stands this number of spreads above its mean."""
 LEAST_OWN: Final = 60
 GUARD_INTERVALS: Final = 3
-LEARN_PER_LOOK: Final = 4
+LEARN_PER_LOOK: Final = 2
 """At least; more where all would not be done in time otherwise."""
-LEARNING_SHARE: Final = 1 / 3
+LEARNING_SHARE: Final = 1 / 2
 FROZEN_INTERVALS: Final = 30
 """A workload that could not resume for so many intervals is ended: its owner can run it elsewhere."""
 REFAULT_FACTOR: Final = 2.0
@@ -85,9 +89,10 @@ LEAST_SHARE: Final = 0.5
 
 
 _AS_FOUND: Final = ShapedLimits()
+_UNUSED: Final = "it uses no memory"
 _NO_FORECAST: Final = Unavailable("no forecaster reaches its coverage")
 _with_use = changer(Member, "greatest_bytes", "usual_refaults_per_s")
-_with_plan = changer(Member, "target_bytes", "reason", "rung", "rung_intervals", "model")
+_with_plan = changer(Member, "target_bytes", "reason", "rung", "rung_intervals", "model", "proposed")
 _closed = changer(Member, "greatest_bytes", "rung_intervals", "ladder")
 _make_component, _make_demand = maker(Component), maker(Demand)
 
@@ -109,44 +114,40 @@ def advance(
     if rules.mode is Mode.OFF:
         return ShapingState(), ShapingStep({})
     notes: list[tuple[str, str]] = []
-    fresh = subjects if looked is None else [subject for subject in subjects if subject.name in looked]
-    members = {subject.name: state.members.get(subject.name) or Member(now_s) for subject in subjects}
+    by_name = {subject.name: subject for subject in subjects}
+    fresh = subjects if looked is None else [by_name[name] for name in looked if name in by_name]
+    members = dict(state.members)
+    if members.keys() != by_name.keys():
+        members = {name: members.get(name) or Member(now_s) for name in by_name}
     crashes = 0
     for subject in fresh:
         before = members[subject.name]
         member = members[subject.name] = _seen(before, subject, now_s, notes)
         crashes += member.crashed and not before.crashed
-    closed_s = now_s if state.closed_s is None else state.closed_s
-    passed = (now_s - closed_s) / rules.interval_s
-    ended = passed >= 1 - JITTER_SHARE if due is None else due and passed >= LEAST_SHARE
-    pending = state.pending
-    if ended:
-        closed_s, pending = now_s, tuple(members)
-    left = math.ceil(len(members) * (1 - (now_s - closed_s) / (LEARNING_SHARE * rules.interval_s)))
-    count = max(LEARN_PER_LOOK, len(pending) - max(0, left))
-    learning, pending = pending[:count], pending[count:]
+    closed_s, learning, pending = schedule(state, members, rules, now_s, due)
     for name in learning:
         if name in members:
-            members[name] = _learned(members[name])
+            members[name] = _learned(members[name], by_name[name])
     regular = bool(learning) and not pending
     names, room, tight = _chosen(state, subjects, fresh, members, capacity, rules, learning, regular, crashes)
-    planned = [each for each in subjects if each.name in names]
-    plan, ends = state.plan, list[tuple[str, str]]()
+    planned = [by_name[name] for name in names]
+    ends = list[tuple[str, str]]()
     if planned:
         present = [each for each in planned if is_there(each, members[each.name])]
         ranks = _ranks(present, members)
         components = [
             _component(each, members[each.name], ranks[each.application], now_s) for each in present
         ]
-        part = shape(components, {Resource.MEMORY: room}, rules.mode, rules.settings, early=not regular)
+        plan = shape(components, {Resource.MEMORY: room}, rules.mode, rules.settings, early=not regular)
         acts = rules.mode in (Mode.OPTIMISTIC, Mode.PESSIMISTIC)
-        ends = _decide(members, present, part, acts, now_s, notes)
-        plan = _with_part(plan, part, members.keys() - names)
+        ends = _decide(members, present, plan, acts, now_s, notes)
     if regular:
         for name, member in members.items():
             if member.crashed:
                 members[name] = replace(member, crashed=False)
-    limits = {name: each for name, each in state.limits.items() if name in members}
+    limits = dict(state.limits)
+    for name in limits.keys() - members.keys():
+        del limits[name]
     for subject in (*planned, *(each for each in fresh if each.name not in names)):
         if is_there(subject, members[subject.name]):
             members[subject.name], limits[subject.name] = _limits(
@@ -154,18 +155,33 @@ def advance(
             )
         else:
             limits.pop(subject.name, None)
-    found = ShapingState(members, closed_s, plan, pending, limits, tight)
+    found = ShapingState(members, closed_s, pending, limits, tight)
     return found, ShapingStep(limits, tuple(ends), tuple(notes))
 
 
+def schedule(
+    state: ShapingState, names: Collection[str], rules: ShapingRules, now_s: float, due: bool | None = None
+) -> tuple[float, tuple[str, ...], tuple[str, ...]]:
+    """When the last interval ended, the workloads that learn from theirs at this look, and those that do later."""
+    closed_s = now_s if state.closed_s is None else state.closed_s
+    passed = (now_s - closed_s) / rules.interval_s
+    ended = passed >= 1 - JITTER_SHARE if due is None else due and passed >= LEAST_SHARE
+    if ended:
+        closed_s = now_s
+    pending = tuple(names) if ended else state.pending
+    left = math.ceil(len(names) * (1 - (now_s - closed_s) / (LEARNING_SHARE * rules.interval_s)))
+    count = max(LEARN_PER_LOOK, len(pending) - max(0, left))
+    return closed_s, pending[:count], pending[count:]
+
+
 def is_notable(member: Member, sample: Sample) -> bool:
-    """Whether a workload is to be looked at now, whosever turn it is: a new maximum, no room, or a new group."""
+    """Whether a workload is to be looked at now, whosever turn it is: it has no room, stalls, or is a new group."""
     used, full, refaults = sample.memory_working_set_bytes, sample.memory_full_pct, sample.refaults_per_s
     if sample.quality and sample.has(Quality.RESTARTED):
         return True
-    if not isinstance(used, Unavailable):
-        greatest, target = member.greatest_bytes, member.target_bytes
-        if greatest is None or used > greatest or (target is not None and used > target):
+    if not isinstance(used, Unavailable) and used >= EMPTY_BYTES:
+        target = member.target_bytes
+        if used > target if target is not None else member.greatest_bytes is None:
             return True
     if not isinstance(full, Unavailable) and full > 100.0 * GUARD_FULL_RATIO:
         return True
@@ -186,13 +202,14 @@ def _seen(member: Member, subject: Subject, now_s: float, notes: list[tuple[str,
     if isinstance(used, Unavailable):
         return member
     if used < EMPTY_BYTES:
-        reason = "it uses no memory"
-        return Member(now_s, kills=member.kills, crashes=member.crashes, reason=reason, anew=True)
+        return Member(now_s, kills=member.kills, crashes=member.crashes, reason=_UNUSED, anew=True)
+    if member.reason == _UNUSED:
+        member = replace(member, reason=NOT_YET)
     if member.rung is Rung.END and now_s - member.began_s < ENDING_S:
         return member
     if member.rung is Rung.END:
         member = replace(member, rung=None, began_s=now_s, reason="it did not end")
-    greatest = max(used, member.greatest_bytes or 0.0)
+    greatest = max(used, subject.peak_bytes, member.greatest_bytes or 0.0)
     usual = _usual(member.usual_refaults_per_s, subject.refaults_per_s)
     if greatest == member.greatest_bytes and usual == member.usual_refaults_per_s:
         return member
@@ -224,11 +241,15 @@ def _crashed(member: Member, subject: Subject, now_s: float) -> Member:
     )
 
 
-def _learned(member: Member) -> Member:
+def _learned(member: Member, subject: Subject) -> Member:
     """The member after an interval, whose greatest use has entered the forecasters. Frozen time teaches nothing."""
     window, ladder = member.greatest_bytes, member.ladder
-    if window is not None and member.rung is not Rung.FREEZE:
-        ladder = observed(ladder, window, MODELS)
+    if window is None or member.rung is Rung.FREEZE:
+        pass
+    elif _ahead(subject, member) is not None:
+        ladder = noted(ladder, window, KEPT)
+    else:
+        ladder = observed(ladder, window, MODELS, KEPT)
         names = due(ladder, MODELS)
         if names:
             ladder = with_fits(ladder, refitted(ladder.values, names, MODELS))
@@ -246,19 +267,19 @@ def _chosen(
     learning: Sequence[str],
     regular: bool,
     crashes: int,
-) -> tuple[Set[str], float, bool]:
+) -> tuple[Collection[str], float, bool]:
     """The workloads that are planned now, the room that there is for them, and whether a plan of all is due later."""
     if isinstance(capacity, Unavailable):
-        return frozenset(), 0.0, state.tight and not regular
+        return (), 0.0, state.tight and not regular
     early = rules.mode is Mode.PESSIMISTIC and not regular
     outgrown = _outgrown(fresh, members) if early else []
-    some = {name for name in (*outgrown, *learning) if name in members}
+    some = dict.fromkeys(name for name in (*outgrown, *learning) if name in members)
     room = _room_beside(some, subjects, members, capacity) if some else None
     tight = state.tight or (bool(learning) and room is None)
     crowded = early and room is None and (outgrown or crashes or _exceeds(subjects, members, capacity))
     if crowded or (regular and tight):
         return members.keys(), capacity, tight and not regular
-    return (frozenset(), 0.0, tight) if room is None else (some, room, tight)
+    return ((), 0.0, tight) if room is None else (some, room, tight)
 
 
 def _outgrown(fresh: Sequence[Subject], members: Mapping[str, Member]) -> list[str]:
@@ -279,16 +300,21 @@ def _room_beside(
     """What the sizes of all others leave; None if these may need more, or if somebody makes room already."""
     held = wanted = 0.0
     for subject in subjects:
-        member, used = members[subject.name], value_or(subject.used_bytes, 0.0)
+        name, used = subject.name, subject.used_bytes
+        member = members[name]
         if member.rung is not None:
             return None
-        if used < EMPTY_BYTES:
+        if isinstance(used, Unavailable) or used < EMPTY_BYTES:
             continue
-        if subject.name in chosen:
-            wanted += max(subject.reserved_bytes, used)
+        target = member.target_bytes
+        if target is None or name in chosen:
+            target = subject.reserved_bytes
+        if used > target:
+            target = used
+        if name in chosen:
+            wanted += target
         else:
-            target = member.target_bytes
-            held += max(subject.reserved_bytes if target is None else target, used)
+            held += target
     return capacity - held if held + wanted <= capacity else None
 
 
@@ -298,18 +324,6 @@ def _exceeds(subjects: Sequence[Subject], members: Mapping[str, Member], capacit
         return False
     there = (subject for subject in subjects if is_there(subject, members[subject.name]))
     return sum(value_or(subject.used_bytes, 0.0) for subject in there) > capacity
-
-
-def _with_part(plan: ShapingPlan | None, part: ShapingPlan, kept: Collection[str]) -> ShapingPlan:
-    """A plan of some workloads, and what an earlier one gives those that are kept."""
-    if plan is None or not kept:
-        return part
-    return ShapingPlan(
-        (*(each for each in plan.sizes if each.component in kept), *part.sizes),
-        (*(each for each in plan.proposed if each.component in kept), *part.proposed),
-        (*(each for each in plan.actions if each.component in kept), *part.actions),
-        part.reclaimable,
-    )
 
 
 def _ranks(present: Sequence[Subject], members: Mapping[str, Member]) -> dict[str, int]:
@@ -380,11 +394,14 @@ def _decide(
 ) -> list[tuple[str, str]]:
     """Let the members have what a plan gives them; returns whom it ends."""
     sizes = {size.component: size for size in plan.sizes}
-    preempted = {each.component: each for each in plan.proposed if isinstance(each, Preemption)}
+    proposed: dict[str, tuple[ShapingAction, ...]] = {}
+    for action in plan.proposed:
+        proposed[action.component] = (*proposed.get(action.component, ()), action)
     ends: list[tuple[str, str]] = []
     for subject in present:
         member = members[subject.name]
-        size, preemption = sizes[subject.name], preempted.get(subject.name)
+        size, actions = sizes[subject.name], proposed.get(subject.name, ())
+        preemption = next((each for each in actions if isinstance(each, Preemption)), None)
         rung = preemption.rung if preemption is not None and acts else None
         reason = preemption.reason if preemption is not None else size.reason
         intervals = member.rung_intervals
@@ -395,10 +412,17 @@ def _decide(
         if rung is Rung.END:
             ends.append((subject.name, reason))
             member = Member(
-                now_s, kills=member.kills, crashes=member.crashes, rung=rung, reason=reason, anew=True
+                now_s,
+                kills=member.kills,
+                crashes=member.crashes,
+                rung=rung,
+                reason=reason,
+                anew=True,
+                proposed=actions,
             )
         else:
-            member = _with_plan(member, size.target, reason, rung, intervals, _model(subject, member))
+            model = _model(subject, member)
+            member = _with_plan(member, size.target, reason, rung, intervals, model, actions)
         members[subject.name] = member
     return ends
 

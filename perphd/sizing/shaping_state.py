@@ -9,7 +9,7 @@ from typing import Final
 from perphd.domain.forecast import MemoryForecast
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 from perphd.forecast.ladder import SeriesLadder
-from perphd.sizing.shaper import Mode, Role, Rung, ShaperSettings, ShapingPlan
+from perphd.sizing.shaper import Mode, Role, Rung, ShaperSettings, ShapingAction
 
 EMPTY_BYTES: Final = 256 << 10
 """A group that uses less holds no process worth a size."""
@@ -49,6 +49,10 @@ class Subject:
     refaults_per_s: Reading = NOT_MEASURED
     restarted: bool = False
     ahead: MemoryForecast | None = None
+    peak_bytes: float = 0.0
+
+
+NOT_YET: Final = "no interval has ended yet"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +60,7 @@ class Member:
     """What is remembered of one workload.
 
     ``target_bytes`` None: none decided yet. ``anew``: its history began again here. ``model``: which forecast counted.
+    ``proposed``: what the last plan of it would do.
     """
 
     began_s: float
@@ -65,25 +70,25 @@ class Member:
     crashes: int = 0
     crashed: bool = False
     target_bytes: float | None = None
-    reason: str = "no interval has ended yet"
+    reason: str = NOT_YET
     rung: Rung | None = None
     usual_refaults_per_s: float | None = None
     guarded_until_s: float = -1.0
     rung_intervals: int = 0
     anew: bool = False
     model: str = ""
+    proposed: tuple[ShapingAction, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapingState:
-    """All workloads, the end of the last interval, the last plan, and whose maximum is yet to be learned from.
+    """All workloads, the end of the last interval, and whose maximum is yet to be learned from.
 
     ``limits``: of the last look at each workload that is there. ``tight``: the plan of all is due once all are learned.
     """
 
     members: Mapping[str, Member] = field(default_factory=dict)
     closed_s: float | None = None
-    plan: ShapingPlan | None = None
     pending: tuple[str, ...] = ()
     limits: Mapping[str, ShapedLimits] = field(default_factory=dict)
     tight: bool = False

@@ -34,8 +34,10 @@ def view(
             )
         )
     reclaimable = _reclaimable(state, subjects, capacity)
-    proposed = [_worded(action) for action in state.plan.proposed] if state.plan is not None else []
-    return ShaperView(rules.mode.value, rules.interval_s, capacity, reclaimable, tuple(rows), tuple(proposed))
+    actions = [action for member in state.members.values() for action in member.proposed]
+    actions.sort(key=lambda action: not isinstance(action, Preemption))
+    proposed = tuple(words for action in actions if (words := _worded(action)))
+    return ShaperView(rules.mode.value, rules.interval_s, capacity, reclaimable, tuple(rows), proposed)
 
 
 def _reclaimable(state: ShapingState, subjects: Sequence[Subject], capacity: Reading) -> Reading:
@@ -53,10 +55,12 @@ def _reclaimable(state: ShapingState, subjects: Sequence[Subject], capacity: Rea
 
 
 def _worded(action: object) -> str:
+    """What an action does; empty for a new size that nobody would see a difference in."""
     if isinstance(action, Preemption):
         return f"{action.component}: {action.rung.value} ({action.reason})"
     component = getattr(action, "component", "")
     before, after = getattr(action, "before", None), getattr(action, "after", None)
     if before is None or after is None:
         return f"{component}: resume"
-    return f"{component}: {before / (1 << 20):.0f} MiB -> {after / (1 << 20):.0f} MiB"
+    was, will = f"{before / (1 << 20):.0f} MiB", f"{after / (1 << 20):.0f} MiB"
+    return "" if was == will else f"{component}: {was} -> {will}"

@@ -1,4 +1,4 @@
-"""What a trial found: the effect on every metric with its confidence interval, and the carry-over.
+"""Results of a trial: the effect on every metric with its confidence interval, and the carry-over.
 
 Problem: the load of a host swings by day and night and its noise is correlated over minutes. A comparison of all
 enforced with all observed readings takes that for an effect, and an interval that treats readings as independent is
@@ -33,15 +33,15 @@ from perphd.domain.reading import Reading, Unavailable
 from perphd.domain.workload import Mode
 from perphd.trial.design import MIN_PAIRS, Metric, Signal
 from perphd.trial.record import Block, TrialRecord
-from perphd.trial.statistics import Estimate, holm, no_effect_p, of_pairs, of_two
+from perphd.trial.statistics import MeanEstimate, holm, no_effect_p, of_pairs, of_two
 
 CONFIDENCE: Final = 0.95
 CLAIM_LEVEL: Final = 0.03
-"""Accepted probability of any false claim by the formulas; Student's tails are approximate, the aim is 5 %."""
+"""Accepted probability of any false claim by the formulas. Student's tails are approximate; the aim is 5 %."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MetricChange:
     """A change from observe to enforce in %, with its 95 % interval."""
 
     pct: float
@@ -51,25 +51,26 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
-    """One metric. ``claimed``: "no effect" is rejected together with all other metrics' hypotheses.
+class TrialEffect:
+    """Result for one metric.
 
-    ``missing`` says why there is no change; ``carried_over``: the carry-over was found, not only estimated.
+    ``claimed``: "no effect" is rejected, tested together with all other metrics. ``missing``: why there is no change.
+    ``carried_over``: the carry-over is significant.
     """
 
     metric: Metric
     pairs: int
     observe_mean: Reading
     enforce_mean: Reading
-    change: Change | None
+    change: MetricChange | None
     missing: str = ""
     claimed: bool = False
-    carry_over: Change | None = None
+    carry_over: MetricChange | None = None
     carried_over: bool = False
 
     @property
     def is_better(self) -> bool:
-        """True if the change is one for the better."""
+        """True if the change is an improvement."""
         if self.change is None:
             return False
         return self.change.pct < 0 if self.metric.signal is Signal.DELAY else self.change.pct > 0
@@ -77,16 +78,16 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """Everything found. ``used``, ``void``: blocks after the run-in that count, and that do not, by mode."""
+    """Results of a trial. ``used``, ``void``: blocks after the run-in that count, and that do not, by mode."""
 
-    effects: tuple[Effect, ...]
+    effects: tuple[TrialEffect, ...]
     used: tuple[tuple[Mode, int], ...]
     void: tuple[tuple[Mode, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One metric in one pair. ``after_switch``: the block before the pair had the other mode than its first."""
+    """One metric in one pair. ``after_switch``: the block before the pair had a different mode than its first block."""
 
     observe: float
     enforce: float
@@ -111,7 +112,7 @@ def analyse(record: TrialRecord) -> Analysis:
 
 
 def pairs_of(record: TrialRecord, metric: str) -> tuple[Pair, ...]:
-    """The pairs in which both blocks count and have this metric, in the order of time."""
+    """The pairs in which both blocks count and have this metric, in order of time."""
     known = {
         block.number: mean.mean
         for block in record.blocks
@@ -129,7 +130,7 @@ def pairs_of(record: TrialRecord, metric: str) -> tuple[Pair, ...]:
     return tuple(pairs)
 
 
-def _effect(metric: Metric, pairs: Sequence[Pair]) -> Effect:
+def _effect(metric: Metric, pairs: Sequence[Pair]) -> TrialEffect:
     is_log = metric.signal is Signal.DELAY
     if is_log:
         pairs = [pair for pair in pairs if pair.observe > 0 and pair.enforce > 0]
@@ -137,19 +138,19 @@ def _effect(metric: Metric, pairs: Sequence[Pair]) -> Effect:
     if n < MIN_PAIRS:
         missing = f"{n} complete pairs of blocks; {MIN_PAIRS} are needed"
         reading = Unavailable(missing)
-        return Effect(metric, n, reading, reading, None, missing)
+        return TrialEffect(metric, n, reading, reading, None, missing)
     observe, enforce = (
         sum(pair.observe for pair in pairs) / n,
         sum(pair.enforce for pair in pairs) / n,
     )
     if not is_log and observe <= 0:
         missing = "it was 0 in all observed blocks"
-        return Effect(metric, n, observe, enforce, None, missing)
+        return TrialEffect(metric, n, observe, enforce, None, missing)
     ratio = 1.0 if is_log else enforce / observe
     differences = [_difference(pair, is_log, ratio, observe) for pair in pairs]
     estimate = of_pairs(differences)
     assert estimate is not None
-    shifted = Estimate(estimate.mean + (0.0 if is_log else ratio - 1.0), estimate.error, estimate.freedom)
+    shifted = MeanEstimate(estimate.mean + (0.0 if is_log else ratio - 1.0), estimate.error, estimate.freedom)
     p = no_effect_p([d + shifted.mean - estimate.mean for d in differences])
     plain = [_difference(pair, is_log, 1.0, observe) for pair in pairs]
     carry = of_two(
@@ -158,7 +159,7 @@ def _effect(metric: Metric, pairs: Sequence[Pair]) -> Effect:
     )
     change = _change(shifted, is_log, p)
     carry_over = None if carry is None else _change(carry, is_log, carry.p)
-    return Effect(metric, n, observe, enforce, change, carry_over=carry_over)
+    return TrialEffect(metric, n, observe, enforce, change, carry_over=carry_over)
 
 
 def _difference(pair: Pair, is_log: bool, ratio: float, observe: float) -> float:
@@ -167,14 +168,14 @@ def _difference(pair: Pair, is_log: bool, ratio: float, observe: float) -> float
     return (pair.enforce - ratio * pair.observe) / observe
 
 
-def _change(estimate: Estimate, is_log: bool, p: float) -> Change:
+def _change(estimate: MeanEstimate, is_log: bool, p: float) -> MetricChange:
     low, high = estimate.interval(CONFIDENCE)
     values = (estimate.mean, low, high)
     mean, low, high = (math.expm1(v) if is_log else v for v in values)
-    return Change(100.0 * mean, 100.0 * low, 100.0 * high, p)
+    return MetricChange(100.0 * mean, 100.0 * low, 100.0 * high, p)
 
 
-def _p(change: Change | None) -> float | None:
+def _p(change: MetricChange | None) -> float | None:
     return None if change is None else change.p
 
 

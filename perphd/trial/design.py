@@ -18,13 +18,13 @@ from typing import Final
 from perphd.domain.workload import Mode
 
 MIN_PAIRS: Final = 6
-"""Fewer coins than this cannot reach 5 %: six fair coins fall alike in one of 32 trials."""
+"""Least number of pairs: six fair coins fall alike in one of 32 trials, so fewer cannot reach 5 %."""
 MIN_BLOCK_S: Final = 60.0
 MAX_BLOCK_S: Final = 4 * 3600.0
 MAX_HOURS: Final = 24.0 * 31
 DEFAULT_WASHOUT_S: Final = 120.0
 WASHOUT_SHARE: Final = 0.25
-"""Default washout of short blocks; long ones lose ``DEFAULT_WASHOUT_S``."""
+"""Washout of short blocks as a share of the block; long blocks use ``DEFAULT_WASHOUT_S``."""
 MAX_WASHOUT_SHARE: Final = 0.5
 DEFAULT_BOUND_PCT: Final = 25.0
 MIN_BOUND_PCT: Final = 5.0
@@ -33,7 +33,7 @@ MAX_SEED: Final = 2**32 - 1
 
 
 class Signal(StrEnum):
-    """What a metric is of."""
+    """The quantity that a metric measures."""
 
     DELAY = "delay"  # of an LRA; lower is better
     WORK = "work"  # of an LRA; higher is better
@@ -42,10 +42,10 @@ class Signal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric, named before the trial begins. ``source``: what measures it; readings of another source do not
-    count.
+    """One metric, fixed before the trial begins.
 
-    ``workload`` is empty for batch, whose metric is the sum over all batch workloads.
+    ``source``: what measures it; readings from other sources do not count. ``workload``: empty for batch, whose metric
+    is the sum over all batch workloads.
     """
 
     signal: Signal
@@ -54,16 +54,17 @@ class Metric:
 
     @property
     def name(self) -> str:
-        """``db.delay``, ``batch.work``."""
+        """Its name in reports, such as ``db.delay`` or ``batch.work``."""
         return "batch.work" if self.signal is Signal.BATCH else f"{self.workload}.{self.signal}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that is fixed when a trial starts. ``schedule``: modes of the blocks after the run-in.
+    """Everything fixed when a trial starts.
 
-    ``left_out``: workloads whose own mode is observe; they are never enforced. ``bound_pct``: harm that ends the
-    trial. ``configured``: the modes of the configuration file then; empty: not known.
+    ``schedule``: modes of the blocks after the run-in. ``left_out``: workloads whose own mode is observe, never
+    enforced. ``bound_pct``: harm that ends the trial. ``configured``: the configuration file's modes at the start;
+    empty: unknown.
     """
 
     trial: str
@@ -87,7 +88,7 @@ class Plan:
 
     @property
     def blocks(self) -> int:
-        """Blocks, the run-in not counted."""
+        """Number of blocks without the run-in."""
         return len(self.schedule)
 
     @property
@@ -110,7 +111,7 @@ class Plan:
 
 
 class DesignRefused(ValueError):
-    """A trial cannot be designed like this. ``key``: the option; ``allowed``: what it takes."""
+    """An invalid design. ``key``: the option; ``allowed``: its allowed values."""
 
     def __init__(self, key: str, problem: str, allowed: str) -> None:
         super().__init__(problem)
@@ -119,7 +120,7 @@ class DesignRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What an operator asks for, checked. ``washout_s`` None: a quarter of the block, at most two minutes.
+    """An operator's request, validated. ``washout_s`` None: a quarter of the block, at most two minutes.
 
     Raises:
         DesignRefused: a value is out of bounds, or the time holds too few pairs.
@@ -149,7 +150,7 @@ class Request:
 
     @property
     def pairs(self) -> int:
-        """Pairs of blocks that fit behind the run-in."""
+        """Number of pairs of blocks that fit after the run-in."""
         return max(0, (int(self.hours * 3600.0 // self.block_s) - 1) // 2)
 
     @property
@@ -161,7 +162,7 @@ class Request:
 
 
 def schedule(pairs: int, seed: int) -> tuple[Mode, ...]:
-    """Pairs of one block each, their order decided by a fair coin."""
+    """Pairs of one block each, in an order decided by a fair coin."""
     coin = random.Random(seed)
     modes: list[Mode] = []
     for _ in range(pairs):

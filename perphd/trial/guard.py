@@ -39,28 +39,28 @@ from perphd.domain.workload import Mode
 
 WINDOW_S: Final = 60.0
 REFERENCE_BLOCKS: Final = 3
-"""Observed blocks that are the reference: at blocks of ten minutes, they lie within the last hour or so."""
+"""Number of latest observed blocks used as the reference: with ten-minute blocks, about the last hour."""
 SCATTER_BLOCKS: Final = 12
-"""Observed blocks from which the scatter is estimated."""
+"""Number of observed blocks from which the scatter is estimated."""
 AT_ONCE: Final = 2.0
-"""Bounds by which a single minute must be worse. One minute scatters more than a block."""
+"""Multiple of the bound for a single minute, which scatters more than a block."""
 MINUTE_SIGMAS: Final = 5.5
 BLOCK_SIGMAS: Final = 3.5
 SMALL: Final = 0.5
 BUSIER: Final = 1.1
-"""Work relative to the busiest observed block from which a higher delay may be due to the load."""
+"""Work relative to the busiest observed block above which a higher delay may be due to the load."""
 BUSIER_DELAY: Final = 1.5
-"""So much more delay is then accepted."""
+"""Factor on the accepted delay in that case."""
 PRIOR: Final = 3.0
 HARMFUL_BLOCKS: Final = 2
 BUSY_SHARE: Final = 0.5
 _ENOUGH: Final = 0.75
-"""Share of a window that readings must cover."""
+"""Least share of a window that readings must cover."""
 
 
 @dataclass(frozen=True, slots=True)
 class LraReading:
-    """What one sample says of an LRA, by the sources that the plan names."""
+    """One sample of an LRA, from the sources named in the plan."""
 
     delay: Reading = NOT_MEASURED
     work: Reading = NOT_MEASURED
@@ -108,7 +108,7 @@ class _Mean:
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """One observed block: its mean, and log delay of its minutes."""
+    """One observed block: its mean, and the log delay of each minute."""
 
     mean: _Mean
     minutes: tuple[float, ...]
@@ -116,7 +116,7 @@ class _Observed:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The extremes of observe: the highest delay, and the highest work of a block."""
+    """Extremes in observe: the highest delay, and the highest work of a block."""
 
     delay: float | None
     work: float | None
@@ -124,7 +124,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Watched:
-    """One LRA: the observed blocks, the open minute and block, and how many blocks in a row were harmful."""
+    """State of one LRA: observed blocks, the current minute and block, and the number of consecutive harmful blocks."""
 
     observed: deque[_Observed] = field(default_factory=lambda: deque(maxlen=SCATTER_BLOCKS))
     minutes: list[float] = field(default_factory=list)
@@ -139,7 +139,7 @@ class _Watched:
         return _over([block.mean for block in list(self.observed)[-REFERENCE_BLOCKS:]])
 
     def seen(self) -> tuple[_Seen, _Seen]:
-        """What observed minutes, and observed blocks, have shown."""
+        """Extremes of observed minutes, and of observed blocks."""
         minutes = [minute for block in self.observed for minute in block.minutes]
         delays = [block.mean.delay for block in self.observed if block.mean.delay]
         work = max((block.mean.work for block in self.observed if block.mean.work), default=None)
@@ -147,7 +147,7 @@ class _Watched:
         return _Seen(worst, work), _Seen(max(delays, default=None), work)
 
     def sigmas(self) -> tuple[float, float]:
-        """Standard deviations of log delay: of an observed minute, and of an observed block."""
+        """Standard deviations of log delay of an observed minute, and of an observed block."""
         blocks = [math.log(block.mean.delay) for block in self.observed if block.mean.delay]
         if not blocks:
             return 0.0, 0.0
@@ -164,7 +164,7 @@ class _Watched:
 
 
 class Guard:
-    """Watches the LRAs of one trial."""
+    """Monitors the LRAs of one trial."""
 
     def __init__(self, lras: tuple[str, ...], bound_pct: float, used_s: float) -> None:
         self._lras = {name: _Watched() for name in lras}
@@ -172,7 +172,10 @@ class Guard:
         self._window_s = min(WINDOW_S, used_s)
 
     def take(self, mode: Mode, readings: Mapping[str, LraReading], seconds: float, used: bool) -> str:
-        """One sample of ``seconds``; ``used``: it lies behind the washout. Returns the harm in words, or empty."""
+        """Process one sample of ``seconds``; ``used``: it lies after the washout.
+
+        Returns the harm as text, or empty.
+        """
         for name, watched in self._lras.items():
             reading = readings.get(name, LraReading())
             if used:
@@ -185,7 +188,7 @@ class Guard:
         return ""
 
     def end_block(self, mode: Mode, counts: bool) -> str:
-        """A block has ended. ``counts``: False if it is void. Returns the harm in words, or empty."""
+        """Process the end of a block; ``counts``: False if it is void. Returns the harm as text, or empty."""
         found = ""
         for name, watched in self._lras.items():
             if counts and watched.block.covered_s > 0:
@@ -198,7 +201,7 @@ class Guard:
                     seen = watched.seen()[1]
                     if harm and _is_beyond(mean, seen, 1.0 + self._bound):
                         watched.harmful += 1
-                    elif not (harm and _is_busier(mean, seen)):  # that says nothing
+                    elif not (harm and _is_busier(mean, seen)):  # inconclusive: the load was higher
                         watched.harmful = 0
                     if watched.harmful >= HARMFUL_BLOCKS:
                         found = found or f"{harm} over {HARMFUL_BLOCKS} enforced blocks in a row"
@@ -228,7 +231,7 @@ class Guard:
             sums.add(one, length_s)
         mean = sums.mean()
         if _is_stalled(mean, reference):
-            return f"{name} answered nothing for {self._window_s:g} s and was as busy as before"
+            return f"{name} answered nothing for {self._window_s:g} s although it was as busy as before"
         factor = max(1.0 + AT_ONCE * self._bound, math.exp(MINUTE_SIGMAS * watched.sigmas()[0]))
         text = _harm(name, mean, reference, factor)
         if text and _is_beyond(mean, watched.seen()[0], 1.0 + self._bound):
@@ -237,7 +240,7 @@ class Guard:
 
 
 def _harm(name: str, now: _Mean, before: _Mean | None, factor: float) -> str:
-    """The harm in words if ``now`` is worse by more than ``factor``."""
+    """The harm as text if ``now`` is worse by more than ``factor``; else empty."""
     if before is None:
         return ""
     delay_ratio = now.delay / before.delay if now.delay and before.delay else None
@@ -248,14 +251,14 @@ def _harm(name: str, now: _Mean, before: _Mean | None, factor: float) -> str:
     busy = now.in_flight / before.in_flight if now.in_flight is not None and before.in_flight else None
     ratio = contended_ratio(now.work / before.work, delay_ratio, busy, closed=False)
     if delay_ratio is None and busy is not None and busy < BUSY_SHARE:
-        return ""  # less was asked for
+        return ""  # lower load
     if ratio < 1.0 / factor:
         return f"{name}: work {100 * (1 - ratio):.0f} % lower than in observe"
     return ""
 
 
 def _is_beyond(now: _Mean, seen: _Seen, factor: float) -> bool:
-    """True unless the delay is within what observe has shown, with more room where more was asked."""
+    """True unless the delay is within what observe has shown; a higher load extends that range."""
     if _is_busier(now, seen):
         factor *= BUSIER_DELAY
     return now.delay is None or seen.delay is None or now.delay > seen.delay * factor
@@ -279,7 +282,7 @@ def _over(means: list[_Mean]) -> _Mean | None:
 
 
 def _is_stalled(now: _Mean, before: _Mean) -> bool:
-    """True if nothing is answered any more although it is kept busy."""
+    """True if the LRA is busy but answers nothing."""
     if now.delay is not None or now.work or not before.work or before.delay is None:
         return False
     return bool(now.in_flight and before.in_flight and now.in_flight >= BUSY_SHARE * before.in_flight)

@@ -1,4 +1,4 @@
-"""What is kept of a trial: its plan, a row per block, notes, and how it ended."""
+"""The record of a trial: its plan, one row per block, notes, and its end."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ MAX_NOTES: Final = 100
 class End(StrEnum):
     """How a trial ended."""
 
-    COMPLETE = "complete"  # every block ran
+    COMPLETE = "complete"  # all blocks ran
     STOPPED = "stopped"  # by perphctl trial stop
     HARM = "harm"  # by a guard rail
-    CHANGED = "changed"  # something was changed by hand that makes the rest another experiment
+    CHANGED = "changed"  # a manual change made the rest a different experiment
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """When, how, why, and by whom (empty: nobody)."""
+    """Time, kind, reason and author (empty: none) of a trial's end."""
 
     at_unix_s: float
     how: End
@@ -50,7 +50,7 @@ class BlockMean:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block that has ended. ``void``: why it does not count; empty: it does."""
+    """One finished block. ``void``: why it does not count; empty if it does."""
 
     number: int
     mode: Mode

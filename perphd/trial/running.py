@@ -1,4 +1,4 @@
-"""One trial as it runs: follows the plan by the wall clock, averages the readings of each block, asks the guard."""
+"""A trial in progress: follows the plan by the wall clock, averages each block's readings, and consults the guard."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from perphd.trial.guard import Guard, LraReading
 from perphd.trial.record import MAX_NOTES, Block, BlockMean, End, Ending, Note, TrialRecord
 
 ENOUGH: Final = 0.5
-"""Share of a block's used part that a metric's readings must cover."""
-_RESTARTED: Final = "perphd was restarted in it"
+"""Least share of a block's used part that a metric's readings must cover."""
+_RESTARTED: Final = "perphd was restarted during it"
 _DID_NOT_RUN: Final = "perphd did not run"
 
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """One sample of everything that the plan names. ``reach_s``: how far back it tells.
+    """One sample of everything that the plan names.
 
-    A reading whose source is not the planned one is Unavailable.
+    ``reach_s``: how far back its readings extend. A reading from another source than planned is Unavailable.
     """
 
     seconds: float
@@ -35,8 +35,8 @@ class Running:
     """A trial that has not ended.
 
     Args:
-        record: as it was kept; the block in which the daemon was restarted does not count.
-        now_unix_s: now.
+        record: as stored; the block in which the daemon was restarted does not count.
+        now_unix_s: the present time.
     """
 
     def __init__(self, record: TrialRecord, now_unix_s: float) -> None:
@@ -47,14 +47,14 @@ class Running:
         done = len(record.blocks)
         self._number = done
         self._void = ""
-        if now_unix_s > plan.began_unix_s + 1.0 or done:  # it was begun by a daemon before this one
+        if now_unix_s > plan.began_unix_s + 1.0 or done:  # started by an earlier process
             self._void = _RESTARTED
             self._move(plan.number(now_unix_s), now_unix_s, missed=_DID_NOT_RUN)
             self._void = _RESTARTED
 
     @property
     def plan(self) -> Plan:
-        """As it was fixed at the start."""
+        """The plan as fixed at the start."""
         return self.record.plan
 
     @property
@@ -69,11 +69,11 @@ class Running:
 
     @property
     def void(self) -> str:
-        """Why the present block does not count; empty: it does."""
+        """Why the present block does not count; empty if it does."""
         return self._void
 
     def look(self, now_unix_s: float) -> bool:
-        """Follow time; True if a block ended. Never goes back, whatever the wall clock does."""
+        """Follow the time; returns True if a block ended. Never goes back, whatever the wall clock does."""
         if self.record.ending is not None:
             return False
         number = max(self._number, self.plan.number(now_unix_s))
@@ -83,7 +83,7 @@ class Running:
         return True
 
     def take(self, now_unix_s: float, readings: Readings) -> None:
-        """One sample that ended now."""
+        """Process one sample that ended now."""
         if self.record.ending is not None or readings.seconds <= 0:
             return
         plan, mode = self.plan, self.plan.mode(self._number)
@@ -103,7 +103,7 @@ class Running:
             self.end(now_unix_s, End.HARM, harm)
 
     def interrupt(self, now_unix_s: float, why: str) -> bool:
-        """The present block does not count; True if that is news."""
+        """Exclude the present block; returns True if it was not excluded before."""
         if self.record.ending is not None or self._void:
             return False
         self._void = why
@@ -111,7 +111,7 @@ class Running:
         return True
 
     def note(self, now_unix_s: float, text: str) -> None:
-        """Remember that something happened."""
+        """Add a note to the record."""
         if len(self.record.notes) < MAX_NOTES:
             self.record = replace(self.record, notes=(*self.record.notes, Note(now_unix_s, text)))
 
@@ -121,7 +121,7 @@ class Running:
             self.record = replace(self.record, ending=Ending(now_unix_s, how, text, by))
 
     def _move(self, number: int, now_unix_s: float, missed: str) -> None:
-        """Go on to this block; blocks in between do not count."""
+        """Advance to this block; skipped blocks do not count."""
         while self._number < number and self.record.ending is None:
             harm = self._end_block(self._void)
             self._number += 1

@@ -1,4 +1,4 @@
-"""Student's t distribution, and the interval of a mean whose terms drift slowly. Standard library only."""
+"""Student's t distribution, and confidence intervals of means of slowly drifting terms. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _STEPS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean with its standard error and the degrees of freedom of that."""
+class MeanEstimate:
+    """A mean with its standard error and that error's degrees of freedom."""
 
     mean: float
     error: float
@@ -33,7 +33,7 @@ class Estimate:
         return 2.0 * (1.0 - t_probability(abs(self.mean) / self.error, self.freedom))
 
 
-def of_pairs(differences: Sequence[float]) -> Estimate | None:
+def of_pairs(differences: Sequence[float]) -> MeanEstimate | None:
     """The mean of pair differences; None for fewer than three.
 
     Formula: error^2 = sum (d[j+1] - d[j])^2 / (2 (n - 1)) / n.
@@ -48,24 +48,24 @@ def of_pairs(differences: Sequence[float]) -> Estimate | None:
         return None
     mean = sum(differences) / n
     steps = sum((b - a) ** 2 for a, b in itertools.pairwise(differences))
-    return Estimate(mean, math.sqrt(steps / (2.0 * (n - 1)) / n), 2.0 * (n - 1) ** 2 / (3.0 * n - 4.0))
+    return MeanEstimate(mean, math.sqrt(steps / (2.0 * (n - 1)) / n), 2.0 * (n - 1) ** 2 / (3.0 * n - 4.0))
 
 
 def no_effect_p(differences: Sequence[float]) -> float:
-    """Probability of such a mean if there is no effect at all: the greater by successive differences and by the spread.
+    """P-value of the mean if there is no effect: the larger by successive differences and by the spread.
 
-    Without an effect both errors are right, and the greater errs on the safe side.
+    Without an effect both errors are valid, and the larger is on the safe side.
     """
     n = len(differences)
     estimate = of_pairs(differences)
     if estimate is None:
         return 1.0
     variance = sum((d - estimate.mean) ** 2 for d in differences) / (n - 1)
-    return max(estimate.p, Estimate(estimate.mean, math.sqrt(variance / n), n - 1.0).p)
+    return max(estimate.p, MeanEstimate(estimate.mean, math.sqrt(variance / n), n - 1.0).p)
 
 
-def of_two(first: Sequence[float], second: Sequence[float]) -> Estimate | None:
-    """The difference of two means (Welch); None where a group has fewer than three."""
+def of_two(first: Sequence[float], second: Sequence[float]) -> MeanEstimate | None:
+    """The difference of two means (Welch); None if a group has fewer than three values."""
     if min(len(first), len(second)) < 3:
         return None
     parts = []
@@ -76,11 +76,11 @@ def of_two(first: Sequence[float], second: Sequence[float]) -> Estimate | None:
     (n1, mean1, v1), (n2, mean2, v2) = parts
     total = v1 + v2
     freedom = total**2 / max(v1**2 / (n1 - 1) + v2**2 / (n2 - 1), _TINY) if total > 0 else n1 + n2 - 2.0
-    return Estimate(mean1 - mean2, math.sqrt(total), freedom)
+    return MeanEstimate(mean1 - mean2, math.sqrt(total), freedom)
 
 
 def holm(ps: Sequence[float], level: float) -> tuple[bool, ...]:
-    """Which of several hypotheses are rejected so that any false rejection has at most this probability (Holm)."""
+    """Which hypotheses Holm's procedure rejects, with at most this probability of any false rejection."""
     order = sorted(range(len(ps)), key=lambda i: ps[i])
     rejected = [False] * len(ps)
     for rank, i in enumerate(order):
@@ -91,13 +91,13 @@ def holm(ps: Sequence[float], level: float) -> tuple[bool, ...]:
 
 
 def t_probability(t: float, freedom: float) -> float:
-    """Probability of a value up to ``t``."""
+    """Cumulative probability of Student's t distribution at ``t``."""
     tail = 0.5 * _beta(freedom / (freedom + t * t), freedom / 2.0, 0.5)
     return 1.0 - tail if t > 0 else tail
 
 
 def t_quantile(probability: float, freedom: float) -> float:
-    """The value up to which ``probability`` lies, by bisection."""
+    """Quantile of Student's t distribution, by bisection."""
     if probability < 0.5:
         return -t_quantile(1.0 - probability, freedom)
     low, high = 0.0, 1.0
@@ -134,5 +134,5 @@ def _beta(x: float, a: float, b: float) -> float:
 
 
 def _away(value: float) -> float:
-    """The value, kept away from 0."""
+    """The value, or a tiny number in place of 0, to divide by."""
     return value if abs(value) > _TINY else _TINY

@@ -147,7 +147,7 @@ async def test_pods_go_where_there_is_room_and_reasons_reach_their_owner(
         subprocess.run, [*command, str(tmp_path / "record")], capture_output=True, text=True, check=False
     )
     assert told.returncode == 0, told.stdout + told.stderr
-    assert "0 with another answer" in told.stdout
+    assert "0 with a different answer" in told.stdout
 
 
 async def test_of_two_extenders_that_race_for_a_slot_one_gets_it(

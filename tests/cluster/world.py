@@ -17,7 +17,7 @@ from perphd.adapters.kubernetes.objects import NODES, PROFILES
 from perphd.adapters.kubernetes.publisher import OwnPods, Publisher
 from perphd.cluster.asking import COPPER_CPU, COPPER_MEMORY
 from perphd.cluster.document import NodeDocument
-from perphd.control.wire import encode
+from perphd.domain.wire import encode
 
 PODS = "/api/v1/namespaces/default/pods"
 

@@ -19,7 +19,7 @@ from perphd.host.fs import RealFs
 pytestmark = [pytest.mark.requires_root, pytest.mark.requires_cgroup_v1("cpu", "cpuacct", "cpuset")]
 
 FS = RealFs()
-PERPHD = [sys.executable, "-c", "from perphd.control.daemon import main; main()"]
+PERPHD = [sys.executable, "-c", "from perphd.commands.daemon import main; main()"]
 SPIN = "while True: pass"
 BURSTS = "import time\nwhile True:\n    sum(range(20000))\n    time.sleep(0.005)"
 FLOOR_CORES = 0.5

@@ -18,14 +18,14 @@ from perphd.control.client import Client
 from perphd.host.cgroup import discover
 from perphd.host.cgroup.group import Cgroups
 from perphd.host.fs import RealFs
-from perphd.isolation.register import open_originals
+from perphd.isolation.instances import open_originals
 
 pytestmark = [pytest.mark.requires_root, pytest.mark.requires_cgroup_v1("cpu", "cpuset")]
 
 FS = RealFs()
 MOMENTS = 20
 PATIENCE_S = 30.0
-PERPHD = [sys.executable, "-c", "from perphd.control.daemon import main; main()"]
+PERPHD = [sys.executable, "-c", "from perphd.commands.daemon import main; main()"]
 SPIN = "while True: pass"
 # An application that works in bursts: it feels neighbours, and leaves them something.
 BURSTS = "import time\nwhile True:\n    sum(range(20000))\n    time.sleep(0.002)"

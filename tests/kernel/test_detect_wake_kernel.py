@@ -12,7 +12,8 @@ from contextlib import suppress
 
 import pytest
 
-from perphd.agent.wake import WakeConfig, Waker
+from perphd.agent.triggers import EarlyTicks
+from perphd.config.tables import WakeConfig
 from perphd.domain.reading import Unavailable
 from perphd.host.cgroup import Hierarchies, discover
 from perphd.host.fs import RealFs
@@ -58,17 +59,17 @@ async def test_an_lra_that_waits_for_a_processor_asks_for_a_look(
     hierarchies: Hierarchies, group: str
 ) -> None:
     assert hierarchies.unified is not None
-    waker = Waker(WakeConfig(stall_ms=50), hierarchies.unified.path, time.monotonic)
+    early_ticks = EarlyTicks(WakeConfig(stall_ms=50), hierarchies.unified.path, time.monotonic)
     workers: list[subprocess.Popen[bytes]] = []
     try:
-        waker.follow({"db": GROUP})
-        assert waker.armed == 3, waker.refused
+        early_ticks.follow({"db": GROUP})
+        assert early_ticks.armed == 3, early_ticks.refused
         workers = _contend(group)
-        await asyncio.wait_for(waker.rung(), 30)
-        assert waker.take() == {"db": "pressure on its cpu"}
+        await asyncio.wait_for(early_ticks.requested(), 30)
+        assert early_ticks.take() == {"db": "pressure on its cpu"}
     finally:
         for worker in workers:
             worker.kill()
             worker.wait()
-        waker.close()
-    assert waker.armed == 0
+        early_ticks.close()
+    assert early_ticks.armed == 0

@@ -34,7 +34,7 @@ STEP = 1 if os.environ.get("PERPHD_FAULTS") == "all" else 3
 """Of all moments of a kill one in so many is tried, before and after writes by turns; with PERPHD_FAULTS=all each."""
 NOBODY = 65534
 READERS = 64999
-PERPHD = [sys.executable, "-c", "from perphd.control.daemon import main; main()"]
+PERPHD = [sys.executable, "-c", "from perphd.commands.daemon import main; main()"]
 CONFIG = """
 [daemon]
 state_dir = "{state}"
@@ -253,7 +253,7 @@ def test_a_write_never_lands_in_another_group_of_the_same_path(
         assert FS.identity(directory) != before
         now = FS.read(path)
         assert now.strip() == b"" if "cpuset" in path else now == value
-        with pytest.raises(Gone, match="another cgroup has this path now"):
+        with pytest.raises(Gone, match="another cgroup now has this path"):
             FS.write_within(path, value, before)
 
 

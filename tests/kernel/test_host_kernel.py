@@ -22,7 +22,8 @@ from perphd.host.capabilities import probe
 from perphd.host.catalogue import list_cgroups, suggest
 from perphd.host.cgroup import Hierarchies, discover
 from perphd.host.fs import RealFs, read_text
-from perphd.host.perf_events import HARDWARE_EVENTS, SOFTWARE_EVENTS, EventKind, open_group, probe_events
+from perphd.host.perf_event_types import HARDWARE_EVENTS, SOFTWARE_EVENTS, PerfEventKind
+from perphd.host.perf_events import open_group, probe_events
 from perphd.host.psi import PSI_OFF, Pressure, PsiTrigger, pressure_at
 from perphd.host.schedstat import RunDelay, RunDelayReader
 from perphd.host.taskstats import TaskStats, open_taskstats
@@ -113,10 +114,10 @@ def test_software_events_count_what_ran_in_the_group(group: str) -> None:
         _burn_in(group, 0.1)
         found = counters.read()
         used_ns = 1000 * int(read_text(FS, f"{group}/cpu.stat").split()[1])
-        clock_ns = found[EventKind.TASK_CLOCK_NS]
+        clock_ns = found[PerfEventKind.TASK_CLOCK_NS]
         assert available(clock_ns)
         assert clock_ns == pytest.approx(used_ns, rel=0.25)
-        faults = found[EventKind.PAGE_FAULTS]
+        faults = found[PerfEventKind.PAGE_FAULTS]
         assert available(faults)
         assert faults > 0
         assert not counters.starved_cpus
@@ -135,10 +136,10 @@ def test_hardware_events_count_or_say_that_there_is_no_pmu(group: str) -> None:
         assert isinstance(refusal, Unsupported | Denied)
         assert kind.label in str(refusal)
         assert refusal.advice
-    if EventKind.INSTRUCTIONS in support.supported:
-        with open_group(group, read_topology(FS).online, (EventKind.INSTRUCTIONS,)) as counters:
+    if PerfEventKind.INSTRUCTIONS in support.supported:
+        with open_group(group, read_topology(FS).online, (PerfEventKind.INSTRUCTIONS,)) as counters:
             _burn_in(group, 0.05)
-            instructions = counters.read()[EventKind.INSTRUCTIONS]
+            instructions = counters.read()[PerfEventKind.INSTRUCTIONS]
             assert available(instructions)
             assert instructions > 1e6
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from perphd.agent.proposal import config_text, propose
-from perphd.control.init_check import answers, measure
+from perphd.commands.init_check import answers, measure
 from perphd.domain.workload import Kind
 from perphd.host.cgroup import discover
 from perphd.host.cgroup.group import Cgroups

@@ -7,6 +7,7 @@ import math
 import os
 import pwd
 import shutil
+import statistics
 import subprocess
 import tempfile
 import time
@@ -131,6 +132,50 @@ async def test_mariadb_queries_transactions_and_restart(mariadb: tuple[Path, lis
         assert quiet == 0.0  # its own questions are not work
     await queries.close()
     await transactions.close()
+
+
+def timed(ask: Any, times: int) -> float:
+    """The median of the asker's own milliseconds."""
+    spans = []
+    for _ in range(times):
+        began_s = time.monotonic()
+        ask()
+        spans.append(1000.0 * (time.monotonic() - began_s))
+    return statistics.median(spans)
+
+
+async def test_mariadb_tells_the_latency_of_its_statements(mariadb: tuple[Path, list[str]]):
+    socket, argv = mariadb
+    options = {"socket": str(socket), "user": "timed", "latency": "server"}
+    with running(argv, socket), connect(socket) as root, root.cursor() as cursor:
+        cursor.execute("CREATE USER timed@localhost")
+        asked = source("mysql", **options)
+        without = await asked.read(0.0)
+        await asked.close()
+        assert "query_response_time" in reason(without.latency_p95_ms)
+    with (
+        running([*argv, "--plugin-load-add=query_response_time"], socket),
+        connect(socket) as root,
+        root.cursor() as cursor,
+    ):
+        asked = source("mysql", **options)
+        cursor.execute("GRANT PROCESS ON *.* TO timed@localhost")
+        assert "is off" in reason((await asked.read(0.0)).latency_p95_ms)
+        cursor.execute("SET GLOBAL query_response_time_stats = 1")
+        assert "too far apart" in reason((await asked.read(5.0)).latency_p95_ms)
+        cursor.execute("SET GLOBAL query_response_time_range_base = 2")
+        cursor.execute("SET GLOBAL query_response_time_flush = 1")
+        await asked.read(10.0)
+        told_ms = timed(lambda: cursor.execute("SELECT SLEEP(0.005)"), 150)
+        reading = await asked.read(20.0)
+        for latency in (reading.latency_p50_ms, reading.latency_p95_ms):
+            assert available(latency)
+            assert latency >= 2.5  # buckets double
+        assert available(reading.latency_p50_ms)
+        assert reading.latency_p50_ms <= 2.0 * told_ms
+        assert reading.work.events == 150  # its own questions are not work
+        assert not available(reading.latency_p99_ms)  # of 150
+        await asked.close()
 
 
 # -- PostgreSQL ---------------------------------------------------------------------------------------------
@@ -392,3 +437,44 @@ async def test_redis_readings_are_exact_at_any_pace():
                 await asyncio.sleep(0.5)
                 readings = await watched("redis", socket=str(socket))
             assert_exact("Redis", readings, load.truth, 4, per_ask=1.0)
+
+
+async def test_redis_tells_the_latency_of_its_commands():
+    import redis
+
+    if shutil.which("redis-server") is None:
+        pytest.skip("needs redis-server (Debian package redis-server)")
+    with tempfile.TemporaryDirectory(prefix="perphd-test-monitor-", dir=_FOLDER) as folder:
+        socket = Path(folder) / "redis.sock"
+        argv = ["redis-server", "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", folder]
+        with running(argv, socket):
+            client = redis.Redis(unix_socket_path=str(socket))
+            version = client.info("server")["redis_version"]
+            if int(version.split(".")[0]) < 7:
+                pytest.skip(f"Redis {version} has no LATENCY HISTOGRAM")
+            asked = source("redis", socket=str(socket), latency="server")
+            empty = await asked.read(0.0)
+            assert "latency-tracking" in reason(empty.latency_p95_ms)
+            slow = "for i = 1, 200000 do end return 1"
+            client.eval(slow, 0)
+            await asked.read(10.0)
+            client.config_set("slowlog-log-slower-than", 0)
+            client.config_set("slowlog-max-len", 1000)
+            for _ in range(120):
+                client.eval(slow, 0)
+            spans = [e["duration"] for e in client.slowlog_get(1000) if e["command"].startswith(b"EVAL")]
+            told_ms = statistics.median(spans) / 1000.0
+            client.blpop("nobody", timeout=0.5)
+            reading = await asked.read(20.0)
+            assert available(reading.latency_p50_ms)
+            assert len(spans) == 120
+            assert 0.48 * told_ms <= reading.latency_p50_ms <= 2.05 * told_ms  # buckets double
+            events = reading.work.events
+            assert available(events)
+            assert 120 <= events <= 130  # its own questions are not work, the test's own are
+            client.execute_command("ACL", "SETUSER", "default", "-latency")
+            refused = await asked.read(30.0)
+            assert "LATENCY HISTOGRAM" in reason(refused.latency_p95_ms)
+            assert available(refused.work_rate_per_s)
+            await asked.close()
+            client.close()

@@ -397,7 +397,7 @@ def test_somebody_elses_qdisc_stays(host: Host, tmp_path: Path) -> None:
         run = Applying(host, tmp_path)
         assert run.want(a=1_000_000)
         assert shell("tc qdisc show") == before
-        assert "v0 has a qdisc tbf that somebody has chosen (handle 5:)" in str(
+        assert "v0 has a qdisc tbf that an administrator set (handle 5:)" in str(
             run.executor.not_enforceable("a")
         )
         run.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig
+from perphd.config.file import Config, DaemonConfig
 from perphd.domain.errors import Gone
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import discover
@@ -96,16 +96,16 @@ async def test_the_agent_looks_at_once_at_batch_that_starts(group: str, tmp_path
     )
     agent = build_agent(config, clock=time.monotonic, store=False)
     try:
-        assert agent.waker is not None
+        assert agent.early_ticks is not None
         await agent.tick(time.monotonic())
-        assert not agent.waker.started
+        assert not agent.early_ticks.started
         process = _enter(group)
         try:
-            await asyncio.wait_for(agent.waker.rung(), LONGEST_S)
-            assert set(agent.waker.started) == {"jobs"}
+            await asyncio.wait_for(agent.early_ticks.requested(), LONGEST_S)
+            assert set(agent.early_ticks.started) == {"jobs"}
         finally:
             _end(process)
         await agent.tick(time.monotonic())
-        assert not agent.waker.started, "that tick was the answer"
+        assert not agent.early_ticks.started, "that tick was the answer"
     finally:
         await agent.stop(restore=True)

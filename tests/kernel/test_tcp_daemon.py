@@ -24,7 +24,7 @@ from perphd.host.fs import RealFs
 pytestmark = [pytest.mark.requires_root, pytest.mark.requires_cgroup_v2]
 
 SERVER = str(Path(__file__).with_name("tcp_server.py"))
-PERPHD = [sys.executable, "-c", "from perphd.control.daemon import main; main()"]
+PERPHD = [sys.executable, "-c", "from perphd.commands.daemon import main; main()"]
 PATIENCE_S = 40.0
 CONFIG = """
 [daemon]

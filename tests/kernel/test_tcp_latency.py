@@ -509,7 +509,7 @@ def test_beside_a_program_that_shares_both_run(group: Group) -> None:
 def test_an_exclusive_program_is_left_alone_and_named(group: Group, where: str) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with others_program(group.app if where == "here" else group.top, 0):
-        with pytest.raises(Denied, match="tolerates no other") as refused:
+        with pytest.raises(Denied, match="allows no other") as refused:
             TcpProbe(group.app)
         assert refused.value.errno == errno.EPERM
         assert attached(group.app) == ((0, 1) if where == "here" else (0, 0))

@@ -17,8 +17,9 @@ import pytest
 
 from perphd.admission.origin import GIVING_SHARE, is_contended, taken
 from perphd.admission.reach import MOST_PER_MINUTE
+from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.domain.condition import LraCondition
 from perphd.domain.decision import AWAITED, TROUBLED, Action, Cause, Decision, Health
 from perphd.domain.workload import Exploration, Kind, Mode, Objective, SliSpec, Touch, WorkloadSpec
@@ -58,7 +59,7 @@ class Groups:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def make(self, name: str, shares: int | None = None) -> str:
-        """A group at the top of every tree. ``shares``: its weight where the tree is v1's."""
+        """A group at the top of every tree. ``shares``: its weight, on v1's scale."""
         group = f"{self._top}-{name}"
         for tree in self._trees.all():
             directory = tree.path(group)
@@ -69,7 +70,10 @@ class Groups:
                     Path(directory, file).write_text(Path(directory, "..", file).read_text())
             with suppress(OSError):
                 if shares is not None:
-                    Path(directory, "cpu.shares").write_text(str(shares))
+                    file, weight = (
+                        ("cpu.shares", shares) if tree.version == 1 else ("cpu.weight", weight_of(shares))
+                    )
+                    Path(directory, file).write_text(str(weight))
         return group
 
     def start(self, group: str | None, *command: str) -> subprocess.Popen[bytes]:
@@ -93,6 +97,11 @@ class Groups:
                     break
                 except OSError:
                     time.sleep(0.1)
+
+
+def weight_of(shares: int) -> int:
+    """cgroup v2's weight."""
+    return min(10000, max(1, round(shares * 100 / 1024)))
 
 
 @pytest.fixture
@@ -127,6 +136,21 @@ def is_degraded(decision: Decision) -> bool:
     return is_judged(decision) and decision.verdict.health is Health.DEGRADED
 
 
+async def look(
+    agent: Agent, ticks: int, counts: Callable[[Decision], bool] = lambda _: True
+) -> list[Decision]:
+    """What was decided about the shop until so many decisions count, a second apart."""
+    found: list[Decision] = []
+    counted, next_s = 0, time.monotonic()
+    while counted < ticks and len(found) < MOST_TICKS:
+        next_s = max(next_s + 1.0, time.monotonic())
+        await asyncio.sleep(max(0.0, next_s - time.monotonic()))
+        await agent.tick(time.monotonic())
+        found.append(agent.decisions("shop", limit=1)[0])
+        counted += counts(found[-1])
+    return found
+
+
 async def test_hogs_are_a_neighbour_by_name_and_a_sleeping_handler_is_remote(
     groups: Groups, prompt: None, tmp_path: Path
 ) -> None:
@@ -147,27 +171,12 @@ async def test_hogs_are_a_neighbour_by_name_and_a_sleeping_handler_is_remote(
         ),
     )  # fmt: skip
     agent = build_agent(config, clock=time.monotonic)
-    agent_next_s = time.monotonic()
-
-    async def look(ticks: int, counts: Callable[[Decision], bool] = lambda _: True) -> list[Decision]:
-        """What was decided until so many decisions count."""
-        nonlocal agent_next_s
-        found: list[Decision] = []
-        counted = 0
-        while counted < ticks and len(found) < MOST_TICKS:
-            agent_next_s = max(agent_next_s + 1.0, time.monotonic())
-            await asyncio.sleep(max(0.0, agent_next_s - time.monotonic()))
-            await agent.tick(time.monotonic())
-            found.append(agent.decisions("shop", limit=1)[0])
-            counted += counts(found[-1])
-        return found
-
-    await look(LEARN, is_judged)
+    await look(agent, LEARN, is_judged)
     # Batch is there from now on, and next to idle: what follows is not taken for what an untouched host does.
     groups.start(batch, "-c", NAP)
     workers = [groups.start(hogs, "-c", SPIN) for _ in range(3 * (os.cpu_count() or 1))]
-    await look(6)
-    hogged = await look(ENOUGH, is_degraded)
+    await look(agent, 6)
+    hogged = await look(agent, ENOUGH, is_degraded)
     account = agent.status().host
     assert account is not None
     assert account.cpu.undeclared >= 0.5 * account.cpu.capacity
@@ -175,7 +184,7 @@ async def test_hogs_are_a_neighbour_by_name_and_a_sleeping_handler_is_remote(
         worker.kill()
         worker.wait()
     Path(sleep).write_text("1.0")
-    await look(6)
+    await look(agent, 6)
     alone: list[Decision] = []
 
     def is_alone(decision: Decision) -> bool:
@@ -185,7 +194,7 @@ async def test_hogs_are_a_neighbour_by_name_and_a_sleeping_handler_is_remote(
             alone.append(decision)
         return tells
 
-    slept = await look(ENOUGH, is_alone)
+    slept = await look(agent, ENOUGH, is_alone)
     await agent.stop(restore=True)
 
     seen = list(filter(is_degraded, hogged))
@@ -208,6 +217,41 @@ async def test_hogs_are_a_neighbour_by_name_and_a_sleeping_handler_is_remote(
         pytest.skip(f"others kept this host full: only {len(alone)} samples of {len(slept)} tell")
     seen = alone
     causes = Counter(d.verdict.cause for d in seen)
+    assert causes[Cause.REMOTE] >= 0.9 * len(seen), causes
+    assert all(d.verdict.culprit is None for d in seen if d.verdict.cause is Cause.REMOTE)
+
+
+async def test_a_sleeping_handler_is_remote_on_a_full_host_too(
+    groups: Groups, prompt: None, tmp_path: Path
+) -> None:
+    """The service goes before all others, so that no full host can be why its answers take long."""
+    app, batch, hogs = groups.make("app", 1 << 16), groups.make("batch", 2), groups.make("hogs", 2)
+    port, sleep, indicators = (str(tmp_path / name) for name in ("port", "sleep", "indicators"))
+    Path(sleep).write_text("0")
+    groups.start(app, SERVICE, "server", port, sleep)
+    groups.start(None, SERVICE, "client", port, indicators)
+    shop = WorkloadSpec(
+        "shop", Kind.LRA, app, sli=SliSpec("file", (("path", indicators),)),
+        objective=Objective(max_latency_ms=50.0),
+    )  # fmt: skip
+    config = Config(
+        daemon=DaemonConfig(mode=Mode.OBSERVE, state_dir=str(tmp_path / "state")),
+        store=StoreConfig(enabled=False),
+        workloads=(shop, WorkloadSpec("nap", Kind.BATCH, batch)),
+    )
+    agent = build_agent(config, clock=time.monotonic)
+    await look(agent, LEARN, is_judged)
+    groups.start(batch, "-c", NAP)
+    for _ in range(3 * (os.cpu_count() or 1)):
+        groups.start(hogs, "-c", SPIN)
+    Path(sleep).write_text("1.0")
+    await look(agent, 6)
+    slept = await look(agent, ENOUGH, is_degraded)
+    seen = list(filter(is_degraded, slept))
+    assert is_contended(agent.status().host)
+    await agent.stop(restore=True)
+    causes = Counter(d.verdict.cause for d in seen)
+    assert len(seen) == ENOUGH, slept[-1]
     assert causes[Cause.REMOTE] >= 0.9 * len(seen), causes
     assert all(d.verdict.culprit is None for d in seen if d.verdict.cause is Cause.REMOTE)
 

@@ -11,7 +11,7 @@ import pytest
 from tests.pmu.readings import Row, rows_of
 from tools.pmu.image import ROOT, pmu_image
 from tools.pmu.machine import PmuMachine
-from tools.vm.image import VmError
+from tools.vm.making import VmError
 
 Play = Callable[[str], list[Row]]
 

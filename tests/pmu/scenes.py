@@ -30,7 +30,8 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host import perf_events
 from perphd.host.cgroup.hierarchy import discover
 from perphd.host.fs import RealFs
-from perphd.host.perf_events import COMMON_CODES, EventCode, EventCodes, EventKind, PerfOpener
+from perphd.host.perf_event_types import COMMON_CODES, EventCode, EventCodes, PerfEventKind
+from perphd.host.perf_events import PerfOpener
 from perphd.host.pmu import read_event_codes
 from perphd.monitor.sampler import Monitor
 
@@ -41,7 +42,7 @@ INST_RETIRED: Final = 0x08
 """ARM's architectural event: counts like any other of the PMU's six free counters."""
 PINNED: Final = 1 << 2
 
-START: Final = "from perphd.control.daemon import main; main()"
+START: Final = "from perphd.commands.daemon import main; main()"
 LIFE_S: Final = 40.0
 """How long a daemon lives in the scene of its restart."""
 
@@ -306,7 +307,7 @@ def small_pmu(stack: ExitStack) -> Watch:
     stack.enter_context(spinner(app, 0))
     # This PMU has no cache and stall events: instructions again stand in for them, which need counters like any other.
     stand_in = EventCode(RAW, INST_RETIRED)
-    names = (EventKind.LLC_MISSES, EventKind.STALL_BACKEND, EventKind.STALL_MEMORY)
+    names = (PerfEventKind.LLC_MISSES, PerfEventKind.STALL_BACKEND, PerfEventKind.STALL_MEMORY)
     codes = MappingProxyType({**COMMON_CODES, **dict.fromkeys(names, stand_in)})
     whole = Watch(("app",), codes)
     whole.begin()

@@ -156,7 +156,7 @@ def test_a_foreign_writer(scene: Bed) -> None:
     write()
     scene.wait_until(scene.is_narrowed, "the first foreign write was not put back")
     write()
-    scene.wait_until(lambda: "somebody else" in scene.said(), "the second foreign write was not told")
+    scene.wait_until(lambda: "by another program" in scene.said(), "the second foreign write was not told")
     cursor = scene.cursor()
     scene.stays(lambda: not scene.is_narrowed(), HOLD_S, "what somebody insists on was written over")
     assert scene.values(group)["MB"] == {0: 90, 1: 90}
@@ -190,19 +190,19 @@ def test_a_group_removed_and_emptied_by_hand(scene: Bed) -> None:
     empty = f"for t in $(cat {RESCTRL}/{{}}/tasks); do echo $t > {RESCTRL}/tasks; done"
     scene.vm.sh(empty.format(again))
     scene.wait_until(
-        lambda: "somebody else" in scene.said() or scene.is_narrowed(), "not filled again, nor told"
+        lambda: "by another program" in scene.said() or scene.is_narrowed(), "not filled again, nor told"
     )
     # Somebody who does it again and again is told, and left alone.
     for _ in range(4):
-        if "somebody else" in scene.said():
+        if "by another program" in scene.said():
             break
         if scene.own_groups():
             scene.vm.sh(f"rmdir {RESCTRL}/{scene.own_groups()[0]}")
         scene.wait_until(
-            lambda: "somebody else" in scene.said() or bool(scene.own_groups()),
+            lambda: "by another program" in scene.said() or bool(scene.own_groups()),
             "neither made again, nor told",
         )
-    assert "somebody else" in scene.said(), "a group that is removed again and again is no conflict"
+    assert "by another program" in scene.said(), "a group that is removed again and again is no conflict"
     scene.vm.sh("perphctl mode enforce")
     scene.wait_until(scene.is_narrowed, "batch was not narrowed after the mode was set anew")
 
@@ -290,7 +290,7 @@ def test_code_and_data_prioritisation(scene: Bed) -> None:
         scene.vm.sh("systemctl restart hog")
         scene.wait_until(scene.is_narrowed, "new threads of batch were not narrowed under cdp")
         scene.wait_for_protection("under cdp after batch was started again")
-        assert "somebody else" not in scene.log(cursor) + scene.said(), (
+        assert "by another program" not in scene.log(cursor) + scene.said(), (
             "own writes are taken for somebody else's"
         )
         told = scene.vm.try_("perphctl doctor").stdout

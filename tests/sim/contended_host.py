@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Decision
 from perphd.domain.workload import Kind, Mode, Objective, SliSpec, WorkloadSpec

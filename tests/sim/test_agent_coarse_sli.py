@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
-from perphd.agent.loop import Agent
 from perphd.agent.simulated import simulated_sli
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.domain.decision import Action, Decision, Health
 from perphd.domain.reading import Unavailable, available
 from perphd.domain.sample import Quality, Sample

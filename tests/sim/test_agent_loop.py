@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
-from perphd.agent.loop import Agent
 from perphd.agent.simulated import build_simulated, simulated_sli
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.domain.allocation import Settings
 from perphd.domain.decision import Action, Health
 from perphd.domain.errors import ConfigError
@@ -21,7 +21,7 @@ from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import ChangeSet
 from perphd.domain.reading import available
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
-from perphd.isolation.applied import Applied
+from perphd.isolation.applied_state import Applied
 from perphd.isolation.journal_lock import JournalInUse
 from perphd.monitor.query import run_query
 from perphd.monitor.sli import SliReading
@@ -279,7 +279,7 @@ async def test_foreign_writers_are_told_and_yielded_to(tmp_path: Path) -> None:
             # So little else that the policy has no reason to change its mind.
             b.host.fs.write(path, b"6-7\n" if ours.strip() != b"6-7" else b"7\n")
             await b.run(6)
-        assert any("changed by somebody else" in p for p in b.agent.status().problems)
+        assert any("changed by another program" in p for p in b.agent.status().problems)
 
 
 async def test_everything_is_announced_and_told_once(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ async def test_it_says_when_it_looks_more_often_and_what_for(tmp_path: Path) -> 
             seen.append(b.agent.status())
         assert any(status.pace_s < status.period_s for status in seen), "it had to act meanwhile"
         assert all(bool(status.attentive) == (status.pace_s < status.period_s) for status in seen)
-        assert any(status.attentive == "db: what comes of grow" for status in seen)
+        assert any(status.attentive == "db: effect of grow" for status in seen)
 
 
 async def test_its_own_cost_is_measured(tmp_path: Path) -> None:

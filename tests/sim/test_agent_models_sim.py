@@ -39,7 +39,7 @@ async def test_models_outlive_the_agent(tmp_path: Path) -> None:
     b.agent = b.start()
     await b.run(3)
     assert b.agent.status().tick == 3
-    assert any("not JSON" in text and "learned anew" in text for text in b.agent.status().problems)
+    assert any("not JSON" in text and "learning starts over" in text for text in b.agent.status().problems)
     assert b.agent.model_view(DB.name).summary.origin == "learned here"
     await b.agent.stop(restore=True)
 

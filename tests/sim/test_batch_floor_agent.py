@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.simulated import simulated_sli
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.domain.reading import value_or
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
 from perphd.sim.host import Arrival, SimHost

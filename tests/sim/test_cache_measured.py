@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, ResctrlConfig, StoreConfig
 from perphd.agent.simulated import simulated_sli
+from perphd.commands.render_status import status_parts
+from perphd.config.file import Config, DaemonConfig, ResctrlConfig, StoreConfig
 from perphd.control.metrics import Collector
-from perphd.control.render_status import status_parts
 from perphd.control.table import plain
-from perphd.control.wire import encode
 from perphd.domain.reading import available
 from perphd.domain.sample import Sample
+from perphd.domain.wire import encode
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
 from perphd.isolation.restore import restore
 from perphd.monitor.query import run_query

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
-from perphd.agent.loop import Agent
 from perphd.agent.simulated import simulated_sli
-from perphd.control.explain import explain_parts
-from perphd.control.render_status import status_parts
+from perphd.commands.explain import explain_parts
+from perphd.commands.render_status import status_parts
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.control.table import plain
 from perphd.domain.decision import TROUBLED, Cause
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from perphd.agent.config_opt_in import OptInConfig
-from perphd.agent.discovery import Discovery, Found
-from perphd.agent.opt_in import DECLARATION
-from perphd.agent.roster import DISCOVER_S, FORGET_S
+from perphd.agent.workload_registry import DISCOVER_S, FORGET_S
+from perphd.config.discovery import Discovery, Found
+from perphd.config.opt_in import DECLARATION
+from perphd.config.tables import OptInConfig
 from perphd.control.render import declared_lines
 from perphd.domain.allocation import UNTOUCHED
 from perphd.domain.errors import ConfigError, KernelError
@@ -216,7 +216,7 @@ async def test_a_mode_that_was_set_stays_when_its_workload_goes_and_comes_back(t
     script.says(job)
     await bench.run(1)
     bench.agent.set_mode(Mode.OBSERVE, "jobs.i")
-    await bench.agent._roster.let_go("jobs.i")
+    await bench.agent._registry.let_go("jobs.i")
     assert "jobs.i" not in rows(bench)
     await bench.run(int(DISCOVER_S) + 1)
     assert rows(bench)["jobs.i"].mode is Mode.OBSERVE

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from perphd.commands.dashboard.serving import Serving
 from perphd.control.client import Client
-from perphd.control.dashboard.serving import Serving
 from tools.screenshots.host import LivingHost, Past, comes_and_goes
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (make dev)")

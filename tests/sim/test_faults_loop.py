@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import rdt
+from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
-from perphd.agent.loop import Agent
 from perphd.agent.records import Records
 from perphd.agent.simulated import simulated_sli
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.domain.allocation import UNTOUCHED, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.policy import Policy, Snapshot, TargetState
@@ -244,7 +244,7 @@ async def test_a_change_in_pieces_goes_on_at_the_next_tick(tmp_path: Path) -> No
     )
     async with bench(tmp_path, policy) as here:
         executor = here.agent._state.parts.executor
-        executor._pieces.too_slow(2)
+        executor._size.too_slow(2)
         await here.run(1)
         assert executor.in_force("pi") == policy.settings["pi"]
         assert executor.blocked("db") == ("cpus", "cpu_weight")

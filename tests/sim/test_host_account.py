@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.simulated import simulated_sli
+from perphd.commands.render_status import status_parts
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.control.metrics import Collector
-from perphd.control.render_status import status_parts
 from perphd.control.table import plain
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
 from perphd.sim.host import Arrival, SimHost

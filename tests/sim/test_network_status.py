@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from perphd.agent.config_network import NetworkConfig
+from perphd.config.tables import NetworkConfig
 from perphd.domain.workload import Mode
 from tests.sim.test_agent_loop import bench
 

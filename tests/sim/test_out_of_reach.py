@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from perphd.admission import partition_reach
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.simulated import simulated_sli
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.domain.workload import Exploration, Kind, Mode, Objective, SliSpec, Touch, WorkloadSpec
 from perphd.sim.host import Arrival, SimHost
 from perphd.sim.kernel import SimFs
 from perphd.sim.machine import CGROUP_ROOT
 from perphd.sim.workload import Batch
 from tests.sim.test_undeclared_cause import CLOSED, HOG, MACHINE
+from tools.bench.policies.catalogue import ENTRANTS, VARIANTS
+from tools.bench.policies.harder import unreachable
+from tools.bench.policies.scenarios import infeasible
 
 SECONDS = 700
+HALF_AN_HOUR_S = 1800.0
 
 
 class WatchedFs:
@@ -71,3 +77,37 @@ async def test_an_unreachable_target_costs_few_writes_and_never_narrows_the_lra(
     assert len(first) <= 8
     assert all(sum(start <= at_s < start + 600.0 for at_s in later) <= 6 for start in later)
     assert not [path for _, path, _ in watched.writes if path.startswith(f"{CGROUP_ROOT}/t/db/cpuset")]
+
+
+@pytest.mark.parametrize("policy", ["perph-batch", "perph"])
+@pytest.mark.parametrize(
+    ("world", "seed"),
+    [
+        ("unreachable-target", 0),
+        ("unreachable-target", 1),
+        ("unreachable-stranger", 0),
+        ("infeasible-crowd", 0),
+        ("infeasible-crowd", 1),
+    ],
+)
+def test_few_settings_change_in_half_an_hour_of_a_target_out_of_reach(
+    policy: str, world: str, seed: int
+) -> None:
+    """Also where the LRAs' own cores may be changed, all may be explored, and several LRAs need more than there is."""
+    worlds = (*unreachable(), *infeasible())
+    scenario = next(scenario for scenario in worlds if scenario.name == world)
+    scenario = replace(scenario, duration_s=HALF_AN_HOUR_S, oracle=False)
+    entrant = {**ENTRANTS, **VARIANTS}[policy]
+    at_s: list[float] = []
+    done = entrant.run(
+        scenario, entrant.make(scenario, seed), seed, lambda snapshot, _: at_s.append(snapshot.at_s)
+    )
+    changes = [when_s for when_s, item in zip(at_s, done.rounds, strict=True) if item.moved]
+    assert changes
+    minute_s = changes[0] + 60.0
+    assert sum(when_s < minute_s for when_s in changes) <= 8
+    later = [when_s for when_s in changes if when_s >= minute_s]
+    assert all(sum(start <= when_s < start + 600.0 for when_s in later) <= 6 for start in later)
+    if world == "infeasible-crowd" and policy == "perph":
+        assert done.last is not None
+        assert all(partition_reach.TOLD in decision.reason for decision in done.last.decisions)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config
-from perphd.agent.profile_explorer import Guard, Pacing, Step, Stop
-from perphd.agent.profile_host import open_subject
-from perphd.agent.profile_progress import Progress
-from perphd.agent.profile_run import Plan, ProfileOptions, find_lra, profile_simulated, rows_of
+from perphd.agent.profiling.explorer import Guard, Pacing, Step, Stop
+from perphd.agent.profiling.host import open_subject
+from perphd.agent.profiling.progress import ProfileProgress
+from perphd.agent.profiling.run import Plan, ProfileOptions, find_lra, profile_simulated, rows_of
 from perphd.agent.simulated import simulate, simulated_sli
+from perphd.config.file import Config
 from perphd.domain.errors import ConfigError
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
 from perphd.predictor.ogbrt.forest import Forest
@@ -60,7 +60,7 @@ async def test_a_simulated_mysql_is_explored_interrupted_taken_up_and_known(tmp_
     assert ended.outcome.stop is Stop.INTERRUPTED
     assert ended.profile is None
     assert not out.exists()
-    kept = Progress.load(progress, "mysql-oltp")
+    kept = ProfileProgress.load(progress, "mysql-oltp")
     assert kept is not None
     assert len(kept.measured) == 20
 
@@ -79,7 +79,7 @@ async def test_a_simulated_mysql_is_explored_interrupted_taken_up_and_known(tmp_
     other = replace(options, seed=7, points=32, out=None)
     too_few = await profile_simulated("mysql-oltp", other, Told(), progress=progress)
     assert too_few.profile is None
-    held = Progress.load(progress, "mysql-oltp")
+    held = ProfileProgress.load(progress, "mysql-oltp")
     assert held is not None
     assert held.reference is not None
     names, _, x, y = rows_of(held, held.reference)
@@ -113,7 +113,7 @@ async def test_an_application_on_two_cpus_is_known_within_what_it_may_lose(tmp_p
     await profile_simulated(
         "mysql-oltp", replace(options, seed=7, points=12, out=None), Told(), progress=progress, machine=two
     )
-    held = Progress.load(progress, "mysql-oltp")
+    held = ProfileProgress.load(progress, "mysql-oltp")
     assert held is not None
     assert held.reference is not None
     names, _, x, y = rows_of(held, held.reference)

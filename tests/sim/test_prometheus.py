@@ -128,7 +128,7 @@ cgroup = "/batch/report"
         f"--storage.tsdb.path={tmp_path}/data",
         f"--web.listen-address=127.0.0.1:{theirs}",
     ]
-    start = "from perphd.control.daemon import main; main()"
+    start = "from perphd.commands.daemon import main; main()"
     daemon = [sys.executable, "-c", start, "run", "--config", str(config)]
     with running(command, prometheus_log):
         with running(daemon, daemon_log):

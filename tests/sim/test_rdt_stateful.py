@@ -46,7 +46,7 @@ from rdt import (
     Schemata,
     Unsupported,
 )
-from rdt.cpulist import parse_cpus
+from rdt.names import parse_cpus
 from rdt.schemata import differences, is_cache
 
 ROOT = "/sys/fs/resctrl"

@@ -15,13 +15,13 @@ from click.testing import CliRunner
 from perphd.admission.egress import EgressRule
 from perphd.admission.lra_state import LraState
 from perphd.admission.perph import PerphMemory
+from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
-from perphd.agent.loop import Agent
 from perphd.agent.rounds import QUEUED_ROUNDS
 from perphd.agent.simulated import simulate, simulated_sli
+from perphd.commands.cli import cli
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.control.access import Access, Peer
-from perphd.control.cli import cli
 from perphd.control.limits import Limits
 from perphd.control.routes import Hooks
 from perphd.control.server import ControlServer
@@ -162,7 +162,7 @@ def test_memories_travel_with_their_types():
     assert decode_tagged(json.loads(json.dumps(encode_tagged(value)))) == value
     with pytest.raises(TaggedError, match="cannot be recorded"):
         encode_tagged(object())
-    for name in ("os:system", "perphd.control.wire:WireError", "perphd.domain.cpuset:nothing"):
+    for name in ("os:system", "perphd.domain.wire:WireError", "perphd.domain.cpuset:nothing"):
         with pytest.raises(TaggedError):
             decode_tagged({"type": name, "fields": {}})
 
@@ -171,12 +171,12 @@ def test_a_record_that_is_older_than_a_field_is_read():
     whole = encode_tagged(PerphMemory())
     older = {**whole, "fields": {n: v for n, v in whole["fields"].items() if n != "streaming"}}
     assert decode_tagged(older) == PerphMemory()
-    lame = {"type": "perphd.admission.crowd_cache:Ban", "fields": {"ways": 1}}
+    lame = {"type": "perphd.admission.partition_cache:Ban", "fields": {"ways": 1}}
     with pytest.raises(TaggedError, match="lacks 'pct'"):
         decode_tagged(lame)
 
 
 def test_a_record_from_before_the_state_of_an_lra_had_a_module_of_its_own_is_read():
     state = LraState.new(3.0)
-    older = {**encode_tagged(state), "type": "perphd.admission.turn:LraState"}
+    older = {**encode_tagged(state), "type": "perphd.admission.controller:LraState"}
     assert repr(decode_tagged(older)) == repr(state)  # NaN is not equal to itself

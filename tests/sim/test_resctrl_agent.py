@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
-from perphd.agent.config import parse
-from perphd.agent.loop import Agent
 from perphd.agent.simulated import simulated_sli
+from perphd.config.file import parse
 from perphd.domain.allocation import Allocation, CpuGrant, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Action, Cause, Decision, Health, Verdict

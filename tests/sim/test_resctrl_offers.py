@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
-from perphd.agent.loop import Agent
 from perphd.agent.simulated import simulated_sli
 from perphd.domain.allocation import Settings
 from perphd.domain.policy import Snapshot, TargetState

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-PERPHD = [sys.executable, "-c", "from perphd.control.daemon import main; main()"]
+PERPHD = [sys.executable, "-c", "from perphd.commands.daemon import main; main()"]
 PATIENCE_S = 60.0
 GROUPS = ("mysql", "pi")
 KNOBS = ("cpu.weight", "cpu.idle", "cpu.max", "cpuset.cpus", "memory.low", "memory.high")

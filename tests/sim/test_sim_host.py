@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Gone, Invalid, Unsupported
 from perphd.domain.reading import Unavailable, available
-from perphd.host.perf_events import EventKind
+from perphd.host.perf_event_types import PerfEventKind
 from perphd.host.psi import parse_pressure
 from perphd.host.schedstat import RunDelayReader
 from perphd.sim.host import Arrival, Departure, Event, LoadChange, SimHost
@@ -219,7 +219,7 @@ def test_run_queue_delay_is_read_from_the_processes() -> None:
 
 def test_counters_follow_the_work() -> None:
     host = make_host()
-    group = host.perf_opener(DB, host.machine.online, (EventKind.INSTRUCTIONS, EventKind.CYCLES))
+    group = host.perf_opener(DB, host.machine.online, (PerfEventKind.INSTRUCTIONS, PerfEventKind.CYCLES))
     host.fs.write(f"{PI}/cpu.idle", b"1")
     host.advance(10.0)
     first = group.read()
@@ -240,10 +240,10 @@ def test_counters_follow_the_work() -> None:
 def test_no_pmu_no_hardware_counters() -> None:
     host = make_host(pmu=False)
     with pytest.raises(Unsupported):
-        host.perf_opener(DB, host.machine.online, (EventKind.CYCLES,))
-    host.perf_opener(DB, host.machine.online, (EventKind.CONTEXT_SWITCHES,)).close()
+        host.perf_opener(DB, host.machine.online, (PerfEventKind.CYCLES,))
+    host.perf_opener(DB, host.machine.online, (PerfEventKind.CONTEXT_SWITCHES,)).close()
     with pytest.raises(Gone):
-        host.perf_opener(f"{CGROUP_ROOT}/none", host.machine.online, (EventKind.CONTEXT_SWITCHES,))
+        host.perf_opener(f"{CGROUP_ROOT}/none", host.machine.online, (PerfEventKind.CONTEXT_SWITCHES,))
 
 
 class TestMemory:

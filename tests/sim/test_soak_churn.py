@@ -12,10 +12,10 @@ from types import FunctionType, ModuleType
 import pytest
 
 from perphd.agent import records
+from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
-from perphd.agent.config import parse
-from perphd.agent.loop import Agent
 from perphd.agent.simulated import simulated_sli
+from perphd.config.file import parse
 from perphd.domain.workload import Kind, Objective, SliSpec, WorkloadSpec
 from perphd.monitor import store
 from perphd.sim.host import Arrival, Departure, SimHost

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig, parse
 from perphd.agent.simulated import simulated_sli
+from perphd.config.file import Config, DaemonConfig, StoreConfig, parse
 from perphd.domain.reading import available
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
 from perphd.sim.host import Arrival, SimHost

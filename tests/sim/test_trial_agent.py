@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
-from perphd.agent.loop import Agent
 from perphd.agent.simulated import simulated_sli
 from perphd.agent.trials import FOLDER, KEPT, request_of
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.domain.allocation import UNTOUCHED, Settings
 from perphd.domain.control import Actor
 from perphd.domain.cpuset import CpuSet
@@ -190,12 +190,12 @@ async def test_a_trial_goes_on_after_a_restart(tmp_path: Path) -> None:
         trial = w.agent.status().trial
         assert trial is not None
         assert (trial.trial, trial.block, trial.mode) == (plan.trial, 3, plan.mode(3))
-        assert trial.void == "perphd was restarted in it"
+        assert trial.void == "perphd was restarted during it"
         record = w.agent.trial()
         assert record is not None
         assert record.plan == plan, "the plan is as it was fixed at the start"
         voids = [block.void for block in record.blocks]
-        assert voids == ["", "perphd was restarted in it", "perphd did not run"]
+        assert voids == ["", "perphd was restarted during it", "perphd did not run"]
         await w.run(60)
         trial = w.agent.status().trial
         assert trial is not None

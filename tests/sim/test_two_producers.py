@@ -9,8 +9,8 @@ import pytest
 
 from perphd.admission.baselines import NonePolicy
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.simulated import simulated_sli
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.domain.allocation import Settings
 from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
 from perphd.domain.reading import Unavailable, available

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.simulated import simulated_sli
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.domain.decision import AWAITED, Cause, Decision, Health
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
 from perphd.sim.host import Arrival, Becomes, Event, SimHost

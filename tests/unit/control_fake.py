@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perphd.agent.batch_queue import BatchQueue
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.forecasts import FORECASTS_OFF
+from perphd.agent.queue.batch_queue import BatchQueue
 from perphd.agent.rounds import Round
 from perphd.agent.tally import Tally
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.control.access import Access, Peer
 from perphd.control.limits import Limits
 from perphd.control.routes import Hooks
@@ -30,6 +30,7 @@ from perphd.domain.belief import (
     SkippedSamples,
 )
 from perphd.domain.capability import Area, Capabilities, Capability
+from perphd.domain.contention import ContendedDevice
 from perphd.domain.control import Actor, Pause
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import (
@@ -153,6 +154,7 @@ class FakeAgent:
         self.tally = Tally(time.time)
         self.topology = TOPOLOGY
         self.queue: BatchQueue | None = None
+        self.devices: tuple[ContendedDevice, ...] = ()
         self.calls: list[tuple[Any, ...]] = []
         self.specs: dict[str, WorkloadSpec] = {spec.name: spec for spec in (DB, CACHE, PI)}
         self.declared: tuple[WorkloadSpec, ...] = ()
@@ -235,6 +237,9 @@ class FakeAgent:
     def stop_memory_fit(self, name: str, by: Actor | None = None) -> None:
         self.apply_memory_fit(name)
         self.fits.remove(name)
+
+    def contended(self) -> tuple[ContendedDevice, ...]:
+        return self.devices
 
     def forecasts(self) -> bytes | Unavailable:
         return self.published

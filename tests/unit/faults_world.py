@@ -25,7 +25,7 @@ from perphd.sim.machine import CGROUP_ROOT, Machine
 from perphd.sim.workload import Batch, Lra
 from tests.unit.faults_fs import FaultyFs, Gate
 from tests.unit.isolation_kernel import FakeKernel
-from tests.unit.isolation_systemd import FakeSystemd
+from tests.unit.isolation_systemd import FakeSystemd, no_drop_ins
 from tests.unit.network_fakes import FakePrograms, FakeTc
 
 BOOT = "this-boot"
@@ -223,7 +223,7 @@ class _SystemdWorld(World):
             self.systemd.kernel.hierarchies,
             _GatedBus(self),
             sleep=lambda s: None,
-            unlink=lambda path: None,
+            drop_ins=no_drop_ins(self.fs),
         )
 
 

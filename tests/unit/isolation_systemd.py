@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Gone, KernelError
+from perphd.host.fs import KernelFs
+from perphd.host.systemd_dropins import DropIns
 from perphd.host.systemd_fs import UnitFs
 from perphd.host.systemd_properties import IDLE_WEIGHT, UNSET, Property
 from tests.unit.isolation_kernel import V2_FILES, FakeKernel
@@ -26,6 +28,11 @@ class BootedKernel(FakeKernel):
 
     def exists(self, path: str) -> bool:
         return path == "/run/systemd/system" or super().exists(path)
+
+
+def no_drop_ins(fs: KernelFs) -> DropIns:
+    """systemd keeps none here."""
+    return DropIns(fs, *([lambda path: None] * 3))
 
 
 class Notes:
@@ -66,8 +73,7 @@ class FakeSystemd:
             self.kernel.hierarchies,
             self,
             sleep=lambda s: None,
-            unlink=lambda path: None,
-            mark=lambda path: None,
+            drop_ins=no_drop_ins(self.kernel),
             given_up=self.given_up,
         )
 

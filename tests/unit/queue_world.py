@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perphd.agent.batch_queue import BatchQueue
-from perphd.agent.config_queue import QueueConfig
+from perphd.agent.queue.batch_queue import BatchQueue
 from perphd.batch.job import JobSpec, QueuedJob, UnitEvidence
 from perphd.batch.runner import UnitState
+from perphd.config.tables import QueueConfig
 from perphd.domain.control import Actor
 from perphd.domain.workload import WorkloadSpec
 
@@ -28,6 +28,7 @@ class FakeUnits:
     units: dict[str, UnitState] = field(default_factory=dict)
     starts: Counter[str] = field(default_factory=Counter)
     begun: Counter[int] = field(default_factory=Counter)
+    environments: dict[int, dict[str, str]] = field(default_factory=dict)
     fate: Callable[[], None] = lambda: None
     fails: Exception | None = None
     most_at_once: int = 0
@@ -46,6 +47,7 @@ class FakeUnits:
             self.units[job.unit] = UnitState(UnitEvidence.RUNS, cgroup=cgroup)
             self.starts[job.unit] += 1
             self.begun[job.id] += 1
+            self.environments[job.id] = dict(job.spec.environment)
         self.fate()
         running = [each for each in self.units.values() if each.evidence is UnitEvidence.RUNS]
         self.most_at_once = max(self.most_at_once, len(running))
@@ -124,6 +126,7 @@ class World:
             self.boot,
             lambda: self.now_s,
             lambda: (self.cpus, self.memory_bytes),
+            hints=self.folder / "hints",
         )
         queue.attach(self.side)
         return queue

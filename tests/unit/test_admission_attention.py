@@ -67,7 +67,7 @@ def test_a_quiet_host_is_sampled_at_its_usual_pace() -> None:
 def test_every_change_is_watched_closely_for_a_while(action: Action) -> None:
     changed = after(decided(action), lra(), batch())
     assert is_fast(changed)
-    assert changed.why == f"db: what comes of {action}"
+    assert changed.why == f"db: effect of {action}"
     assert next_in_s(changed, 10.0 + LASTS_S, 1.0, FAST_S) == 1.0
 
 
@@ -83,7 +83,7 @@ def test_who_comes_is_watched_closely_and_who_goes_is_not() -> None:
     here = snapshot(lra(), batch(), batch("more"))
     come = advance(Attention(there=frozenset({"db", "jobs"})), here, decided(), FAST_S, LASTS_S)
     assert is_fast(come)
-    assert come.why == "more has come"
+    assert come.why == "more has started"
     gone = advance(come, snapshot(lra(), batch()), decided(), FAST_S, LASTS_S)
     assert gone.until_s == come.until_s
     assert gone.there == {"db", "jobs"}

@@ -52,7 +52,7 @@ def world_with_batch(seconds: int, **changes: object) -> LockedWorld:
 
 def regretted_caches(world: LockedWorld) -> set[tuple[int, int]]:
     assert isinstance(world.memory, PerphMemory)
-    return {cache(regret.allocation) for regret in world.memory.lras["db"].regrets}
+    return {cache(cooldown.allocation) for cooldown in world.memory.lras["db"].cooldowns}
 
 
 def test_a_group_that_is_lost_behind_a_lock_stays_wanted_as_it_was_and_is_back_at_once() -> None:

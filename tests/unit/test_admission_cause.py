@@ -9,7 +9,7 @@ import pytest
 from perphd.admission.cause import Surroundings, cause, counted, ledger, surroundings, unacquitted
 from perphd.admission.inferer import untouched
 from perphd.admission.settings import PolicySettings
-from perphd.control.explain import explain_parts
+from perphd.commands.explain import explain_parts
 from perphd.control.table import plain
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action, Cause, Decision, Evidence, Health, Verdict

@@ -17,12 +17,12 @@ from perphd.admission.outcomes import (
     Pending,
     Setting,
     alive,
+    cool_down,
     is_no_better,
     is_often_short,
     judge,
     next_stride,
     patience,
-    regret,
     still_short,
     units_between,
 )
@@ -135,22 +135,22 @@ def test_too_often_below_is_too_little_whatever_the_mean() -> None:
 
 
 def test_regrets_double_and_end() -> None:
-    regrets, first_s = regret((), CONFINED, 0.0, 60.0)
-    regrets, second_s = regret(regrets, CONFINED, 100.0, 60.0)
+    cooldowns, first_s = cool_down((), CONFINED, 0.0, 60.0)
+    cooldowns, second_s = cool_down(cooldowns, CONFINED, 100.0, 60.0)
     assert (first_s, second_s) == (60.0, 120.0)
-    assert alive(regrets, 219.0) == (CONFINED,)
-    assert alive(regrets, 220.0) == ()
+    assert alive(cooldowns, 219.0) == (CONFINED,)
+    assert alive(cooldowns, 220.0) == ()
     wait_s = 0.0
     for n in range(40):
-        regrets, wait_s = regret(regrets, Allocation(CpuGrant(99, n + 1)), 0.0, 60.0)
-    assert len(regrets) == 16
+        cooldowns, wait_s = cool_down(cooldowns, Allocation(CpuGrant(99, n + 1)), 0.0, 60.0)
+    assert len(cooldowns) == 16
     assert wait_s == 60.0
 
 
 def test_a_regret_is_forgiven_when_it_has_not_been_repeated_for_as_long_as_it_barred() -> None:
-    regrets, _ = regret((), CONFINED, 0.0, 60.0)
-    _, soon_s = regret(regrets, CONFINED, 119.0, 60.0)
-    _, later_s = regret(regrets, CONFINED, 121.0, 60.0)
+    cooldowns, _ = cool_down((), CONFINED, 0.0, 60.0)
+    _, soon_s = cool_down(cooldowns, CONFINED, 119.0, 60.0)
+    _, later_s = cool_down(cooldowns, CONFINED, 121.0, 60.0)
     assert (soon_s, later_s) == (120.0, 60.0)
 
 
@@ -188,17 +188,17 @@ def test_a_step_of_several_is_taken_back_to_where_the_first_began() -> None:
 
 def test_a_failure_is_remembered_until_it_has_stood_for_as_long_as_it_was_barred() -> None:
     """That nobody tried it proves nothing."""
-    regrets, _ = regret((), CONFINED, 0.0, 60.0)
-    assert regret(regrets, CONFINED, 600.0, 60.0, stood_s=20.0)[1] == 120.0
-    assert regret(regrets, CONFINED, 600.0, 60.0, stood_s=60.0)[1] == 60.0
-    assert regret(regrets, CONFINED, 600.0 + 64 * 60.0, 60.0, stood_s=20.0)[1] == 60.0, "programs change"
+    cooldowns, _ = cool_down((), CONFINED, 0.0, 60.0)
+    assert cool_down(cooldowns, CONFINED, 600.0, 60.0, stood_s=20.0)[1] == 120.0
+    assert cool_down(cooldowns, CONFINED, 600.0, 60.0, stood_s=60.0)[1] == 60.0
+    assert cool_down(cooldowns, CONFINED, 600.0 + 64 * 60.0, 60.0, stood_s=20.0)[1] == 60.0, "programs change"
 
 
 def test_less_of_what_failed_has_failed_as_well() -> None:
     held = replace(CONFINED, llc_ways=5)
-    regrets, _ = regret((), held, 0.0, 60.0)
-    assert regret(regrets, replace(held, llc_ways=4), 70.0, 60.0)[1] == 120.0
-    assert regret(regrets, replace(held, llc_ways=6), 70.0, 60.0)[1] == 60.0
+    cooldowns, _ = cool_down((), held, 0.0, 60.0)
+    assert cool_down(cooldowns, replace(held, llc_ways=4), 70.0, 60.0)[1] == 120.0
+    assert cool_down(cooldowns, replace(held, llc_ways=6), 70.0, 60.0)[1] == 60.0
 
 
 NO_LOAD = Unavailable("a closed loop")
@@ -218,12 +218,12 @@ NO_LOAD = Unavailable("a closed loop")
 def test_what_failed_is_barred_beside_the_same_batch_at_no_lower_load(
     then: Setting, now: Setting, holds: bool
 ) -> None:
-    regrets, _ = regret((), CONFINED, 0.0, 60.0, then)
-    regrets, _ = regret(regrets, CONFINED, 1.0, 60.0, then)
-    assert alive(regrets, 70.0, now) == ((CONFINED,) if holds else ())
-    assert alive(regrets, 50.0, now) == (CONFINED,), "at first it is barred whatever has changed"
-    regrets, _ = regret((), CONFINED, 0.0, 60.0, then)
-    assert regret(regrets, CONFINED, 70.0, 60.0, now, 1.0)[1] == (120.0 if holds else 60.0)
+    cooldowns, _ = cool_down((), CONFINED, 0.0, 60.0, then)
+    cooldowns, _ = cool_down(cooldowns, CONFINED, 1.0, 60.0, then)
+    assert alive(cooldowns, 70.0, now) == ((CONFINED,) if holds else ())
+    assert alive(cooldowns, 50.0, now) == (CONFINED,), "at first it is barred whatever has changed"
+    cooldowns, _ = cool_down((), CONFINED, 0.0, 60.0, then)
+    assert cool_down(cooldowns, CONFINED, 70.0, 60.0, now, 1.0)[1] == (120.0 if holds else 60.0)
     assert Harmed().again(0.0, then, 60.0).here(10.0, now, 60.0) == int(holds)
 
 

@@ -17,7 +17,7 @@ from perphd.domain.reading import Unavailable
 from perphd.domain.sample import Sample
 from perphd.domain.signals import performance
 from perphd.domain.workload import Kind, Objective, Touch, WorkloadSpec
-from tests.unit.admission_crowd_world import NoModel
+from tests.unit.admission_partition_world import NoModel
 from tests.unit.admission_world import KNOBS, World, topology
 
 

@@ -80,7 +80,7 @@ def test_who_moves_less_than_batch_accuses_no_storage(
 
 
 def test_nothing_is_given_for_it():
-    assert "no CPU, cache or memory" in nothing_to_give(Cause.STORAGE)
+    assert "taking resources from batch would not help" in nothing_to_give(Cause.STORAGE)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_what_nobody_protects_is_not_risked() -> None:
     world = known(cores=2, demand=1.9, enforced=False)
     answer = ask(world, "batch:cpu=2")
     assert not answer.accepted
-    assert "nothing could be taken back" in answer.reasons[0]
+    assert "batch could not be restricted" in answer.reasons[0]
 
 
 def test_batch_that_is_not_there_does_not_keep_the_rest_from_giving_way() -> None:

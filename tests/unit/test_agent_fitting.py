@@ -244,6 +244,18 @@ def test_what_is_applied_stays_until_it_is_stopped(tmp_path: Path) -> None:
     assert job.fitting.over("job", UNTOUCHED) == UNTOUCHED
 
 
+def test_the_shaper_sizes_again_what_a_search_has_let_go(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.fitting.start(job.view(), samples=20)
+    job.look(30)
+    assert job.fitting.sized == {"job"}
+    job.fitting.stop("job")
+    job.search()
+    assert job.fitting.sized == frozenset()
+    job.fitting.apply("job")
+    assert job.fitting.sized == {"job"}
+
+
 def test_a_lower_ceiling_of_the_policy_stands(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.search()
@@ -260,7 +272,9 @@ def test_without_memory_high_an_estimate_is_all(tmp_path: Path) -> None:
     assert found.limit_bytes is None
     assert found.recommended_bytes is None
     assert not isinstance(found.estimate_bytes, Unavailable)
-    assert "memory.high" in found.reason
+    assert "no memory.high for it, and no limit can be tried: it used 1004.0 MiB at most" in found.reason
+    assert found.phase == FitPhase.CONVERGED.value
+    assert found.epochs == 1
     with pytest.raises(ConfigError):
         job.fitting.apply("job")
 

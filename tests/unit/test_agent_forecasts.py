@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
-from perphd.agent.config_forecast import ForecastConfig
 from perphd.agent.forecasts import (
     FIRST_PAUSE_S,
     FORECASTS_OFF,
     PERIOD_S,
-    Forecasts,
+    ForecastProcess,
     Listed,
     Message,
     set_limits,
 )
 from perphd.agent.records import Records
+from perphd.config.file import Config, DaemonConfig, StoreConfig
+from perphd.config.tables import ForecastConfig
 from perphd.control.forecast_worker import parse
 from perphd.domain.allocation import UNTOUCHED
 from perphd.domain.forecast import PUBLISHED_FILE, SUMMARY_FILE, ForecastSummary
@@ -47,10 +47,10 @@ DEAF = "import time; time.sleep(600)"
 
 
 @contextmanager
-def worker(tmp_path: Path, script: str) -> Iterator[tuple[Forecasts, Records, Path]]:
+def worker(tmp_path: Path, script: str) -> Iterator[tuple[ForecastProcess, Records, Path]]:
     folder = tmp_path / "forecast"
     records = Records(None, time.time)
-    found = Forecasts(folder, ("store", str(folder)), records, (sys.executable, "-c", script))
+    found = ForecastProcess(folder, ("store", str(folder)), records, (sys.executable, "-c", script))
     try:
         yield found, records, folder
     finally:
@@ -73,7 +73,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-def stepped(found: Forecasts, now_s: float, roster: Sequence[Listed] = ROSTER) -> bool:
+def stepped(found: ForecastProcess, now_s: float, roster: Sequence[Listed] = ROSTER) -> bool:
     """One step; whether the worker runs and is being told."""
     found.step(now_s, lambda: Message(roster))
     return found._pid is not None and found._told_s == now_s
@@ -88,7 +88,7 @@ def test_it_is_told_once_a_minute_and_saves_when_the_daemon_ends(tmp_path: Path)
         until(lambda: (folder / "heard").exists() and (folder / "heard").read_bytes().count(b"\n") == 2)
         first, second = (json.loads(line) for line in (folder / "heard").read_text().splitlines())
         listed = [["db", "/app/db", 1 << 30, ["cpu_max_cores"], 2], ["pi", "/batch/pi", 0, [], 0]]
-        assert first == {"workloads": listed, "jobs": []}
+        assert first == {"workloads": listed, "jobs": [], "most": {}}
         assert second["workloads"] == listed[:1]
         assert parse([json.dumps(first).encode(), json.dumps(second).encode()])[1] == [JOB]
         pid = found._pid
@@ -146,7 +146,7 @@ def test_without_a_thread_the_loop_goes_on(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_program_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
     records = Records(None, time.time)
-    found = Forecasts(tmp_path / "forecast", ("store",), records, ("/nowhere/python",))
+    found = ForecastProcess(tmp_path / "forecast", ("store",), records, ("/nowhere/python",))
     until(lambda: not stepped(found, 0.0) and bool(records.problems))
     assert "cannot be started: No such file" in records.problems[0]
     found.close()
@@ -169,7 +169,7 @@ def test_one_that_never_reads_blocks_nobody_and_is_killed(
 
 
 def test_what_it_publishes_is_read_when_asked(tmp_path: Path) -> None:
-    found = Forecasts(tmp_path, ("store",), Records(None, time.time))
+    found = ForecastProcess(tmp_path, ("store",), Records(None, time.time))
     nothing = found.summary()
     assert isinstance(nothing, Unavailable)
     assert "first forecasts take a minute" in nothing.reason

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from perphd.admission.inferer import untouched
-from perphd.agent.learning import observations
+from perphd.agent.learning import Lessons, observations
 from perphd.domain.policy import HostView, Snapshot, WorkloadView
-from perphd.domain.reading import Reading, Unavailable, available
-from perphd.domain.sample import Sample
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
+from perphd.domain.sample import Quality, Sample
 from perphd.domain.workload import Kind, Objective, WorkloadSpec
 from perphd.predictor import LraModel, Observation, features
 from tests.unit.admission_world import topology
@@ -107,3 +110,74 @@ def test_an_observation_says_what_batch_can_be_kept_from(
     host = HostView(topology(4), 3.0, llc_ways=ways, mba_levels_pct=levels)
     snapshot = Snapshot(1, 10.0, 1.0, host, tuple(views), None)
     assert dict(observations(snapshot, (untouched(4),), 0.05))["db"].cache_knobs == expected
+
+
+def slow(at_s: float, answered: int, **changes: object) -> Snapshot:
+    """A second of an application that answers few requests."""
+    view = lra("olap")
+    assert view.sample is not None
+    sample = replace(
+        view.sample, at_s=at_s, work_rate_per_s=float(answered), work_events=float(answered),
+        latency_p95_ms=900.0 if answered else Unavailable("nothing was answered"),
+    )  # fmt: skip
+    view = replace(view, sample=replace(sample, **changes))  # type: ignore[arg-type]
+    return Snapshot(round(at_s), at_s, 1.0, HostView(topology(4), busy_cores=3.0), (view,), None)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.6, 3.0), st.integers(0, 1000))
+def test_few_requests_a_second_teach_their_rate_and_not_that_of_seconds_with_requests(
+    rate: float, seed: int
+) -> None:
+    random, lessons, model, left, total = Random(seed), Lessons(), LraModel(), 0.0, 0
+    for t in range(1, 121):
+        left += random.expovariate(1.0) * rate  # about as many as Poisson's
+        answered, left = int(left), left - int(left)
+        total += answered
+        for name, one in lessons.of(slow(float(t), answered), (), 0.05):
+            assert name == "olap"
+            assert one.count > 1
+            model.observe(replace(one, undisturbed=True))
+    found = model.reference("work:sli", NOT_MEASURED)
+    assert found is not None
+    # Of the latest samples, which count for more. Of the seconds with requests alone it would be up to twice as many.
+    assert 0.6 * total / 120 <= found.value <= 1.2 * total / 120
+    assert found.support >= 60.0 * 0.9, "as much as of as many seconds"
+
+
+def test_samples_with_enough_requests_are_learned_one_by_one() -> None:
+    lessons = Lessons()
+    for t in (1.0, 2.0, 3.0):
+        ((_, one),) = lessons.of(slow(t, 25), (), 0.05)
+        assert (one.count, one.sample.at_s, one.sample.interval_s) == (1, t, 1.0)
+    ((_, silent),) = lessons.of(
+        Snapshot(1, 4.0, 1.0, HostView(topology(4), 3.0), (lra("db"),), None), (), 0.05
+    )
+    assert silent.count == 1, "how many events it holds is not known"
+
+
+def test_what_was_taken_under_other_circumstances_is_not_merged() -> None:
+    lessons = Lessons()
+    assert [*lessons.of(slow(1.0, 10), (), 0.05)] == []
+    held = replace(slow(2.0, 10).workloads[0], protection=replace(untouched(4), llc_ways=3))
+    assert [*lessons.of(replace(slow(2.0, 10), workloads=(held,)), (), 0.05)] == []
+    held = replace(slow(3.0, 16).workloads[0], protection=replace(untouched(4), llc_ways=3))
+    ((_, one),) = lessons.of(replace(slow(3.0, 16), workloads=(held,)), (), 0.05)
+    assert (one.count, one.sample.work_events, one.sample.work_rate_per_s) == (2, 26.0, 13.0)
+    assert [*lessons.of(slow(4.0, 10), (), 0.05)] == []
+    ((_, flagged),) = lessons.of(slow(5.0, 30, quality=(Quality.SETTLING,)), (), 0.05)
+    assert flagged.count == 1
+
+
+def test_a_model_doubts_rates_that_few_events_tell() -> None:
+    def band(events: float, count: int) -> float:
+        model = LraModel()
+        one = seen(lra("db"))["db"]
+        for t in range(8):
+            model.observe(replace(one, undisturbed=True, sample=replace(one.sample, at_s=float(t))))
+        beside = replace(one.sample, at_s=9.0, work_events=events)
+        model.observe(replace(one, undisturbed=False, sample=beside, count=count))
+        return model.predict_work([one.allocation], one.context)[0].sd
+
+    assert band(12.0, 10) > 1.5 * band(12.0, 1)
+    assert band(4.0, 10) > band(12.0, 10) > band(400.0, 10)

@@ -193,7 +193,7 @@ def test_without_a_last_good_one_it_is_learned_anew(path: Path, damage: str) -> 
     daemon = Daemon(path).start()
     assert daemon.work is None
     assert says in daemon.problem
-    assert "learned anew" in daemon.problem
+    assert "learning starts over" in daemon.problem
     daemon.live(20)
     daemon.stop()
     assert daemon.problem == ""  # a good one was written

@@ -12,10 +12,9 @@ from typing import Literal, cast
 import pytest
 
 from perphd.agent import service as module
-from perphd.agent.config import Config, DaemonConfig, IsolationConfig, load
-from perphd.agent.loop import Agent
-from perphd.agent.sd_notify import Notifier
-from perphd.agent.service import Server, Service
+from perphd.agent.agent import Agent
+from perphd.agent.service import Notifier, Server, Service
+from perphd.config.file import Config, DaemonConfig, IsolationConfig, load
 from perphd.domain.errors import PerphError
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.host.fs import RealFs
@@ -39,7 +38,7 @@ class FakeNotifier(Notifier):
 class FakeAgent:
     stopped: list[bool] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)
-    waker: None = None
+    early_ticks: None = None
     pace_s: float = 1.0
 
     async def tick(self, now_s: float, period_s: float) -> None:
@@ -148,7 +147,7 @@ def test_what_another_state_directory_holds_is_given_back_at_the_start_or_told(
     asked: list[tuple[object, ...]] = []
     given_back: list[str] = []
 
-    def strays(*of: object) -> tuple[str, ...]:
+    def orphaned_journals(*of: object) -> tuple[str, ...]:
         asked.append(of)
         return ("/old", "/live")
 
@@ -158,7 +157,7 @@ def test_what_another_state_directory_holds_is_given_back_at_the_start_or_told(
         given_back.append(str(state_dir))
         return RestoreReport(restored=(FileReport("/f", "job", "cpu_weight", "1024"),))
 
-    monkeypatch.setattr(module, "strays", strays)
+    monkeypatch.setattr(module, "orphaned_journals", orphaned_journals)
     monkeypatch.setattr(module, "restore", restore)
     specs = (
         WorkloadSpec("app", Kind.LRA, "/app", mode=Mode.ENFORCE),
@@ -166,13 +165,13 @@ def test_what_another_state_directory_holds_is_given_back_at_the_start_or_told(
     )
     config = Config(daemon=DaemonConfig(state_dir="/new"), workloads=specs)
     service = Service(Path("/etc/p.toml"), config, lambda agent, reload: FakeServer(None, None))
-    service._give_back_strays(RealFs())
+    service._restore_orphaned(RealFs())
     assert given_back == ["/old"]
     assert [(of[0], of[1], of[3]) for of in asked] == [("/new", "/etc/p.toml", ["/app"])]
     assert "state directory /old had not given back: files: 1 restored" in caplog.text
     assert "process 77" in caplog.text
     asked.clear()
-    service._give_back_strays(RealFs("/nowhere"))
+    service._restore_orphaned(RealFs("/nowhere"))
     assert not asked, "not this kernel"
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from perphd.agent.config_sizing import SizingConfig
-from perphd.agent.shaping import LOOKED_AT_ONCE, Shaping
-from perphd.domain.allocation import UNTOUCHED
+from perphd.agent.memory_forecasts import MemoryForecasts
+from perphd.agent.shaping import LEAST_TURNS, LOOKED_AT_ONCE, Shaping
+from perphd.config.tables import SizingConfig
+from perphd.domain.allocation import UNTOUCHED, Settings
+from perphd.domain.forecast import MemoryForecast
 from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
 from perphd.domain.reading import Reading
 from perphd.domain.sample import Sample
@@ -105,9 +107,24 @@ def test_every_workload_has_its_turn(tmp_path: Path) -> None:
     host.look(3)
     assert [len(each) for each in host.looked] == [LOOKED_AT_ONCE] * 3
     assert len(set.union(*host.looked)) == MANY
-    host.specs[3] = replace(host.specs[3], reserved_memory_bytes=900 * MIB)
+    turn = {spec.cgroup for spec in host.specs} - host.looked[-1] - host.looked[-2]
+    place = next(n for n, spec in enumerate(host.specs) if spec.cgroup not in turn)
+    host.specs[place] = replace(host.specs[place], reserved_memory_bytes=900 * MIB)
     host.look()
-    assert len(host.looked[-1]) == MANY, "a declaration has changed"
+    assert host.specs[place].cgroup in host.looked[-1], "its declaration has changed"
+    assert len(host.looked[-1]) == LOOKED_AT_ONCE, "and those of the others have not"
+
+
+def test_a_workload_that_leaves_is_forgotten_and_one_that_comes_has_a_target_at_once(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.look(14 * 60)
+    first = host.specs.pop(0)
+    host.look()
+    assert first.name not in {row.workload for row in host.shaping.view().workloads}
+    assert not host.is_shaped(first.name)
+    host.specs.append(first)
+    host.look()
+    assert _target(host, first.name) == 1000 * MIB
 
 
 def test_who_outgrows_its_target_is_looked_at_in_the_same_round(tmp_path: Path) -> None:
@@ -119,6 +136,81 @@ def test_who_outgrows_its_target_is_looked_at_in_the_same_round(tmp_path: Path) 
         host.look()
         low = host.shaping.over(name, UNTOUCHED, KNOBS).memory_low_bytes
         assert low == 700 * MIB
+
+
+def test_a_peak_between_two_turns_counts(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.look(14 * 60)
+    spec = host.specs[0]
+    assert _target(host, spec.name) < 160 * MIB
+    while spec.cgroup not in host.looked[-1]:
+        host.look()
+    host.used[spec.name] = 0.99 * _target(host, spec.name)
+    host.look()
+    assert spec.cgroup not in host.looked[-1], "it fits, and it is not its turn"
+    peak, host.used[spec.name] = host.used[spec.name], 100.0 * MIB
+    host.look(90)
+    assert _target(host, spec.name) >= peak + 50 * MIB, "5 % of the reservation above it, at least"
+
+
+def test_new_forecasts_end_an_interval_in_the_round_after(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.shaping._ahead = told = _Told()
+    host.look(14 * 60)
+    told.answer = True
+    host.look()
+    closed_s = host.shaping._state.closed_s
+    told.answer = False
+    host.look()
+    assert closed_s is not None
+    assert closed_s < host.now_s - 60
+    assert host.shaping._state.closed_s == host.now_s
+    host.look()
+    assert host.shaping._state.closed_s == host.now_s - 1
+
+
+class _Told(MemoryForecasts):
+    """A worker that has published nothing yet."""
+
+    def __init__(self) -> None:
+        self.answer = False
+
+    def look(self, now_s: float) -> bool | None:
+        return self.answer
+
+    def of(self, name: str) -> MemoryForecast | None:
+        return None
+
+
+def _target(host: Host, name: str) -> float:
+    found = next(row.target_bytes for row in host.shaping.view().workloads if row.workload == name)
+    assert isinstance(found, float)
+    return found
+
+
+def test_who_cannot_wait_takes_no_ones_turn_for_ever(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.look()
+    for spec in host.specs[: 2 * LOOKED_AT_ONCE]:
+        host.used[spec.name] = 2000.0 * MIB  # beyond its reservation, round after round
+    host.look(20)
+    host.looked.clear()
+    host.look(10)
+    assert len(set.union(*host.looked)) == MANY
+    assert max(len(each) for each in host.looked) <= 2 * LOOKED_AT_ONCE + LEAST_TURNS
+
+
+def test_what_is_merged_follows_each_of_its_parts(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.look(14 * 60)
+    first = host.shaping.over("w00", UNTOUCHED, KNOBS)
+    assert host.shaping.over("w00", Settings(), KNOBS) is first
+    lower = replace(UNTOUCHED, memory_high_bytes=7)
+    assert host.shaping.over("w00", lower, KNOBS).memory_high_bytes == 7
+    assert host.shaping.over("w00", lower, frozenset()) == lower
+    host.used["w00"] = 700.0 * MIB
+    host.look()
+    assert host.shaping.over("w00", UNTOUCHED, KNOBS).memory_low_bytes == 700 * MIB
 
 
 def test_a_crash_restores_in_the_same_round_whosever_turn_it_is(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import subprocess
 import sys
 
@@ -41,6 +42,62 @@ def test_a_c_library_that_cannot_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
     upkeep.give_back_memory()
 
 
+SLIM = """
+import gc
+from dataclasses import FrozenInstanceError, dataclass, replace
+from perphd.agent.upkeep import slim_dataclasses
+
+def classes():
+    gc.collect()
+    return sum(issubclass(type(found), type) and found.__name__ == "Point" for found in gc.get_objects())
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    x: int
+    y: int = 2
+
+@dataclass(slots=True)
+class Open:
+    x: int
+
+
+slim_dataclasses()
+point, refused = Point(1), []
+for change in (lambda: setattr(point, "x", 3), lambda: setattr(point, "z", 3), lambda: delattr(point, "x")):
+    try:
+        change()
+    except FrozenInstanceError as exc:
+        refused.append(str(exc))
+other = Open(1)
+other.x = 5
+assert point == replace(Point(7), x=1) and hash(point) == hash(Point(1)) and other.x == 5
+print(classes(), *refused, sep="|")
+"""
+
+
+def test_frozen_dataclasses_stay_frozen_with_one_class_each() -> None:
+    done = subprocess.run([sys.executable, "-c", SLIM], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == (
+        "1|cannot assign to field 'x'|cannot assign to field 'z'|cannot delete field 'x'"
+    )
+
+
+def test_garbage_of_a_tick_is_collected_after_it() -> None:
+    collected: list[str] = []
+    gc.callbacks.append(lambda phase, _: collected.append(phase))
+    try:
+        with upkeep.collecting_later():
+            rings: list[list[object]] = [[] for _ in range(100 * gc.get_threshold()[0])]
+            for ring in rings:
+                ring.append(ring)
+            assert not collected
+            rings.clear()
+        assert [[]]  # whatever is made next
+        assert collected
+    finally:
+        gc.callbacks.pop()
+
+
 async def test_what_fails_over_and_over_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
     complaints = Complaints(lambda: now[0])
@@ -54,7 +111,7 @@ async def test_what_fails_over_and_over_is_logged_once_a_minute(caplog: pytest.L
     assert [text.splitlines()[0] for text in said] == [
         "socket.accept() out of system resource",
         "something else",
-        "socket.accept() out of system resource: 59 times more since it was said last",
+        "socket.accept() out of system resource: 59 times more since the last report",
         "socket.accept() out of system resource",
     ]
 

@@ -18,9 +18,10 @@ from perphd.batch.admission import (
     WorkloadUsage,
     admission,
     conditioned,
-    correlated,
     expected_utility,
     no_eviction,
+    total_of,
+    usage_law,
     with_job,
     with_prediction,
 )
@@ -127,7 +128,7 @@ def test_a_job_is_admitted_if_every_resource_is_safe_enough() -> None:
 
 def test_a_law_is_conditioned_on_what_was_observed() -> None:
     prior = of_values(np.linspace(1, 9, 81))
-    assert conditioned(WorkloadUsage(prior), 10).shares == pytest.approx(of_histogram(prior, 10).shares)
+    assert conditioned(WorkloadUsage(prior), 10).shares == pytest.approx(usage_law(prior, 10).shares)
     low = of_values(np.linspace(1, 2, 50))
     mixed = conditioned(WorkloadUsage(prior, low, 600), 10)
     mean = _mean(mixed)
@@ -137,7 +138,7 @@ def test_a_law_is_conditioned_on_what_was_observed() -> None:
     switched = conditioned(WorkloadUsage(prior, beyond, 600), 10)
     assert float(np.sum(switched.shares[: int(9.4 / switched.cell)])) == 0.0  # the history is outgrown
     young = conditioned(WorkloadUsage(prior, beyond, 5), 10)
-    assert young.shares == pytest.approx(of_histogram(prior, 10).shares)
+    assert young.shares == pytest.approx(usage_law(prior, 10).shares)
     assert conditioned(WorkloadUsage(Histogram()), 10).shares[-1] == 1.0  # nothing is known: everything
 
 
@@ -152,9 +153,8 @@ def test_correlated_usages_are_riskier_than_independent_ones() -> None:
         for draw in product((1, 3), repeat=4)
         if sum(draw) > 10
     )
-    risks = [correlated(usages, 10.0, rho).over for rho in (0.0, 0.3, 1.0)]
+    risks = [total_of(usages).law(rho).over for rho in (0.0, 0.3, 1.0)]
     assert risks == pytest.approx([free, 0.7 * free + 0.3 * 0.2, 0.2])
-    assert correlated([], 10.0, 0.5).over == 0.0
 
 
 def test_predicted_risk_comes_true_as_often_as_predicted() -> None:
@@ -173,89 +173,6 @@ def test_predicted_risk_comes_true_as_often_as_predicted() -> None:
 
 
 # --- elastic jobs --------------------------------------------------------------------------------------------
-
-PUBLISHED = {"A": (3, 4), "B": (3, 3), "C": (3, 5), "D": (3, 2)}
-RUN_TIME_S = 10.0
-
-
-def _flexible(queue: list[str], capacity: int) -> Callable[[str | None], dict[str, int]]:
-    shares = ElasticShares(capacity)
-    for name in queue:
-        shares = arrived(shares, ElasticRequest(name, *PUBLISHED[name]))
-
-    def units(ended: str | None) -> dict[str, int]:
-        nonlocal shares
-        shares = shares if ended is None else departed(shares, ended)
-        assert shares.free >= 0
-        return {job.name: job.core + job.granted for job in shares.serving}
-
-    return units
-
-
-def _rigid(queue: list[str], capacity: int) -> Callable[[str | None], dict[str, int]]:
-    """The comparison of a reservation: a job starts when all of it fits, in order."""
-    waiting, serving = list(queue), dict[str, int]()
-
-    def units(ended: str | None) -> dict[str, int]:
-        serving.pop(ended or "", None)
-        while waiting and sum(PUBLISHED[waiting[0]]) + sum(serving.values()) <= capacity:
-            name = waiting.pop(0)
-            serving[name] = sum(PUBLISHED[name])
-        return dict(serving)
-
-    return units
-
-
-def _malleable(queue: list[str], capacity: int) -> Callable[[str | None], dict[str, int]]:
-    """The comparison of first fit: jobs keep what they have and grow first; the next one needs its core at least."""
-    waiting, serving = list(queue), dict[str, int]()
-
-    def units(ended: str | None) -> dict[str, int]:
-        serving.pop(ended or "", None)
-        left = capacity - sum(serving.values())
-        for name in serving:
-            more = min(left, sum(PUBLISHED[name]) - serving[name])
-            serving[name] += more
-            left -= more
-        while waiting and PUBLISHED[waiting[0]][0] <= left:
-            name = waiting.pop(0)
-            serving[name] = min(left, sum(PUBLISHED[name]))
-            left -= serving[name]
-        return dict(serving)
-
-    return units
-
-
-def _completions(units: Callable[[str | None], dict[str, int]]) -> dict[str, float]:
-    """When each job completes if its work is done at the rate of its units."""
-    left = {name: RUN_TIME_S * sum(parts) for name, parts in PUBLISHED.items()}
-    now_s, done, rates = 0.0, dict[str, float](), units(None)
-    while rates:
-        name = min(rates, key=lambda each: left[each] / rates[each])
-        step_s = left[name] / rates[name]
-        left = {each: work - rates.get(each, 0) * step_s for each, work in left.items()}
-        now_s += step_s
-        done[name] = now_s
-        rates = units(name)
-    return done
-
-
-@pytest.mark.parametrize(
-    ("rule", "completions", "mean_s"),
-    [
-        (_rigid, (10, 20, 30, 40), 25.0),
-        (_malleable, (10, 15, 22.5, 32.5), 20.0),
-        (_flexible, (10, 15, 165 / 7, 199 / 7), 19.25),
-    ],
-)
-def test_the_published_turnaround_of_four_elastic_jobs(
-    rule: Callable[[list[str], int], Callable[[str | None], dict[str, int]]],
-    completions: tuple[float, ...],
-    mean_s: float,
-) -> None:
-    done = _completions(rule(list(PUBLISHED), 10))
-    assert tuple(done[name] for name in PUBLISHED) == pytest.approx(completions)
-    assert sum(done.values()) / 4 == pytest.approx(mean_s)
 
 
 def test_a_job_as_large_as_the_host_is_served() -> None:

@@ -66,6 +66,18 @@ def test_a_probability_becomes_what_it_has_meant() -> None:
     assert admission({CPU: ResourceRisk(running, task, 0.09, timid)}).admitted
 
 
+def test_sums_beyond_their_laws_do_not_refuse_what_is_sure_to_fit() -> None:
+    law = of_outcomes({float(n): 1.0 for n in range(1, 101)}, 100.0, 100)
+    learned = Calibration()
+    for n in range(30):
+        learned = with_sum(learned, law, 120.0 if n < 3 else 50.0, False)
+    assert learned.corrected(0.05) > 0.05, "a tenth of all sums was beyond its law"
+    assert learned.corrected(1e-12) < 1e-10
+    few = [learned.corrected(each) for each in np.linspace(0.0, 0.05, 200)]
+    assert few == sorted(few)
+    assert few[-1] - few[-2] < 0.01, "no jump where the levels begin to tell"
+
+
 def test_a_full_shared_resource_says_only_that_the_sum_was_high() -> None:
     law = replace(of_outcomes({50.0: 0.8}, 100.0, 100), over=0.2)
     law = replace(law, shares=law.shares * 0.8)

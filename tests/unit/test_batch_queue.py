@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from perphd.agent.batch_queue import BatchQueue
-from perphd.agent.config_queue import QueueConfig
+from perphd.agent.queue.batch_queue import BatchQueue
 from perphd.batch.job import JobState, QueuedJob
 from perphd.batch.runner import JobRefused, StartFailed
 from perphd.batch.store import QueueError
 from perphd.batch.view import JobForecast
+from perphd.config.tables import QueueConfig
 from perphd.domain.errors import ConfigError
 from perphd.domain.reading import available
 from tests.unit.queue_world import GIB, Killed, World, spec

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perphd.agent.config import parse
+from perphd.config.file import parse
 from perphd.domain.workload import Kind, Mode
 from tools.bench import report
 from tools.bench.memory import _absolute
@@ -31,7 +31,7 @@ def test_a_quantile_of_one_value_is_that_value() -> None:
     ("name", "package", "level", "expected"),
     [
         ("numpy", "perphd", 0, "numpy"),
-        ("loop", "perphd.agent", 1, "perphd.agent.loop"),
+        ("agent", "perphd.agent", 1, "perphd.agent.agent"),
         ("host", "perphd.agent", 2, "perphd.host"),
         ("", "perphd.agent", 1, "perphd.agent"),
     ],

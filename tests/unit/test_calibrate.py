@@ -15,10 +15,10 @@ from click.testing import CliRunner, Result
 from perphd.admission import ladder
 from perphd.admission.bandwidth import delivered_pct, with_bandwidth
 from perphd.admission.inferer import untouched
-from perphd.control import cli_calibrate
-from perphd.control.cli import cli
-from perphd.control.cli_base import EXIT_INTERRUPTED
-from perphd.control.cli_calibrate import Bench
+from perphd.commands import calibrate as cli_calibrate
+from perphd.commands.base import EXIT_INTERRUPTED
+from perphd.commands.calibrate import Bench
+from perphd.commands.cli import cli
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Cause
@@ -29,8 +29,7 @@ from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.host.actuators import actuators
 from perphd.host.throttle import CAPABILITY, FILE, capability, throttle_of
 from rdt import BandwidthUnit
-from rdt.curves import Calibration, Curve, Point
-from rdt.shipped import FAMILIES, family_of
+from rdt.curves import FAMILIES, Calibration, Curve, Point, family_of
 from tests.unit.admission_world import topology
 from tests.unit.control_fake import serving
 from tests.unit.rdt_model import Model
@@ -106,8 +105,8 @@ def test_levels_that_make_no_difference_are_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "why"),
     [
-        (a_calibration("another CPU").to_json(), "made on 'another CPU'"),
-        (a_calibration(granularity=5).to_json(), "steps, the unit or the mode"),
+        (a_calibration("another CPU").to_json(), "measured on 'another CPU'"),
+        (a_calibration(granularity=5).to_json(), "steps, the unit or the throttling mode"),
         ("{}", "not a calibration"),
         (a_calibration(curves=()).to_json(), "no curves"),
     ],
@@ -313,7 +312,7 @@ def test_curves_of_other_domains_stay(calibrate: Command) -> None:
 def test_it_is_bounded(calibrate: Command) -> None:
     result = calibrate("--yes", "--limit", "5")
     assert result.exit_code == 1
-    assert "5 s are allowed" in result.stderr
+    assert "(limit 5 s)" in result.stderr
 
 
 def test_it_refuses_while_perphd_enforces(calibrate: Command, tmp_path: Path) -> None:

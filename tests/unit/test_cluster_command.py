@@ -17,7 +17,7 @@ from perphd.adapters.kubernetes.documents import DocumentCache
 from perphd.adapters.kubernetes.extender import ExtenderServer
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.extender import filtered
-from perphd.control.cli import cli
+from perphd.commands.cli import cli
 from perphd.domain.errors import PerphError
 from tests.unit.test_cluster_extender import call, document
 
@@ -88,7 +88,7 @@ def test_why_a_pod_went_where_it_went(extender: str) -> None:
     assert "utilisation" in told.output
     unknown = ask("--extender", extender, "--pod", "batch/other")
     assert unknown.exit_code == 3
-    assert "no call about batch/other is remembered" in unknown.output
+    assert "no recent call about batch/other" in unknown.output
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "ftp://x", "nonsense"])

@@ -12,7 +12,6 @@ from perphd.cluster.document import NodeDocument
 from perphd.cluster.impact import PodQuestion, pod_impact
 from perphd.cluster.node import WORKLOADS, NodeFacts, NodeUse, copper_offer, node_document, node_use
 from perphd.cluster.reservations import REFRESH_S, NodeLedger, adjusted, closed, offered_bid, opened
-from perphd.control.wire import decode, encode
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.forecast import (
     Forecasts,
@@ -24,6 +23,7 @@ from perphd.domain.forecast import (
 from perphd.domain.host_account import CpuAccount, HostAccount
 from perphd.domain.queue import CopperOffer, EventStatus, OfferedResource, QueueSummary
 from perphd.domain.reading import Reading, Unavailable
+from perphd.domain.wire import decode, encode
 from perphd.domain.workload import Mode
 from perphd.qos.bands import QosBand
 from perphd.qos.ledger import (

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from perphd.agent.config import Config
-from perphd.control import daemon
-from perphd.control.cli import cli
-from perphd.control.completion import bash
-from perphd.control.names_file import NAME, NamesFile
+from perphd.commands import daemon
+from perphd.commands.cli import cli
+from perphd.commands.completion import bash
+from perphd.config.file import Config
+from perphd.control.kept_file import NAME, NamesFile
 from tests.unit.control_fake import FakeAgent
 
 BASH = shutil.which("bash") or ""

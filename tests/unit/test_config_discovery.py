@@ -15,11 +15,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from perphd.agent.config import parse
-from perphd.agent.config_schema import _KINDS
-from perphd.agent.config_workloads import RUNTIME_FILE, WorkloadNames, read_runtime, remember_runtime, to_toml
-from perphd.agent.discovery import MAX_INSTANCES, Discovery, Found
-from perphd.agent.match import (
+from perphd.config.discovery import MAX_INSTANCES, Discovery, Found
+from perphd.config.file import parse
+from perphd.config.match import (
     ALLOWED,
     Match,
     MatchKind,
@@ -29,6 +27,8 @@ from perphd.agent.match import (
     parse_match,
     slice_path,
 )
+from perphd.config.schema import _KINDS
+from perphd.config.workloads import RUNTIME_FILE, WorkloadNames, read_runtime, remember_runtime, to_toml
 from perphd.domain.errors import ConfigError, ParseError
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import discover
@@ -534,7 +534,7 @@ def test_what_is_no_plain_file_is_no_pid_file(tmp_path: Path) -> None:
             make()
             found = looks.look(PIDFILE, [])
             assert not found.specs
-            assert "/run/x.pid is no plain file" in found.problems["p"]
+            assert "/run/x.pid is not a regular file" in found.problems["p"]
             path.rmdir() if path.is_dir() else path.unlink()
     finally:
         signal.alarm(0)

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from perphd.agent.config import Config, check_against_host, load
-from perphd.agent.config_restore import RestorePlace, for_restore
-from perphd.agent.config_workloads import forget_runtime, read_runtime, remember_runtime
+from perphd.config.file import Config, load
+from perphd.config.host_check import check_against_host
+from perphd.config.restore import RestorePlace, for_restore
+from perphd.config.workloads import forget_runtime, read_runtime, remember_runtime
 from perphd.domain.errors import ConfigError
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy, Layout
 from perphd.host.fs import RealFs
-from perphd.isolation.register import Register
+from perphd.isolation.instances import InstanceRegister
 
 
 @pytest.fixture
@@ -185,8 +186,8 @@ def test_a_host_without_cgroups(tmp_path: Path):
 
 
 @pytest.fixture
-def register(tmp_path: Path) -> Register:
-    return Register(str(tmp_path / "run" / "journals"))
+def register(tmp_path: Path) -> InstanceRegister:
+    return InstanceRegister(str(tmp_path / "run" / "journals"))
 
 
 BROKEN = [None, "[daemon", "[daemon]\nstate_dir = 7\n"]
@@ -194,7 +195,7 @@ BROKEN = [None, "[daemon", "[daemon]\nstate_dir = 7\n"]
 
 @pytest.mark.parametrize("text", BROKEN)
 def test_where_to_restore_is_guessed_only_if_nobody_knows(
-    tmp_path: Path, register: Register, text: str | None
+    tmp_path: Path, register: InstanceRegister, text: str | None
 ) -> None:
     path = tmp_path / "perphd.toml"
     if text is not None:
@@ -208,7 +209,7 @@ def test_where_to_restore_is_guessed_only_if_nobody_knows(
 
 @pytest.mark.parametrize("text", BROKEN)
 def test_a_daemon_leaves_word_where_its_journal_is(
-    tmp_path: Path, register: Register, text: str | None
+    tmp_path: Path, register: InstanceRegister, text: str | None
 ) -> None:
     path = tmp_path / "perphd.toml"
     if text is not None:
@@ -220,7 +221,7 @@ def test_a_daemon_leaves_word_where_its_journal_is(
     assert str(tmp_path) in warnings[0]
 
 
-def test_a_mistake_anywhere_does_not_hide_the_journal(tmp_path: Path, register: Register) -> None:
+def test_a_mistake_anywhere_does_not_hide_the_journal(tmp_path: Path, register: InstanceRegister) -> None:
     path = tmp_path / "perphd.toml"
     path.write_text('[daemon]\nmoed = "enforce"\nstate_dir = "/elsewhere"\n[host]\nroot = "/mnt"\n[[lra]]\n')
     warnings: list[str] = []
@@ -234,7 +235,7 @@ def test_a_mistake_anywhere_does_not_hide_the_journal(tmp_path: Path, register: 
 
 
 def test_a_state_directory_that_was_changed_is_looked_into_as_well(
-    tmp_path: Path, register: Register
+    tmp_path: Path, register: InstanceRegister
 ) -> None:
     path = tmp_path / "perphd.toml"
     path.write_text('[daemon]\nstate_dir = "/elsewhere"\n')

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from perphd.agent.config import load, refusals
-from perphd.agent.config_lines import line_of
-from perphd.control.cli import cli
-from perphd.control.daemon import main
+from perphd.commands.cli import cli
+from perphd.commands.daemon import main
+from perphd.config.file import load, refusals
+from perphd.config.lines import line_of
 
 THREE = """
 [daemon]

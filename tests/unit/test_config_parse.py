@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from perphd.admission.settings import PolicySettings
 from perphd.agent.composition import POLICIES
-from perphd.agent.config import TABLES, Config, parse
-from perphd.agent.config_schema import Key, keys_of
-from perphd.agent.config_workloads import WORKLOAD_TABLES, to_toml
+from perphd.config.file import TABLES, Config, parse
+from perphd.config.schema import Key, keys_of
+from perphd.config.workloads import WORKLOAD_TABLES, to_toml
 from perphd.domain.errors import ConfigError
 from perphd.domain.workload import Exploration, Kind, Mode, Objective, SliSpec, Touch, WorkloadSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perphd.agent.config import parse, reloaded
+from perphd.config.file import parse, reloaded
 from perphd.domain.workload import Mode
 
 BEFORE = parse('[daemon]\non_stop = "restore"\n', "before")

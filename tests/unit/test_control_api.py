@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from perphd.agent.config_workloads import read_runtime
+from perphd.config.workloads import read_runtime
 from perphd.control.access import Access, Peer, Right, peer_of
 from perphd.control.client import Client, Refused
 from perphd.control.limits import Limits
 from perphd.control.routes import Hooks
 from perphd.control.sql import Queries
-from perphd.control.wire import encode
 from perphd.domain.errors import ConfigError, KernelError, PerphError
 from perphd.domain.event import Event, EventKind
+from perphd.domain.wire import encode
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.monitor.sli import told
 from perphd.monitor.store import Store
@@ -89,6 +89,7 @@ READING = [
     ("GET", "/v1/models/db/export"),
     ("GET", "/v1/node"),
     ("GET", "/v1/shaper"),
+    ("GET", "/v1/contention"),
     ("GET", "/v1/memfit"),
 ]
 CHANGING: list[tuple[str, str, dict[str, Any] | None]] = [
@@ -819,7 +820,7 @@ def test_a_model_is_imported_and_reset(served: Served):
     [
         ("/v1/models/db", b"", 400, "not JSON"),
         ("/v1/models/db", b"\xff\xfe", 400, "not JSON"),
-        ("/v1/models/db", b"{}", 400, "no model of perphd's"),
+        ("/v1/models/db", b"{}", 400, "not a perphd model"),
         ("/v1/models/db", MODEL | {"version": 9}, 400, "version is 9"),
         ("/v1/models/db", MODEL | {"sha256": ""}, 400, "checksum is wrong"),
         ("/v1/models/db?rename=maybe", MODEL, 400, "neither 0 nor 1"),

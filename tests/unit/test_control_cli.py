@@ -18,14 +18,14 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.control import cli_base
-from perphd.control.cli import cli
-from perphd.control.cli_sim import sim
+from perphd.commands import base as cli_base
+from perphd.commands.cli import cli
+from perphd.commands.explain import explain_parts, parse_at
+from perphd.commands.render_model import BAR, bar
+from perphd.commands.render_status import status_parts
+from perphd.commands.sim import sim
 from perphd.control.client import Client, NotPermitted, Refused, Unreachable
-from perphd.control.explain import explain_parts, parse_at
 from perphd.control.render import NONE, duration, limitations, number, settings_text
-from perphd.control.render_model import BAR, bar
-from perphd.control.render_status import status_parts
 from perphd.control.table import Styled, plain, table, text
 from perphd.domain.allocation import UNTOUCHED
 from perphd.domain.decision import Action, Outcome
@@ -245,6 +245,12 @@ def test_config_check(tmp_path: Path):
     assert result.exit_code == 1
     assert json.loads(result.stdout)["error"]["key"] == "daemon.mod"
     assert "did you mean 'mode'" in result.stderr
+    path.write_text('[daemon]\nmod = 1\n[[lra]]\nname = "db"\ntolerence_pct = 3\n')
+    result = CliRunner().invoke(cli, ["config", "check", str(path), "--json"])
+    said = json.loads(result.stdout)
+    assert [each["key"] for each in said["errors"]] == ["daemon.mod", "lra[0].tolerence_pct", "lra[0].cgroup"]
+    assert said["error"] == said["errors"][0]
+    assert result.stderr.count("perphctl: ") == 3
 
 
 @pytest.mark.usefixtures("store")
@@ -287,7 +293,7 @@ def test_events(run: Run, served: Served, monkeypatch: pytest.MonkeyPatch):
 
 
 def process(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "perphd.control", *words]
+    command = [sys.executable, "-m", "perphd.commands", *words]
     root = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": root}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
@@ -305,7 +311,7 @@ def test_as_a_process(served: Served):
 def test_a_reader_that_leaves_early_is_no_error_to_talk_about(served: Served):
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "perphd.control", "status", "--socket", served.socket]
+    command = [sys.executable, "-m", "perphd.commands", "status", "--socket", served.socket]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         command, stdout=write, stderr=subprocess.PIPE, text=True, env=environment, timeout=60, check=False
@@ -316,7 +322,7 @@ def test_a_reader_that_leaves_early_is_no_error_to_talk_about(served: Served):
 
 
 def test_heavy_modules_stay_out():
-    code = "import sys, perphd.control.cli; print(sorted({'rich', 'aiohttp', 'numpy', 'asyncio'} & set(sys.modules)))"
+    code = "import sys, perphd.commands.cli; print(sorted({'rich', 'aiohttp', 'numpy', 'asyncio'} & set(sys.modules)))"
     root = str(Path(__file__).parents[2])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
     assert done.stdout.strip() == "[]"
@@ -572,7 +578,7 @@ def test_control_groups_whose_names_are_no_utf8_are_listed(tmp_path: Path):
     Path(os.fsdecode(directory), "cgroup.procs").touch()
     config = tmp_path / "perphd.toml"
     config.write_text(f'[host]\nroot = "{tmp_path}"\n')
-    program = [sys.executable, "-c", "from perphd.control.cli import main; main()"]
+    program = [sys.executable, "-c", "from perphd.commands.cli import main; main()"]
     settings = {**os.environ, "PYTHONUTF8": "1", "LANG": "C.UTF-8"}
     for flags in ([], ["--json"]):
         words = [*program, *flags, "groups", "--all", "--config", str(config)]

@@ -13,12 +13,12 @@ import pytest
 
 from perphd.adapters.kubernetes import extender_program, publish_program
 from perphd.adapters.slurm import program as slurm
-from perphd.agent.config import parse
-from perphd.agent.config_reference import EXAMPLE, default_text, man, markdown
-from perphd.agent.config_schema import keys_of, read_value
-from perphd.agent.config_workloads import WORKLOAD_TABLES
-from perphd.control import daemon
-from perphd.control.cli import cli
+from perphd.commands import daemon
+from perphd.commands.cli import cli
+from perphd.config.file import parse
+from perphd.config.reference import EXAMPLE, default_text, man, markdown
+from perphd.config.schema import keys_of, read_value
+from perphd.config.workloads import WORKLOAD_TABLES
 from perphd.control.errors import Code
 from perphd.control.limits import Limits
 from perphd.control.routes import Routes
@@ -26,7 +26,7 @@ from tests.unit.control_fake import Served
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("perphd.8", "perphctl.1", "perphd.conf.5", "perphd-extender.8", "perphd-publish.8", "perphd-slurm.8")
-ANEW = "write it anew: python -m perphd.agent.config_reference"
+ANEW = "write it anew: python -m perphd.config.reference"
 
 
 def plain_page(name: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from perphd.control.cli import cli
+from perphd.commands.cli import cli
 from perphd.control.forecast_files import IMPORTED, PROFILE, read_profile, write_profile
 from perphd.forecast.usage_profile import PodSample, UsageProfile, merged, observed
 from tests.unit.control_fake import serving
@@ -40,7 +40,7 @@ def test_predict_names_the_expert_and_its_distribution(history: str) -> None:
     assert [line.split()[0] for line in lines[1:3]] == ["run_time", "memory"]
     assert max(map(len, lines)) <= 100
     assert lines[2].split()[1] == "2.0GiB"  # one word: columns can be cut
-    assert "run_time_s: by the" in shown
+    assert "run_time: by the" in shown
     assert "of jobs with name=report" in shown
     data = json.loads(ok(run("predict", "--file", history, "--user", "ada", "--name", "report", "--json")))
     run_time, memory = data["predictions"]

@@ -12,15 +12,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from perphd.agent.config import Config, StoreConfig
 from perphd.agent.upkeep import OWN_NICE
+from perphd.config.file import Config, StoreConfig
 from perphd.control import openapi
 from perphd.control.client import Client, Refused
-from perphd.control.cpu_share import CpuShare
 from perphd.control.errors import ApiError, Code
 from perphd.control.limits import Limits
-from perphd.control.sql import Queries
-from perphd.control.turns import Turns
+from perphd.control.read_throttle import ReadThrottle
+from perphd.control.sql import CpuShare, Queries
 from perphd.monitor.store import Store
 from tests.unit.control_fake import ADMIN, READER, serving
 
@@ -176,14 +175,14 @@ class Later:
 def test_one_at_a_time_in_order_with_a_rest_after_each():
     async def story() -> None:
         cpu, later, order = [10.0], Later(), list[str]()
-        turns = Turns(Limits(rest=4.0, least_answer_s=0.001), lambda: cpu[0], later)
+        throttle = ReadThrottle(Limits(rest=4.0, least_answer_s=0.001), lambda: cpu[0], later)
 
         async def one(name: str) -> None:
-            turn = await turns.take()
+            slot = await throttle.take()
             order.append(name)
             cpu[0] += 0.05
-            turn.end()
-            turn.end()
+            slot.end()
+            slot.end()
 
         asking = [asyncio.create_task(one(name)) for name in "abc"]
         for expected in ("a", "ab", "abc"):
@@ -193,7 +192,7 @@ def test_one_at_a_time_in_order_with_a_rest_after_each():
             assert later.pass_by() == pytest.approx(0.2)
             assert not later.waiting, "a turn ends once"
         await asyncio.gather(*asking)
-        (await turns.take()).end()
+        (await throttle.take()).end()
         assert later.pass_by() == pytest.approx(0.004), "at least"
 
     asyncio.run(story())
@@ -202,12 +201,12 @@ def test_one_at_a_time_in_order_with_a_rest_after_each():
 def test_no_more_wait_than_there_are_connections_and_who_leaves_takes_no_turn():
     async def story() -> None:
         later = Later()
-        turns = Turns(Limits(connections=2), later=later)
-        held = await turns.take()
-        waiting = [asyncio.create_task(turns.take()) for _ in range(2)]
+        throttle = ReadThrottle(Limits(connections=2), later=later)
+        held = await throttle.take()
+        waiting = [asyncio.create_task(throttle.take()) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(ApiError, match="2 requests are waiting already"):
-            await turns.take()
+            await throttle.take()
         waiting[0].cancel()
         await asyncio.sleep(0)
         held.end()
@@ -225,7 +224,7 @@ def test_readers_are_answered_in_turns_and_administrators_at_once(tmp_path: Path
             rests.append(delay_s)
             release()
 
-        served.server._turns._later = at_once
+        served.server._throttle._later = at_once
         client = Client(served.socket)
         served.peer = ADMIN
         client.get("status")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perphd.agent.rounds import Round
-from perphd.control.recording import line, round_out
+from perphd.control.replay_routes import line, round_out
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.masking import masked, without_secrets
 from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from perphd.cluster.document import NodeDocument
-from perphd.control.cli import cli
-from perphd.control.wire import decode
+from perphd.commands.cli import cli
+from perphd.domain.wire import decode
 from perphd.qos.ledger import BID_WINDOW_S, RESERVATION_TTL_S
 from tests.unit.control_fake import READER, Served, serving
 from tests.unit.test_control_api import ask

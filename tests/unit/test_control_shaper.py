@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from perphd.control.cli import cli
+from perphd.commands.cli import cli
 from perphd.domain.reading import Unavailable
 from perphd.sizing.shaper_view import ShaperView
 from tests.unit.control_fake import Served, serving
@@ -43,7 +44,12 @@ def test_a_shaper_that_is_off_says_how_to_begin(run: Run, served: Served) -> Non
 
 def test_a_search_from_its_start_to_its_end(run: Run) -> None:
     assert "has begun" in run("memfit", "start", "pi", "--samples", "30", "--delta", "0.07").stdout
-    assert "12/60" in run("memfit", "status").stdout
+    every = run("memfit", "status").stdout
+    assert "pi: good; speed by mips; 12 of 60 samples of this epoch" in every
+    assert max(map(len, every.splitlines())) <= 80
+    one = run("memfit", "status", "pi").stdout
+    assert "cache" in every
+    assert "cache" not in one
     assert "2.0 GiB" in run("memfit", "apply", "pi").stdout
     assert "given back" in run("memfit", "stop", "pi").stdout
 
@@ -55,6 +61,29 @@ def test_refusals_say_what_to_do(run: Run) -> None:
     assert "memfit stop" in twice.stderr
     assert run("memfit", "apply", "db").exit_code == 1
     assert "no workload" in run("memfit", "start", "nobody").stderr
+    none = run("memfit", "status", "db")
+    assert none.exit_code == 5
+    assert "no search was started for db (allowed: cache)" in none.stderr
+
+
+@pytest.mark.parametrize(
+    ("applied", "says"),
+    [
+        (False, "perphctl memfit apply pi keeps the recommended limit"),
+        (True, "until perphctl memfit stop pi"),
+    ],
+)
+def test_a_search_that_has_ended_says_what_comes_next(
+    run: Run, served: Served, applied: bool, says: str
+) -> None:
+    run("memfit", "start", "pi")
+    found = [
+        replace(each, phase="converged", applied=applied, recommended_bytes=2.1 * 2**30)
+        for each in served.agent.memory_fits()
+        if each.workload == "pi"
+    ]
+    served.agent.memory_fits = lambda: tuple(found)  # type: ignore[method-assign]
+    assert says in " ".join(run("memfit", "status").stdout.split())
 
 
 @pytest.mark.parametrize(("outside", "expected"), [("keep", "3.710"), ("drop", "2.910")])

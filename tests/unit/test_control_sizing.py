@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,11 +13,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from perphd.control.cli import cli
-from perphd.control.render_sizing import amount
-from perphd.control.reservations import _place
+from perphd.commands.cli import cli
+from perphd.commands.render_sizing import amount
+from perphd.commands.reservations import _place
 from perphd.domain.allocation import UNTOUCHED, Settings
-from perphd.domain.reading import Unavailable
+from perphd.domain.host_account import CpuAccount, HostAccount
+from perphd.domain.reading import Unavailable, value_or
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.monitor.schema import open_database
 from perphd.sizing.recommendation import Reservation
@@ -29,7 +31,7 @@ from tests.unit.sizing_store import GIB, START_S, constant, daily, made, spike, 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The moment after the last sample of two days."""
-    monkeypatch.setattr("perphd.control.cli_sizing.time.time", lambda: START_S + 2880 * 60 + 30)
+    monkeypatch.setattr("perphd.commands.sizing.time.time", lambda: START_S + 2880 * 60 + 30)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +129,7 @@ def test_headroom(store: str):
         (("size", "nobody"), 5, "nobody: the store has no samples of such a workload (allowed: db, etl)"),
         (("forecast", "--horizon", "1h"), 2, "look one window ahead (allowed: 60s)"),
         (("forecast", "--last", "30s"), 2, "--last 30s is less than one window (allowed: 60s or more)"),
-        (("size", "--last", "soon"), 2, "allowed: 90s, 30m, 1h, 2d"),
+        (("size", "--last", "soon"), 2, "allowed: more than 0, such as 90s, 30m, 1h, 2d"),
         (("size", "--format", "docker"), 2, "'systemd', 'kubernetes', 'yarn'"),
         (("size", "--format", "yarn", "--json"), 2, "leave out --json, or leave out --format"),
         (("headroom", "--cores", "0"), 2, "--cores"),
@@ -141,6 +143,25 @@ def test_refusals(store: str, words: tuple[str, ...], code: int, says: str):
     assert result.exit_code == code
     assert says in " ".join(result.stderr.replace("│", " ").split())
     assert "Traceback" not in result.output
+
+
+def test_headroom_that_is_none_and_use_by_others_are_said(store: str, served: Served):
+    shown = " ".join(ok(run("headroom", "--store", store, "--cores", "0.5")).split())
+    assert re.search(
+        r"headroom: none: a peak of \S+cores needs \S+cores more than the 0.50cores that there are", shown
+    )
+    assert "the store does not have what others" in shown
+    made(Path(served.config.store_path), 700, {"db": usual(constant(1.0), constant(GIB))})
+    known = served.agent.status()
+    held = sum(value_or(each.sample.memory_current_bytes, 0.0) for each in known.workloads if each.sample)
+    cpu = CpuAccount(8.0, lras=2.0, batch=1.0, undeclared=1.5, kernel=0.25, steal=0.25, idle=3.0)
+    account = HostAccount(
+        1.0, 1.0, cpu, memory_total_bytes=32.0 * GIB, memory_available_bytes=25.0 * GIB - held
+    )
+    served.agent.status = lambda: replace(known, host=account)  # type: ignore[method-assign]
+    said = " ".join(ok(run("headroom", socket=served.socket)).split())
+    assert "others than perphd's workloads use 2.00cores now, which is not in the store" in said
+    assert "others than perphd's workloads use 7.0GiB now" in said
 
 
 def test_a_format_is_printed(store: str):
@@ -187,7 +208,7 @@ def test_empty_and_absent_stores_and_missing_columns(tmp_path: Path):
 
 
 def test_an_old_store_says_how_old_it_is(store: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("perphd.control.cli_sizing.time.time", lambda: START_S + 3 * 86400)
+    monkeypatch.setattr("perphd.commands.sizing.time.time", lambda: START_S + 3 * 86400)
     assert "The newest sample is 1440 minutes old: 'now' and 'next' follow that" in ok(
         run("size", "--store", store)
     )
@@ -205,13 +226,28 @@ def test_the_daemon_names_store_capacity_and_reservations(served: Served):
     assert [each["capacity"] for each in host["resources"]] == [8.0, 32 * GIB]
 
 
+def test_a_bound_beyond_the_host_is_cut_and_said_to_be(served: Served):
+    jump = {"db": usual(lambda i: 7.0 if i >= 129 else 0.05 + 0.001 * (i % 7), constant(GIB))}
+    made(Path(served.config.store_path), 130, jump)
+    shown = ok(run("forecast", "db", socket=served.socket))
+    assert "cpu: the bound reached 8.00cores, all that the host has; it says no more" in shown
+    assert "at most all that the host has, 8.00cores (model" in " ".join(
+        ok(run("size", "db", socket=served.socket)).split()
+    )
+    (cpu, *_) = json.loads(ok(run("forecast", "db", "--json", socket=served.socket)))["workloads"][0][
+        "series"
+    ]
+    assert cpu["outlook"]["next_window"]["p99"] == 8.0
+    assert cpu["outlook"]["next_window"]["capped"] is True
+
+
 def test_without_daemon_and_configuration_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from perphd.domain.errors import ConfigError
 
     def absent(**_: object) -> None:
         raise ConfigError("/etc/perphd/perphd.toml", "", "there is no such file")
 
-    monkeypatch.setattr("perphd.agent.config.load", absent)
+    monkeypatch.setattr("perphd.config.file.load", absent)
     result = run("size", socket=f"{tmp_path}/none")
     assert result.exit_code == 1
     assert "no daemon answers" in result.stderr
@@ -221,7 +257,7 @@ def test_without_daemon_and_configuration_it_says_what_to_do(tmp_path: Path, mon
 def test_without_a_daemon_the_configuration_names_store_and_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from perphd.agent.config import parse
+    from perphd.config.file import parse
 
     made(tmp_path / "perphd.db", 130, {"db": usual(constant(1.0), constant(GIB))})
     write_tree(tmp_path / "root", TREE)
@@ -230,7 +266,7 @@ def test_without_a_daemon_the_configuration_names_store_and_groups(
         '[[lra]]\nname = "db"\ncgroup = "/app.slice/db.service"\n',
         "test",
     )
-    monkeypatch.setattr("perphd.agent.config.load", lambda **_: config)
+    monkeypatch.setattr("perphd.config.file.load", lambda **_: config)
     shown = ok(run("size", "db", socket=f"{tmp_path}/none"))
     assert "recommended 1.1GiB instead of 4.0GiB (memory.max)" in shown
     assert "cpu: could be reclaimed now: 0.9" in shown
@@ -257,7 +293,7 @@ def test_reservations_are_the_groups_own_limits_and_not_those_of_perphd(tmp_path
     gone = WorkloadSpec("gone", Kind.BATCH, "/app.slice/gone.service", min_memory_bytes=5)
     limited = Settings(cpu_max_cores=2.0, memory_max_bytes=4 * GIB, memory_high_bytes=3 * GIB)
     specs = [(db, UNTOUCHED), (free, UNTOUCHED), (gone, UNTOUCHED)]
-    place = _place("s", specs, str(tmp_path), None, simulated=False)
+    place = _place("s", specs, str(tmp_path), Unavailable("not read"), simulated=False)
     found: dict[tuple[str, str], tuple[object, str, float]] = {
         (name, resource.value): (held.amount, held.source, held.least)
         for name in ("db", "free", "gone", "other")
@@ -276,14 +312,14 @@ def test_reservations_are_the_groups_own_limits_and_not_those_of_perphd(tmp_path
         ("other", "memory"): (none, "", 0.0),
     }
     assert found == wanted
-    own = _place("s", [(db, limited)], str(tmp_path), None, simulated=False)
+    own = _place("s", [(db, limited)], str(tmp_path), Unavailable("not read"), simulated=False)
     assert own.reservation("db", Resource.CPU).amount == none
     assert own.reservation("db", Resource.MEMORY).amount == none
     declared = replace(db, reserved_memory_bytes=8 * GIB)
-    said = _place("s", [(declared, limited)], str(tmp_path), None, simulated=False)
+    said = _place("s", [(declared, limited)], str(tmp_path), Unavailable("not read"), simulated=False)
     assert said.reservation("db", Resource.MEMORY) == Reservation(8.0 * GIB, "reserved_memory", GIB)
     assert said.reservation("db", Resource.CPU).amount == none
-    unseen = _place("s", [(db, UNTOUCHED)], "", None, simulated=True)
+    unseen = _place("s", [(db, UNTOUCHED)], "", Unavailable("not read"), simulated=True)
     assert unseen.reservation("db", Resource.CPU).source == ""
 
 

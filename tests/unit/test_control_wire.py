@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perphd.control.limits import Limits
-from perphd.control.wire import WireError, decode, encode
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
 from perphd.domain.capability import Capability
 from perphd.domain.cpuset import CpuSet
@@ -22,6 +21,7 @@ from perphd.domain.reading import Unavailable
 from perphd.domain.sample import READINGS, Quality, Sample
 from perphd.domain.status import AgentStatus
 from perphd.domain.topology import Topology
+from perphd.domain.wire import WireError, decode, encode
 from perphd.domain.workload import SliSpec
 from perphd.isolation.restore_report import RestoreReport
 from tests.unit.control_fake import CAPABILITIES, TOPOLOGY, Served, decision
@@ -145,5 +145,5 @@ def test_arbitrary_json_is_refused_or_read(hint: Any, data: object):
 
 
 def test_types_without_a_form_are_our_own_mistake():
-    with pytest.raises(TypeError, match="no JSON form"):
+    with pytest.raises(TypeError, match="as JSON"):
         encode(object())

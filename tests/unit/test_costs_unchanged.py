@@ -18,7 +18,7 @@ from perphd.domain.reading import Reading, Unavailable
 from perphd.domain.sample import NOTHING_MEASURED, Quality, Sample, sample_of, with_flag
 from perphd.host.cgroup.hierarchy import Hierarchy
 from perphd.host.fs import KernelFile
-from perphd.host.perf_events import EventKind
+from perphd.host.perf_event_types import PerfEventKind
 from perphd.isolation import journal_format
 from perphd.monitor.events import EventMeter
 from perphd.monitor.files import _Place, _Source, _Want
@@ -147,7 +147,7 @@ class _WithoutSlots:
 
 def test_only_plain_frozen_values_are_made_fast() -> None:
     for kind in (_Checked, _WithoutSlots, int):
-        with pytest.raises(TypeError, match="no plain frozen dataclass"):
+        with pytest.raises(TypeError, match="not a plain frozen dataclass"):
             maker(kind)
     with pytest.raises(TypeError, match="no field mops"):
         changer(Sample, "mops")
@@ -177,14 +177,14 @@ class _Group:
 
     def __init__(self, keeps: bool) -> None:
         self._keeps, self._total = keeps, 0.0
-        self._counts: dict[EventKind, Reading] = {}
+        self._counts: dict[PerfEventKind, Reading] = {}
 
     def count(self, more: float) -> None:
         self._total += more
         if more or not self._counts:
-            self._counts = dict.fromkeys(EventKind, self._total)
+            self._counts = dict.fromkeys(PerfEventKind, self._total)
 
-    def read(self) -> Mapping[EventKind, Reading]:
+    def read(self) -> Mapping[PerfEventKind, Reading]:
         return self._counts if self._keeps else dict(self._counts)
 
     def close(self) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from perphd.control.dashboard.history import LEAST_BUCKET_S, POINTS, RANGES_S, Grid, history
-from perphd.control.dashboard.store_side import Query, quoted
+from perphd.commands.dashboard.history import LEAST_BUCKET_S, POINTS, RANGES_S, Grid, history
+from perphd.commands.dashboard.sources import Query, quoted
 from perphd.monitor.query import run_query
 from perphd.monitor.schema import open_database
 

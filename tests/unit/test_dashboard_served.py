@@ -14,10 +14,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from perphd.commands.dashboard.access import CSRF_HEADER, SESSION_S, RequestRefused, Sessions, check_host
+from perphd.commands.dashboard.server import MAX_STREAMS
+from perphd.commands.dashboard.serving import Serving
 from perphd.control.client import Client
-from perphd.control.dashboard.access import CSRF_HEADER, SESSION_S, Sessions, Turned, check_host
-from perphd.control.dashboard.server import MAX_STREAMS
-from perphd.control.dashboard.serving import Serving
 from perphd.domain.event import Event, EventKind
 from tests.unit.control_fake import Served, serving
 
@@ -304,13 +304,13 @@ def test_a_session_that_nobody_uses_ends():
     clock[0] += SESSION_S - 1.0
     sessions.find(name)
     clock[0] += SESSION_S + 1.0
-    with pytest.raises(Turned):
+    with pytest.raises(RequestRefused):
         sessions.find(name)
 
 
 def test_an_event_is_told_with_the_time_of_day():
-    from perphd.control.dashboard.picture import announced
-    from perphd.control.wire import encode
+    from perphd.commands.dashboard.picture import announced
+    from perphd.domain.wire import encode
 
     event = encode(Event(30.0, EventKind.PAUSE, "paused", "db", by="root"))
     told = announced(event, 1_000_000.0)

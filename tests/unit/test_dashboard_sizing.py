@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from perphd.control.cli_base import Out
-from perphd.control.cli_sizing import headroom_of, read_store, sizes_of
-from perphd.control.dashboard.sizing_page import LAST_S, page
-from perphd.control.render_sizing import amount
+from perphd.commands.base import Out
+from perphd.commands.dashboard.sizing_page import LAST_S, page
+from perphd.commands.render_sizing import amount
+from perphd.commands.sizing import headroom_of, read_store, sizes_of
 from perphd.domain.reading import Unavailable
 from perphd.sizing.shaper import Resource
 from tests.unit.sizing_store import GIB, constant, daily, made, usual

@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from perphd.control.dashboard.server import STATIC
+from perphd.commands.dashboard.server import STATIC
 
 ROOT = Path(__file__).parents[2]
 VENDORED = json.loads((STATIC / "vendor/vendored.json").read_text())

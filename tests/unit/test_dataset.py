@@ -22,9 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import perphd.dataset.stores as stores_module
-from perphd.control.cli import cli as perphctl
-from perphd.control.daemon import main as perphd
-from perphd.control.shipping import LATE_S, commit, contents, ship, unshipped
+from perphd.commands.cli import cli as perphctl
+from perphd.commands.daemon import main as perphd
+from perphd.commands.shipping import LATE_S, commit, contents, ship, unshipped
 from perphd.dataset.attempt import Attempt, attempt, read_manifest, read_part
 from perphd.dataset.manifest import (
     SUCCESS,
@@ -361,10 +361,10 @@ def test_a_changed_part_is_refused(tmp_path: Path, change: Callable[[bytes], byt
     folder = Folder(tmp_path)
     part = write(folder).parts[1]
     (tmp_path / part.name).write_bytes(change(CONTENTS["second"]))
-    with pytest.raises(Damaged, match="not what was committed"):
+    with pytest.raises(Damaged, match="differs from the manifest"):
         list(read_part(folder, part))
     (tmp_path / part.name).unlink()
-    with pytest.raises(Damaged, match="not in the store"):
+    with pytest.raises(Damaged, match="missing from the store"):
         list(read_part(folder, part))
 
 
@@ -387,7 +387,7 @@ def test_attempts_have_names_of_their_own():
 @pytest.mark.parametrize(
     ("where", "why"),
     [
-        ("ftp://host/x", "knows no store of this kind"),
+        ("ftp://host/x", "this kind of store is not supported"),
         ("s3://key:secret@bucket/x", "a URL with credentials is refused"),
         ("s3://bucket/x?access_key=1", "unknown key 'access_key' in the URL"),
     ],

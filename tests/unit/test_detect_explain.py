@@ -9,14 +9,14 @@ import pytest
 
 from perphd.admission.perph import PerphMemory
 from perphd.agent.records import KEPT_DECISIONS, Records
-from perphd.control.explain import REMEMBERED, batch_parts, explain_parts, summary_parts
+from perphd.commands.explain import REMEMBERED, batch_parts, explain_parts, summary_parts
 from perphd.control.table import plain
-from perphd.control.wire import decode, encode
 from perphd.domain.allocation import IDLE, UNTOUCHED, Settings
 from perphd.domain.decision import Action, Aftermath, Cause, Evidence, Health, Outcome, Verdict
 from perphd.domain.plan import ChangeSet, Stage, Write
 from perphd.domain.reading import available
 from perphd.domain.status import WorkloadStatus
+from perphd.domain.wire import decode, encode
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from tests.unit.admission_world import World
 from tests.unit.control_fake import decision
@@ -78,7 +78,7 @@ def test_sentences_say_what_was_written_and_whether_it_helped() -> None:
 
 
 def test_every_cause_has_words() -> None:
-    from perphd.control.explain import _CAUSES
+    from perphd.commands.explain import _CAUSES
 
     assert set(_CAUSES) == set(Cause) - {Cause.NONE, Cause.UNKNOWN}
 
@@ -97,7 +97,7 @@ def test_a_lasting_shift_is_told_with_its_threshold() -> None:
     assert available(told.observed)
     assert available(told.expected)
     assert told.observed >= told.expected
-    assert "1 times a day" in told.text
+    assert "1 false alarms a day" in told.text
 
 
 def test_a_summary_begins_with_the_last_decision_that_changed_something() -> None:

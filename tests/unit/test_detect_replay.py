@@ -60,13 +60,13 @@ def decisions(rounds: Rounds) -> list[Decision]:
 
 def has_own_cores(rounds: Rounds) -> bool:
     memories = [t.memory for _, t in rounds if isinstance(t.memory, PerphMemory)]
-    placed = [m.crowd.placed for m in memories if m.crowd is not None]
+    placed = [m.partitioned.placed for m in memories if m.partitioned is not None]
     alone = {d.workload for d in decisions(rounds) if d.chosen.cpu.own_cores is not None}
     return any(len(p) == 2 for p in placed) and alone == {"masstree", "xapian"}
 
 
 def was_cautious(rounds: Rounds) -> bool:
-    return any("beside it the target is expected to be missed" in d.reason for d in decisions(rounds))
+    return any("the target is expected to be missed beside it" in d.reason for d in decisions(rounds))
 
 
 def was_quarantined(rounds: Rounds) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perphd.admission.settings import PolicySettings, settings_for
-from perphd.agent.config import parse
-from perphd.agent.config_workloads import to_toml
+from perphd.config.file import parse
+from perphd.config.workloads import to_toml
 from perphd.domain.errors import ConfigError
 from perphd.domain.workload import Kind
 

@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perphd.admission import cusum
-from perphd.agent.config import Config
-from perphd.agent.loop import Agent
+from perphd.agent.agent import Agent
 from perphd.agent.service import Service
-from perphd.agent.wake import WakeConfig, Waker
+from perphd.agent.triggers import EarlyTicks
+from perphd.config.file import Config
+from perphd.config.tables import WakeConfig
 from perphd.domain.errors import Denied, Gone, Invalid
 from perphd.domain.sample import Sample, is_short
 from perphd.domain.workload import Objective
@@ -97,21 +98,21 @@ class Looking:
         self.groups.watched[self.directory].remove(self.on_started)
 
 
-def waker(
+def early_ticks(
     kernel: Kernel, clock: Clock, config: WakeConfig | None = None, groups: Groups | None = None
-) -> Waker:
-    return Waker(
+) -> EarlyTicks:
+    return EarlyTicks(
         config or WakeConfig(), lambda cgroup: f"/cg{cgroup}", clock, kernel, groups or Groups(set())
     )
 
 
-def asks(listening: Waker) -> bool:
-    return listening._rung.is_set()
+def asks(listening: EarlyTicks) -> bool:
+    return listening._requested.is_set()
 
 
 async def test_every_lra_is_listened_to_and_forgotten_when_it_goes() -> None:
     kernel, clock = Kernel(), Clock()
-    listening = waker(kernel, clock)
+    listening = early_ticks(kernel, clock)
     listening.follow({"db": "/db", "web": "/web"})
     assert sorted(t.path for t in kernel.armed) == [
         f"/cg/{name}/{what}.pressure" for name in ("db", "web") for what in ("cpu", "io", "memory")
@@ -127,7 +128,7 @@ async def test_every_lra_is_listened_to_and_forgotten_when_it_goes() -> None:
 
 async def test_pressure_asks_at_most_once_a_window() -> None:
     kernel, clock = Kernel(), Clock()
-    listening = waker(kernel, clock)
+    listening = early_ticks(kernel, clock)
     listening.follow({"db": "/db"})
     kernel.armed[0].on_pressure()
     assert asks(listening)
@@ -143,7 +144,7 @@ async def test_pressure_asks_at_most_once_a_window() -> None:
 
 async def test_pressure_that_is_nothing_is_heard_more_and_more_rarely() -> None:
     kernel, clock = Kernel(), Clock()
-    listening = waker(kernel, clock)
+    listening = early_ticks(kernel, clock)
     listening.follow({"db": "/db"})
     heard = []
     for _ in range(4000):
@@ -170,7 +171,7 @@ async def test_a_kernel_that_takes_long_windows_only_gets_them() -> None:
             raise Invalid(path, "arm a PSI trigger", errno.EINVAL)
 
     kernel, clock = Kernel(refuse), Clock()
-    listening = waker(kernel, clock)
+    listening = early_ticks(kernel, clock)
     listening.follow({"db": "/db"})
     assert {(t.threshold_us, t.window_us) for t in kernel.armed} == {(600_000, 2_000_000)}
     kernel.armed[0].on_pressure()
@@ -188,7 +189,7 @@ async def test_a_kernel_that_refuses_is_asked_once_and_the_reason_kept() -> None
         raise Denied(path, "arm a PSI trigger", errno.EPERM)
 
     clock = Clock()
-    listening = waker(Kernel(refuse), clock)
+    listening = early_ticks(Kernel(refuse), clock)
     for _ in range(5):
         clock.now_s += 60
         listening.follow({"db": "/db", "web": "/web"})
@@ -205,7 +206,7 @@ async def test_a_cgroup_that_comes_later_is_found() -> None:
             raise Gone(path, "open for a PSI trigger", errno.ENOENT)
 
     kernel, clock = Kernel(refuse), Clock()
-    listening = waker(kernel, clock)
+    listening = early_ticks(kernel, clock)
     listening.follow({"db": "/db"})
     assert listening.armed == 0
     assert not listening.refused
@@ -221,25 +222,25 @@ async def test_a_cgroup_that_comes_later_is_found() -> None:
 
 
 async def test_a_pushed_reading_that_misses_the_objective_asks_at_once() -> None:
-    listening = waker(Kernel(), Clock())
+    listening = early_ticks(Kernel(), Clock())
     objective = Objective(max_latency_ms=5.0, min_work_rate_per_s=100.0)
-    listening.heard("db", objective, SliReading(work_rate_per_s=120.0, latency_p95_ms=4.0))
+    listening.pushed("db", objective, SliReading(work_rate_per_s=120.0, latency_p95_ms=4.0))
     assert not asks(listening)
-    listening.heard("db", objective, SliReading(latency_p95_ms=6.0))
+    listening.pushed("db", objective, SliReading(latency_p95_ms=6.0))
     assert asks(listening)
     listening.take()
-    listening.heard("db", objective, SliReading(work_rate_per_s=80.0))
+    listening.pushed("db", objective, SliReading(work_rate_per_s=80.0))
     assert asks(listening)
-    off = waker(Kernel(), Clock(), WakeConfig(enabled=False))
+    off = early_ticks(Kernel(), Clock(), WakeConfig(enabled=False))
     off.follow({"db": "/db"})
-    off.heard("db", objective, SliReading(latency_p95_ms=6.0))
+    off.pushed("db", objective, SliReading(latency_p95_ms=6.0))
     assert not asks(off)
     assert off.armed == 0
 
 
 @dataclass
 class FakeAgent:
-    waker: Waker | None
+    early_ticks: EarlyTicks | None
     ticks: list[float] = field(default_factory=list)
     ring_after: int = 1
     stop: Callable[[], None] = lambda: None
@@ -249,10 +250,10 @@ class FakeAgent:
     async def tick(self, now_s: float, period_s: float) -> None:
         self.ticks.append(now_s)
         self.periods.append(period_s)
-        if self.waker is not None:
-            self.waker.take()
-        if len(self.ticks) == self.ring_after and self.waker is not None:
-            asyncio.get_running_loop().call_later(0.01, self.waker.ring, "db", "pressure")
+        if self.early_ticks is not None:
+            self.early_ticks.take()
+        if len(self.ticks) == self.ring_after and self.early_ticks is not None:
+            asyncio.get_running_loop().call_later(0.01, self.early_ticks.request_tick, "db", "pressure")
         if len(self.ticks) == self.ring_after + 2:
             self.stop()
 
@@ -273,7 +274,7 @@ async def test_the_loop_looks_between_two_ticks_and_keeps_its_schedule(
     config = Config()
     period = config.daemon.period_s
     service = Service(Path("/nowhere"), config, lambda agent, reload: FakeServer())
-    listening = waker(Kernel(), Clock(), WakeConfig(min_interval_ms=50))
+    listening = early_ticks(Kernel(), Clock(), WakeConfig(min_interval_ms=50))
     agent = FakeAgent(listening, stop=service._stop.set)
     began = time.monotonic()
     await service._loop(cast(Agent, agent))
@@ -287,7 +288,7 @@ async def test_the_loop_looks_between_two_ticks_and_keeps_its_schedule(
 
 async def test_batch_that_starts_is_looked_at_at_once() -> None:
     clock, groups = Clock(), Groups({"/cg/batch.slice"})
-    listening = waker(Kernel(), clock, groups=groups)
+    listening = early_ticks(Kernel(), clock, groups=groups)
     listening.await_batch({"jobs": "/batch.slice"}, {"jobs"}, set())
     assert not asks(listening)
     groups.start("/cg/batch.slice")
@@ -300,7 +301,7 @@ async def test_batch_that_starts_is_looked_at_at_once() -> None:
 
 async def test_a_group_that_is_not_there_yet_is_awaited_in_the_nearest_above_it_but_not_in_the_root() -> None:
     clock, groups = Clock(), Groups({"/cg", "/cg/batch.slice"})
-    listening = waker(Kernel(), clock, groups=groups)
+    listening = early_ticks(Kernel(), clock, groups=groups)
     jobs = {"etl": "/batch.slice/etl.service", "loose": "/loose.service"}
     listening.await_batch(jobs, set(), set(jobs))
     assert {d for d, told in groups.watched.items() if told} == {"/cg/batch.slice"}
@@ -323,7 +324,7 @@ async def test_a_group_that_is_not_there_yet_is_awaited_in_the_nearest_above_it_
 
 async def test_a_workload_of_another_group_is_awaited_there() -> None:
     groups = Groups({"/cg/one.slice", "/cg/two.slice"})
-    listening = waker(Kernel(), Clock(), groups=groups)
+    listening = early_ticks(Kernel(), Clock(), groups=groups)
     listening.await_batch({"jobs": "/one.slice"}, set(), set())
     listening.await_batch({"jobs": "/two.slice"}, set(), set())
     assert {d for d, told in groups.watched.items() if told} == {"/cg/two.slice"}
@@ -331,7 +332,7 @@ async def test_a_workload_of_another_group_is_awaited_there() -> None:
 
 async def test_who_does_not_want_to_be_woken_watches_nothing() -> None:
     groups = Groups({"/cg/batch.slice"})
-    listening = waker(Kernel(), Clock(), WakeConfig(enabled=False), groups)
+    listening = early_ticks(Kernel(), Clock(), WakeConfig(enabled=False), groups)
     listening.await_batch({"jobs": "/batch.slice"}, {"jobs"}, set())
     assert not groups.watched
 
@@ -343,7 +344,7 @@ async def test_who_does_not_want_to_be_woken_watches_nothing() -> None:
 async def test_a_look_keeps_its_distance_from_the_ticks_around_it(
     since_s: float, until_s: float, wait_s: float | None
 ) -> None:
-    listening = waker(Kernel(), Clock(), WakeConfig(min_interval_ms=200))
+    listening = early_ticks(Kernel(), Clock(), WakeConfig(min_interval_ms=200))
     found = listening.look_in_s(since_s, until_s)
     assert found == (None if wait_s is None else pytest.approx(wait_s))
 

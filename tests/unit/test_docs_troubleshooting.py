@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from perphd.control.render_status import CAUSE_WORDS, health_words
+from perphd.commands.render_status import CAUSE_WORDS, health_words
 from perphd.domain.condition import BatchCondition, LraCondition
 from perphd.domain.decision import Cause, Health
 from perphd.domain.status import WorkloadStatus
@@ -23,20 +23,21 @@ FRAGMENTS = {
     ("perphd/agent/forecasts.py", "forecast"): "no forecasts",
     ("perphd/agent/models.py", "_key()"): "model of",
     ("perphd/agent/models.py", "version:"): "model of",
-    ("perphd/agent/batch_queue.py", "queue"): "the batch queue",
-    ("perphd/agent/queue_room.py", "queue:"): "is not looked after as a workload of its own",
+    ("perphd/agent/queue/batch_queue.py", "queue"): "the batch queue",
+    ("perphd/agent/queue/room.py", "queue:"): "is not looked after as a workload of its own",
     ("perphd/agent/rebuilds.py", "rebuild"): "is not rebuilt",
-    ("perphd/agent/roster.py", "opt_in"): "[opt_in]",
-    ("perphd/agent/roster.py", "left"): "not all was given back",
-    ("perphd/agent/roster.py", "left:"): "not all was given back",
-    ("perphd/agent/roster.py", "match:"): "nothing matches",
-    ("perphd/agent/roster.py", "missing:"): "does not exist; waiting for it",
-    ("perphd/agent/ticking.py", "apply"): "a change could not be made and was undone",
-    ("perphd/agent/ticking.py", "missing:"): "does not exist; waiting for it",
-    ("perphd/agent/ticking.py", "released"): "traffic classes of groups that have gone",
-    ("perphd/agent/ticking.py", "trial"): "cannot be read",
-    ("perphd/agent/ticking.py", "conflict:"): "left alone until the mode is set anew",
-    ("perphd/agent/ticking.py", "sli:"): "an indicator's note",
+    ("perphd/agent/workload_registry.py", "opt_in"): "[opt_in]",
+    ("perphd/agent/workload_registry.py", "left"): "not all was given back",
+    ("perphd/agent/workload_registry.py", "left:"): "not all was given back",
+    ("perphd/agent/workload_registry.py", "match:"): "nothing matches",
+    ("perphd/agent/workload_registry.py", "missing:"): "does not exist; waiting for it",
+    ("perphd/agent/control_loop.py", "apply"): "a change could not be made and was undone",
+    ("perphd/agent/control_loop.py", "missing:"): "does not exist; waiting for it",
+    ("perphd/agent/control_loop.py", "hints"): "hints cannot be given",
+    ("perphd/agent/control_loop.py", "released"): "traffic classes of groups that have gone",
+    ("perphd/agent/control_loop.py", "trial"): "cannot be read",
+    ("perphd/agent/control_loop.py", "conflict:"): "left alone until the mode is set again",
+    ("perphd/agent/control_loop.py", "sli:"): "an indicator's note",
 }
 """Where a problem is stated and under which key, and what identifies its entry."""
 OWN_HEADINGS = ("an indicator's note",)

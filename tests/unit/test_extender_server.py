@@ -22,7 +22,7 @@ from perphd.adapters.kubernetes.extender import ExtenderServer
 from perphd.adapters.kubernetes.extender_program import main
 from perphd.adapters.kubernetes.recording import Recorder, replayed
 from perphd.cluster.document import NodeDocument
-from perphd.control.wire import encode
+from perphd.domain.wire import encode
 from tests.unit.test_cluster_extender import POD, call, document
 
 
@@ -199,7 +199,7 @@ async def test_a_record_replays_to_the_same_answers(tmp_path: Path, most_bytes: 
     assert len(again) == 120 if most_bytes > 20_000 else 0 < len(again) < 120
     told = CliRunner().invoke(main, ["replay", str(tmp_path / "record"), "--pod", "batch/pi-7x9"])
     assert told.exit_code == 0, told.output
-    assert "0 with another answer" in told.output
+    assert "0 with a different answer" in told.output
 
     text = (tmp_path / "record").read_text()
     changed = text.replace('"used":{"cpus":', '"used":{"cpus":9', 1).replace(
@@ -227,7 +227,7 @@ async def test_documents_come_from_a_folder_or_an_address(tmp_path: Path) -> Non
     try:
         await until(lambda: cache.is_synced)
         assert list(cache.known.documents) == ["a"]
-        assert "no JSON" in cache.refused["broken"]
+        assert "not JSON" in cache.refused["broken"]
         (tmp_path / "a.json").unlink()
         written("b", document())
         await until(lambda: list(cache.known.documents) == ["b"])
@@ -279,11 +279,11 @@ def test_a_decision_takes_no_longer_than_published(nodes: int, most_ms: float) -
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--listen", "nowhere:1"], "allowed are an IP address and a port"),
+        (["--listen", "nowhere:1"], "must be an IP address and a port"),
         (["--listen", "0.0.0.0:1"], "beyond loopback --tls-cert and --tls-key are required"),
         (["--documents", "x", "--bind"], "--bind needs NodeProfile objects"),
         (["--token-file", "x"], "need --api-server"),
-        (["--api-server", "http://10.0.0.1"], "allowed are https://"),
+        (["--api-server", "http://10.0.0.1"], "must be https://"),
         ([], "this process runs in no pod"),
     ],
 )

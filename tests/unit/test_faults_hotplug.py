@@ -81,7 +81,7 @@ def test_given_back_as_far_as_there_are_cpus_and_the_rest_when_they_are_back(
             assert not executor.plan({}, SPECS, 0.0), "nothing more can be done now"
     report = restore(kernel, tmp_path, boot_id=BOOT)
     assert not report.complete, "the journal keeps what is owed"
-    assert "when 3 is there again" in str(report)
+    assert "when 3 is online" in str(report)
     assert {cpus(kernel, group) for group in ("/db", "/pi", "/pi/kid")} == {"0-2"}
     kernel.set_online("0-3")
     report = restore(kernel, tmp_path, boot_id=BOOT)

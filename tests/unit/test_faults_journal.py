@@ -13,7 +13,7 @@ import pytest
 from perphd.domain.errors import Full, KernelError
 from perphd.isolation import Journal, JournalInUse, restore
 from perphd.isolation.journal import DAMAGED, FILE
-from perphd.isolation.journal_copy import COPY
+from perphd.isolation.journal_format import COPY
 from tests.unit.faults_fs import Killed
 from tests.unit.faults_world import BOOT, World, cgroups, quick_folder
 

@@ -19,7 +19,7 @@ from typing import cast
 import pytest
 
 from perphd.isolation import Applied, Executor, Journal
-from perphd.isolation.pieces import Pieces
+from perphd.isolation.gates import TransactionSize
 from tests.unit.faults_fs import Killed, Operation
 from tests.unit.faults_world import BOOT, WRITERS, EgressWorld, World, quick_folder, world
 
@@ -140,7 +140,7 @@ def test_in_pieces_every_change_comes_to_the_same(
     writer: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut after any few writes and planned anew from there: no LRA is ever worse off, and all ends as it would."""
-    monkeypatch.setattr(Pieces, "in_time", lambda self, made, took_s: None)
+    monkeypatch.setattr(TransactionSize, "in_time", lambda self, made, took_s: None)
     whole, here = world(writer), world(writer)
     here.gate.after = lambda number, operation: here.assert_lra_not_worse()
     ends = _ends(whole, tmp_path / "whole", 1000)
@@ -153,7 +153,7 @@ def _ends(here: World, state: Path, most: int) -> list[dict[str, str]]:
     found = []
     with Journal(state, boot_id=BOOT) as journal:
         executor = here.executor(journal)
-        executor._pieces.too_slow(2 * most)
+        executor._size.too_slow(2 * most)
         for target in (*here.targets, {}):
             pieces, more = 0, True
             while more or pieces < 40:  # as many steps on the way down to a ceiling, too

@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perphd.batch.utility import remaining
 from perphd.forecast.grid import (
     GridDistribution,
     added,
+    mean_of,
     multiplied,
     nothing,
     of_histogram,
+    of_law,
     of_outcomes,
     probability_over,
     quantile_of,
@@ -38,7 +41,7 @@ from perphd.forecast.histogram import (
     sum_to,
     survival_given,
 )
-from perphd.forecast.running import Overrun, moved_end, remaining_work, still_running
+from perphd.forecast.running import Overrun, moved_end, remaining_work
 
 PUBLISHED = (23.0, 19.0, 10.0, 16.0, 36.0, 2.0, 9.0)
 LATER = (32.0, 30.0, 45.0)
@@ -143,7 +146,7 @@ def test_a_uniform_job_halfway_through() -> None:
     assert survival_given(uniform, 7.5, 5.0) == pytest.approx(0.5, abs=0.01)
     assert survival_given(uniform, 3.0, 5.0) == 1.0
     assert mean_given(uniform, 5.0) == pytest.approx(7.5, abs=0.05)
-    assert still_running(uniform, 5.0, 2.5, Overrun()) == pytest.approx(0.5, abs=0.01)
+    assert remaining(uniform, 5.0, Overrun()).survival(2.5) == pytest.approx(0.5, abs=0.01)
 
 
 def test_a_job_beyond_all_history_is_moved_by_1_2_4_8_cycles() -> None:
@@ -153,8 +156,8 @@ def test_a_job_beyond_all_history_is_moved_by_1_2_4_8_cycles() -> None:
         later = moved_end(overrun, history.most, float(second), cycle_s=1.0)
         if later is not overrun:
             moves.append(later.end_s - second)
-            assert still_running(history, second, moves[-1] - 0.5, later) == 1.0
-            assert still_running(history, second, moves[-1], later) == 0.0
+            assert remaining(history, second, later).survival(moves[-1] - 0.5) == 1.0
+            assert remaining(history, second, later).survival(moves[-1]) == 0.0
         overrun = later
     assert moves == [1, 2, 4, 8, 16]
 
@@ -242,3 +245,19 @@ def test_a_finer_grid_costs_less_safety() -> None:
 def test_a_quantile_of_a_grid() -> None:
     usage = of_outcomes({1.0: 0.5, 4.0: 0.3, 30.0: 0.2}, 10.0, 10)
     assert [quantile_of(usage, share) for share in (0.5, 0.51, 0.8, 0.9)] == [1.0, 4.0, 4.0, math.inf]
+
+
+def test_a_divided_law_keeps_the_mean_of_sums_on_a_coarse_grid() -> None:
+    """30 jobs of 1.8 are 54 on a host of 80, where a cell is 2.5: rounded up they would be 75."""
+    constant = of_values([1.8] * 10)
+    law = of_law(lambda values: shares_to(constant, values), 80.0, 32)
+    assert np.sum(law.shares) + law.over == pytest.approx(1.0)
+    assert 1.8 <= mean_of(law) < 1.8 + 2.5 / 4
+    total = sum_of([law] * 30, 80.0, 32)
+    rounded = sum_of([of_histogram(constant, 80.0, 32)] * 30, 80.0, 32)
+    assert 54.0 <= mean_of(total) < 58.0 < 74.0 < mean_of(rounded)
+    beyond = of_law(lambda values: shares_to(of_values([90.0] * 3), values), 80.0, 32)
+    assert beyond.over == 1.0
+    spread = of_values(np.linspace(1.0, 70.0, 500))
+    fine = of_law(lambda values: shares_to(spread, values), 80.0, 32)
+    assert mean_of(fine) == pytest.approx(spread.mean, abs=2.5 / 4)

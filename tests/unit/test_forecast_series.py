@@ -19,7 +19,7 @@ from perphd.forecast import ladder
 from perphd.forecast.arima import Arima, best_model, fit_order
 from perphd.forecast.calibration import Calibration, pinball, with_residual
 from perphd.forecast.gaussian_process import GaussianProcess, conditioned
-from perphd.forecast.series import Forecaster, LastValue, Seasonal, SeriesForecast, Smoothing
+from perphd.forecast.series import SMOOTHING_GRID, Forecaster, LastValue, Seasonal, SeriesForecast, Smoothing
 
 MODELS: list[Forecaster] = list(ladder.MODELS)
 
@@ -183,6 +183,23 @@ def test_smoothing_is_that_of_statsmodels() -> None:
     own = Smoothing(30).predict((0.35,), y).mean
     reference = SimpleExpSmoothing(y, initialization_method="known", initial_level=float(y[0]))
     assert own == pytest.approx(float(reference.fit(smoothing_level=0.35, optimized=False).forecast(1)[0]))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 1e12), min_size=5, max_size=50), st.sampled_from([10, 30]))
+def test_the_smoothing_factor_is_that_of_the_least_squared_errors(found: list[float], history: int) -> None:
+    def squares(factor: float) -> float:
+        level, total = values[0], 0.0
+        for value in values[1:]:
+            total += (value - level) ** 2
+            level += factor * (value - level)
+        return total
+
+    values = found[-history - 1 :]
+    fitted = Smoothing(history).fit(np.array(found))
+    assert fitted is not None
+    tried = [squares(float(factor)) for factor in SMOOTHING_GRID]
+    assert squares(fitted[0]) <= min(tried) * (1 + 1e-6) + 1e-9 * max(values) ** 2
 
 
 @pytest.mark.parametrize("period", [5, 12, 37, 90])

@@ -30,10 +30,10 @@ from perphd.control.forecast_files import (
 from perphd.control.forecast_worker import Listed, Worker, lines_of, parse
 from perphd.control.metrics.forecasts import add_forecasts
 from perphd.control.metrics.text import Page
-from perphd.control.wire import decode
-from perphd.domain.forecast import PUBLISHED_FILE, SUMMARY_FILE, Forecasts, ForecastSummary
+from perphd.domain.forecast import MEMORY_FILE, PUBLISHED_FILE, SUMMARY_FILE, Forecasts, ForecastSummary
 from perphd.domain.job import HISTORY_FILE, EndedJob
 from perphd.domain.reading import Reading, Unavailable, available
+from perphd.domain.wire import decode
 from perphd.forecast.following import HEAVY, LEAST_WINDOWS, LONG_GAP, continued, next_window, started
 from perphd.forecast.headroom import HORIZON
 from perphd.forecast.history.features import JobFacts
@@ -246,6 +246,25 @@ def test_a_worker_publishes_keeps_its_state_and_goes_on(tmp_path: Path, wall: li
     assert same(dict(again._cycles.known.series), dict(worker._cycles.known.series))
 
 
+def test_nothing_is_forecast_beyond_what_the_host_has(tmp_path: Path, wall: list[float]) -> None:
+    jump = usual(
+        lambda i: 7.0 if i >= 129 else 0.05 + 0.001 * (i % 7), lambda i: GIB * (7 if i >= 129 else 1)
+    )
+    made(tmp_path / "perphd.db", 130, {"db": jump})
+    published = {}
+    for name, most in (
+        ("blind", {}),
+        ("told", {"cpu_usage_cores": 8.0, "memory_working_set_bytes": 9.0 * GIB}),
+    ):
+        worker = Worker(tmp_path / "perphd.db", tmp_path / name, "node1", str(tmp_path))
+        worker.cycle([Listed("db", "", 0, frozenset())], (), most)
+        data = json.loads((tmp_path / name / PUBLISHED_FILE).read_bytes())
+        memory = json.loads((tmp_path / name / MEMORY_FILE).read_bytes())["db"]["bound_bytes"]
+        published[name] = (data["workloads"][0]["series"][0]["p99"], memory)
+    assert published["blind"] > (8.0, 9.0 * GIB)
+    assert published["told"] == (8.0, 9.0 * GIB)
+
+
 def test_a_workload_that_is_off_the_list_is_not_published_and_forgotten_later(
     tmp_path: Path, wall: list[float]
 ) -> None:
@@ -363,10 +382,11 @@ def test_every_line_is_read_and_the_end_ends_it(tmp_path: Path) -> None:
 def test_the_newest_list_of_workloads_counts_and_every_job() -> None:
     jobs = [EndedJob("pi", "", 0, ("pi", str(i)), None, 2.0, 3, {"run_time_s": 7.0}) for i in range(2)]
     lines = [
-        Message([("db", "/app/db", 5, ("cpu_max_cores",), 7)] if i else [], [job]).line()
+        Message([("db", "/app/db", 5, ("cpu_max_cores",), 7)] if i else [], [job], {"load_per_s": 8.0}).line()
         for i, job in enumerate(jobs)
     ]
-    assert parse(lines) == ([Listed("db", "/app/db", 5, frozenset({"cpu_max_cores"}), 7)], jobs)
+    db = Listed("db", "/app/db", 5, frozenset({"cpu_max_cores"}), 7)
+    assert parse(lines) == ([db], jobs, {"load_per_s": 8.0})
 
 
 def test_ended_jobs_are_recorded_and_old_rows_forgotten(tmp_path: Path, wall: list[float]) -> None:

@@ -15,9 +15,9 @@ import pytest
 from perphd.adapters.kubernetes.extender_program import main as extender
 from perphd.adapters.kubernetes.publish_program import main as publish
 from perphd.adapters.slurm.program import main as slurm
-from perphd.agent.config import load
-from perphd.control.cli import cli as perphctl
-from perphd.control.daemon import main as perphd
+from perphd.commands.cli import cli as perphctl
+from perphd.commands.daemon import main as perphd
+from perphd.config.file import load
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (

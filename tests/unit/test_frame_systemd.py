@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from perphd.agent.config import DaemonConfig, parse
 from perphd.agent.upkeep import OWN_NICE
+from perphd.config.file import DaemonConfig, parse
 from perphd.domain.workload import Mode
 
 ROOT = Path(__file__).parents[2]

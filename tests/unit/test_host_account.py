@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.control.render_host import host_lines
+from perphd.commands.render_host import host_lines
 from perphd.domain.allocation import UNTOUCHED
 from perphd.domain.host_account import NO_GROUP, CpuAccount, GroupUse, HostAccount, divided, mean_account
 from perphd.domain.reading import NOT_MEASURED, Reading
@@ -20,6 +20,7 @@ from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.host.cgroup.hierarchy import discover
 from perphd.host.fs import KernelFile, RealFs
 from perphd.monitor import undeclared
+from perphd.monitor.host_account import HostAccounts
 from perphd.monitor.host_cpu import CpuTimes, divide, own_use
 from perphd.monitor.query import run_query
 from perphd.monitor.store import Store
@@ -219,6 +220,24 @@ def test_no_more_groups_than_the_bound_are_followed(tree: Tree, monkeypatch: pyt
         tree.make(f"/g{n:03}")
     tree.run({}, seconds=10)
     assert sum(path.endswith("cpu.stat") for path in tree.fs.reads) == 10
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_kernel"), [(2129984, True), (4194304, False)], ids=["kthreadd", "a shell"]
+)
+def test_time_of_no_group_is_the_kernels_if_only_kernel_threads_are_in_none(
+    tree: Tree, flags: int, is_kernel: bool
+) -> None:
+    (tree.top / "cgroup.procs").write_text("2\n")
+    folder = tree.top.parents[2] / "proc/2"
+    folder.mkdir()
+    (folder / "stat").write_text(f"2 (odd) name) S 0 0 0 0 -1 {flags} 0 0 0 0 0 4 0 0 20 0 1 0 3 0 0\n")
+    accounts = HostAccounts(tree.fs, discover(tree.fs))
+    seen = CpuTimes(8, 300.0, 0.0, 0.0, 500.0)
+    accounts.read(1.0, seen, [], {})
+    account = accounts.read(2.0, seen, [], {})
+    assert account is not None
+    assert (account.cpu.kernel, account.cpu.undeclared) == ((3.0, 0.0) if is_kernel else (0.0, 3.0))
 
 
 def test_the_line_names_what_uses_most(tmp_path: Path) -> None:

@@ -8,13 +8,19 @@ from pathlib import Path
 import pytest
 
 from perphd.agent.composition import build_agent
-from perphd.agent.config import parse
+from perphd.config.file import parse
 from perphd.domain.capability import Area, Capabilities
 from perphd.domain.errors import Busy, Denied, KernelError, Unsupported
 from perphd.host.capabilities import look_again, probe
 from perphd.host.cgroup import discover
 from perphd.host.fs import KernelFile, RealFs
-from perphd.host.perf_events import HARDWARE_EVENTS, SOFTWARE_EVENTS, EventKind, EventRefused, EventSupport
+from perphd.host.perf_event_types import (
+    HARDWARE_EVENTS,
+    SOFTWARE_EVENTS,
+    EventRefused,
+    EventSupport,
+    PerfEventKind,
+)
 from perphd.sim.host import SimHost
 from perphd.sim.machine import Machine
 from perphd.sim.workload import Batch
@@ -24,7 +30,7 @@ PRESSURE = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0"
 ALL_CAPS, NO_CAPS, WITHOUT_RESOURCE = "000001ffffffffff", "0000000000000000", "000001fffeffffff"
 UNIT_CAPS = "000000400188102f"
 """Of the shipped unit: no CAP_SYS_ADMIN."""
-ALL_EVENTS = EventSupport(tuple(EventKind), {})
+ALL_EVENTS = EventSupport(tuple(PerfEventKind), {})
 
 
 def _status(caps: str, uid: int = 1000) -> str:
@@ -70,9 +76,9 @@ METAL = {
 }
 
 
-def _support(error: KernelError, *missing: EventKind) -> EventSupport:
+def _support(error: KernelError, *missing: PerfEventKind) -> EventSupport:
     return EventSupport(
-        tuple(kind for kind in EventKind if kind not in missing), dict.fromkeys(missing, error)
+        tuple(kind for kind in PerfEventKind if kind not in missing), dict.fromkeys(missing, error)
     )
 
 
@@ -166,7 +172,7 @@ def test_what_is_absent_says_why_what_it_costs_and_how_to_get_it(
 
 def test_an_empty_host_can_do_nothing_and_says_so_under_the_same_names(tmp_path: Path) -> None:
     error = Unsupported("/", "perf_event_open", errno.ENOSYS)
-    found = _probe(tmp_path, {}, _support(error, *EventKind), taskstats="no netlink")
+    found = _probe(tmp_path, {}, _support(error, *PerfEventKind), taskstats="no netlink")
     assert _names(found, True) == set()
     names = [item.name for item in found]
     assert len(names) == len(set(names))
@@ -198,7 +204,7 @@ def test_pressure_that_the_root_lacks_is_found_in_a_child(tmp_path: Path) -> Non
 def test_an_unprivileged_daemon(tmp_path: Path) -> None:
     files = METAL | {"/proc/self/status": _status(NO_CAPS)}
     denied = Denied("/sys/fs/cgroup", "perf_event_open(instructions, CPU 0)", errno.EACCES)
-    found = _probe(tmp_path, files, _support(denied, *EventKind), taskstats="EPERM (needs CAP_NET_ADMIN)")
+    found = _probe(tmp_path, files, _support(denied, *PerfEventKind), taskstats="EPERM (needs CAP_NET_ADMIN)")
 
     assert {"privilege", "perf.permission", "perf.hardware", "taskstats", "psi.triggers"} <= _names(
         found, False
@@ -210,9 +216,11 @@ def test_an_unprivileged_daemon(tmp_path: Path) -> None:
 
 def test_a_kernel_that_wants_more_than_cap_perfmon(tmp_path: Path) -> None:
     denied = Denied("/sys/fs/cgroup", "perf_event_open(instructions, CPU 0)", errno.EACCES)
-    found = _probe(tmp_path, METAL | {"/proc/self/status": _status(UNIT_CAPS)}, _support(denied, *EventKind))
+    found = _probe(
+        tmp_path, METAL | {"/proc/self/status": _status(UNIT_CAPS)}, _support(denied, *PerfEventKind)
+    )
     assert not found.has("perf.permission")
-    assert "CAP_PERFMON is effective, and this kernel does not take it" in found["perf.permission"].detail
+    assert "CAP_PERFMON is effective, but does not suffice" in found["perf.permission"].detail
     for name in ("perf.permission", "perf.hardware", "perf.software"):
         assert "kernel.perf_event_paranoid to 2" in found[name].remedy
     assert found.has("privilege"), "writing control groups takes no CAP_SYS_ADMIN"
@@ -233,7 +241,7 @@ def test_paranoid_zero_needs_no_capability(tmp_path: Path) -> None:
 
 def test_a_pmu_that_lacks_cache_events_still_gives_mips(tmp_path: Path) -> None:
     error = Unsupported("/", "perf_event_open", errno.ENOENT)
-    found = _probe(tmp_path, METAL, _support(error, EventKind.LLC_MISSES))
+    found = _probe(tmp_path, METAL, _support(error, PerfEventKind.LLC_MISSES))
     assert found["perf.hardware"].present
     assert "not llc-misses" in found["perf.hardware"].detail
 
@@ -280,7 +288,7 @@ def test_performance_events_are_asked_where_workloads_are(tmp_path: Path) -> Non
     def events(directory: str) -> EventSupport:
         if directory == "/sys/fs/cgroup":
             return ALL_EVENTS
-        return EventSupport((), dict.fromkeys(EventKind, unseen))
+        return EventSupport((), dict.fromkeys(PerfEventKind, unseen))
 
     def found(folder: str, files: dict[str, str]) -> Capabilities:
         tree = write_tree(tmp_path / folder, files)
@@ -296,7 +304,7 @@ def test_performance_events_are_asked_where_workloads_are(tmp_path: Path) -> Non
 
 
 def test_every_missing_event_has_its_reason(tmp_path: Path) -> None:
-    kinds = (EventKind.LLC_REFERENCES, EventKind.LLC_MISSES)
+    kinds = (PerfEventKind.LLC_REFERENCES, PerfEventKind.LLC_MISSES)
     refused = EventRefused(
         "/", "perf_event_open", errno.EOPNOTSUPP, kinds[0], advice="its L3 PMU knows no cgroups"
     )
@@ -341,14 +349,14 @@ def test_resctrl_with_code_and_data_apart_can_divide_the_cache(tmp_path: Path) -
     files |= {"/sys/fs/resctrl/info/L3CODE/cbm_mask": "7ff", "/sys/fs/resctrl/info/L3DATA/cbm_mask": "7ff"}
     cat = _probe(tmp_path, files)["resctrl.l3_cat"]
     assert cat.present
-    assert cat.detail == "info/L3DATA/cbm_mask: 7ff; code and data apart (cdp), both get the same mask"
+    assert cat.detail == "info/L3DATA/cbm_mask: 7ff; code and data separate (cdp), both get the same mask"
 
 
 def test_resctrl_with_limits_in_mbps_cannot_throttle_by_per_cents(tmp_path: Path) -> None:
     mounts = METAL["/proc/self/mounts"].replace("resctrl rw", "resctrl rw,relatime,mba_MBps")
     found = _probe(tmp_path, {**METAL, "/proc/self/mounts": mounts})
     assert not found["resctrl.mba"].present
-    assert "limits are in MB/s, and perphd sets per cents" in found["resctrl.mba"].detail
+    assert "limits are in MB/s, but perphd sets percentages" in found["resctrl.mba"].detail
     assert "mount -t resctrl" in found["resctrl.mba"].remedy
     assert found["resctrl.l3_cat"].present
 

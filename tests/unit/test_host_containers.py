@@ -111,7 +111,7 @@ def test_any_bytes_are_some_state(data: bytes) -> None:
 def test_the_state_is_read_again_now_and_then(tmp_path: Path) -> None:
     fs = write_tree(tmp_path, {STATE: state().decode()})
     kubelet = Kubelet(fs)
-    assert "left to it" in kubelet.refusal(BURSTABLE, 0.0)
+    assert "perphd does not change them" in kubelet.refusal(BURSTABLE, 0.0)
     assert kubelet.refusal("/system.slice/x.service", 0.0) == ""
     (tmp_path / STATE[1:]).unlink()
     assert kubelet.refusal(BURSTABLE, LOOK_AGAIN_S - 1)

@@ -123,9 +123,9 @@ def test_without_a_named_device_nothing_is_touched_and_what_was_kept_can_be_give
     ("roots", "reason"),
     [
         ({}, "there is no network device eth0"),
-        ({"eth0": ("fq", 0x8001)}, "somebody has chosen (handle 8001:)"),
+        ({"eth0": ("fq", 0x8001)}, "an administrator set (handle 8001:)"),
         ({"eth0": ("pfifo_fast", 0)}, "net.core.default_qdisc has changed since"),
-        ({"eth0": ("htb", 0x1)}, "somebody has chosen"),
+        ({"eth0": ("htb", 0x1)}, "an administrator set"),
     ],
 )
 def test_a_device_whose_own_qdisc_would_not_come_back_is_refused(
@@ -243,7 +243,7 @@ def test_a_class_that_is_not_let_go_stays_on_record_until_it_is(world: World, ca
         report = asyncio.run(give_back())
         assert report is not None
         assert not report.complete
-        assert "could not be taken away" in report.failed[0].note
+        assert "could not be removed" in report.failed[0].note
         assert "EPERM" in str(report)
         assert [entry.workload for entry in world.journal.originals.values()] == ["a"]
     assert asyncio.run(world.executor.restore()).complete

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perphd.admission.baselines import NonePolicy
 from perphd.admission.egress import EgressCeiling, EgressRule, memory_within
 from perphd.agent.composition import POLICIES, _policy
-from perphd.agent.config import Config, parse
+from perphd.config.file import Config, parse
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import ConfigError

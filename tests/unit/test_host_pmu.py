@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from perphd.domain.reading import Unavailable
-from perphd.host.perf_events import COMMON_CODES, EventCode, EventCodes, EventKind
+from perphd.host.perf_event_types import COMMON_CODES, EventCode, EventCodes, PerfEventKind
 from perphd.host.pmu import EVENT_SOURCES, read_event_codes
 from tests.unit.host_tree import write_tree
 
-CACHE = (EventKind.LLC_REFERENCES, EventKind.LLC_MISSES)
-STALLS = (EventKind.STALL_BACKEND, EventKind.STALL_MEMORY)
-COMMON = tuple(kind for kind in EventKind if kind not in (*CACHE, *STALLS))
+CACHE = (PerfEventKind.LLC_REFERENCES, PerfEventKind.LLC_MISSES)
+STALLS = (PerfEventKind.STALL_BACKEND, PerfEventKind.STALL_MEMORY)
+COMMON = tuple(kind for kind in PerfEventKind if kind not in (*CACHE, *STALLS))
 ARM = f"{EVENT_SOURCES}/armv8_pmuv3_0"
 
 
@@ -31,7 +31,7 @@ def arm(pmu: str = ARM, **events: int) -> dict[str, str]:
     return files | {f"{pmu}/events/{name}": f"event=0x{code:04x}\n" for name, code in events.items()}
 
 
-def missing(codes: EventCodes, *kinds: EventKind) -> str:
+def missing(codes: EventCodes, *kinds: PerfEventKind) -> str:
     reasons = {code.reason for kind in kinds if isinstance(code := codes[kind], Unavailable)}
     assert len(reasons) == 1, codes
     return reasons.pop()
@@ -44,7 +44,7 @@ def missing(codes: EventCodes, *kinds: EventKind) -> str:
 )
 def test_what_means_the_same_everywhere_has_one_code(tmp_path: Path, files: dict[str, str]) -> None:
     codes = read_event_codes(write_tree(tmp_path, files))
-    assert set(codes) == set(EventKind)
+    assert set(codes) == set(PerfEventKind)
     for kind in COMMON:
         assert codes[kind] == COMMON_CODES[kind]
 
@@ -59,20 +59,20 @@ def test_intels_architectural_events_are_the_last_levels(tmp_path: Path) -> None
 @pytest.mark.parametrize(("family", "model"), [(6, 0x97), (6, 0x3F), (15, 0x55)])
 def test_stalls_of_other_intels_are_the_kernels_choice(tmp_path: Path, family: int, model: int) -> None:
     codes = read_event_codes(write_tree(tmp_path, x86("GenuineIntel", family, model)))
-    assert codes[EventKind.STALL_BACKEND] == EventCode(0, 8)
-    assert "memory stalls" in missing(codes, EventKind.STALL_MEMORY)
+    assert codes[PerfEventKind.STALL_BACKEND] == EventCode(0, 8)
+    assert "memory stalls" in missing(codes, PerfEventKind.STALL_MEMORY)
 
 
 @pytest.mark.parametrize("vendor", ["AuthenticAMD", "HygonGenuine"])
 def test_amds_cache_events_are_not_taken_for_the_last_levels(tmp_path: Path, vendor: str) -> None:
     codes = read_event_codes(write_tree(tmp_path, x86(vendor, 25, 1)))
     assert "amd_l3" in missing(codes, *CACHE)
-    assert "memory stalls" in missing(codes, EventKind.STALL_MEMORY)
+    assert "memory stalls" in missing(codes, PerfEventKind.STALL_MEMORY)
 
 
 def test_an_unknown_processor_has_no_cache_events(tmp_path: Path) -> None:
     codes = read_event_codes(write_tree(tmp_path, x86("  Shanghai  ", 7, 1)))
-    assert "not known which cache" in missing(codes, *CACHE)
+    assert "count is unknown" in missing(codes, *CACHE)
     assert EVENT_SOURCES in missing(read_event_codes(write_tree(tmp_path / "none", {})), *CACHE, *STALLS)
 
 
@@ -90,8 +90,8 @@ def test_arms_l1_is_never_taken_for_the_last_level(tmp_path: Path, name: str) ->
         f"{EVENT_SOURCES}/{name}", cpu_cycles=0x11, inst_retired=0x8, l1d_cache=0x4, l1d_cache_refill=0x3
     )
     codes = read_event_codes(write_tree(tmp_path, files))
-    assert f"{name} does not advertise ll_cache_miss_rd" in missing(codes, EventKind.LLC_MISSES)
-    assert "does not advertise stall_backend" in missing(codes, EventKind.STALL_BACKEND)
+    assert f"{name} does not advertise ll_cache_miss_rd" in missing(codes, PerfEventKind.LLC_MISSES)
+    assert "does not advertise stall_backend" in missing(codes, PerfEventKind.STALL_BACKEND)
 
 
 def test_cores_of_two_kinds_have_no_common_events(tmp_path: Path) -> None:
@@ -103,6 +103,6 @@ def test_cores_of_two_kinds_have_no_common_events(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["config1=0x1,event=0x37", "event=what", ""])
 def test_terms_that_are_not_known_are_not_guessed(tmp_path: Path, text: str) -> None:
     files = arm() | {f"{ARM}/events/ll_cache_miss_rd": text}
-    assert "form that is not known" in missing(
-        read_event_codes(write_tree(tmp_path, files)), EventKind.LLC_MISSES
+    assert "in an unknown format" in missing(
+        read_event_codes(write_tree(tmp_path, files)), PerfEventKind.LLC_MISSES
     )

@@ -1,14 +1,15 @@
-"""Run-time drop-ins of systemd: what perphd's requests made goes, with the folder if that is empty then."""
+"""Run-time drop-ins of systemd: what perphd's requests made is emptied, and systemd need not look again."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from perphd.host import systemd_dropins
 from perphd.host.fs import RealFs
-from perphd.host.systemd_dropins import DropIns
+from perphd.host.systemd_dropins import GIVEN_BACK, DropIns
 from perphd.host.systemd_properties import drop_ins
 
 UNIT, FILE = "batch.slice", "cpu.weight"
@@ -31,14 +32,31 @@ def asked(folder: Path) -> DropIns:
     return found
 
 
-def test_a_folder_that_is_empty_goes_with_its_last_drop_in(folder: Path) -> None:
-    asked(folder).given_back(UNIT, FILE)
-    assert not folder.exists()
-    assert folder.parent.exists()
-
-
-def test_a_folder_with_drop_ins_of_others_stays(folder: Path) -> None:
+def test_what_perphd_asked_for_becomes_a_comment_as_old_as_it_was(folder: Path) -> None:
     found = asked(folder)
-    (folder / "50-MemoryHigh.conf").write_text("[Slice]\nMemoryHigh=1G\n")
+    path = folder / "50-CPUWeight.conf"
+    os.utime(path, ns=(1, 10**9))
     found.given_back(UNIT, FILE)
-    assert [path.name for path in folder.iterdir()] == ["50-MemoryHigh.conf"]
+    assert path.read_text() == GIVEN_BACK
+    assert path.stat().st_mtime_ns == 10**9
+    assert not (folder.parents[1] / "marks" / UNIT).exists()
+
+
+def test_a_drop_in_of_others_stays(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    path = folder / "50-CPUWeight.conf"
+    path.write_text("[Slice]\nCPUWeight=70\n")
+    found = DropIns(RealFs())
+    found.expect(UNIT, FILE)
+    found.given_back(UNIT, FILE)
+    assert path.read_text() == "[Slice]\nCPUWeight=70\n"
+
+
+def test_a_link_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    found = asked(folder)
+    (tmp_path / "other").write_text("kept")
+    path = folder / "50-CPUWeight.conf"
+    path.unlink()
+    path.symlink_to(tmp_path / "other")
+    found.given_back(UNIT, FILE)
+    assert (tmp_path / "other").read_text() == "kept"

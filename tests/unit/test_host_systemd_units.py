@@ -24,6 +24,7 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import lines
 from perphd.host.systemd_bus import BusctlBus, bus_error
 from perphd.host.systemd_dbus import DbusFastBus
+from perphd.host.systemd_dropins import GIVEN_BACK, DropIns
 from perphd.host.systemd_fs import UnitFs, refusal, unit_files, unit_of
 from perphd.host.systemd_given_up import Attributes
 from perphd.host.systemd_properties import (
@@ -38,7 +39,7 @@ from perphd.host.systemd_properties import (
 from perphd.isolation import Executor, Journal
 from perphd.isolation.restore import restore, restore_journal
 from tests.unit.isolation_kernel import FakeKernel
-from tests.unit.isolation_systemd import FakeSystemd
+from tests.unit.isolation_systemd import FakeSystemd, no_drop_ins
 
 UNIT = "job.service"
 AT = f"/sys/fs/cgroup/system.slice/{UNIT}"
@@ -338,7 +339,7 @@ async def test_files_without_systemd_never_close_what_it_was_asked_for(
         assert not report.complete
         assert {file.path for file in report.failed} == set(known)
         assert not report.gone
-        assert "perphd restore gives it back" in report.notes[-1]
+        assert "run perphd restore" in report.notes[-1]
         assert dict(journal.originals) == known, "nothing is forgotten"
     assert systemd.kernel.writes == []
     assert restore(systemd.fs(), tmp_path, boot_id="boot").complete, "that one asks systemd"
@@ -385,15 +386,23 @@ class _Files:
     def mark(self, path: str) -> None:
         self.texts[path] = ""
 
-    def unlink(self, path: str) -> None:
-        if self.texts.pop(path, None) is None:
+    def empty(self, path: str) -> None:
+        if path not in self.texts:
             raise FileNotFoundError(path)
+        self.texts[path] = GIVEN_BACK
+
+    def unmark(self, path: str) -> None:
+        del self.texts[path]
+
+    @property
+    def set_here(self) -> set[str]:
+        """Those that are no comment of perphd's."""
+        return {path for path, text in self.texts.items() if text != GIVEN_BACK}
 
     def fs(self, systemd: FakeSystemd) -> UnitFs:
         kernel = systemd.kernel
-        return UnitFs(
-            kernel, kernel.hierarchies, systemd, unlink=self.unlink, mark=self.mark, sleep=lambda s: None
-        )
+        drop_ins = DropIns(kernel, self.empty, self.mark, self.unmark)
+        return UnitFs(kernel, kernel.hierarchies, systemd, drop_ins=drop_ins, sleep=lambda s: None)
 
 
 @pytest.fixture
@@ -423,7 +432,7 @@ def test_an_administrators_drop_in_stays_even_if_it_says_no_more_than_that_there
     assert files.texts == before
 
 
-def test_of_what_could_not_be_marked_the_empty_drop_ins_are_taken_away(
+def test_of_what_could_not_be_marked_the_drop_ins_without_a_value_are_emptied(
     systemd: FakeSystemd, files: _Files
 ) -> None:
     fs = files.fs(systemd)
@@ -437,15 +446,15 @@ def test_of_what_could_not_be_marked_the_empty_drop_ins_are_taken_away(
     }
     for file in ("memory.high", "memory.low", "memory.max"):
         fs.given_back(f"{AT}/{file}")
-    assert set(files.texts) == {f"{CONTROL}/50-MemoryLow.conf", f"{CONTROL}/50-MemoryMax.conf"}
+    assert files.set_here == {f"{CONTROL}/50-MemoryLow.conf", f"{CONTROL}/50-MemoryMax.conf"}
     files.texts = {f"{CONTROL}/50-MemoryHigh.conf": "[Service]\nMemoryHigh=infinity\n"}
     fs.given_back(f"{AT}/memory.high")
-    assert files.texts, "once: what comes later is an administrator's"
+    assert files.set_here, "once: what comes later is an administrator's"
 
 
 @pytest.mark.parametrize("folder", ["system.control", "transient"])
 @pytest.mark.parametrize("before", [True, False])
-def test_a_drop_in_that_restates_an_original_goes_unless_it_was_there_before(
+def test_a_drop_in_that_restates_an_original_is_emptied_unless_it_was_there_before(
     systemd: FakeSystemd, files: _Files, folder: str, before: bool
 ) -> None:
     drop_in = f"/run/systemd/{folder}/job.service.d/50-CPUWeight.conf"
@@ -457,11 +466,18 @@ def test_a_drop_in_that_restates_an_original_goes_unless_it_was_there_before(
     fs = files.fs(systemd)
     fs.write(f"{AT}/cpu.weight", b"70\n")
     fs.given_back(f"{AT}/cpu.weight")
-    assert set(files.texts) == ({drop_in} if before else set())
+    assert files.set_here == ({drop_in} if before else set())
+    # Once more: what was emptied counts as not there before.
+    fs.write(f"{AT}/cpu.weight", b"30\n")
+    files.texts[drop_in] = "[Service]\nCPUWeight=30\n"
+    fs.given_back(f"{AT}/cpu.weight")
+    assert files.set_here == ({drop_in} if before else set())
 
 
 def test_marks_that_cannot_be_made_do_not_keep_systemd_from_being_asked(systemd: FakeSystemd) -> None:
-    fs = UnitFs(systemd.kernel, systemd.kernel.hierarchies, systemd, mark=_full)
+    fs = UnitFs(
+        systemd.kernel, systemd.kernel.hierarchies, systemd, drop_ins=DropIns(systemd.kernel, mark=_full)
+    )
     fs.write(f"{AT}/memory.high", b"4096\n")
     assert systemd.kernel.read(f"{AT}/memory.high") == b"4096\n"
 
@@ -505,8 +521,8 @@ async def test_a_systemd_that_does_not_answer_is_waited_for_once_and_by_its_unit
 
     kernel.write = seen  # type: ignore[method-assign]
     deaf = UnitFs(
-        kernel, hierarchies, BusctlBus(hung), sleep=lambda s: None, unlink=lambda path: None,
-        mark=lambda path: None, given_up=systemd.given_up,
+        kernel, hierarchies, BusctlBus(hung), sleep=lambda s: None,
+        drop_ins=no_drop_ins(kernel), given_up=systemd.given_up,
     )  # fmt: skip
     with Journal(tmp_path) as journal:
         report = restore_journal(deaf, journal, list(journal.originals.values()))
@@ -542,8 +558,8 @@ async def test_a_list_below_a_unit_is_emptied_once_the_unit_has_its_own_back(
         assert (await executor.apply(executor.plan(want, specs))).ok
         assert kernel.read(f"{AT}/inner/cpuset.cpus") == b"3\n"
         hung = UnitFs(
-            kernel, hierarchies, BusctlBus(Hung(said)), sleep=lambda s: None, unlink=lambda path: None,
-            mark=lambda path: None, given_up=systemd.given_up,
+            kernel, hierarchies, BusctlBus(Hung(said)), sleep=lambda s: None,
+            drop_ins=no_drop_ins(kernel), given_up=systemd.given_up,
         )  # fmt: skip
         report = restore_journal(hung, journal, list(journal.originals.values()))
         assert {file.path for file in report.failed} == {f"{AT}/cpuset.cpus", f"{AT}/inner/cpuset.cpus"}
@@ -601,7 +617,7 @@ def test_a_list_is_not_given_up_before_the_kernel_shows_all_of_it(systemd: FakeS
     fs = systemd.fs()
     fs.write(f"{AT}/cpuset.cpus", b"3\n")
     systemd._set = lambda unit, file, text: None  # type: ignore[method-assign]
-    with pytest.raises(Busy, match="has not given it 0-3"):
+    with pytest.raises(Busy, match="has not set it to 0-3"):
         fs.write(f"{AT}/cpuset.cpus", b"\n")
     assert [item.value for _, (item, *_) in systemd.calls] == [b"\x08", b"\x0f"]
 

@@ -12,13 +12,13 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perphd.agent.config import load, parse
-from perphd.agent.config_workloads import relation_of
 from perphd.agent.known_programs import BATCH, CRON, HOUSEKEEPING, PROGRAMS, SYSTEM
 from perphd.agent.proposal import config_text, password_path, propose
-from perphd.control import cli_init
-from perphd.control.cli import cli
-from perphd.control.init_check import Measured
+from perphd.commands import init as cli_init
+from perphd.commands.cli import cli
+from perphd.commands.init_check import Measured
+from perphd.config.file import load, parse
+from perphd.config.workloads import relation_of
 from perphd.domain.host_facts import GroupFact, HostFacts, ProcessFact
 from perphd.domain.reading import NOT_MEASURED, Unavailable
 from perphd.domain.workload import Kind, Touch
@@ -123,11 +123,20 @@ def test_indicators_say_only_what_is_not_the_default():
     assert postgres is not None
     assert postgres.options == (("socket", "/var/run/postgresql/.s.PGSQL.5433"),)
     assert redis is not None
-    assert dict(redis.options) == {"host": "127.0.0.1", "port": "6379"}
+    assert dict(redis.options) == {"host": "127.0.0.1", "port": "6379", "latency": "tcp"}
     assert kafka is not None
     assert (kafka.source, dict(kafka.options)) == ("tcp", {"ports": "9092"})
     without = propose(replace(ALL, tcp_latency=False)).workloads
     assert next(item.spec.sli for item in without if item.spec.name == "kafka") is None
+
+
+def test_a_proposal_says_what_speaks_for_and_against_latency_over_tcp():
+    found = {item.spec.name: item.why for item in propose(ALL).workloads}
+    assert 'latency = "tcp" adds' in found["mariadb"]
+    assert "look like slow requests" in found["kafka"]
+    assert ";" not in found["cache"]  # its latency over TCP is proposed already
+    assert "look like slow requests" in config_text(propose(ALL))
+    assert not any("latency" in item.why for item in propose(replace(ALL, tcp_latency=False)).workloads)
 
 
 def test_an_indicator_that_does_not_answer_is_written_as_a_comment():
@@ -327,7 +336,7 @@ def test_a_password_is_never_in_a_file_that_others_may_read(host: Path, monkeypa
         modes[Path(target).name] = Path(source).stat().st_mode & 0o777
         replaced(source, target)
 
-    monkeypatch.setattr("perphd.agent.state_files.os.replace", replace)
+    monkeypatch.setattr("perphd.host.state_files.os.replace", replace)
     assert ran("--yes", "--config", str(host / "perphd.toml"))[0] == 0
     assert modes == {"mariadb.password": 0o600, "perphd.toml": 0o640}
 

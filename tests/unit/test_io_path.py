@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.control.cli import cli
+from perphd.commands.cli import cli
 from perphd.domain.io_path import Copying, IoUse, Layer, Place, farthest, flaws, links_read, links_write
 from perphd.host.fs import RealFs
 from perphd.host.io_wait import split

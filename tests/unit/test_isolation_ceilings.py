@@ -43,7 +43,7 @@ def test_below_use_it_goes_down_step_by_step_to_the_working_set() -> None:
     assert seen[0] == 900 * MB
     assert all(0.85 * a < b < a for a, b in pairwise(seen))
     assert 400 * MB <= seen[-1] < 400 * MB + LEAST_STEP_BYTES, "not into what it works with"
-    assert "it works with 400.0 MiB" in ceilings.high(KEY, now, 300 * MB, use, now_s).reason
+    assert "its working set is 400.0 MiB" in ceilings.high(KEY, now, 300 * MB, use, now_s).reason
 
 
 def test_a_step_waits_for_the_one_before_and_raising_does_not() -> None:
@@ -51,7 +51,7 @@ def test_a_step_waits_for_the_one_before_and_raising_does_not() -> None:
     assert ceilings.high(KEY, NO_LIMIT, 300 * MB, USE, 0.0).value == 900 * MB
     waiting = ceilings.high(KEY, 900 * MB, 300 * MB, USE, 1.0)
     assert waiting.value == 900 * MB
-    assert "on the way down to 300.0 MiB" in waiting.reason
+    assert "being lowered to 300.0 MiB" in waiting.reason
     assert ceilings.high(KEY, 900 * MB, 5000 * MB, USE, 1.1).value == 5000 * MB
 
 
@@ -60,7 +60,7 @@ def test_a_step_waits_for_the_one_before_and_raising_does_not() -> None:
     [
         (replace(USE, kill_events=1), "killed"),
         (replace(USE, high_events=50, stalled_pct=30.0), "throttled 50 times"),
-        (replace(USE, refault_bytes=90 * MB), "read again"),
+        (replace(USE, refault_bytes=90 * MB), "refaulted"),
     ],
 )
 def test_trouble_takes_the_step_back_and_holds_longer_each_time(hurt: MemoryUse, says: str) -> None:
@@ -156,7 +156,7 @@ async def test_the_executor_reclaims_first_and_lowers_then(
         assert executor.blocked("pi") == ()
         kernel.writes.clear()
     assert 400 * MB <= int(kernel.read(f"{pi}/memory.high")) < 420 * MB
-    assert "it works with" in executor.limited("pi")[0].reason
+    assert "its working set is" in executor.limited("pi")[0].reason
     assert (await executor.apply(executor.plan({}, SPECS))).ok
     assert executor.limited("pi") == ()
     assert kernel.read(f"{pi}/memory.high") == b"max\n"
@@ -195,7 +195,7 @@ async def test_a_slow_reclaim_holds_nobody_up(kernel: FakeKernel, tmp_path: Path
 async def test_without_a_reading_of_use_nothing_is_lowered(kernel: FakeKernel, executor: Executor) -> None:
     del kernel.directories["/sys/fs/cgroup/pi"].files["memory.current"]
     assert not executor.plan({"pi": Settings(memory_high_bytes=300 * MB)}, SPECS)
-    assert "a guess about its life" in executor.limited("pi")[0].reason
+    assert "its memory use cannot be read" in executor.limited("pi")[0].reason
 
 
 async def test_memory_max_is_given_back_when_nothing_is_left_to_slow_the_group_down(
@@ -205,7 +205,7 @@ async def test_memory_max_is_given_back_when_nothing_is_left_to_slow_the_group_d
     assert (await executor.apply(executor.plan(both, SPECS, 0.0))).ok
     assert (await executor.apply(executor.plan(both, SPECS, 6.0))).ok
     assert kernel.read("/sys/fs/cgroup/pi/memory.max") == f"{1300 * MB}\n".encode()
-    assert "lest the kernel kill" in executor.limited("pi")[0].reason
+    assert "to avoid an out-of-memory kill" in executor.limited("pi")[0].reason
     alone = {"pi": Settings(memory_max_bytes=1200 * MB)}
     assert (await executor.apply(executor.plan(alone, SPECS, 12.0))).ok
     assert (await executor.apply(executor.plan(alone, SPECS, 18.0))).ok

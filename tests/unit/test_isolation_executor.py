@@ -323,7 +323,7 @@ async def test_a_value_that_changed_between_plan_and_apply_is_not_overwritten(v2
     changes = v2.executor.plan({"pi": Settings(cpu_weight=10)}, (BATCH,))
     v2.kernel.set("/sys/fs/cgroup/pi/cpu.weight", "77")
     applied = await v2.executor.apply(changes)
-    assert "no longer '100'" in str(applied.failed)
+    assert "instead of '100'" in str(applied.failed)
     assert v2.kernel.writes == []
 
 
@@ -673,7 +673,7 @@ async def test_kubelets_cpusets_are_left_alone_and_its_cpus_given_to_nobody(benc
     }
     assert {write.workload for write in changes.writes if write.knob == "cpu_weight"} == {"pi", "pod"}
     assert "static CPU manager" in executor.not_enforceable("pod")[0].reason
-    assert "CPUs 3 to single containers" in executor.not_enforceable("db")[0].reason
+    assert "CPUs 3 exclusively to containers" in executor.not_enforceable("db")[0].reason
     assert "without 3" in executor.limited("pi")[0].reason
 
 

@@ -15,8 +15,7 @@ from perphd.host.fs import RealFs
 from perphd.isolation import journal as module
 from perphd.isolation import journal_format
 from perphd.isolation.journal import Journal
-from perphd.isolation.journal_copy import COPY
-from perphd.isolation.journal_format import Original
+from perphd.isolation.journal_format import COPY, Original
 from perphd.isolation.journal_lock import JournalInUse
 
 A = Original("/cg/a/cpu.weight", b"100\n", (1, 7), "cpu_weight", "batch")
@@ -62,7 +61,7 @@ def test_originals_are_on_disk_when_record_returns(tmp_path: Path, monkeypatch: 
         )
 
 
-def test_a_copy_that_cannot_be_opened_brings_nothing_back(
+def test_a_copy_that_cannot_be_shortened_or_opened_brings_nothing_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.open
@@ -72,10 +71,22 @@ def test_a_copy_that_cannot_be_opened_brings_nothing_back(
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
         return real(path, *args, **kwargs)
 
+    truncate, asked = os.ftruncate, []
+
+    def failing(fd: int, length: int) -> None:
+        asked.append(os.readlink(f"/proc/self/fd/{fd}"))
+        if asked[-1].endswith(COPY):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        truncate(fd, length)
+
     with opened(tmp_path) as journal:
         journal.record([A, B], [(A.path, "10")])
         monkeypatch.setattr(os, "open", refused)
+        monkeypatch.setattr(os, "ftruncate", failing)
         journal.close_out([A.path, B.path])
+        assert [Path(path).name for path in asked] == [COPY, Path(journal.path).name], (
+            "the copy before the journal"
+        )
         assert not (tmp_path / COPY).exists()
     with opened(tmp_path) as journal:
         assert not journal.originals
@@ -94,7 +105,7 @@ def test_closing_everything_leaves_the_header_and_order_goes_on(tmp_path: Path) 
         journal.close_out([A.path])
         assert list(journal.originals) == [B.path]
         journal.close_out([B.path, "/never/there"])
-        assert Path(journal.path).read_bytes() == empty
+        assert Path(journal.path).read_bytes() == empty == (tmp_path / COPY).read_bytes()
         journal.record([A])
         assert journal.originals[A.path].sequence == 3
     with opened(tmp_path) as journal:
@@ -114,7 +125,7 @@ def test_another_boots_journal_is_set_aside_with_a_note(tmp_path: Path) -> None:
         journal.record([A])
     with opened(tmp_path, "tuesday") as journal:
         assert not journal.originals
-        assert "1 originals are of an earlier boot" in journal.notes[0]
+        assert "1 originals are from an earlier boot" in journal.notes[0]
         assert (tmp_path / module.ASIDE).exists()
     with opened(tmp_path, "tuesday") as journal:
         assert journal.notes == ()
@@ -133,7 +144,7 @@ def test_a_last_line_that_lacks_only_its_end_is_whole(tmp_path: Path) -> None:
     (tmp_path / COPY).unlink()
     with opened(tmp_path) as journal:
         assert list(journal.originals) == [A.path]
-        assert "the last line was cut off" in journal.notes[0]
+        assert "the last line is incomplete" in journal.notes[0]
 
 
 @given(cut=st.integers(1, 400))
@@ -188,7 +199,7 @@ def test_a_missing_header_is_said(tmp_path: Path) -> None:
     (tmp_path / COPY).unlink()
     with opened(tmp_path) as journal:
         assert list(journal.originals) == [A.path]
-        assert "taken to be of this boot" in journal.notes[0]
+        assert "assumed to be from this boot" in journal.notes[0]
     assert (tmp_path / module.DAMAGED).exists()
 
 

@@ -21,7 +21,7 @@ from perphd.host.cgroup import discover
 from perphd.host.resctrl_counters import CountedGroups
 from perphd.isolation import Executor, Journal, restore
 from perphd.isolation import monitor_groups as module
-from perphd.isolation.caches import Placement
+from perphd.isolation.cache_plan import Placement
 from perphd.isolation.counting import MOVED, Counting
 from perphd.isolation.monitor_groups import Asked, MonitorGroups
 from perphd.monitor.cache_use import CacheReading, CacheUse
@@ -303,7 +303,7 @@ def test_where_ids_are_short_lras_come_first_and_the_rest_takes_turns(crowded: B
     assert {"db1", "db2", "b0", "b1", "b2"} <= set(counted.counters), "LRAs, then the largest users"
     assert counted.in_turns == {f"b{n}" for n in range(3, 8)}
     assert counted.missing["b7"] is module.WAITS_FOR_TURN
-    assert "measured in turns" in counted.notes[0]
+    assert "measured in rotation" in counted.notes[0]
     had = set(counted.counters)
     for _ in range(150):
         counted = crowded.look()

@@ -161,7 +161,7 @@ def test_cpus_that_the_operator_pinned_elsewhere_are_left_alone_with_the_reason(
     changes = plan([Wanted(batch, target)])
     assert not changes
     assert changes.skipped == (
-        NotEnforceable("w", "cpus", "the operator pinned it to 0-3, which does not meet 4-7"),
+        NotEnforceable("w", "cpus", "the operator pinned it to 0-3, which shares none of 4-7"),
     )
     held = state("cpus", version, around="0-7", cpuset__cpus=("0-1", "0-3"))
     assert steps(Wanted(held, target)) == [("w/cpuset.cpus", "0-3", Stage.GROW)], (

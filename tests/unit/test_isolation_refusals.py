@@ -246,7 +246,7 @@ async def test_a_plan_that_was_cut_is_done_with_once_nothing_is_left_to_write(tm
         assert bench.executor.in_force("x") == wanted["x"]
         kernel.before_write = None
         assert not (await bench.go(wanted)).more
-        assert not bench.executor._pieces.unfinished
+        assert not bench.executor._size.unfinished
 
 
 async def test_a_plan_that_takes_too_long_is_made_in_pieces(tmp_path: Path) -> None:
@@ -283,11 +283,11 @@ async def test_after_one_slow_moment_plans_are_whole_again(bench: Bench) -> None
 
     bench.kernel.before_write = slow
     first = await bench.go(APART)
-    assert "took longer than 2 s before this was begun" in str(first.failed)
+    assert "took longer than 2 s before this write was started" in str(first.failed)
     assert not first.kept
     second = await bench.go(APART)
     assert (second.ok, second.more, len(second.written)) == (True, True, 1)
-    assert "comes next" in bench.executor.not_enforceable("db")[0].reason
+    assert "deferred to the next transaction" in bench.executor.not_enforceable("db")[0].reason
     third = await bench.go(APART)
     assert (third.ok, third.more) == (True, False)
     assert bench.executor.in_force("db") == APART["db"]

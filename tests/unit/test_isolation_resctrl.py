@@ -16,7 +16,7 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import discover
 from perphd.host.resctrl import as_kernel_error, open_groups, why_not
 from perphd.isolation import Applied, Executor, Journal, restore
-from perphd.isolation.caches import Placement
+from perphd.isolation.cache_plan import Placement
 from perphd.isolation.journal_format import Original
 from perphd.sim.host import SimHost
 from perphd.sim.machine import Machine
@@ -110,7 +110,7 @@ async def test_where_closids_are_short_those_that_are_to_have_the_same_share_a_g
     assert applied.ok, applied
     assert bench.own_groups() == ["perphd.pi"]
     reason = bench.executor.limited("sort")[0].reason
-    assert reason == "CLOSIDs are short (8 with the default group's): it shares a resctrl group with pi"
+    assert reason == "too few CLOSIDs (8 with the default group's): it shares a resctrl group with pi"
     group = rdt.GroupRef("perphd.pi")
     assert bench.resctrl.schemata(group).get("L3", 0) == 0x3
     assert bench.resctrl.schemata(group).get("MB", 0) == 40

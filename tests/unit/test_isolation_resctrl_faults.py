@@ -19,7 +19,7 @@ from perphd.domain.cpuset import CpuSet
 from perphd.host.cgroup import discover
 from perphd.host.resctrl import CALIBRATION_PREFIX
 from perphd.isolation import Executor, Journal, restore
-from perphd.isolation.caches import Placement
+from perphd.isolation.cache_plan import Placement
 from perphd.sim import rdt as sim_rdt
 from perphd.sim.host import SimHost
 from perphd.sim.kernel.proc import foreign_lock
@@ -102,8 +102,8 @@ async def test_a_domain_that_goes_takes_no_protection_from_the_others_and_gets_i
         assert bench.groups() == ["perphd.pi", "perphd.sort"]
         assert bench.executor.in_force("pi") == Settings(llc_masks=((0, 0x3),), mba_pct=((0, 40),))
         assert {left.reason for left in bench.executor.limited("pi")} == {
-            "L3:1 is offline: it gets its value when it is back",
-            "MB:1 is offline: it gets its value when it is back",
+            "L3:1 is offline: the value is set when it returns",
+            "MB:1 is offline: the value is set when it returns",
         }
         assert not bench.executor.blocked("pi")
     assert (await bench.go({"pi": WIDER, "sort": WIDER})).ok, "what is there can still be changed"
@@ -330,7 +330,7 @@ async def test_a_group_that_others_remove_is_made_again_once(bench: Bench) -> No
     assert bench.groups() == []
     assert bench.executor.blocked("pi") == ("llc_masks", "mba_pct")
     conflict = bench.executor.conflicts()[0]
-    assert "was removed by somebody else, who has interfered 2 times; left alone until" in str(conflict)
+    assert "was removed by another program, which has interfered 2 times; left alone until" in str(conflict)
     assert bench.executor.in_force("pi").is_untouched()
     assert not bench.executor.plan({"pi": BOTH}, SPECS, 200.0)
     assert not bench.journal.originals
@@ -349,7 +349,7 @@ async def test_a_group_that_others_empty_is_filled_again_once(bench: Bench) -> N
         assert (counted.count, counted.yielded) == (count, count == 2)
         assert (bench.resctrl.tasks(PI) == bench.threads("pi")) == (count == 1)
     conflict = bench.executor.conflicts()[0]
-    assert "was emptied of 4 of its threads by somebody else" in str(conflict)
+    assert "was emptied of 4 of its threads by another program" in str(conflict)
     assert bench.executor.blocked("pi") == ("llc_masks", "mba_pct")
     assert bench.executor.in_force("pi").is_untouched()
     bench.executor.forget_conflicts("pi")
@@ -498,4 +498,4 @@ async def test_groups_of_others_count_where_nothing_is_monitored(
     applied = await bench.go({"pi": BOTH, "sort": BOTH})
     assert applied.ok, applied
     assert bench.own_groups() == ["perphd.pi"]
-    assert "CLOSIDs are short" in bench.executor.limited("sort")[0].reason
+    assert "too few CLOSIDs" in bench.executor.limited("sort")[0].reason

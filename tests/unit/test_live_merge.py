@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from perphd.agent.models import Models
 from perphd.agent.records import Records
-from perphd.control.cli import cli
+from perphd.commands.cli import cli
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.errors import PerphError
 from perphd.domain.policy import ModelContext
@@ -134,7 +134,7 @@ def test_what_cannot_be_merged_says_why() -> None:
         merge_models([a()])
     with pytest.raises(PerphError, match="given twice"):
         merge_models([a(), a()])
-    with pytest.raises(PerphError, match="counted differently"):
+    with pytest.raises(PerphError, match="measured differently"):
         merge_models([a(), replace(b(), provenance=replace(b().provenance, sli_source="mysql"))])
     versions = [
         replace(f, provenance=replace(f.provenance, app_version=v)) for f, v in ((a(), "8.0"), (b(), "8.4"))
@@ -142,7 +142,7 @@ def test_what_cannot_be_merged_says_why() -> None:
     with pytest.raises(PerphError, match=r"different versions: 8\.0, 8\.4"):
         merge_models(versions)
     young = from_text(Host("young", Path("/nonexistent")).lived(range(1, 9), 6, samples=25).export())
-    with pytest.raises(PerphError, match="db@young: less than 30 samples"):
+    with pytest.raises(PerphError, match="db@young: fewer than 30 remembered samples"):
         merge_models([a(), young])
 
 

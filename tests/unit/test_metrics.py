@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from perphd.agent.config import Config, DaemonConfig
-from perphd.agent.tally import COUNTED, Histogram, Tally
+from perphd.agent.tally import COUNTED, Tally, TallyHistogram
+from perphd.config.file import Config, DaemonConfig
 from perphd.control.metrics import Collector
 from perphd.control.metrics.reference import markdown
 from perphd.control.metrics.series import SERIES
@@ -182,7 +182,7 @@ def test_a_workload_off_the_list_is_forgotten(agent: FakeAgent):
 
 @given(st.lists(st.floats(0.0, 100.0), max_size=50))
 def test_histograms_hold_every_duration(durations: list[float]):
-    histogram = Histogram()
+    histogram = TallyHistogram()
     for duration_s in durations:
         histogram.add(duration_s)
     assert sum(histogram.counts) == len(durations)

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.agent.config import parse
-from perphd.agent.config_metrics import MetricsConfig
+from perphd.config.file import parse
+from perphd.config.tables import MetricsConfig
+from perphd.control.kept_file import Textfile
 from perphd.control.limits import Limits
 from perphd.control.metrics.listener import MAX_CONNECTIONS, MAX_HANDSHAKES, MIN_TOKEN, Listener, read_token
-from perphd.control.metrics.textfile import Textfile
 from perphd.domain.endpoint import endpoint_text, parse_endpoint
 from perphd.domain.errors import ConfigError
 

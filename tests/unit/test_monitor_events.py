@@ -14,7 +14,7 @@ from perphd.domain.errors import Denied, KernelError
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.workload import Kind, WorkloadSpec
-from perphd.host.perf_events import EventKind, EventRefused
+from perphd.host.perf_event_types import EventRefused, PerfEventKind
 from perphd.monitor.sampler import LOOK_BATCH_OVER_EVERY, Monitor
 from tests.unit.monitor_tree import Tree
 
@@ -22,21 +22,21 @@ SPEC = WorkloadSpec("db", Kind.LRA, "/db")
 TWO = CpuSet.of([0, 1])
 LONGEST_WAIT = 65
 PER_SECOND = {
-    EventKind.INSTRUCTIONS: 2e9,
-    EventKind.CYCLES: 3e9,
-    EventKind.LLC_REFERENCES: 8e6,
-    EventKind.LLC_MISSES: 4e6,
-    EventKind.STALL_BACKEND: 1.2e9,
-    EventKind.STALL_MEMORY: 0.6e9,
-    EventKind.TASK_CLOCK_NS: 1.5e9,
-    EventKind.CONTEXT_SWITCHES: 700.0,
+    PerfEventKind.INSTRUCTIONS: 2e9,
+    PerfEventKind.CYCLES: 3e9,
+    PerfEventKind.LLC_REFERENCES: 8e6,
+    PerfEventKind.LLC_MISSES: 4e6,
+    PerfEventKind.STALL_BACKEND: 1.2e9,
+    PerfEventKind.STALL_MEMORY: 0.6e9,
+    PerfEventKind.TASK_CLOCK_NS: 1.5e9,
+    PerfEventKind.CONTEXT_SWITCHES: 700.0,
 }
 
 
 class FakeGroup:
     """Counters of a workload that ran ``second`` seconds; they had the PMU for the ``share`` of the time since."""
 
-    def __init__(self, events: Sequence[EventKind], directory: str, pmu: FakeOpener) -> None:
+    def __init__(self, events: Sequence[PerfEventKind], directory: str, pmu: FakeOpener) -> None:
         self.events, self.directory, self.second = tuple(events), directory, pmu.second
         self.share, self.starved_cpus = pmu.share, CpuSet()
         self.lost_cpus, self.fds = CpuSet(), 2 * len(events)
@@ -49,7 +49,7 @@ class FakeGroup:
         for kind in self.events:
             self._counts[kind] += PER_SECOND[kind] * more
 
-    def read(self) -> Mapping[EventKind, Reading]:
+    def read(self) -> Mapping[PerfEventKind, Reading]:
         if self.refused is not None:
             return dict.fromkeys(self.events, self.refused)
         return dict(self._counts)
@@ -61,15 +61,15 @@ class FakeGroup:
 class FakeOpener:
     """A host that counts only some events, and only so many at once."""
 
-    def __init__(self, *missing: EventKind) -> None:
+    def __init__(self, *missing: PerfEventKind) -> None:
         self.missing, self.tries = missing, 0
         self.groups: list[FakeGroup] = []
         self.refusal: KernelError | None = None
         self.counters, self.share, self.second = 8, 1.0, 0.0
         self.directories: list[str] = []
-        self.wishes: list[tuple[EventKind, ...]] = []
+        self.wishes: list[tuple[PerfEventKind, ...]] = []
 
-    def __call__(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[EventKind]) -> FakeGroup:
+    def __call__(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[PerfEventKind]) -> FakeGroup:
         self.tries += 1
         self.directories.append(cgroup_dir)
         self.wishes.append(tuple(events))
@@ -126,7 +126,7 @@ class Busy:
         return at(self.monitor, self.now_s)
 
     @property
-    def events(self) -> tuple[EventKind, ...]:
+    def events(self) -> tuple[PerfEventKind, ...]:
         """Hardware events that are open."""
         return tuple(kind for kind in self.opener.open[0].events if kind.is_hardware)
 
@@ -147,7 +147,7 @@ def test_everything_with_a_pmu(tmp_path: Path):
 
 
 def test_without_llc_events_the_core_ones_stay(tmp_path: Path):
-    opener = FakeOpener(EventKind.LLC_REFERENCES, EventKind.LLC_MISSES)
+    opener = FakeOpener(PerfEventKind.LLC_REFERENCES, PerfEventKind.LLC_MISSES)
     monitor, _ = watch(tmp_path, opener)
     at(monitor, 0.0)
     second(opener, 1.0)
@@ -158,7 +158,7 @@ def test_without_llc_events_the_core_ones_stay(tmp_path: Path):
 
 
 def test_without_a_pmu_context_switches_remain_and_the_rest_says_why(tmp_path: Path):
-    opener = FakeOpener(*[kind for kind in EventKind if kind.is_hardware])
+    opener = FakeOpener(*[kind for kind in PerfEventKind if kind.is_hardware])
     monitor, tree = watch(tmp_path, opener)
     at(monitor, 0.0)
     tries = opener.tries
@@ -175,7 +175,7 @@ def test_without_a_pmu_context_switches_remain_and_the_rest_says_why(tmp_path: P
 def test_without_a_pmu_nothing_of_batch_is_counted_where_its_cpu_time_is_known(
     tmp_path: Path, lra_first: bool
 ):
-    opener = FakeOpener(*[kind for kind in EventKind if kind.is_hardware])
+    opener = FakeOpener(*[kind for kind in PerfEventKind if kind.is_hardware])
     monitor, tree = watch(tmp_path, opener)
     batch = [WorkloadSpec("one", Kind.BATCH, "/one"), WorkloadSpec("two", Kind.BATCH, "/two")]
     for spec in batch:
@@ -255,13 +255,13 @@ def test_counters_that_did_not_run_are_missing_and_flagged(tmp_path: Path):
 
 def test_starved_groups_shrink_and_grow_again_when_counters_are_back(tmp_path: Path):
     busy = Busy(tmp_path, FakeOpener())
-    sizes: list[tuple[EventKind, ...]] = [busy.events]
+    sizes: list[tuple[PerfEventKind, ...]] = [busy.events]
     busy.opener.share = busy.opener.groups[0].share = 0.0
     for _ in range(4):
         assert "did not run" in str(busy.step(3).mips)
         sizes.append(busy.events)
     assert [len(events) for events in sizes] == [5, 3, 2, 1, 1]
-    assert list(sizes[-1]) == [EventKind.INSTRUCTIONS]
+    assert list(sizes[-1]) == [PerfEventKind.INSTRUCTIONS]
     busy.opener.share = busy.opener.open[0].share = 1.0
     sample = busy.step(2)
     assert sample.mips == pytest.approx(2000.0)
@@ -276,7 +276,7 @@ def test_stalls_never_starve_the_rest(tmp_path: Path):
     """Five events that share the PMU are made three; those run; five are tried again ever more rarely."""
 
     class Shared(FakeOpener):
-        def __call__(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[EventKind]) -> FakeGroup:
+        def __call__(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[PerfEventKind]) -> FakeGroup:
             self.share = 0.8 if sum(kind.is_hardware for kind in events) > 3 else 1.0
             return super().__call__(cgroup_dir, cpus, events)
 
@@ -325,8 +325,8 @@ def test_without_usage_and_without_a_task_clock_only_the_group_can_tell(tmp_path
     for missing, starved, flags in (
         ((), CpuSet(), ()),
         ((), TWO, (Quality.MULTIPLEXED,)),
-        ((EventKind.TASK_CLOCK_NS,), CpuSet(), ()),
-        ((EventKind.TASK_CLOCK_NS,), TWO, (Quality.MULTIPLEXED,)),
+        ((PerfEventKind.TASK_CLOCK_NS,), CpuSet(), ()),
+        ((PerfEventKind.TASK_CLOCK_NS,), TWO, (Quality.MULTIPLEXED,)),
     ):
         folder = tmp_path / f"{len(missing)}{len(starved)}"
         opener = FakeOpener(*missing)
@@ -354,22 +354,22 @@ def test_a_group_larger_than_the_pmu_is_made_smaller(tmp_path: Path):
 
 
 def test_a_pmu_that_counts_cycles_only_is_a_pmu(tmp_path: Path):
-    busy = Busy(tmp_path, FakeOpener(EventKind.INSTRUCTIONS))
+    busy = Busy(tmp_path, FakeOpener(PerfEventKind.INSTRUCTIONS))
     sample = busy.step(2)
     assert "counts cycles, but no instructions" in str(sample.mips)
     assert sample.context_switches_per_s == pytest.approx(700.0)
 
 
 def test_refused_events_are_asked_for_again_ever_more_rarely(tmp_path: Path):
-    opener = FakeOpener(EventKind.LLC_MISSES)
+    opener = FakeOpener(PerfEventKind.LLC_MISSES)
     busy = Busy(tmp_path, opener)
     busy.step(1000)
-    asked = [wish for wish in opener.wishes if EventKind.LLC_MISSES in wish]
+    asked = [wish for wish in opener.wishes if PerfEventKind.LLC_MISSES in wish]
     assert 3 <= len(asked) <= 6
     opener.missing = ()
     for _ in range(1000):
         assert busy.step().mips == pytest.approx(2000.0)
-    assert EventKind.LLC_MISSES in busy.events
+    assert PerfEventKind.LLC_MISSES in busy.events
     assert len(opener.open) == 1
 
 

@@ -24,8 +24,8 @@ from perphd.domain.errors import PerphError
 from perphd.domain.plan import Stage, Write
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 from perphd.domain.sample import READINGS, Quality, Sample
+from perphd.domain.wire import from_json
 from perphd.monitor import store as store_module
-from perphd.monitor.codec import decode_decision, decode_outcome
 from perphd.monitor.query import run_query
 from perphd.monitor.retention import trim
 from perphd.monitor.schema import SCHEMA_VERSION, StoreRefused, open_database
@@ -86,9 +86,9 @@ def test_everything_that_goes_in_comes_out(path: Path, store: Store):
         path, "SELECT action, health, target_work, target_delay, record FROM decisions"
     )
     assert (action, health, work, delay) == ("grow", "degraded", 100.0, None)
-    assert decode_decision(str(record)) == decision()
+    assert from_json(str(record), Decision) == decision()
     ((record, after),) = rows(path, "SELECT record, score_after FROM outcomes")
-    assert decode_outcome(str(record)) == outcome
+    assert from_json(str(record), Outcome) == outcome
     assert after is None
     assert (
         rows(path, "SELECT path, stage, before, value, result FROM writes")
@@ -201,7 +201,7 @@ def test_backlog_is_bounded_and_samples_go_first(path: Path, store: Store):
     for n in range(MAX_PENDING_ROWS // 100 + 5):
         store.add_samples(NOW + n, tick)
     assert store.dropped_rows == 600
-    assert "does not keep up" in str(store.problem)
+    assert "the disk is too slow" in str(store.problem)
     store.start()
     store.close()
     assert rows(path, "SELECT count(*), min(wall_s) FROM samples") == ((MAX_PENDING_ROWS - 100, NOW + 6),)
@@ -370,7 +370,7 @@ def test_somebody_elses_database_is_refused_and_left_alone(path: Path):
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE theirs (x)")
     connection.close()
-    assert "database of something else" in refused(path)
+    assert "database of another program" in refused(path)
     assert rows(path, "SELECT name FROM sqlite_master") == (("theirs",),)
 
 
@@ -433,7 +433,7 @@ def test_full_disk_costs_rows_and_is_over_when_there_is_room(path: Path, monkeyp
     assert writer.write([(NOW, [sample()])], [])
     assert not writer.write([], big)
     assert "full" in str(writer.problem)
-    assert "tries again by itself" in str(writer.problem)
+    assert "retries automatically" in str(writer.problem)
     full["pages"] = 1000
     tries = [writer.write([], big) for _ in range(RETRY_AFTER_BATCHES + 1)]
     assert tries == [False] * RETRY_AFTER_BATCHES + [True]
@@ -458,7 +458,7 @@ def test_texts_with_kernel_paths_that_are_no_utf8_are_stored(path: Path, store: 
     ((reasons,),) = rows(path, "SELECT reasons FROM samples")
     assert json.loads(str(reasons))["mips"] == odd
     ((record,),) = rows(path, "SELECT record FROM decisions")
-    assert decode_decision(str(record)) == said, "what is replayed is as it was, bit for bit"
+    assert from_json(str(record), Decision) == said, "what is replayed is as it was, bit for bit"
 
 
 def test_what_cannot_be_stored_costs_its_batch_and_is_said(
@@ -557,5 +557,5 @@ def test_file_size_limit_does_not_end_the_process(path: Path):
     said, _ = limited.communicate(timeout=60)
     assert limited.returncode == 0
     assert str(path) in said
-    assert "tries again by itself" in said
+    assert "retries automatically" in said
     assert int(str(rows(path, "SELECT count(*) FROM samples")[0][0])) >= 0

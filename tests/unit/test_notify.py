@@ -17,13 +17,12 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.agent import offshoot
-from perphd.agent.config import parse
-from perphd.agent.config_notify import NotifyConfig
-from perphd.agent.incidents import conditions
+from perphd.agent import spawn
 from perphd.agent.tally import Tally
+from perphd.config.file import parse
+from perphd.config.tables import NotifyConfig
 from perphd.control import hooks as module
-from perphd.control.hooks import Hooks, payload
+from perphd.control.hooks import NoticeHooks, conditions, payload
 from perphd.domain.control import Pause
 from perphd.domain.decision import Prediction
 from perphd.domain.errors import ConfigError
@@ -163,7 +162,7 @@ def test_a_notice_is_json_with_the_decision():
     assert body["decision"]["workload"] == "db"
 
 
-async def run_until(hooks: Hooks, is_done: Callable[[], bool]) -> None:
+async def run_until(hooks: NoticeHooks, is_done: Callable[[], bool]) -> None:
     await hooks.start()
     try:
         async with asyncio.timeout(30):
@@ -202,7 +201,7 @@ async def test_a_webhook_gets_the_notice_with_its_token(tmp_path: Path, monkeypa
     agent = FakeAgent(parse("", "f"))
     to = receiver(url=f"http://127.0.0.1:{port}/hook", bearer_token_file=str(token))
     try:
-        await run_until(Hooks([to], agent.status, lambda: agent.tally, every_s=0.01), lambda: bool(got))
+        await run_until(NoticeHooks([to], agent.status, lambda: agent.tally, every_s=0.01), lambda: bool(got))
     finally:
         await runner.cleanup()
     assert got[0][0] == "Bearer secret"
@@ -214,7 +213,7 @@ async def test_a_command_gets_the_notice_on_standard_input(tmp_path: Path):
     code = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + chr(10))"
     to = receiver(command=f"{sys.executable} -c '{code.replace(chr(39), chr(34))}' {out}")
     agent = FakeAgent(parse("", "f"))
-    hooks = Hooks([to], agent.status, lambda: agent.tally, every_s=0.01)
+    hooks = NoticeHooks([to], agent.status, lambda: agent.tally, every_s=0.01)
     await run_until(hooks, lambda: bool(out.exists() and out.read_text().endswith("\n")))
     (line,) = out.read_text().splitlines()
     assert json.loads(line)["decision"]["workload"] == "db"
@@ -231,13 +230,13 @@ async def test_a_command_is_started_beside_the_loop_and_dies_with_what_it_starte
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     threads: list[threading.Thread] = []
-    start = offshoot.start
+    start = spawn.start
 
     def started(*words: Any, **more: Any) -> int:
         threads.append(threading.current_thread())
         return start(*words, **more)
 
-    monkeypatch.setattr(offshoot, "start", started)
+    monkeypatch.setattr(spawn, "start", started)
     pid = tmp_path / "pid"
     script = f"sleep 60 & echo $! >{pid}; wait"
     with pytest.raises(TimeoutError):
@@ -257,7 +256,7 @@ async def test_a_receiver_that_hangs_delays_no_other(tmp_path: Path):
     slow = receiver(name="slow", command="/bin/sleep 600", timeout_s=0.1)
     quick = receiver(name="quick", command=f"/usr/bin/tee {out}")
     agent = FakeAgent(parse("", "f"))
-    hooks = Hooks([slow, quick], agent.status, lambda: agent.tally, every_s=0.01)
+    hooks = NoticeHooks([slow, quick], agent.status, lambda: agent.tally, every_s=0.01)
     await run_until(hooks, lambda: bool(out.exists() and out.read_text()))
     assert json.loads(out.read_text())["workload"] == "db"
 
@@ -275,7 +274,9 @@ async def test_a_failure_that_nobody_foresaw_costs_one_notice_and_not_the_receiv
     monkeypatch.setattr(module, "_post", post)
     monkeypatch.setattr(module, "RETRY_S", (0.0,))
     agent = FakeAgent(parse("", "f"))
-    hooks = Hooks([receiver(url="http://127.0.0.1:1/x")], agent.status, lambda: agent.tally, every_s=0.01)
+    hooks = NoticeHooks(
+        [receiver(url="http://127.0.0.1:1/x")], agent.status, lambda: agent.tally, every_s=0.01
+    )
     await run_until(hooks, lambda: len(got) > 1)
     assert "can't start new thread" in caplog.text
 

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from perphd.agent.config import nothing_to_do, parse, reloaded
-from perphd.agent.config_host import check_against_host, check_everything
-from perphd.agent.config_opt_in import OptInConfig
-from perphd.agent.config_workloads import BatchTable, LraTable
-from perphd.agent.discovery import MAX_INSTANCES, Discovery, Found
-from perphd.agent.opt_in import DECLARATION, OptIn
+from perphd.agent.profiling.run import find_lra
 from perphd.cluster.asking import BAND_LABEL
+from perphd.config.discovery import MAX_INSTANCES, Discovery, Found
+from perphd.config.file import Config, nothing_to_do, parse, reloaded
+from perphd.config.host_check import check_against_host, check_everything
+from perphd.config.opt_in import DECLARATION, OptIn
+from perphd.config.tables import OptInConfig
+from perphd.config.workloads import BatchTable, LraTable
 from perphd.domain.errors import ConfigError
 from perphd.domain.workload import LABEL_PREFIX, Kind, Mode, WorkloadSpec
 from perphd.host import unit_sections
@@ -86,6 +87,22 @@ def refusal(root: Path, *lines: str, config: OptInConfig = UNITS) -> str:
     found = look(root, {DB: unit(*lines)}, "db.service", config=config)
     assert not found.specs
     return found.problems[DECLARATION]
+
+
+def test_profile_finds_an_lra_that_declares_itself_or_says_why_not(tmp_path: Path) -> None:
+    fs = write_tree(tmp_path, {**V2, "/cg/system.slice/db.service/cgroup.procs": "", DB: unit("kind=lra")})
+    opened, closed = Config(opt_in=UNITS), Config()
+    found = find_lra(opened, "db", fs)
+    assert (found.kind, found.cgroup) == (Kind.LRA, "/system.slice/db.service")
+    with pytest.raises(ConfigError, match=r"named 'nobody' \(allowed: db\)"):
+        find_lra(opened, "nobody", fs)
+    with pytest.raises(
+        ConfigError, match=r"named 'db': db\.service declares itself .* units is empty in \[opt_in\]"
+    ):
+        find_lra(closed, "db", fs)
+    write_tree(tmp_path, {DROP_IN: "[X-Perphd]\ntolerence_pct=5\n"})
+    with pytest.raises(ConfigError, match=r"named 'db': .*perphd.conf:2: .*did you mean 'tolerance_pct'"):
+        find_lra(opened, "db", fs)
 
 
 # -- units ----------------------------------------------------------------------------------------------------------

@@ -188,7 +188,7 @@ def test_those_of_different_domains_do_not_disturb_each_other() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"db": NOT_MEASURED}, "how much of the cache is enough for db is not known"),
+        ({"db": NOT_MEASURED}, "it is unknown how much cache is enough for db"),
         ({"db": 8.0, "web": 6.0}, "14 exclusive ways are wanted"),
     ],
 )
@@ -218,7 +218,7 @@ def test_where_closids_do_not_suffice_that_is_said() -> None:
     third.tick(SHORT_TICKS)
     assert third.masks("db") == third.masks("mq")
     assert third.masks("web")[0] & third.masks("db")[0] == 0
-    assert "but for mq, with which it shares a CLOSID" in third.reason("db")
+    assert "(shares a CLOSID with mq)" in third.reason("db")
 
 
 def test_ways_that_were_too_few_are_given_up_for_a_while_that_doubles() -> None:

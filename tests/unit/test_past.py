@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
+from perphd.commands.render_status import status_parts
 from perphd.control.client import Client, Refused
 from perphd.control.past import past_status
-from perphd.control.render_status import status_parts
 from perphd.control.table import plain
-from perphd.control.wire import decode
 from perphd.domain.allocation import IDLE, KEEP
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Action, Health
@@ -23,6 +22,7 @@ from perphd.domain.host_account import CpuAccount, GroupUse, HostAccount
 from perphd.domain.plan import Stage, Write
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.status import AgentStatus
+from perphd.domain.wire import decode
 from perphd.domain.workload import Kind, Mode
 from perphd.monitor.past import LOOKS, LOOKS_PER_SLOT, Subject, read_history, read_moment
 from perphd.monitor.query import reading

@@ -18,7 +18,7 @@ from perphd.sim.node.load import Steps
 from perphd.sim.node.machine import Machine
 from perphd.sim.node.model import Node
 from perphd.sim.node.physics import PRESENT, ChannelQueue, MissCurve, Physics, Waiting
-from tools.bench.policies import held, measure, oracle, scenarios, worlds
+from tools.bench.policies import harder, held, measure, oracle, scenarios, worlds
 from tools.bench.policies.catalogue import entrant
 from tools.bench.policies.driver import run
 from tools.bench.policies.scene import Goal, Phases, Scenario
@@ -253,3 +253,34 @@ def test_a_phase_is_not_held_against_anybody():
     factors = [r.interval.phases["masstree"] for r in done.rounds]
     assert max(factors) > 1.3
     assert measure.measure(done, {}).violation_s == 0.0
+
+
+def test_neither_is_a_phase_of_a_loop_that_also_waits_for_other_things():
+    closed = replace(
+        plain(),
+        actors=(scenarios.closed(MACHINE, "mysql-oltp", 4),),
+        duration_s=60.0,
+        name="a loop and its phases",
+    )
+    lra = replace(closed.actors[0], phases=Phases(0.4))
+    done = run(replace(closed, actors=(lra,)), Nobody(), 1.0, 1)
+    assert min(r.interval.phases[lra.name] for r in done.rounds) < 0.8
+    assert max(r.interval.phases[lra.name] for r in done.rounds) > 1.3
+    assert measure.measure(done, {}).violation_s == 0.0
+    strict = replace(lra, goal=lra.goal.tightened(0.3) if lra.goal is not None else None)
+    done = run(replace(closed, actors=(strict,)), Nobody(), 1.0, 1)
+    assert measure.measure(done, {}).violation_s > 50.0, "what it misses without a phase it misses with one"
+
+
+def test_lras_that_tell_nothing_have_twins_that_do_with_the_same_chance():
+    silent = {s.name.removeprefix("mute-"): s for s in harder.mute() if s.family == "mute"}
+    telling = {s.name.removeprefix("told-"): s for s in harder.told()}
+    assert silent.keys() == telling.keys()
+    for name, twin in telling.items():
+        one, other = silent[name].drawn(3), twin.drawn(3)
+        assert [a.sli for a in other.lras] == [True] * len(other.lras)
+        assert not all(a.sli for a in one.lras)
+        assert [replace(a, sli=True) for a in one.actors] == list(other.actors)
+    worlds_ = [World(s["service"].drawn(1), 1) for s in (silent, telling)]
+    first, second = (w.advance(1.0).outcomes["xapian"] for w in worlds_)
+    assert first == second

@@ -207,10 +207,10 @@ def changed(path: str, value: Any) -> str:
     ("text", "says"),
     [
         ("", "not JSON"),
-        ("[]", "no model of perphd's"),
-        ("{}", "no model of perphd's"),
+        ("[]", "not a perphd model"),
+        ("{}", "not a perphd model"),
         ("[" * 100_000, "not JSON"),
-        (" " * (MAX_BYTES + 1), "too many"),
+        (" " * (MAX_BYTES + 1), "exceed the limit"),
         ('{"a": NaN}', "NaN"),
         (TEXT[:-20], "not JSON"),
         (TEXT.replace('"samples":40', '"samples":41'), "checksum is wrong"),
@@ -235,7 +235,7 @@ def changed(path: str, value: Any) -> str:
         (changed("provenance.more", 1), "provenance has the unknown key 'more'"),
         (changed("provenance.lra", 5), "provenance.lra is 5, not text"),
         (changed("ranges", {}), "ranges is {}, not a list"),
-        (TEXT.replace('"samples":40', '"samples":1e999'), "it holds what no model holds"),
+        (TEXT.replace('"samples":40', '"samples":1e999'), "it holds an invalid value"),
         (TEXT.replace('"samples":40', '"samples":' + "9" * 5000), "not JSON"),
     ],
 )

@@ -116,7 +116,7 @@ def calm() -> tuple[Calm, list[float]]:
 
 def test_a_calm_lra_is_probed_within_its_budget_and_keeps_its_target() -> None:
     world, work = calm()
-    steps = [d for d in world.history if "a step aside while there is slack" in d.reason]
+    steps = [d for d in world.history if "an exploration step while there is slack" in d.reason]
     assert 1 <= len(steps) <= PER_H
     assert all(d.verdict.health is Health.HEALTHY for d in steps)
     for d in steps:
@@ -136,7 +136,7 @@ def test_a_step_up_goes_back_once() -> None:
     aside = replace(state.aside, out=world.protection, home=home)
     world.memory = replace(world.memory, lras={"db": replace(state, aside=aside)})
     world.step(30)
-    back = [d for d in world.history if "the step aside is over" in d.reason]
+    back = [d for d in world.history if "the exploration step is over" in d.reason]
     assert [(d.action, d.chosen) for d in back] == [(Action.SHRINK, home)]
 
 
@@ -146,4 +146,4 @@ def test_what_is_only_watched_is_never_probed() -> None:
     world.step(20)
     world.batch_running = True
     world.step(40)
-    assert not any("step aside" in d.reason for d in world.history)
+    assert not any("exploration step" in d.reason for d in world.history)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from perphd.agent.profile_explorer import Explorer, Guard, Pacing, Step, Stop, looks_ahead
-from perphd.agent.profile_host import lattice_of, settings_of
-from perphd.agent.profile_progress import Progress
-from perphd.agent.profile_run import LEAST_OF_ONE, LEAST_ROWS, least_rows, rows_of
+from perphd.agent.profiling.explorer import Explorer, Guard, Pacing, Step, Stop, looks_ahead
+from perphd.agent.profiling.host import lattice_of, settings_of
+from perphd.agent.profiling.progress import ProfileProgress
+from perphd.agent.profiling.run import LEAST_OF_ONE, LEAST_ROWS, least_rows, rows_of
 from perphd.domain.allocation import KEEP
 from perphd.domain.errors import PerphError
 from perphd.domain.reading import Unavailable
@@ -58,12 +58,12 @@ class Fake:
         )  # fmt: skip
 
 
-def progress(path: Path | None = None, lattice: Lattice = CORES) -> Progress:
-    return Progress("db", lattice, lattice.sample(lattice.size), 0, path)
+def progress(path: Path | None = None, lattice: Lattice = CORES) -> ProfileProgress:
+    return ProfileProgress("db", lattice, lattice.sample(lattice.size), 0, path)
 
 
 async def explore(
-    subject: Fake, known: Progress, guard: Guard | None, skip: bool = False
+    subject: Fake, known: ProfileProgress, guard: Guard | None, skip: bool = False
 ) -> tuple[str, list[Step]]:
     steps: list[Step] = []
     outcome = await Explorer(subject, known, guard, Pacing(1, 1, skip), steps.append).run()
@@ -119,7 +119,7 @@ async def test_a_run_that_ended_is_taken_up_again(tmp_path: Path) -> None:
     first = progress(path)
     with pytest.raises(PerphError, match="gone"):
         await explore(Fake(gone_after=20), first, None)
-    again = Progress.load(path, "db")
+    again = ProfileProgress.load(path, "db")
     assert again is not None
     assert 0 < len(again.measured) < 12
     assert again.measured == first.measured
@@ -130,7 +130,7 @@ async def test_a_run_that_ended_is_taken_up_again(tmp_path: Path) -> None:
     before = set(first.measured)
     assert not before & {p for p in subject.wanted if p is not None and p != CORES.most}
     again.forget()
-    assert Progress.load(path, "db") is None
+    assert ProfileProgress.load(path, "db") is None
 
 
 def test_progress_that_cannot_be_taken_up_says_so(tmp_path: Path) -> None:
@@ -138,15 +138,15 @@ def test_progress_that_cannot_be_taken_up_says_so(tmp_path: Path) -> None:
     known = progress(path)
     known.add_suffered((0, 0), "slow")
     with pytest.raises(PerphError, match=r"of 'db'.*--fresh"):
-        Progress.load(path, "web")
+        ProfileProgress.load(path, "web")
     data = json.loads(path.read_text())
     data["points"][0] = [99, 0]
     path.write_text(json.dumps(data))
     with pytest.raises(PerphError, match="no cell of the lattice"):
-        Progress.load(path, "db")
+        ProfileProgress.load(path, "db")
     path.write_text("{}")
     with pytest.raises(PerphError, match="--fresh"):
-        Progress.load(path, "db")
+        ProfileProgress.load(path, "db")
 
 
 async def test_an_application_without_work_cannot_be_explored() -> None:

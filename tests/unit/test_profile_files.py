@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perphd.control.cli import cli
+from perphd.commands.cli import cli
 from perphd.domain.errors import PerphError
 from perphd.predictor.features import COLUMNS
 from perphd.predictor.ogbrt import Forest
@@ -166,7 +166,7 @@ def test_a_file_is_the_same_profile_again(profile: Profile) -> None:
     [
         (lambda t: t[: len(t) // 2], "not JSON"),
         (lambda t: t.replace('"version": 1', '"version": 7'), "its version is 7"),
-        (lambda t: t.replace("perphd-profile", "perphd-model"), "no profile of perphd's"),
+        (lambda t: t.replace("perphd-profile", "perphd-model"), "not a perphd profile"),
         (lambda t: t.replace('"seed":0', '"seed":1'), "checksum is wrong"),
         (lambda t: "[" * 100_000, "not JSON"),
     ],
@@ -180,7 +180,7 @@ def test_what_is_no_profile_is_refused_with_a_sentence(profile: Profile, edit, s
     ("key", "value", "says"),
     [
         ("y", ["a"], "y.0|not a number"),
-        ("scale", [0.0, 1.0], "more than 0"),
+        ("scale", [0.0, 1.0], "positive"),
         ("features", ["x"], "do not fit|trees.features"),
         ("trees", {}, "lacks"),
         ("low", [1.0], "do not fit together"),
@@ -220,7 +220,7 @@ def test_hosts_that_agree_are_merged_and_those_that_do_not_are_refused() -> None
     with pytest.raises(PerphError, match="given twice"):
         merge([a_profile(1), a_profile(1)], "db")
     mips = a_profile(2)
-    with pytest.raises(PerphError, match="not the same"):
+    with pytest.raises(PerphError, match="different performance signals"):
         merge([a_profile(1), replace(mips, origin=replace(mips.origin, work_source="mips"))], "db")
 
 

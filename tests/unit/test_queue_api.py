@@ -84,6 +84,7 @@ def test_readers_look_and_only_the_group_submits(served: Served) -> None:
         ({"array": 10_001}, "10000"),
         ({"array": 10_000, "name": "x" * 60, "environment": {"A": "y" * 100_000}}, "too large together"),
         ({"colour": "red"}, "unknown key"),
+        ({"hints": "yes"}, "hints: 'yes' is not accepted .*true or false"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_leaves_no_job(

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perphd.agent.batch_queue import BatchQueue
-from perphd.agent.queue_slots import QueueSlots
+from perphd.agent.queue.batch_queue import BatchQueue
+from perphd.agent.queue.slots import QueueSlots
 from perphd.batch.gangs import admitted, gangs_of, is_elastic, led, revoked, shares_of, with_urgent
 from perphd.batch.job import JobState, QueuedJob
 from perphd.domain.errors import ConfigError

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perphd.agent.queue_event import STEP, QueueEvent
+from perphd.agent.queue.event import STEP, QueueEvent
 from perphd.batch.job import JobState
-from perphd.control.metrics.queue import add_queue
+from perphd.commands.render_jobs import event_parts, event_text, queue_lines
+from perphd.control.metrics.collect import add_queue
 from perphd.control.metrics.text import Page
-from perphd.control.render_jobs import event_parts, event_text, queue_lines
 from perphd.control.table import plain
 from perphd.domain.allocation import UNTOUCHED, Settings
 from perphd.domain.errors import ConfigError

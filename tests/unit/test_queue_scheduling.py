@@ -7,11 +7,13 @@ import subprocess
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perphd.agent.queue_solver import QueueSolver
+from perphd.agent.queue.solver import QueueSolver
+from perphd.batch.host_laws import HostLaws
 from perphd.batch.job import JobState, QueuedJob
 from perphd.batch.launching import dependencies
 from perphd.batch.look import CPU, MEMORY, ActiveJob, JobOutlook, QueueView
@@ -97,7 +99,7 @@ def test_a_history_that_rules_a_deadline_out_is_doubted_unless_that_is_switched_
     known = {1: JobOutlook(run_time_s=of_values([900.0, 1000.0, 1100.0]))}
     for doubted, planned_now in ((0.05, ("1",)), (0.0, ())):
         seen = view(job, outlooks=known, doubted=doubted)
-        plan = planned(seen, candidates(seen))
+        plan = planned(seen, HostLaws(seen), candidates(seen))
         assert plan is not None
         assert plan.now == planned_now
 
@@ -200,7 +202,8 @@ def test_whatever_waits_and_runs_a_look_is_consistent(
     assert preempts or not step.freeze
     assert len(step.start) + len(active) <= max(14, len(active))
     started = [job for job in jobs if job.id in step.start]
-    held = sum(job.spec.memory_bytes for job in started) + sum(each.job.spec.memory_bytes for each in active)
+    held = sum(job.spec.memory_bytes for job in started)
+    held += sum(each.job.spec.memory_bytes for each in active if each.job.id not in step.requeue)
     assert not started or held <= seen.memory_bytes * 1.01
 
 
@@ -217,9 +220,9 @@ def test_highs_answers_from_a_process_and_never_makes_a_plan_worse() -> None:
     pytest.importorskip("highspy")
     seen = crowded()
     tried = candidates(seen)
-    plan = planned(seen, tried)
+    plan = planned(seen, HostLaws(seen), tried)
     assert plan is not None
-    improved = QueueSolver().improved(NOW_S, *stated(seen, tried), plan)
+    improved = QueueSolver().improved(NOW_S, *stated(seen, HostLaws(seen), tried), plan)
     assert improved.worth >= plan.worth
 
 
@@ -233,13 +236,44 @@ def test_a_solver_that_fails_or_lies_leaves_the_greedy_plan(answer: str) -> None
 
     seen = crowded()
     tried = candidates(seen)
-    plan = planned(seen, tried)
+    plan = planned(seen, HostLaws(seen), tried)
     assert plan is not None
     solver = QueueSolver(run)
     solver._there = True
-    assert solver.improved(NOW_S, *stated(seen, tried), plan) is plan
-    assert solver.improved(NOW_S + 1.0, *stated(seen, tried), plan) is plan
+    assert solver.improved(NOW_S, *stated(seen, HostLaws(seen), tried), plan) is plan
+    assert solver.improved(NOW_S + 1.0, *stated(seen, HostLaws(seen), tried), plan) is plan
     assert len(calls) == 1, "one process in half a minute"
     idle = JobPlan({str(job.id): 0.0 for job in tried})
-    assert solver.improved(NOW_S + 100.0, *stated(seen, tried), idle) is idle
+    assert solver.improved(NOW_S + 100.0, *stated(seen, HostLaws(seen), tried), idle) is idle
     assert len(calls) == 1, "nothing waits"
+
+
+# --- sums that are kept ---------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sets(st.integers(11, 19)), max_size=6), st.sets(st.integers(11, 19)))
+@settings(max_examples=25, deadline=None)
+def test_sums_kept_between_questions_are_those_of_a_host_that_is_asked_once(
+    asked_before: list[set[int]], gone: set[int]
+) -> None:
+    rng = np.random.default_rng(7)
+    active = tuple(running(number) for number in range(11, 20))
+    outlooks = {1: JobOutlook(cpus=of_values([0.5, 1.0, 2.0]), memory_bytes=of_values([GIB, 3.0 * GIB]))}
+    for each in active:
+        cpus, memory = rng.uniform(0.2, 1.5, 20), rng.uniform(0.2, 2.5, 20) * GIB
+        outlooks[each.job.id] = JobOutlook(of_values([200.0, 300.0]), of_values(cpus), of_values(memory))
+    active = tuple(replace(each, outlook=outlooks[each.job.id]) for each in active)
+    job = waiting(1)
+    host = HostLaws(view(job, active=active, outlooks=outlooks))
+    whole = host.saved()
+    for numbers in asked_before:
+        host.without(sorted(numbers))
+        host.admission(job)
+        host.restored(whole)
+    host.without(sorted(gone))
+    left = tuple(each for each in active if each.job.id not in gone)
+    afresh = HostLaws(view(job, active=left, outlooks=outlooks))
+    assert host.admission(job).over == pytest.approx(afresh.admission(job).over, abs=1e-12)
+    host.add(job)
+    afresh.add(job)
+    assert host.margin(CPU) == pytest.approx(afresh.margin(CPU))

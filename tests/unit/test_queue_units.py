@@ -117,6 +117,7 @@ def test_a_copper_job_is_a_transient_unit_of_its_user_with_its_words_as_data() -
     }
     assert unit["MemoryMax"] == submitted.spec.memory_bytes
     assert unit["RemainAfterExit"] is True
+    assert unit["Before"] == ["perphd.service"], "on shutdown it would be ended while the daemon looks"
     assert unit["StandardOutputFileToAppend"] == "/var/log/7"
     assert unit["OOMScoreAdjust"] == 1000
 

@@ -25,8 +25,7 @@ from rdt import (
     Unsupported,
 )
 from rdt.calibrate import PREFIX, Calibrator, Plan, Step, levels_to_measure, plan
-from rdt.curves import Calibration, Curve, Point
-from rdt.lookup import BandwidthLookup
+from rdt.curves import BandwidthLookup, Calibration, Curve, Point
 from rdt.probe import Streams, idle_cores, l3_domains, machine_name
 from rdt.reading import Unavailable
 from tests.unit.rdt_model import GB, IDLE, Model, delivered, sysfs
@@ -36,7 +35,7 @@ from tests.unit.rdt_world import ROOT, World
 def calibrator(world: World, model: Model, told: list[str] | None = None) -> Calibrator:
     groups = Groups(world.open(), PREFIX, sleep=model.sleep, clock=lambda: world.tree.now_s)
     lines: list[str] = [] if told is None else told
-    return Calibrator(groups, model, sleep=model.sleep, clock=lambda: world.tree.now_s, told=lines.append)
+    return Calibrator(groups, model, sleep=model.sleep, clock=lambda: world.tree.now_s, report=lines.append)
 
 
 def a_plan(world: World, **more: object) -> Plan:
@@ -140,7 +139,7 @@ def test_a_plan_says_what_it_takes_and_what_is_missing() -> None:
     ]
     assert made.seconds == pytest.approx(4 * (2 + 11 * 0.5))
     for more, kind, words in (
-        ({"limit_s": 5.0}, Invalid, "it may take 30 s, 5 s are allowed"),
+        ({"limit_s": 5.0}, Invalid, "it may take 30 s \\(limit 5 s\\)"),
         ({"core_counts": [3]}, Busy, "2 cores of domain 0 are idle, 3 are needed"),
         ({"core_counts": [0]}, Invalid, "0 cores"),
         ({"domains": [7]}, Invalid, "there is no domain 7; there are 0, 1"),
@@ -150,7 +149,7 @@ def test_a_plan_says_what_it_takes_and_what_is_missing() -> None:
             plan(info, IDLE, **more)
     with pytest.raises(Busy, match="0 cores of domain 1"):
         plan(info, {0: ((0,),)})
-    with pytest.raises(Unsupported, match="the kernel keeps the MBps itself"):
+    with pytest.raises(Unsupported, match="the kernel itself controls the bandwidth"):
         plan(World("mba-mbps").open().info, IDLE)
 
 
@@ -298,7 +297,7 @@ def test_without_a_curve_the_nominal_level_is_used_and_said_to_be_uncalibrated()
         assert isinstance(look.bandwidth(0, 4, 50), Unavailable)
         assert look.for_bandwidth(0, 4, GB).value == 100
         assert look.levels(0, 4) == tuple(range(10, 101, 10))
-    with pytest.raises(Invalid, match="a share is 0 to 1"):
+    with pytest.raises(Invalid, match="a share must be 0 to 1"):
         BandwidthLookup(MB).for_share(0, 4, 50)
 
 
@@ -312,7 +311,7 @@ def test_an_open_range_has_no_shares_until_it_is_calibrated() -> None:
 def test_curves_of_another_machine_or_other_steps_are_not_believed() -> None:
     look = BandwidthLookup(MB, calibration(linear()), machine="another CPU")
     assert not look.calibrated(0, 1)
-    assert "made on 'a CPU', this is 'another CPU'" in look.for_share(0, 1, 0.5).note
+    assert "measured on 'a CPU', but this machine is 'another CPU'" in look.for_share(0, 1, 0.5).note
     finer = replace(MB, granularity=1)
     assert "the steps" in BandwidthLookup(finer, calibration(linear())).for_share(0, 1, 0.5).note
 

@@ -88,7 +88,7 @@ def test_own_rmids_are_budgeted():
     groups = World("four-closids").groups(limits=Limits(rmid_share=0.05))  # of 48: two
     made = groups.make("a")
     groups.make_monitor(made.group, "m")
-    with pytest.raises(Full, match="5% of 48 RMIDs and hold 2"):
+    with pytest.raises(Full, match="5% of 48 RMIDs and already hold 2"):
         groups.make_monitor(made.group, "n")
 
 
@@ -283,5 +283,5 @@ def test_locks_may_be_nested_but_not_upgraded():
     resctrl = World().open()
     with resctrl.changing(), resctrl.changing(), resctrl.reading():
         resctrl.apply(DEFAULT_GROUP, Schemata.of({"L3": {0: 1}}))
-    with pytest.raises(RuntimeError, match="take changing"), resctrl.reading(), resctrl.changing():
+    with pytest.raises(RuntimeError, match="use changing"), resctrl.reading(), resctrl.changing():
         pass

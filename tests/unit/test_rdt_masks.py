@@ -142,12 +142,14 @@ def test_ways_shared_with_io_and_ways_of_others_are_never_exclusive() -> None:
     (shortage,) = failure.value.shortages
     assert (shortage.domain, shortage.wanted, shortage.available) == (0, 10, 9)
     assert str(failure.value) == (
-        "domain 0 (11 ways): 10 exclusive ways are wanted beside 0 shared ones, 9 are left for them; "
+        "domain 0 (11 ways): 10 exclusive ways are wanted beside 0 shared ones, but only 9 are left; "
         "2 are shared with I/O and cannot be exclusive"
     )
     others = {0: CacheDomain(Cbm(0xFF), 1, taken=Cbm(0x18))}
     assert mask(solve([exclusive("a", 3), exclusive("b", 3)], others, closids=8), "b") == "e0"
-    with pytest.raises(Infeasible, match="2 are taken by others; enough in number, but not side by side"):
+    with pytest.raises(
+        Infeasible, match="2 are taken by others; they are enough in number, but not adjacent"
+    ):
         solve([exclusive("a", 4), exclusive("b", 2)], others, closids=8)
 
 
@@ -163,7 +165,7 @@ def test_every_domain_that_lacks_ways_is_told() -> None:
         (3, 3, 2),
         (16, 4, 3),
     ]
-    with pytest.raises(Infeasible, match="a shared mask of 5 ways is wanted, 4 are the most side by side"):
+    with pytest.raises(Infeasible, match="a shared mask needs 5 adjacent ways, but at most 4 are adjacent"):
         solve([shared("a", 5, 3)], caches, closids=8)
 
 
@@ -181,7 +183,7 @@ def test_wrong_questions_are_refused() -> None:
         solve([shared("a", 1, 7)], ELEVEN, closids=8)
     with pytest.raises(ValueError, match="at least one way"):
         shared("a", 0)
-    with pytest.raises(ValueError, match="without ways"):
+    with pytest.raises(ValueError, match="must have ways"):
         CacheDomain(NO_WAYS)
     with pytest.raises(KeyError):
         Layout().masks_of("a")
@@ -236,7 +238,7 @@ def test_every_layout_keeps_the_laws(
     cache, demands, present = problem
     layout = attempt(demands, cache, present)
     if isinstance(layout, Infeasible):
-        assert all(each.wanted > each.available or "side by side" in each.text for each in layout.shortages)
+        assert all(each.wanted > each.available or "not adjacent" in each.text for each in layout.shortages)
         return
     masks = {each.group: layout.masks_of(each.group)[0] for each in demands}
     own = [masks[each.group] for each in demands if each.use is Use.EXCLUSIVE]

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from perphd.domain.cpuset import CpuSet
@@ -384,6 +384,7 @@ INTERVALS = st.lists(st.lists(st.sampled_from(OPERATIONS), max_size=5), max_size
 
 @settings(max_examples=150, deadline=None)
 @given(INTERVALS, st.sampled_from(["captured", "snc", "amd"]))
+@example([["run a far"], ["far off", "far on", "run a far"]], "captured")
 def test_a_rate_that_is_told_is_what_was_moved(intervals: list[list[str]], name: str) -> None:
     """Whatever happens in between: bytes of what exists at the end of an interval, over its length, or no number."""
     machine = Machine(name)

@@ -70,7 +70,7 @@ def test_mounted_alike_already_is_fine_and_nothing_is_done(tmp_path):
     [
         (errno.EBUSY, Busy, "mounted at /sys/fs/resctrl with cdp"),
         (errno.EPERM, Denied, "EPERM"),
-        (errno.EINVAL, Unsupported, r"not known to this kernel or CPU.*cat_l3 mba"),
+        (errno.EINVAL, Unsupported, r"this kernel or CPU does not support.*cat_l3 mba"),
     ],
 )
 def test_why_it_cannot_be_mounted(tmp_path, number, kind, words):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdt import Broken, GroupRef, Invalid, Prefix
-from rdt.cpulist import format_cpus, parse_cpus
+from rdt.names import format_cpus, parse_cpus
 
 PREFIX = Prefix("perphd")
 

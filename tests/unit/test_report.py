@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.control.cli import cli
-from perphd.control.histories import histories
-from perphd.control.render_report import facts, html, size_tables, verdict
-from perphd.control.reservations import Place
+from perphd.commands.cli import cli
+from perphd.commands.histories import histories
+from perphd.commands.render_report import facts, html, size_tables, verdict
+from perphd.commands.reservations import ReservedPlace
 from perphd.control.table import plain
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.decision import Action, Candidate, Cause, Decision, Health, Outcome, Prediction, Verdict
@@ -95,7 +95,7 @@ def test_in_observe_it_says_what_was_and_what_would_have_been(tmp_path: Path) ->
     assert db.predicted is not None
     assert db.predicted.low_pct <= db.predicted.pct <= db.predicted.high_pct
     assert db.predicted.pct > db.observed.pct
-    assert db.acted == ((Mode.OBSERVE, Action.GROW, Cause.CPU, 15),)
+    assert db.acted == ((Mode.OBSERVE, Action.GROW, Cause.CPU, 1),), "fifteen rounds wanted one change"
     ((cause, hours),) = db.degraded
     assert cause is Cause.CPU
     assert hours == pytest.approx(150 / 3600, abs=0.01)
@@ -218,7 +218,7 @@ def test_text_json_and_html(tmp_path: Path) -> None:
     shown = run("--store", store)
     assert shown.exit_code == 0, shown.output
     assert "Time on target" in shown.stdout
-    assert re.search(r"db +would +grow +cpu +15", shown.stdout)
+    assert re.search(r"db +would +grow +cpu +1\n", shown.stdout)
     data = json.loads(run("--store", store, "--json").stdout)
     assert data["verdict"] in shown.stdout
     assert data["report"]["lras"][0]["observed"]["pct"] == pytest.approx(75.0, abs=2.0)
@@ -233,7 +233,7 @@ def test_text_json_and_html(tmp_path: Path) -> None:
 def test_it_ends_with_what_workloads_reserve_use_and_should_reserve(tmp_path: Path) -> None:
     made(tmp_path / "s.db", 200, {"db": usual(constant(1.0), constant(2.0 * GIB))})
     held = {Resource.CPU: Reservation(4.0, "cpu.max"), Resource.MEMORY: Reservation(8.0 * GIB, "memory.max")}
-    place = Place(str(tmp_path / "s.db"), {}, {}, {"db": held})
+    place = ReservedPlace(str(tmp_path / "s.db"), {}, {}, {"db": held})
     cpu, memory = rows = size_rows(histories(place, 86_400.0))
     assert (cpu.resource, memory.resource) == ("cpu", "memory")
     assert available(cpu.recommended)

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from perphd.agent.composition import probe_elsewhere
-from perphd.agent.config import parse
-from perphd.agent.config_restore import RestorePlace, for_restore
 from perphd.agent.simulated_mount import ServerPlan, daemon_config, machine_names, mount
+from perphd.config.file import parse
+from perphd.config.restore import RestorePlace, for_restore
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import ConfigError, Gone, PerphError, Unsupported
 from perphd.host.cgroup import discover
 from perphd.host.event_files import EVENT_FILES, EventFiles, counts_text
 from perphd.host.fs import RealFs
-from perphd.host.perf_events import EventKind
+from perphd.host.perf_event_types import PerfEventKind
 from perphd.sim.kernel import Directory, SimFs
 from perphd.sim.kernel.cgroup2 import CgroupTree
 from perphd.sim.kernel.proc import BASE_MOUNTS, add_host_files, cgroup2_mount, set_mounts
@@ -26,17 +26,17 @@ ALL = CpuSet(3)
 
 def test_counters_are_read_from_files() -> None:
     root = Directory()
-    counts = {EventKind.INSTRUCTIONS: 100.9, EventKind.CYCLES: 50.0}
+    counts = {PerfEventKind.INSTRUCTIONS: 100.9, PerfEventKind.CYCLES: 50.0}
     folder = root.make(EVENT_FILES + "/sys/fs/cgroup")
     folder.add("app", lambda: counts_text(counts) + "nonsense 3\ncycles_too x\n")
     opener = EventFiles(SimFs(root))
     with pytest.raises(Unsupported, match="llc_misses"):
-        opener(APP, ALL, (EventKind.INSTRUCTIONS, EventKind.LLC_MISSES))
+        opener(APP, ALL, (PerfEventKind.INSTRUCTIONS, PerfEventKind.LLC_MISSES))
     with pytest.raises(Gone):
-        opener(APP + "2", ALL, (EventKind.CYCLES,))
-    group = opener(APP, ALL, (EventKind.CYCLES, EventKind.INSTRUCTIONS))
-    counts[EventKind.INSTRUCTIONS] = 350.0
-    assert group.read() == {EventKind.CYCLES: 0.0, EventKind.INSTRUCTIONS: 250.0}
+        opener(APP + "2", ALL, (PerfEventKind.CYCLES,))
+    group = opener(APP, ALL, (PerfEventKind.CYCLES, PerfEventKind.INSTRUCTIONS))
+    counts[PerfEventKind.INSTRUCTIONS] = 350.0
+    assert group.read() == {PerfEventKind.CYCLES: 0.0, PerfEventKind.INSTRUCTIONS: 250.0}
     assert (group.starved_cpus, group.lost_cpus, group.fds) == (CpuSet(), CpuSet(), 1)
     folder.remove("app")
     with pytest.raises(Gone):

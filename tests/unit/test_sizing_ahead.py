@@ -71,6 +71,16 @@ def test_the_workers_forecast_counts_and_the_shapers_own_where_there_is_none() -
     assert host.model(untold) in ("last", "ses")
 
 
+def test_what_was_used_while_the_worker_forecast_is_known_to_the_shapers_own_models() -> None:
+    host = Host()
+    host.look(_subject(), 12 * INTERVAL_S)
+    host.look(_subject(ahead=AHEAD, used_bytes=400.0 * MIB), 12 * INTERVAL_S)
+    untold = _subject(used_bytes=400.0 * MIB)
+    host.look(untold, INTERVAL_S)
+    assert 450 <= host.target_mib(untold) < 700, "of the latest use, and of no pending forecast of the first"
+    assert host.state.members["a"].ladder.seen >= 24
+
+
 def test_no_forecast_counts_within_the_grace() -> None:
     host = Host()
     host.look(_subject(ahead=AHEAD), 9 * INTERVAL_S)

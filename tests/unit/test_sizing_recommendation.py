@@ -85,6 +85,33 @@ def test_memory_covers_a_spike_and_cpu_does_not():
     assert of(values, Resource.MEMORY).reason == "the greatest use, and 5% in reserve"
 
 
+def test_a_jump_recommends_at_most_twice_of_what_was_ever_used():
+    noise = np.random.default_rng(4).normal(0, 0.003, 400)
+    jumped = np.concatenate([0.05 + np.abs(noise), [5.7]])
+    found = of(jumped, Resource.CPU)
+    ahead = outlook(jumped).next_window
+    assert isinstance(ahead, NextWindow)
+    assert ahead.p99 > 50, "the bound knows no more than that everything is new"
+    assert number(found.recommended) <= 2 * 5.7 / 0.95 + 1e-9
+    assert number(found.next_window) <= 2 * 5.7 / 0.95 + 1e-9
+
+
+def test_no_forecast_exceeds_what_the_host_has():
+    noise = np.random.default_rng(4).normal(0, 0.003, 400)
+    jumped = np.concatenate([0.05 + np.abs(noise), [5.7]])
+    ahead = outlook(jumped, 8.0).next_window
+    assert isinstance(ahead, NextWindow)
+    assert (ahead.p99, ahead.capped) == (8.0, True)
+    assert ahead.mean <= ahead.p90 <= ahead.p99
+    wide = outlook(jumped, 1e6).next_window
+    assert wide == outlook(jumped).next_window
+    assert isinstance(wide, NextWindow)
+    assert not wide.capped
+    mistaken = outlook(np.full(100, 9.0), 8.0).next_window
+    assert isinstance(mistaken, NextWindow)
+    assert mistaken.p99 == 9.0, "a reading is believed before the host's size"
+
+
 def test_the_shaper_sizes_the_next_window_and_the_rest_is_reclaimable():
     values = np.ones(1440)
     found = of(values, Resource.MEMORY, Reservation(4.0, "memory.max"))

@@ -17,6 +17,7 @@ from perphd.sizing.shaper import (
     GREATEST_CRASHES,
     Component,
     Mode,
+    Resize,
     Resource,
     Role,
     Rung,
@@ -105,6 +106,13 @@ def test_observe_proposes_and_changes_nothing() -> None:
     assert not host.ends
     shown = view(host.state, subjects, host.capacity, host.rules)
     assert any("freeze" in line or "end" in line for line in shown.proposed)
+
+
+def test_a_new_size_that_reads_like_the_old_one_is_not_shown() -> None:
+    mib = float(1 << 20)
+    sizes = tuple(Resize("a", Resource.MEMORY, before * mib, 122.3 * mib) for before in (122.1, 640.0))
+    state = ShapingState({"a": Member(0.0, proposed=sizes)})
+    assert view(state, (_subject("a"),), 4000.0, RULES).proposed == ("a: 640 MiB -> 122 MiB",)
 
 
 def test_who_is_not_shaped_or_is_degraded_is_never_touched() -> None:
@@ -250,11 +258,16 @@ def _reclaims(host: Host, name: str) -> bool:
     return host.state.members[name].rung is Rung.RECLAIM
 
 
-def test_cpu_has_no_part_in_the_plan() -> None:
-    host = Host()
-    host.grown_up(_subject())
-    assert host.state.plan is not None
-    assert {size.resource for size in host.state.plan.sizes} == {Resource.MEMORY}
+def test_cpu_has_no_part_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    resources: set[Resource] = set()
+
+    def noted(components: Sequence[Component], *args: Any, **named: Any) -> ShapingPlan:
+        resources.update(resource for component in components for resource in component.demands)
+        return shape(components, *args, **named)
+
+    monkeypatch.setattr(shaping, "shape", noted)
+    Host().grown_up(_subject())
+    assert resources == {Resource.MEMORY}
 
 
 def test_a_job_in_a_new_group_of_the_same_path_does_not_pay_for_the_one_before() -> None:
@@ -315,20 +328,18 @@ def test_where_all_fit_beside_each_other_every_plan_is_of_a_few(monkeypatch: pyt
     sizes.clear()
     host.look(*many, seconds=14 * 60)
     assert max(sizes) == LEARN_PER_LOOK
-    plan = host.state.plan
-    assert plan is not None
-    assert sorted(size.component for size in plan.sizes) == [each.name for each in many]
-    targets = {size.component: size.target for size in plan.sizes}
-    assert all(target < 300 * MIB for target in targets.values()), "all were shrunk"
-    assert plan.reclaimable[Resource.MEMORY] == pytest.approx(host.capacity - sum(targets.values()))
+    shown = view(host.state, many, host.capacity, host.rules)
+    targets = [row.target_bytes for row in shown.workloads if isinstance(row.target_bytes, float)]
+    assert len(targets) == MANY
+    assert all(target < 300 * MIB for target in targets), "all were shrunk"
+    assert shown.reclaimable_bytes == pytest.approx(host.capacity - sum(targets))
     sizes.clear()
     many[7] = replace(many[7], used_bytes=700.0 * MIB)
     assert host.look(*many).limits["w07"].low_bytes == 700 * MIB
     assert min(sizes) == 1, "the one that outgrew its target, without the others"
     host.look(*many[1:])
-    host.look(*many[1:], seconds=60)
-    assert host.state.plan is not None
-    assert "w00" not in {size.component for size in host.state.plan.sizes}
+    assert "w00" not in host.state.members
+    assert "w00" not in host.look(*many[1:], seconds=60).limits
 
 
 def test_where_not_all_fit_the_plan_of_all_decides_once_all_are_learned_from() -> None:
@@ -359,19 +370,32 @@ def test_who_is_not_looked_at_stays_as_it_was() -> None:
     ("sample", "expected"),
     [
         ({}, False),
-        ({"memory_working_set_bytes": 101.0}, True),
-        ({"memory_working_set_bytes": 90.0}, False),
+        ({"memory_working_set_bytes": 121.0 * MIB}, True),
+        ({"memory_working_set_bytes": 119.0 * MIB}, False),
         ({"memory_full_pct": 6.0}, True),
         ({"refaults_per_s": 101.0}, True),
         ({"quality": (Quality.RESTARTED,)}, True),
         ({"memory_working_set_bytes": Unavailable("gone")}, False),
     ],
 )
-def test_new_maxima_stalls_and_new_groups_are_notable(sample: dict[str, Any], expected: bool) -> None:
-    calm: dict[str, Any] = {"memory_working_set_bytes": 100.0, "memory_full_pct": 0.0, "refaults_per_s": 0.0}
+def test_no_room_stalls_and_new_groups_are_notable(sample: dict[str, Any], expected: bool) -> None:
+    calm: dict[str, Any] = {
+        "memory_working_set_bytes": 100.0 * MIB,
+        "memory_full_pct": 0.0,
+        "refaults_per_s": 0.0,
+    }
     seen = Sample("a", 1.0, 1.0, **(calm | sample))
-    assert is_notable(Member(0.0, greatest_bytes=100.0), seen) is expected
+    assert is_notable(Member(0.0, greatest_bytes=1.0, target_bytes=120.0 * MIB), seen) is expected
     assert is_notable(Member(0.0), seen) is (
         sample.get("memory_working_set_bytes", 100.0) != Unavailable("gone")
     )
-    assert is_notable(Member(0.0, greatest_bytes=100.0, target_bytes=95.0), Sample("a", 1.0, 1.0, **calm))
+    calm["memory_working_set_bytes"] = 1.0
+    assert not is_notable(Member(0.0), Sample("a", 1.0, 1.0, **calm)), "an empty group waits for its turn"
+
+
+def test_the_greatest_use_between_two_looks_enters_the_forecasters() -> None:
+    host = Host()
+    host.grown_up(_subject())
+    host.look(replace(_subject(), peak_bytes=180.0 * MIB))
+    host.look(_subject(), seconds=int(INTERVAL_S))
+    assert 180 * MIB in host.state.members["a"].ladder.values

@@ -13,15 +13,15 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perphd.agent.config import Config, nothing_to_do, parse
-from perphd.control import cli_admission, daemon
-from perphd.control.cli import cli
-from perphd.control.groups import group_parts, rows_of
-from perphd.control.published import published, rfc3339
-from perphd.control.render_status import has_words, health_words, status_parts
+from perphd.commands import admission as cli_admission
+from perphd.commands import daemon
+from perphd.commands.cli import cli
+from perphd.commands.groups import group_parts, rows_of
+from perphd.commands.published import published, rfc3339
+from perphd.commands.render_status import has_words, health_words, status_parts
+from perphd.config.file import Config, nothing_to_do, parse
 from perphd.control.table import WIDTH, plain
 from perphd.control.verdict import PROTECTIONS, missing, verdict
-from perphd.control.wire import encode
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.capability import Area, Capability
 from perphd.domain.decision import Action, Cause, Health
@@ -31,6 +31,7 @@ from perphd.domain.host_facts import GroupFact, ProcessFact
 from perphd.domain.status import AgentStatus, Change, WorkloadStatus
 from perphd.domain.units import parse_size_bytes
 from perphd.domain.whatif import Arrival, WhatIf
+from perphd.domain.wire import encode
 from perphd.domain.workload import Mode
 from perphd.host.catalogue import CgroupEntry
 from tests.unit.control_fake import FakeAgent, Served, serving

@@ -16,16 +16,16 @@ from rich.text import Text
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from perphd.agent.config import Config
-from perphd.control.cli import cli
+from perphd.commands.cli import cli
+from perphd.commands.top.app import Top
+from perphd.commands.top.drawing import BARS, core_strip, graph, resampled, spark, ways_strip
+from perphd.commands.top.rows import LEAST_HISTORY, batch_columns, lra_columns, ordered
+from perphd.commands.top.screens import Question, Reading
+from perphd.commands.top.source import Source
+from perphd.commands.top.widgets import Lines, Rows
+from perphd.commands.view import View, view_of
+from perphd.config.file import Config
 from perphd.control.client import Client
-from perphd.control.top.app import Top
-from perphd.control.top.drawing import BARS, core_strip, graph, resampled, spark, ways_strip
-from perphd.control.top.rows import LEAST_HISTORY, batch_columns, lra_columns, ordered
-from perphd.control.top.screens import Question, Reading
-from perphd.control.top.source import Source
-from perphd.control.top.widgets import Lines, Rows
-from perphd.control.view import View, view_of
 from perphd.domain.allocation import Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.status import Change
@@ -378,10 +378,10 @@ def test_piped_it_prints_the_status(served: Served) -> None:
 
 
 def test_without_textual_it_says_what_to_install(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("textual", "perphd.control.top."))]:
+    for name in [name for name in sys.modules if name.startswith(("textual", "perphd.commands.top."))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "textual", None)
-    monkeypatch.setattr("perphd.control.top.is_terminal", lambda: True)
+    monkeypatch.setattr("perphd.commands.top.is_terminal", lambda: True)
     result = CliRunner().invoke(cli, ["--socket", served.socket, "top"])
     assert result.exit_code == 1
     assert "top needs the package textual" in result.stderr
@@ -399,7 +399,7 @@ def test_nothing_else_imports_textual() -> None:
         if "import textual" in (text := path.read_text()) or "from textual" in text
     }
     assert users
-    assert all(path.startswith("control/top/") for path in users)
+    assert all(path.startswith("commands/top/") for path in users)
 
 
 def test_changes_of_the_view_keep_their_words() -> None:

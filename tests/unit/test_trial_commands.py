@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from perphd.control.cli import cli
-from perphd.control.render_trial import facts, html, verdict
+from perphd.commands.cli import cli
+from perphd.commands.render_trial import facts, html, verdict
+from perphd.domain.wire import to_json
 from perphd.domain.workload import Mode
-from perphd.monitor.codec import to_json
 from perphd.trial.analysis import analyse
 from perphd.trial.record import End, Ending, Note, TrialRecord
 from tests.unit.control_fake import READER, Served, serving

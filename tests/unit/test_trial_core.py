@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats  # type: ignore[import-untyped]
 
 from perphd.domain.reading import Unavailable
+from perphd.domain.wire import from_json, to_json
 from perphd.domain.workload import Mode
-from perphd.monitor.codec import from_json, to_json
 from perphd.trial.analysis import analyse, pairs_of
 from perphd.trial.design import MIN_PAIRS, DesignRefused, Metric, Plan, Request, Signal, schedule
 from perphd.trial.guard import LraReading

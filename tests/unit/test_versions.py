@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from perphd.agent.config_workloads import read_workload, to_table
 from perphd.agent.models import LOOKS_PER_TICK, VERSION_LOOK_S, Models
 from perphd.agent.records import Records
-from perphd.control.render_model import list_parts
+from perphd.commands.render_model import list_parts
+from perphd.config.workloads import read_workload, to_table
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.errors import ConfigError
 from perphd.domain.policy import ModelContext
@@ -122,7 +122,7 @@ def test_a_program_without_a_path_is_looked_for_and_one_that_cannot_be_seen_is_s
     host.programs["/proc/8/exe"] = Facts(5000, 10)
     assert str(host.versions().look(DB)).startswith("redis-server-")
     host.files["/sys/fs/cgroup/app/db/cgroup.procs"] = b""
-    assert host.versions().look(DB) == Unavailable("no process of it can be read")
+    assert host.versions().look(DB) == Unavailable("none of its processes can be read")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_where_a_file_may_never_answer_nothing_is_looked_at(path: str) -> None:
     found = host.versions().look(DB)
     assert isinstance(found, Unavailable)
     assert set(host.asked) == {"/proc/8/exe"}
-    assert path.startswith(".") or "names are believed only in /usr/" in str(found)
+    assert path.startswith(".") or "command lines are trusted only for files in /usr/" in str(found)
     host.programs["/proc/8/exe"] = Facts(5000, 10)
     assert str(host.versions().look(DB)).startswith("db-")
 

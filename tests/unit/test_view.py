@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from perphd.agent.config import Config
-from perphd.control.render_status import BATCH_HEADS, LRA_HEADS, status_parts
+from perphd.commands.render_status import BATCH_HEADS, LRA_HEADS, status_parts
+from perphd.commands.view import Severity, Share, View, cpus_of_owner, score, severity, view_of
+from perphd.config.file import Config
 from perphd.control.table import plain
-from perphd.control.view import Severity, Share, View, cpus_of_owner, score, severity, view_of
 from perphd.domain.allocation import Settings
 from perphd.domain.condition import BatchCondition, LraCondition
 from perphd.domain.cpuset import CpuSet

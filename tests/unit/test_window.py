@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from perphd.admission.perph import PerphPolicy
 from perphd.admission.settings import TRIALS_OFF, PolicySettings, without_trials
 from perphd.admission.windowed import Windowed
-from perphd.agent.config import parse
-from perphd.agent.window import Window
+from perphd.config.file import parse
 from perphd.domain.allocation import UNTOUCHED, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Action
 from perphd.domain.errors import ConfigError
 from perphd.domain.policy import Snapshot, TargetState
-from perphd.domain.window import DAY_MIN, DAYS, parse_window
+from perphd.domain.window import DAY_MIN, DAYS, Window, parse_window
 from perphd.domain.workload import Touch
 from tests.unit.admission_world import World
 

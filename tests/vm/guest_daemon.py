@@ -111,11 +111,11 @@ class Host:
         return {path: text for path, text in contents(TOP).items() if not path.endswith(("procs", "threads"))}
 
     def ctl(self, *words: str) -> str:
-        return command("perphd.control.cli", *words, "--socket", str(self.socket))
+        return command("perphd.commands.cli", *words, "--socket", str(self.socket))
 
     def restore(self) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*module("perphd.control.daemon"), "restore", "--config", str(self.config)],
+            [*module("perphd.commands.daemon"), "restore", "--config", str(self.config)],
             capture_output=True,
             text=True,
             check=False,
@@ -176,7 +176,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 @contextmanager
 def running(host: Host) -> Iterator[subprocess.Popen[bytes]]:
     """The daemon, ready to answer; killed at the end if it still runs, and what it did is given back."""
-    daemon = subprocess.Popen([*module("perphd.control.daemon"), "run", "--config", str(host.config)])
+    daemon = subprocess.Popen([*module("perphd.commands.daemon"), "run", "--config", str(host.config)])
     try:
         wait_for(lambda: daemon.poll() is not None or host.socket.exists(), "the daemon does not answer")
         assert daemon.poll() is None, "the daemon ended by itself"
@@ -199,11 +199,16 @@ def job() -> Iterator[Path]:
         systemctl("stop", JOB)
 
 
+def said_by_drop_ins() -> set[str]:
+    texts = [path.read_text() for path in Path("/run/systemd").glob(f"*/{JOB}.d/*")]
+    return {line for text in texts for line in text.splitlines() if not line.startswith("#")}
+
+
 def test_detects_protects_explains_and_gives_back(host: Host, job: Path) -> None:
     before = host.settings()
     unit = {name: (job / name).read_text() for name in ("cpu.weight", "cpu.max", "cgroup.procs")}
     assert unit["cpu.weight"] == "70\n"
-    drop_ins = set(Path("/run/systemd").glob(f"*/{JOB}.d/*"))
+    drop_ins = said_by_drop_ins()
     with running(host) as daemon:
         wait_for(
             lambda: '"healthy"' in host.ctl("status", "--json"), "the application's reference was not learned"
@@ -238,4 +243,4 @@ def test_detects_protects_explains_and_gives_back(host: Host, job: Path) -> None
         assert daemon.wait(PATIENCE_S) == 0
         assert host.settings() == before
         assert {name: (job / name).read_text() for name in unit} == unit
-        assert set(Path("/run/systemd").glob(f"*/{JOB}.d/*")) == drop_ins
+        assert said_by_drop_ins() == drop_ins

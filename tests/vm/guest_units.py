@@ -46,8 +46,14 @@ def read(name: str) -> str | None:
 
 def say(step: str, **found: object) -> None:
     files = {name: text for name in FILES if (text := read(name)) is not None}
-    drop_ins = [str(path) for top in DROP_INS for path in Path(top).glob(f"{UNIT}.d/*")]
-    print(json.dumps({"step": step, "files": files, "drop_ins": drop_ins, **found}), flush=True)
+    drop_ins = [path for top in DROP_INS for path in Path(top).glob(f"{UNIT}.d/*")]
+    found["drop_ins"] = [
+        str(path)
+        for path in drop_ins
+        if any(line[0] != "#" for line in path.read_text().splitlines() if line)
+    ]
+    found["needs_reload"] = shell("systemctl", "show", UNIT, "--value", "-p", "NeedDaemonReload")
+    print(json.dumps({"step": step, "files": files, **found}), flush=True)
 
 
 async def main() -> None:

@@ -28,10 +28,17 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("perphd", "rdt", "systemd", "profiles", "pyproject.toml", "tests/conftest.py")
 ALL = "PERPHD_VM_ALL" in os.environ
 POPULATION = "tests/kernel/test_population_kernel.py"
+BANDS = "tests/kernel/test_bands_kernel.py"
 COPIED_TESTS = (
     ("tests", "tools")
     if ALL
-    else ("tests/kernel/*isolation_*.py", "tests/kernel/*tcp_*.py", POPULATION, "tests/vm/guest_[dt]*.py")
+    else (
+        "tests/kernel/*isolation_*.py",
+        "tests/kernel/*tcp_*.py",
+        POPULATION,
+        BANDS,
+        "tests/vm/guest_[dt]*.py",
+    )
 )
 # What runs here runs there, if it is the same Python; else those for that Python are fetched.
 CARRIED = (
@@ -174,6 +181,7 @@ def carry(minor: str, folder: Path) -> None:
         ("tests/kernel/test_isolation_v2.py", True),
         (f"tests/vm/guest_daemon.py {POPULATION}", True),
         ("tests/kernel/test_tcp_latency.py tests/vm/guest_tcp.py", True),
+        (BANDS, True),
         pytest.param(
             "tests/kernel --deselect tests/kernel/test_isolation_v2.py",
             False,
@@ -185,7 +193,7 @@ def carry(minor: str, folder: Path) -> None:
             marks=pytest.mark.skipif(not ALL, reason="takes long: PERPHD_VM_ALL=1"),
         ),
     ],
-    ids=["isolation", "daemon", "tcp", "kernel", "unit"],
+    ids=["isolation", "daemon", "tcp", "bands", "kernel", "unit"],
 )
 def test_there(guest: Guest, files: str, all_must_run: bool) -> None:
     plugins = " ".join(f"-p {name}" for name in PLUGINS)

@@ -18,14 +18,11 @@ from typing import Any
 
 import pytest
 
-from tests.vm.guest import INSTALL_S, Vm, ticked
+from tests.vm.guest import INSTALL_S, ROOT, Vm, booted, package, ticked
 from tests.vm.workloads import is_given_back, start_workloads, wait_for_split
-from tools.vm.image import VmError, image
-from tools.vm.machine import Machine
 
 pytestmark = pytest.mark.requires_vm
 
-ROOT = Path(__file__).parents[2]
 PLAYS = ROOT / "packaging/ansible"
 PLAYBOOK = os.environ.get("PERPHD_ANSIBLE") or shutil.which("ansible-playbook")
 PAUSE = "/etc/perphd/pause"
@@ -98,34 +95,15 @@ def at_rest(controller: Controller) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
-    suite = os.environ.get("PERPHD_VM_SUITE")
-    if not suite:
-        pytest.skip("needs a machine that it may install on: make test-vm")
     if PLAYBOOK is None:
-        pytest.skip("needs ansible-playbook: apt install ansible-core, or PERPHD_ANSIBLE with its path")
-    out = Path(os.environ.get("PERPHD_VM_OUT", ROOT / "out/vm")).resolve()
-    folders = (ROOT / "out/deb" / suite, ROOT / "out/deb")
-    found = next((debs for folder in folders if (debs := list(folder.glob("perphd_*.deb")))), [])
-    if not found:
-        pytest.skip("no package: make deb")
-    try:
-        built = image(suite, out, "python3-apt")
-    except VmError as exc:
-        pytest.skip(f"no image of a virtual machine: {exc}")
-    machine = Machine(built, out / f"run-ansible-{suite}")
-    machine.stop()
-    try:
-        machine.boot()
-        vm = Vm(machine, found[0])
-        vm.sh("mkdir -p /etc/systemd/system/perphd.service.d")
-        # Emulated processors are slow, and numpy must be spared what QEMU emulates wrongly, in Ansible's shell as well.
-        slow = "[Service]\nTimeoutStartSec=300s\nTimeoutStopSec=120s\nWatchdogSec=0\n"
-        vm.write("/etc/systemd/system/perphd.service.d/slow.conf", slow)
+        pytest.skip("needs ansible-playbook: make .venv-ansible/.stamp, and PERPHD_ANSIBLE with its path")
+    deb = package()
+    with booted("run-ansible", "python3-apt") as machine:
+        vm = Vm(machine, deb)
+        vm.be_patient("WatchdogSec=0")
+        # numpy must be spared what QEMU emulates wrongly in Ansible's shell as well.
         vm.sh("systemctl show-environment | grep ^NPY_ >> /etc/environment || true")
         yield Controller(vm, tmp_path_factory.mktemp("ansible"))
-    finally:
-        if "PERPHD_VM_KEEP" not in os.environ:
-            machine.stop()
 
 
 def test_a_dry_run_changes_nothing(controller: Controller) -> None:

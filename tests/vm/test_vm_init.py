@@ -7,21 +7,16 @@ docs/tutorial.md, in the order in which it stands there.
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.vm.guest import INSTALL_S, Vm, ticked
-from tools.vm.image import VmError, image
-from tools.vm.machine import Machine
+from tests.vm.guest import INSTALL_S, ROOT, Vm, booted, package, ticked
 
 pytestmark = pytest.mark.requires_vm
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/tutorial.md").read_text()
 CONFIG = "/etc/perphd/conf.d/50-init.toml"
 
@@ -37,34 +32,14 @@ def commands(section: int) -> list[str]:
 @pytest.fixture(scope="module")
 def vm() -> Iterator[Vm]:
     """A machine with MariaDB, and with the package in root's folder."""
-    suite = os.environ.get("PERPHD_VM_SUITE")
-    if not suite:
-        pytest.skip("needs a machine that it may install on: make test-vm")
-    out = Path(os.environ.get("PERPHD_VM_OUT", ROOT / "out/vm")).resolve()
-    found = [
-        deb for folder in (f"out/deb/{suite}", "out/deb") for deb in (ROOT / folder).glob("perphd_*.deb")
-    ]
-    if not found:
-        pytest.skip("no package: make deb")
-    try:
-        built = image(suite, out, "mariadb-server")
-    except VmError as exc:
-        pytest.skip(f"no image of a virtual machine: {exc}")
-    machine = Machine(built, out / f"run-init-{suite}")
-    machine.stop()
-    try:
-        machine.boot()
-        made = Vm(machine, found[0])
-        machine.put(found[0], "/root")
+    deb = package()
+    with booted("run-init", "mariadb-server") as machine:
+        made = Vm(machine, deb)
+        machine.put(deb, "/root")
         made.wait_until("systemctl -q is-active mariadb", "MariaDB does not start", 600.0)
         # The operator who follows the tutorial waits for nothing else either: processors are emulated here.
-        made.sh("mkdir -p /etc/systemd/system/perphd.service.d")
-        slow = "[Service]\nTimeoutStartSec=300s\nTimeoutStopSec=120s\nWatchdogSec=0\n"
-        made.write("/etc/systemd/system/perphd.service.d/slow.conf", slow)
+        made.be_patient("WatchdogSec=0")
         yield made
-    finally:
-        if "PERPHD_VM_KEEP" not in os.environ:
-            machine.stop()
 
 
 def typed(vm: Vm, command: str) -> str:

@@ -178,7 +178,7 @@ def test_the_unit_as_shipped_says_what_it_lacks_and_touches_no_link(vm: Vm, as_f
     start(vm, "enforce")
     said = egress(vm)
     assert not said["present"]
-    assert said["cost"] == "batch can fill a link: what LRAs send then waits behind it"
+    assert said["cost"] == "batch can fill a link, and LRAs' packets then wait behind batch's"
     for needed in ("CAP_BPF", "SystemCallFilter=bpf", "ReadWritePaths=/sys/fs/bpf"):
         assert needed in said["remedy"]
     vm.wait_for(lambda: "flood egress_max" in vm.sh("perphctl status"), "status does not say that it lacks")
@@ -247,7 +247,7 @@ def test_a_qdisc_that_somebody_has_chosen_stays(vm: Vm) -> None:
     vm.sh(f"tc qdisc add dev {LINK} root handle 77: prio bands 4")
     chosen = state(vm)
     start(vm, "enforce")
-    wanted = f"{LINK} has a qdisc prio that somebody has chosen (handle 77:)"
+    wanted = f"{LINK} has a qdisc prio that an administrator set (handle 77:)"
     vm.wait_for(lambda: wanted in " ".join(vm.sh("perphctl status").split()), "status does not say why")
     assert state(vm) == chosen
     vm.sh("systemctl stop perphd", INSTALL_S)

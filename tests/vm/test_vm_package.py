@@ -163,7 +163,7 @@ def test_an_administrator_who_insists_is_yielded_to(vm: Vm, at_rest: dict[str, s
     cursor = now(vm)
     vm.sh("systemctl set-property --runtime batch.slice AllowedCPUs=0-1")
     said = f"journalctl -u perphd -q --after-cursor={shlex.quote(cursor)}"
-    vm.wait_until(f"{said} | grep -q 'left alone until the mode is set anew'", "it does not yield")
+    vm.wait_until(f"{said} | grep -q 'left alone until the mode is set again'", "it does not yield")
     _, jobs, inner = placed(vm)
     assert (jobs, inner) == ("0-1", batch), "that one knob, and no other"
     vm.sh("perphctl mode observe")

@@ -74,5 +74,6 @@ def test_what_is_given_back_leaves_nothing_behind(steps: dict[str, dict[str, Any
         assert files.get("cpu.weight", "100") == "100"
         assert files.get("io.max", "") == ""
         assert steps[step]["drop_ins"] == []
+        assert steps[step]["needs_reload"] == "no", "or systemctl edit fails at a file that has gone"
     assert steps["restored without the daemon"]["complete"]
     assert steps["restored without the daemon"]["left"] == "nothing to restore"

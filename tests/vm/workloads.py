@@ -129,8 +129,8 @@ def settings(vm: Vm) -> dict[str, str]:
         f"cd /sys/fs/cgroup && grep -rs '' {wanted} {TREES}; echo; "
         f"systemctl show -p {SHOWN} {' '.join(UNITS)}; echo; "
         f"{PLACED}; echo $placed; echo; "
-        # Without the sessions that these tests are themselves.
-        "find /run/systemd/system.control /run/systemd/transient -type f ! -name 'session-*' 2>/dev/null; echo end"
+        # Those that set something, without the sessions that these tests are themselves.
+        "grep -rls '^[^#]' /run/systemd/system.control /run/systemd/transient | grep -v /session-; echo end"
     )
     files, *units, places, drop_ins = told.split("\n\n", len(UNITS) + 2)
     found = {"placed": places, **{f"drop-in {path}": "" for path in drop_ins.split()[:-1]}}

@@ -16,7 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-ENTRY = ("perphd.control.daemon", "perphd.control.server", "perphd.agent.service")
+ENTRY = ("perphd.commands.daemon", "perphd.control.server", "perphd.agent.service")
 """What a running daemon has imported."""
 _PAGE = resource.getpagesize()
 _STATM = Path("/proc/self/statm")
@@ -76,8 +76,11 @@ def main() -> None:
     bare = rss_bytes()
     meter = ImportMeter()
     meter.install()
-    for module in ENTRY:
-        __import__(module)
+    from perphd.host.tls import no_authorities  # is measured as well
+
+    with no_authorities():  # as the daemon does
+        for module in ENTRY:
+            __import__(module)
     meter.remove()
     packages = {
         name: size for name, size in sorted(meter.bytes.items(), key=lambda item: -item[1]) if size > 0

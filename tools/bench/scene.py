@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
-from perphd.agent.config import parse
-from perphd.agent.loop import Agent
-from perphd.agent.upkeep import protect_self
+from perphd.agent.upkeep import collecting_later, protect_self
+from perphd.config.file import parse
 
 LRA_SHARE = 5
 """One workload of so many is an LRA."""
@@ -68,8 +68,8 @@ class Stopwatch:
                 apply=self._waited("apply", parts.executor.apply),
             ),
         )
-        ticking = agent._ticking
-        ticking.learn = self._timer("model", ticking.learn)  # type: ignore[method-assign]
+        loop = agent._loop
+        loop.learn = self._timer("model", loop.learn)  # type: ignore[method-assign]
 
     def _timer(self, phase: str, call: Callable[..., T], begins: bool = False) -> Callable[..., T]:
         def timed(*args: Any, **kwargs: Any) -> T:
@@ -165,7 +165,8 @@ class Scene:
         """One tick; how long its phases took."""
         self.stopwatch.now = Phases()
         self._now_s += 1.0
-        await self.agent.tick(self._now_s)
+        with collecting_later():  # as the daemon does
+            await self.agent.tick(self._now_s)
         return self.stopwatch.now
 
     async def close(self) -> None:

@@ -129,7 +129,7 @@ def _top(environment: dict[str, str]) -> Iterator[None]:
     leader, follower = pty.openpty()
     sized = {**environment, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "45"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "perphd.control", "top"],
+        [sys.executable, "-m", "perphd.commands", "top"],
         stdin=follower,
         stdout=follower,
         stderr=subprocess.DEVNULL,
@@ -162,7 +162,7 @@ def _dashboard(environment: dict[str, str], link: Path) -> Iterator[None]:
     """``perphctl dashboard`` with a page that follows it."""
     link.unlink(missing_ok=True)
     process = subprocess.Popen(
-        [sys.executable, "-m", "perphd.control", "dashboard", "--port", "0", "--url-file", str(link)],
+        [sys.executable, "-m", "perphd.commands", "dashboard", "--port", "0", "--url-file", str(link)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=environment,

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.simulated import simulated_sli
 from perphd.cluster.document import NodeDocument
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.control.node_routes import NodeRoutes
-from perphd.control.wire import decode
+from perphd.domain.wire import decode
 from perphd.domain.workload import Kind, Mode, Objective, SliSpec, WorkloadSpec
 from perphd.sim.events import Arrival, Departure, LoadChange
 from perphd.sim.host import SimHost

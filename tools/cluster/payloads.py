@@ -32,9 +32,9 @@ from perphd.cluster.document import (
     ResourceForecast,
     UnitCost,
 )
-from perphd.control.wire import encode
 from perphd.domain.decision import Cause, Health
 from perphd.domain.reading import NOT_MEASURED
+from perphd.domain.wire import encode
 from perphd.domain.workload import Mode
 from tools.cluster.control_plane import free_ports
 

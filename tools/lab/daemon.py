@@ -71,7 +71,7 @@ class Daemon:
                 password_file=password_file, tolerance_pct=tolerance_pct,
             )
         )  # fmt: skip
-        program = "from perphd.control.daemon import main; main()"
+        program = "from perphd.commands.daemon import main; main()"
         with (self._folder / "log").open("wb") as log:
             self._process = ledger.start(
                 [sys.executable, "-c", program, "run", "--config", str(config)],

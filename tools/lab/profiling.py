@@ -139,7 +139,11 @@ def _postgresql(ledger: Ledger, groups: Groups, folder: Path) -> Path:
     shutil.chown(folder, "postgres")
     initdb = [str(_POSTGRES / "initdb"), "-D", f"{folder}/data", "-A", "trust", "-U", "perphd", "--no-sync"]
     subprocess.run(initdb, user="postgres", cwd=folder, check=True, stdout=subprocess.DEVNULL)
-    settings = ("fsync=off", "shared_buffers=256MB", "dynamic_shared_memory_type=mmap")  # nothing outside of the folder
+    settings = (
+        "fsync=off",
+        "shared_buffers=256MB",
+        "dynamic_shared_memory_type=mmap",
+    )  # nothing outside of the folder
     options = ["-k", str(folder), "-h", "", *(word for one in settings for word in ("-c", one))]
     argv = [str(_POSTGRES / "postgres"), "-D", f"{folder}/data", *options]
     ledger.start(argv, groups=groups.directories(g.LRA), user="postgres")
@@ -219,7 +223,7 @@ def _one(ledger: Ledger, groups: Groups, folder: Path, server: Server, options: 
     time.sleep(WARM_S)
     before = clients.rate(time.monotonic() - WARM_S + SETTLE_S)
     began_s = time.monotonic()
-    program = "from perphd.control.daemon import main; main()"
+    program = "from perphd.commands.daemon import main; main()"
     argv = [
         sys.executable, "-c", program, "profile", server.name, "--config", str(config), "--max-loss",
         str(options.max_loss), "--when-it-suffers", options.when_it_suffers,

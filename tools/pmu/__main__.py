@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.pmu.image import ROOT, SUITES, pmu_image
+from tools.pmu.image import ROOT, pmu_image
 from tools.pmu.machine import PmuMachine
-from tools.vm.image import VmError
+from tools.vm.making import SUITES, VmError
 
 
 def main() -> int:

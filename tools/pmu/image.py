@@ -7,22 +7,18 @@ packages of section [pmu] in packaging/apt-packages.txt.
 
 from __future__ import annotations
 
-import hashlib
+import gzip
 import importlib.util
-import os
 import shutil
-import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tools.vm.image import VmError
+from tools.vm.making import VmError, boot_modules, kept, kernel_hook, mirror, packed, run, unpacked_kernel
 
 ROOT: Final = Path(__file__).parents[2]
-SUITES: Final = ("bookworm", "trixie")
-"""Debian releases whose kernels are there: Linux 6.1 and 6.12."""
+KERNEL: Final = "linux-image-arm64"
 USERLAND: Final = "bookworm"
 PYTHON: Final = "3.11"
 PACKAGES: Final = "busybox-static,libc6,libstdc++6,python3,python3-minimal"
@@ -77,46 +73,17 @@ def pmu_image(suite: str, cache: Path) -> PmuImage:
     Raises:
         VmError: it cannot be made here.
     """
-    recipe = hashlib.sha256(Path(__file__).read_bytes() + REQUIREMENTS.read_bytes()).hexdigest()[:12]
-    folder = cache / f"{suite}-{recipe}"
-    if (folder / "initrd").exists():
-        return PmuImage(folder)
-    if suite not in SUITES:
-        raise VmError(f"no recipe for Debian {suite!r}; there is one for {', '.join(SUITES)}")
-    if os.geteuid() != 0:
-        raise VmError("making the image needs root: mmdebstrap unpacks packages as root")
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if missing:
-        raise VmError(f"making the image needs {', '.join(missing)}: packaging/apt-install pmu")
-    for old in cache.glob(f"{suite}-*"):
-        shutil.rmtree(old)
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix=".making-") as work:
-        Path(work).chmod(0o755)
-        made = Path(work, "image")
-        made.mkdir()
-        _make(suite, Path(work), made)
-        made.rename(folder)
-    return PmuImage(folder)
+    recipe = (Path(__file__), REQUIREMENTS)
+    return PmuImage(
+        kept(cache, suite, suite, recipe, TOOLS, "pmu", lambda work, made: _make(suite, work, made))
+    )
 
 
 def _make(suite: str, work: Path, made: Path) -> None:
-    root, unpacked = work / "root", work / "kernel"
-    hook = work / "hook"
-    hook.write_text(
-        "set -e\n"
-        f"cd {work}\n"
-        'export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"\n'
-        "name=$(apt-cache depends linux-image-arm64 | awk '/Depends: linux-image/{print $2; exit}')\n"
-        "apt-get -qq -o APT::Sandbox::User=root download ${name:-linux-image-arm64}\n"
-    )
+    root = work / "root"
     _extract(USERLAND, PACKAGES, root)
-    _extract(suite, "busybox-static", work / "unused", f"--extract-hook=sh {hook}")
-    packages = list(work.glob("linux-image-*.deb"))
-    if len(packages) != 1:
-        raise VmError(f"the kernel's package did not arrive: {packages}")
-    _run("dpkg-deb", "-x", str(packages[0]), str(unpacked))
-    shutil.copy(next(unpacked.glob("boot/vmlinuz-*")), made / "vmlinuz")
+    _extract(suite, "busybox-static", work / "unused", f"--extract-hook=sh {kernel_hook(work, KERNEL)}")
+    unpacked = unpacked_kernel(work, made)
     for name in LEFT_OUT:
         shutil.rmtree(root / name, ignore_errors=True)
     for name in ("modules", "applets", "lab", "proc", "sys", "dev", "run", "tmp", "root", "usr/local/site"):
@@ -131,26 +98,12 @@ def _make(suite: str, work: Path, made: Path) -> None:
     init = root / "init"
     init.write_text(INIT)
     init.chmod(0o755)
-    packed = subprocess.run(
-        "find . | cpio -o -H newc -R 0:0 --quiet | gzip -1",
-        shell=True,
-        cwd=root,
-        capture_output=True,
-        check=True,
-    )
-    (made / "initrd").write_bytes(packed.stdout)
+    (made / "initrd").write_bytes(gzip.compress(packed(root), 1))
 
 
 def _extract(suite: str, packages: str, target: Path, *options: str) -> None:
     command = ("mmdebstrap", "--quiet", "--mode=root", "--variant=extract", "--architectures=arm64")
-    _run(*command, f"--include={packages}", *options, suite, str(target), _mirror())
-
-
-def _mirror() -> str:
-    """Where this machine's own apt finds Debian."""
-    listed = _run("apt-get", "indextargets", "--format", "$(REPO_URI) $(ORIGIN)").splitlines()
-    fit = [line.split()[0] for line in listed if line.endswith(" Debian") and "security" not in line]
-    return fit[0] if fit else "http://deb.debian.org/debian"
+    run(*command, f"--include={packages}", *options, suite, str(target), mirror())
 
 
 def _modules(unpacked: Path, target: Path) -> None:
@@ -158,24 +111,20 @@ def _modules(unpacked: Path, target: Path) -> None:
         (unpacked / "lib").mkdir(exist_ok=True)
         (unpacked / "lib/modules").symlink_to("../usr/lib/modules")
     version = next((unpacked / "lib/modules").iterdir()).name
-    _run("depmod", "-b", str(unpacked), version, ok=(0, 1))
-    order: list[str] = []
-    for line in _run("modprobe", "-d", str(unpacked), "-S", version, "-aD", *BOOT_MODULES).splitlines():
-        word, _, path = line.partition(" ")
-        source = Path(path.split()[0]) if word == "insmod" else None
-        if source is None or source.name.removesuffix(".xz") in order:
-            continue
-        shutil.copy(source, target / source.name)
-        if source.suffix == ".xz":
-            _run("xz", "-df", str(target / source.name))
-        order.append(source.name.removesuffix(".xz"))
+    run("depmod", "-b", str(unpacked), version, ok=(0, 1))
+    files = boot_modules(unpacked, version, BOOT_MODULES)
+    for file in files:
+        shutil.copy(file, target)
+        if file.suffix == ".xz":
+            run("xz", "-df", str(target / file.name))
+    order = [file.name.removesuffix(".xz") for file in files]
     (target / "order").write_text("".join(f"{name}\n" for name in order))
 
 
 def _spinner(work: Path, target: Path) -> None:
     source = work / "spin.c"
     source.write_text(SPIN)
-    _run(
+    run(
         "aarch64-linux-gnu-gcc",
         "-O1",
         "-static",
@@ -195,7 +144,7 @@ def _wheels(work: Path, target: Path) -> None:
     kept = work / "requirements.txt"
     kept.write_text("".join(f"{e}\n" for e in entries if "==" in e and e.split("==")[0] not in pure))
     platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in (28, 17)]
-    _run(
+    run(
         *(sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "install"),
         *("--no-deps", "--no-compile", "--only-binary=:all:", "--require-hashes"),
         *(
@@ -211,11 +160,3 @@ def _wheels(work: Path, target: Path) -> None:
         if spec is None or spec.origin is None:
             raise VmError(f"{name} is not installed here: make .venv/.stamp-dev")
         shutil.copytree(Path(spec.origin).parent, target / name, ignore=shutil.ignore_patterns("__pycache__"))
-
-
-def _run(*command: str, ok: tuple[int, ...] = (0,)) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode not in ok:
-        said = done.stderr.strip()[-2000:]
-        raise VmError(f"{' '.join(command[:3])} ... ended with {done.returncode}:\n{said}")
-    return done.stdout

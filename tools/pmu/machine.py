@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from tools.pmu.image import PmuImage
-from tools.vm.image import VmError
+from tools.vm.making import VmError
 
 BOOT_S: Final = 300.0
 COMMAND_S: Final = 600.0

@@ -12,8 +12,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from perphd.agent.profile_explorer import Pacing, Step
-from perphd.agent.profile_run import Plan, ProfileOptions, profile_simulated
+from perphd.agent.profiling.explorer import Pacing, Step
+from perphd.agent.profiling.run import Plan, ProfileOptions, profile_simulated
 from perphd.predictor.profile import Profile, to_text
 from perphd.predictor.profile.merge import merge
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from perphd.admission.perph import PerphPolicy
 from perphd.admission.settings import PolicySettings
-from perphd.control.wire import decode
 from perphd.domain.policy import Policy
+from perphd.domain.wire import decode
 from tools.bench.policies import scenarios
 from tools.bench.policies.catalogue import ENTRANTS
 from tools.bench.policies.driver import run

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from perphd.control.recording import question_key
-from perphd.control.wire import decode
+from perphd.control.replay_routes import question_key
 from perphd.domain.allocation import Allocation
 from perphd.domain.policy import Band, ModelContext
 from perphd.domain.reading import Reading
+from perphd.domain.wire import decode
 
 
 class NotAskedError(LookupError):

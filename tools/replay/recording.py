@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, Final, TextIO, get_type_hints
 
 from perphd.agent.rounds import observed
-from perphd.control.recording import FORMAT, head, line, round_out, target_out
+from perphd.control.replay_routes import FORMAT, head, line, round_out, target_out
 from perphd.control.tagged import decode_tagged
-from perphd.control.wire import decode
 from perphd.domain.allocation import Allocation
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import PerphError
 from perphd.domain.policy import HostView, Policy, Snapshot, TargetState, WorkloadView
 from perphd.domain.sample import Sample
 from perphd.domain.topology import Topology
+from perphd.domain.wire import decode
 from perphd.domain.workload import WorkloadSpec
 from tools.replay.frozen import FrozenModel, NotAskedError
 

@@ -1,4 +1,4 @@
-"""``python -m tools.screenshots serve FOLDER --days 7``: live through a past, then answer on FOLDER/perphd.sock."""
+"""``python -m tools.screenshots FOLDER --days 7``: live through a past, then answer on FOLDER/perphd.sock."""
 
 from __future__ import annotations
 

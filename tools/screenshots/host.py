@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
+from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
-from perphd.agent.loop import Agent
 from perphd.agent.simulated import simulated_sli
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.control.routes import Hooks
 from perphd.control.server import ControlServer
 from perphd.domain.control import Actor

@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from perphd.control.daemon import main as daemon
+from perphd.commands.daemon import main as daemon
 
 TELL_EVERY_S = 5.0
 BLOCKS = "PERPHD_SOAK_BLOCKS"

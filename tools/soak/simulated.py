@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
-from perphd.agent.config import parse
-from perphd.agent.loop import Agent
 from perphd.agent.service import TRIM_EVERY_S
 from perphd.agent.simulated import simulated_sli
-from perphd.agent.upkeep import give_back_memory, spare_the_start
+from perphd.agent.upkeep import collecting_later, give_back_memory, spare_the_start
+from perphd.config.file import parse
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
 from perphd.sim.host import Arrival, Departure, SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine
@@ -87,7 +87,8 @@ class Soak:
                     await self._do(step, agent)
                     still.moved()
                     step = next(plan, None)
-                await agent.tick(clock.s)
+                with collecting_later():
+                    await agent.tick(clock.s)
                 if clock.s - trimmed_s >= TRIM_EVERY_S:
                     trimmed_s = clock.s
                     give_back_memory()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.reading import Reading
 from perphd.host.fs import KernelFile
-from perphd.host.perf_events import EventGroup, EventKind
+from perphd.host.perf_event_types import EventGroup, PerfEventKind
 from perphd.sim.host import SimHost
 from perphd.sim.kernel import SimFs
 
@@ -25,7 +25,7 @@ class Still:
         """Everything is read anew."""
         self.state += 1
 
-    def opener(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[EventKind]) -> EventGroup:
+    def opener(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[PerfEventKind]) -> EventGroup:
         """As the host's, see ``SimPerf``."""
         return _Group(self._host.perf_opener(cgroup_dir, cpus, events), self)
 
@@ -60,16 +60,16 @@ class _Group:
     def __init__(self, group: EventGroup, still: Still) -> None:
         self._group, self._still = group, still
         self._state = -1
-        self._counts: Mapping[EventKind, Reading] = {}
+        self._counts: Mapping[PerfEventKind, Reading] = {}
 
-    def read(self) -> Mapping[EventKind, Reading]:
+    def read(self) -> Mapping[PerfEventKind, Reading]:
         if self._state != self._still.state:
             self._counts = self._group.read()
             self._state = self._still.state
         return self._counts
 
     @property
-    def events(self) -> tuple[EventKind, ...]:
+    def events(self) -> tuple[PerfEventKind, ...]:
         return self._group.events
 
     @property

@@ -11,8 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.vm.image import SUITES, VmError, image
+from tools.vm.image import image
 from tools.vm.machine import Machine
+from tools.vm.making import SUITES, VmError
 
 
 def main() -> int:

@@ -7,13 +7,11 @@ KVM. A few modules and busybox lead to the root file system instead.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import shutil
-import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from tools.vm.making import boot_modules, kept, kernel_hook, mirror, packed, run, unpacked_kernel
 
 PACKAGES = (
     "bpftool,busybox-static,ca-certificates,dbus,iproute2,kmod,less,libpam-systemd,openssh-server,procps,psmisc,python3,"
@@ -25,7 +23,7 @@ LIBRARIES = (
 )
 """The package depends on those that are recent enough; the machine has no network to get them from."""
 KERNEL = "linux-image-cloud-amd64"
-SUITES = ("bookworm", "trixie")
+TOOLS = ("mmdebstrap", "mke2fs", "modprobe", "cpio", "ssh-keygen")
 FREE_MB = 1200
 LEFT_OUT = ("locale", "info", "doc-base")
 # In this order: what a module needs comes with it, before it.
@@ -63,10 +61,6 @@ IDLE_GENERATORS = (
 )
 
 
-class VmError(Exception):
-    """The virtual machine cannot be had; the text says why and what would help."""
-
-
 @dataclass(frozen=True, slots=True)
 class Image:
     """A finished disk with what boots it. ``folder`` holds root.img, vmlinuz, initrd and the ssh key."""
@@ -102,59 +96,27 @@ def image(suite: str, cache: Path, extra: str = "") -> Image:
     Raises:
         VmError: it cannot be made here.
     """
-    # What the recipe says is the name: a changed recipe makes a new image.
-    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     label = f"{suite}+{extra}" if extra else suite
-    folder = cache / f"{label}-{recipe}"
-    if (folder / "root.img").exists():
-        return Image(folder)
-    if suite not in SUITES:
-        raise VmError(f"no recipe for Debian {suite!r}; there is one for {', '.join(SUITES)}")
-    if os.geteuid() != 0:
-        raise VmError("making the image needs root: the files inside belong to root")
-    for tool in ("mmdebstrap", "mke2fs", "modprobe", "cpio", "ssh-keygen"):
-        if shutil.which(tool) is None:
-            raise VmError(f"making the image needs {tool}: packaging/apt-install vm")
-    for old in cache.glob(f"{label}-*"):
-        shutil.rmtree(old)
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix=".making-") as work:
-        made = Path(work, "image")
-        made.mkdir()
-        Path(work).chmod(0o755)
-        _make(suite, Path(work), made, extra)
-        try:
-            made.rename(folder)
-        except OSError:
-            if not (folder / "root.img").exists():  # else another process has made it meanwhile
-                raise
-    return Image(folder)
+    recipe = (Path(__file__),)
+    return Image(
+        kept(cache, label, suite, recipe, TOOLS, "vm", lambda work, made: _make(suite, work, made, extra))
+    )
 
 
 def _make(suite: str, work: Path, made: Path, extra: str) -> None:
     root = work / "root"
-    _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(made / "key"))
+    run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(made / "key"))
     _bootstrap(suite, work, root, extra)
     version = _unpack_kernel(work, root, made)
     _settings(root, made)
     _initrd(work, root, version, made / "initrd")
-    size_mb = int(_run("du", "-sm", str(root)).split()[0]) + FREE_MB
-    _run(
-        "mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-d", str(root), str(made / "root.img"), f"{size_mb}M"
-    )
+    size_mb = int(run("du", "-sm", str(root)).split()[0]) + FREE_MB
+    run("mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-d", str(root), str(made / "root.img"), f"{size_mb}M")
 
 
 def _bootstrap(suite: str, work: Path, root: Path, extra: str) -> None:
-    hook = work / "hook"
-    hook.write_text(
-        "set -e\n"
-        f"cd {work}\n"
-        'export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"\n'
-        f"name=$(apt-cache depends {KERNEL} | awk '/Depends: linux-image/{{print $2; exit}}')\n"
-        "apt-get -qq -o APT::Sandbox::User=root download $name\n"
-    )
     excluded = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in LEFT_OUT]
-    _run(
+    run(
         "mmdebstrap",
         "--quiet",
         "--mode=root",
@@ -163,36 +125,22 @@ def _bootstrap(suite: str, work: Path, root: Path, extra: str) -> None:
         '--aptopt=Acquire::Languages "none"',
         '--aptopt=APT::Install-Recommends "false"',
         *excluded,
-        f"--customize-hook=sh {hook}",
+        f"--customize-hook=sh {kernel_hook(work, KERNEL)}",
         suite,
         str(root),
-        _mirror(),
+        mirror(),
     )
 
 
-def _mirror() -> str:
-    """Where this machine's own apt finds Debian."""
-    if shutil.which("apt-get") is None:
-        return "http://deb.debian.org/debian"
-    listed = _run("apt-get", "indextargets", "--format", "$(REPO_URI) $(ORIGIN)").splitlines()
-    fit = [line.split()[0] for line in listed if line.endswith(" Debian") and "security" not in line]
-    return fit[0] if fit else "http://deb.debian.org/debian"
-
-
 def _unpack_kernel(work: Path, root: Path, made: Path) -> str:
-    unpacked = work / "kernel"
-    packages = list(work.glob("linux-image-*.deb"))
-    if len(packages) != 1:
-        raise VmError(f"the kernel's package did not arrive: {packages}")
-    _run("dpkg-deb", "-x", str(packages[0]), str(unpacked))
+    unpacked = unpacked_kernel(work, made)
     modules = next(iter([*unpacked.glob("usr/lib/modules/*"), *unpacked.glob("lib/modules/*")]))
-    shutil.copy(next(unpacked.glob("boot/vmlinuz-*")), made / "vmlinuz")
     # Never used here, and most of the size.
     for unused in ("drivers/net/ethernet", "drivers/gpu", "drivers/scsi", "drivers/infiniband", "sound"):
         shutil.rmtree(modules / "kernel" / unused, ignore_errors=True)
     (root / "lib/modules").mkdir(exist_ok=True)
     shutil.copytree(modules, root / "lib/modules" / modules.name, symlinks=True)
-    _run("depmod", "-b", str(root), modules.name)
+    run("depmod", "-b", str(root), modules.name)
     return modules.name
 
 
@@ -236,19 +184,15 @@ def _initrd(work: Path, root: Path, version: str, result: Path) -> None:
     for name in ("bin", "dev", "proc", "root", "modules"):
         (tree / name).mkdir(parents=True)
     shutil.copy(root / "bin/busybox", tree / "bin/busybox")
-    order: list[str] = []
-    told = _run("modprobe", "-d", str(root), "-S", version, "-aD", *BOOT_MODULES, ok=(0, 1))
-    for line in told.splitlines():
-        word, _, path = line.partition(" ")
-        if word == "insmod" and (name := Path(path.split()[0]).name) not in order:
-            shutil.copy(path.split()[0], tree / "modules" / name)
-            order.append(name)
+    files = boot_modules(root, version, BOOT_MODULES)
+    for file in files:
+        shutil.copy(file, tree / "modules")
     init = tree / "init"
     init.write_text(
         "#!/bin/busybox sh\n"
         "export PATH=/bin; b=/bin/busybox\n"
         "$b mount -t devtmpfs dev /dev\n"
-        f"for name in {' '.join(order)}; do\n"
+        f"for name in {' '.join(file.name for file in files)}; do\n"
         "  case $name in\n"
         "  *.xz) $b xzcat /modules/$name > /module.ko; $b insmod /module.ko ;;\n"
         "  *) $b insmod /modules/$name ;;\n"
@@ -261,16 +205,4 @@ def _initrd(work: Path, root: Path, version: str, result: Path) -> None:
         "exec $b switch_root /root /sbin/init\n"
     )
     init.chmod(0o755)
-    packed = subprocess.run(
-        "find . | cpio -o -H newc -R 0:0 --quiet", shell=True, cwd=tree, capture_output=True, check=True
-    )
-    result.write_bytes(packed.stdout)
-
-
-def _run(*command: str, ok: tuple[int, ...] = (0,)) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode not in ok:
-        raise VmError(
-            f"{' '.join(command[:3])} ... ended with {done.returncode}:\n{done.stderr.strip()[-2000:]}"
-        )
-    return done.stdout
+    result.write_bytes(packed(tree))

@@ -17,7 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.vm.image import Image, VmError
+from tools.vm.image import Image
+from tools.vm.making import VmError
 from tools.vm.shell import SPARED, Shell, ShellEnded
 
 # Patience, for machines that are busy with other things as well.

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tools.vm.image import VmError
 from tools.vm.machine import Emulator
+from tools.vm.making import VmError
 
 VARIABLE: Final = "PERPHD_QEMU_RDT"
 PROCESSOR: Final = "Icelake-Server,check=off,+cqm,+rdt-a"

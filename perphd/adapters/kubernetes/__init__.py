@@ -1,1 +1,1 @@
-"""Kubernetes: the API server's client, the publisher of one node, the extender of the stock kube-scheduler."""
+"""Kubernetes: the API client, the publisher of one node, and the extender of kube-scheduler."""

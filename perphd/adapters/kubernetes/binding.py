@@ -1,7 +1,7 @@
-"""Bind: take a slot on the node, then let the API server bind the pod. Give the slot back if it does not.
+"""Binds pods: takes a slot on the node, then lets the API server bind the pod; releases the slot on failure.
 
-Only for a scheduler whose configuration says ``bindVerb`` with ``ignorable: false``, so that a refusal ends the
-attempt. With ``ignorable: true`` the scheduler would bind all the same, and overcommit.
+For schedulers configured with ``bindVerb`` and ``ignorable: false``, so that a refusal ends the attempt. With
+``ignorable: true`` the scheduler would bind anyway, and overcommit.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from perphd.domain.errors import PerphError
 from perphd.qos.bands import QosBand
 
 MOST_TRIES: Final = 8
-"""Attempts at a slot while others take slots on the same node."""
+"""Attempts to take a slot while others take slots on the same node."""
 _log: Final = logging.getLogger("perphd.extender")
 
 
 class Binder:
-    """Binds pods. ``is_fresh``: whether the node's document is within its time to live."""
+    """Binds pods. ``is_fresh``: True if the node's document is within its time to live."""
 
     def __init__(
         self, client: ApiClient, is_fresh: Callable[[str], bool], clock: Callable[[], float] = time.time
@@ -32,10 +32,10 @@ class Binder:
         self._client, self._is_fresh, self._clock = client, is_fresh, clock
 
     async def bind(self, call: Any) -> str:
-        """Bind as the call says. Returns why it was not done; empty: it was.
+        """Bind as the call requests; returns why that failed, or an empty text.
 
         Raises:
-            ExtenderError: it is no bind call.
+            ExtenderError: it is not a bind call.
         """
         try:
             name, namespace, uid, node = (
@@ -68,13 +68,13 @@ class Binder:
         try:
             await self._client.post(path, binding)
         except Conflict:
-            # The answer to an earlier try of the same binding may have been lost.
+            # An earlier try of the same binding may have succeeded although its answer was lost.
             pod = await self._client.get(pod_path(namespace, name))
             if pod["metadata"]["uid"] != uid or pod["spec"].get("nodeName") != node:
                 raise
 
     async def _take(self, node: str, pod: Any) -> str:
-        """Take a slot for a copper pod where the node publishes. Returns why there is none; empty: go on."""
+        """Take a slot for a copper pod on a publishing node; returns why there is none, or an empty text."""
         asked = asking_pod(pod)
         if asked.band is not QosBand.COPPER:
             return ""
@@ -84,13 +84,13 @@ class Binder:
                 profile = await self._client.get(f"{PROFILES}/{node}")
                 document = published_document(profile)
             except Missing:
-                return ""  # no perphd there: as without perphd
+                return ""  # no perphd on this node: bind without a slot
             except PerphError as exc:
                 if isinstance(exc, ApiError):
                     raise
                 return ""
             if not self._is_fresh(node):
-                return "its profile is stale, and copper is not bound on what it said"
+                return "its profile is stale, so no copper pod is bound there"
             patch = taken(profile, document, asked, self._clock())
             if isinstance(patch, NoRoom):
                 return patch.reason
@@ -102,10 +102,10 @@ class Binder:
                 reason = str(exc)
                 continue
             return ""
-        return f"no slot within {MOST_TRIES} tries, others were faster each time: {reason}"
+        return f"no slot within {MOST_TRIES} tries, because others took slots meanwhile: {reason}"
 
     async def release(self, node: str, uid: str) -> None:
-        """Give a pod's slot back. What fails here lapses by itself: the node's publisher takes it away."""
+        """Release a pod's slot. If that fails, the node's publisher removes the slot later."""
         for _ in range(MOST_TRIES):
             try:
                 profile = await self._client.get(f"{PROFILES}/{node}")
@@ -116,5 +116,5 @@ class Binder:
             except Conflict:
                 continue
             except ApiError as exc:
-                _log.warning("the slot of %s on %s is left to lapse: %s", uid, node, exc)
+                _log.warning("the slot of %s on %s was not released and will lapse: %s", uid, node, exc)
                 return

@@ -1,13 +1,12 @@
-"""The few calls of the Kubernetes API that perphd needs, over aiohttp.
+"""The few Kubernetes API calls that perphd needs, over aiohttp.
 
-perphd has aiohttp already; the official client adds 126 MB. Errors come in classes by what the caller must do:
-
-    Unreachable   no answer, too late, or the server is overloaded (429, 5xx): wait and try again
-    Conflict      somebody else wrote first (409), or a test of a JSON patch failed (422): read again, then decide
-    Expired       the place in the watch is forgotten (410): list again
-    Missing       there is no such object (404)
-    Forbidden     the account may not (401, 403): a person must grant it
-    Rejected      the request is wrong: never retry
+perphd has aiohttp already; the official client adds 126 MB. Error classes tell the caller what to do:
+    Unreachable   no answer, too late, or the server is overloaded (429, 5xx): retry after a pause
+    Conflict      another write came first (409), or a test of a JSON patch failed (422): read again, then decide
+    Expired       the resource version of a watch is too old (410): list again
+    Missing       the object does not exist (404)
+    Forbidden     the account lacks a permission (401, 403): a person must grant it
+    Rejected      the request is invalid: never retry
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from perphd.domain.errors import PerphError
 
 TIMEOUT_S: Final = 10.0
 WATCH_S: Final = 290.0
-"""The server ends a watch after this time; the next one goes on from the same place."""
+"""Time after which the server ends a watch; the next watch continues from the same version."""
 SILENT_S: Final = 330.0
-"""A watch without a byte for this long is dead."""
+"""Time without a byte after which a watch is considered dead."""
 PAGE: Final = 500
 _LINE_BYTES: Final = 1 << 22
 """Longest line of a watch: etcd refuses objects over 1.5 MiB."""
@@ -43,7 +42,7 @@ JSON_PATCH: Final = "application/json-patch+json"
 
 
 class ApiError(PerphError):
-    """The API server did not do it."""
+    """A request that the API server did not fulfil."""
 
     def __init__(self, request: str, status: int, message: str) -> None:
         self.status = status
@@ -51,13 +50,13 @@ class ApiError(PerphError):
 
 
 class Unreachable(ApiError):
-    """No answer, or none in time, or the server has too much to do. ``pause_s``: what it asked us to wait."""
+    """No answer, a late one, or an overloaded server. ``pause_s``: the pause that the server requested."""
 
     pause_s: float = 0.0
 
 
 class Conflict(ApiError):
-    """Somebody else wrote first."""
+    """Another write came first."""
 
 
 class Expired(ApiError):
@@ -65,15 +64,15 @@ class Expired(ApiError):
 
 
 class Missing(ApiError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class Forbidden(ApiError):
-    """This account may not."""
+    """The account lacks the permission."""
 
 
 class Rejected(ApiError):
-    """The request is wrong."""
+    """The request is invalid."""
 
 
 _CLASSES: Final[Mapping[int, type[ApiError]]] = {
@@ -84,7 +83,7 @@ _CLASSES: Final[Mapping[int, type[ApiError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where the API server is, and how to show who asks. ``ca_file`` empty: the system's authorities."""
+    """Address and credentials of the API server. ``ca_file`` empty: the system's authorities."""
 
     url: str
     token_file: str = ""
@@ -92,10 +91,10 @@ class Access:
 
     @classmethod
     def in_cluster(cls, environment: Mapping[str, str] = os.environ, account: Path = _ACCOUNT) -> Access:
-        """What kubelet gives every pod.
+        """The access that the kubelet gives every pod.
 
         Raises:
-            PerphError: this is no pod.
+            PerphError: this process runs in no pod.
         """
         host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT")
         if not host or not port:
@@ -108,7 +107,7 @@ class Access:
 
 
 class ApiClient:
-    """Requests as one account. The token is read again for each request: kubelet renews it in place."""
+    """Sends requests as one account. The token is read for each request, because the kubelet renews it in place."""
 
     def __init__(self, access: Access, timeout_s: float = TIMEOUT_S) -> None:
         self._access, self._timeout_s = access, timeout_s
@@ -121,7 +120,7 @@ class ApiClient:
                 context = ssl.create_default_context(cafile=self._access.ca_file)
             except OSError as exc:
                 raise PerphError(
-                    f"{self._access.ca_file}: no certificate authority is readable: {exc}"
+                    f"{self._access.ca_file}: cannot read a certificate authority: {exc}"
                 ) from exc
         self._session = aiohttp.ClientSession(
             self._access.url,
@@ -136,15 +135,15 @@ class ApiClient:
             await self._session.close()
 
     async def get(self, path: str, **query: str) -> Any:
-        """An object."""
+        """Read an object."""
         return await self.request("GET", path, query=query)
 
     async def patch(self, path: str, body: Any, kind: str = MERGE) -> Any:
-        """The object after a patch of this kind."""
+        """Patch an object with a patch of this kind; returns the result."""
         return await self.request("PATCH", path, body, kind)
 
     async def post(self, path: str, body: Any) -> Any:
-        """Create; the object."""
+        """Create an object; returns it."""
         return await self.request("POST", path, body)
 
     async def request(
@@ -155,10 +154,10 @@ class ApiClient:
         kind: str = "application/json",
         query: Mapping[str, str] | None = None,
     ) -> Any:
-        """One request, as JSON.
+        """Send one request; returns the JSON answer.
 
         Raises:
-            ApiError: in the class that says what to do about it.
+            ApiError: of the class that tells the caller what to do.
         """
         shown = f"{method} {path}"
         data = None if body is None else json.dumps(body)
@@ -173,10 +172,10 @@ class ApiClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             raise Unreachable(shown, 0, str(exc) or type(exc).__name__) from exc
         except ValueError as exc:
-            raise Unreachable(shown, 0, f"the answer is no JSON: {exc}") from exc
+            raise Unreachable(shown, 0, f"the answer is not JSON: {exc}") from exc
 
     async def list_all(self, path: str, **query: str) -> tuple[list[Any], str]:
-        """All objects, read in pages, and the resource version from which a watch goes on."""
+        """All objects, read in pages, and the resource version from which to watch."""
         items: list[Any] = []
         page = {**query, "limit": str(PAGE)}
         while True:
@@ -188,10 +187,10 @@ class ApiClient:
             page["continue"] = metadata["continue"]
 
     async def watch(self, path: str, version: str, **query: str) -> AsyncIterator[tuple[str, Any]]:
-        """(kind, object) of every change after ``version``, until the server ends it. Bookmarks included.
+        """Yield (kind, object) for every change after ``version``, bookmarks included, until the server ends the watch.
 
         Raises:
-            ApiError: ``Expired`` if the version is forgotten.
+            ApiError: ``Expired`` if the version is too old.
         """
         asked = {
             **query, "watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true",
@@ -213,7 +212,7 @@ class ApiClient:
             raise Unreachable(shown, 0, str(exc) or type(exc).__name__) from exc
 
     def _http(self) -> aiohttp.ClientSession:
-        assert self._session is not None, "used outside of its context"
+        assert self._session is not None, "used outside its context manager"
         return self._session
 
     def _headers(self, kind: str = "application/json") -> dict[str, str]:
@@ -235,15 +234,15 @@ async def follow(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     **query: str,
 ) -> None:
-    """List, then watch, for ever. Nothing is lost: whatever breaks the watch leads to a new list or goes on after it.
+    """List, then watch, forever. No change is lost: after a failure the watch resumes or lists again.
 
     Args:
-        client: who asks.
+        client: sends the requests.
         path: of the collection.
-        replaced: gets all objects, after each list.
-        changed: gets (ADDED, MODIFIED or DELETED, object).
-        troubled: gets each failure and the pause before the next try; a forgotten place (410) is none.
-        sleep: waits so many seconds.
+        replaced: called with all objects after each list.
+        changed: called with (ADDED, MODIFIED or DELETED, object).
+        troubled: called with each failure and the pause before the next try; an expired version (410) is not a failure.
+        sleep: waits for a number of seconds.
         query: label and field selectors.
     """
     backoff, version = Backoff(), ""

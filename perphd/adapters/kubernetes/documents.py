@@ -1,11 +1,11 @@
-"""Where the extender has the nodes' documents from, and the cache of them.
+"""Sources of the nodes' documents for the extender, and their cache.
 
-    NodeProfile objects    listed and watched; what ``perphd-publish`` writes
-    a folder               NODE.json, each as ``perphctl node --json`` prints it
+    NodeProfile objects    listed and watched; written by ``perphd-publish``
+    a folder               NODE.json, each as printed by ``perphctl node --json``
     an address             GET returns {"NODE": document, ...}
 
-Ages are by the extender's own clock: a document counts from when it arrived changed, since clocks of nodes differ. On
-the first look there is no arrival yet, and the node's own time counts where it lies in the past.
+Ages are by the extender's own clock: a document's age counts from its arrival, since the nodes' clocks differ. On the
+first read there is no arrival yet, and the node's own time is used if it lies in the past.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from perphd.adapters.kubernetes.client import ApiClient, ApiError, follow
 from perphd.adapters.kubernetes.objects import PROFILES, published_document
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.extender import KnownNodes
-from perphd.control.wire import decode
 from perphd.domain.errors import PerphError
+from perphd.domain.wire import decode
 
 _log: Final = logging.getLogger("perphd.extender")
 MOST_BYTES: Final = 256 << 20
 
 
 class Listener(Protocol):
-    """Hears of every change of the cache."""
+    """Notified of every change of the cache."""
 
     def put(self, node: str, document: NodeDocument) -> None:
-        """A document was taken in."""
+        """A node's document was accepted."""
 
     def forget(self, node: str) -> None:
-        """A node is gone."""
+        """A node was removed."""
 
 
 class DocumentCache:
-    """The known nodes, as they arrive. ``refused``: nodes whose last document is unreadable, with the reason."""
+    """The latest document of every node. ``refused``: nodes whose last document is unreadable, with the reason."""
 
     def __init__(self, listener: Listener | None = None, clock: Callable[[], float] = time.time) -> None:
         self.known = KnownNodes()
@@ -54,7 +54,7 @@ class DocumentCache:
         self._made: dict[str, float] = {}
 
     def put(self, node: str, read: Callable[[], NodeDocument]) -> None:
-        """Take in a document; one that cannot be read leaves the one before it, which then grows stale."""
+        """Accept a document. An unreadable one is refused; the previous one stays and grows stale."""
         try:
             document = read()
             arrived = self._arrived(node, document)
@@ -72,7 +72,7 @@ class DocumentCache:
             self._listener.put(node, arrived)
 
     def _arrived(self, node: str, document: NodeDocument) -> NodeDocument | None:
-        """The document with the time of its arrival; None: it is the known one."""
+        """The document with its time of arrival; None if it is already known."""
         before, now_s = self._made.get(node), self._clock()
         if before is None and not self.is_synced:
             return replace(document, made_unix_s=min(document.made_unix_s, now_s))
@@ -81,12 +81,12 @@ class DocumentCache:
         return replace(document, made_unix_s=now_s)
 
     def is_fresh(self, node: str) -> bool:
-        """Whether the node's document is within its time to live."""
+        """True if the node's document is within its time to live."""
         rows = self.known.rows([node])
         return bool(rows[0] >= 0 and self.known.fresh(rows, self._clock())[0])
 
     def forget(self, node: str) -> None:
-        """The node is gone."""
+        """Remove a node."""
         self._made.pop(node, None)
         self.refused.pop(node, None)
         self.known.forget(node)
@@ -94,14 +94,14 @@ class DocumentCache:
             self._listener.forget(node)
 
     def keep_only(self, nodes: Mapping[str, Any] | set[str]) -> None:
-        """Forget all others; from now on arrival counts."""
+        """Remove all nodes but these; from now on ages count from arrival."""
         for node in [each for each in self.known.documents if each not in nodes]:
             self.forget(node)
         self.is_synced = True
 
 
 async def follow_profiles(client: ApiClient, cache: DocumentCache) -> None:
-    """Keep the cache like the NodeProfile objects, for ever."""
+    """Mirror the NodeProfile objects in the cache, forever."""
 
     def replaced(profiles: list[Any]) -> None:
         for profile in profiles:
@@ -120,7 +120,7 @@ async def follow_profiles(client: ApiClient, cache: DocumentCache) -> None:
 
 
 def troubled(what: str) -> Callable[[ApiError, float], None]:
-    """Logs that a watch is broken, once until it works differently."""
+    """A function that logs failures of a watch, each new one once as a warning."""
     last = ""
 
     def log(error: ApiError, pause_s: float) -> None:
@@ -134,7 +134,7 @@ def troubled(what: str) -> Callable[[ApiError, float], None]:
 
 
 async def follow_folder(folder: Path, cache: DocumentCache, period_s: float) -> None:
-    """Keep the cache like the files of a folder, for ever."""
+    """Mirror the files of a folder in the cache, forever."""
     seen: dict[str, tuple[int, int]] = {}
     while True:
         present = {}
@@ -152,7 +152,7 @@ async def follow_folder(folder: Path, cache: DocumentCache, period_s: float) -> 
 
 
 async def follow_address(url: str, cache: DocumentCache, period_s: float) -> None:
-    """Keep the cache like the answer of an address, for ever. Without an answer, documents grow stale."""
+    """Mirror the documents at an address in the cache, forever. Without an answer they grow stale."""
     backoff, report = Backoff(), troubled(url)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=max(10.0, period_s))) as http:
         while True:
@@ -162,7 +162,7 @@ async def follow_address(url: str, cache: DocumentCache, period_s: float) -> Non
                     answer.raise_for_status()
                     documents = json.loads(await answer.content.read(MOST_BYTES))
                     if not isinstance(documents, dict):
-                        raise ValueError("the answer is no object of documents by node")
+                        raise ValueError("the answer is not an object of documents by node")
                 for node, data in documents.items():
                     cache.put(node, lambda data=data: decode(NodeDocument, data))  # type: ignore[misc]
                 cache.keep_only(documents)
@@ -177,4 +177,4 @@ def _read(data: bytes) -> NodeDocument:
     try:
         return decode(NodeDocument, json.loads(data))
     except ValueError as exc:
-        raise PerphError(f"it is no JSON: {exc}") from exc
+        raise PerphError(f"it is not JSON: {exc}") from exc

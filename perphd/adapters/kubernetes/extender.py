@@ -1,6 +1,6 @@
-"""The scheduler's extender as a server: filter, prioritize, preempt, bind, and why.
+"""HTTP server of the scheduler extender: filter, prioritize, preempt, bind and explain.
 
-It keeps nothing that another copy could not have: the documents of the nodes as they arrive, and the last explanations.
+Its only state, the nodes' documents and the last explanations, can be rebuilt by any replica.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from perphd.cluster.extender import (
     preempted,
     priority_answer,
 )
-from perphd.control.wire import encode, json_of
 from perphd.domain.decision import Health
+from perphd.domain.wire import encode, json_of
 
 MOST_BODY: Final = 256 << 20
-"""Bytes of a call. 5,000 whole nodes are some 25 MB."""
+"""Largest call in bytes; 5,000 whole nodes take about 25 MB."""
 MOST_PODS: Final = 10_000
-"""Pods of which the last explanations are kept."""
+"""Number of pods whose last explanations are kept."""
 MOST_TIMES: Final = 1000
 _log: Final = logging.getLogger("perphd.extender")
 
 
 @dataclass(slots=True)
 class Counts:
-    """Calls of one verb: how many, how many were no calls, and how long the last ones took."""
+    """Calls of one verb: number, number of invalid ones, and durations of the last ones."""
 
     calls: int = 0
     errors: int = 0
@@ -52,25 +52,25 @@ class Counts:
     last_s: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_TIMES))
 
     def took(self, seconds: float) -> None:
-        """One call was answered."""
+        """Record the duration of one call."""
         self.calls += 1
         self.seconds += seconds
         self.last_s.append(seconds)
 
     def quantile_s(self, share: float) -> float:
-        """Of the last thousand calls."""
+        """Quantile of the last thousand calls' durations."""
         return float(np.quantile(np.array(self.last_s), share)) if self.last_s else 0.0
 
 
 class ExtenderServer:
-    """Handlers of all addresses.
+    """Handlers of all routes.
 
     Args:
-        cache: what is known of the nodes.
-        policy: the placement policy's name.
+        cache: the nodes' documents.
+        policy: name of the placement policy.
         binder: binds pods; None: bind is not configured.
-        is_copper: whether the pod of this UID is known to be copper.
-        recorder: writes what was answered; None: nobody does.
+        is_copper: True if the pod with this UID is known to be copper.
+        recorder: records calls and answers; None: no recording.
         clock: seconds since 1970.
     """
 
@@ -89,7 +89,7 @@ class ExtenderServer:
         self.counts = {verb: Counts() for verb in ("filter", "prioritize", "preempt", "bind")}
 
     def app(self) -> web.Application:
-        """The server's addresses."""
+        """The application with all routes."""
         app = web.Application(client_max_size=MOST_BODY)
         app.add_routes(
             [
@@ -149,7 +149,9 @@ class ExtenderServer:
 
     async def _bind(self, call: Any) -> Any:
         if self._binder is None:
-            raise ExtenderError("bind is not configured here (--bind), and the scheduler must not ask for it")
+            raise ExtenderError(
+                "bind is not configured here (--bind): remove bindVerb from the scheduler's configuration"
+            )
         return {"Error": await self._binder.bind(call)}
 
     async def _explain(self, request: web.Request) -> web.Response:
@@ -157,7 +159,7 @@ class ExtenderServer:
         pod = pod if "/" in pod else f"default/{pod}"
         known = self._explained.get(pod)
         if known is None:
-            return web.json_response({"error": f"no call about {pod} is remembered"}, status=404)
+            return web.json_response({"error": f"no recent call about {pod}"}, status=404)
         return web.json_response({verb: asdict(each) for verb, each in known.items()})
 
     async def _fleet(self, _: web.Request) -> web.Response:
@@ -227,7 +229,7 @@ class ExtenderServer:
 
 
 def _row(name: str, document: NodeDocument, now_s: float) -> Mapping[str, Any]:
-    """A node in one line."""
+    """A node's row in the fleet view."""
     worst = [each for each in document.lras if each.health is Health.DEGRADED]
     age_s = now_s - document.made_unix_s
     return {

@@ -1,6 +1,6 @@
-"""perphd-extender: the process beside kube-scheduler.
+"""perphd-extender: a process beside kube-scheduler that answers its extender calls from the nodes' documents.
 
-It answers the scheduler's extender calls from what the nodes publish. Without --bind it writes nothing to the cluster.
+Without --bind it writes nothing to the cluster.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _log: Final = logging.getLogger("perphd.extender")
 
 
 class _Recording:
-    """Passes every change of the cache to the record."""
+    """Passes every change of the cache to the recorder."""
 
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
@@ -103,9 +103,9 @@ def run(
         host, port = _address(listen)
         context = _tls(host, tls_cert, tls_key, client_ca)
         if binds and documents:
-            raise PerphError("--bind needs NodeProfile objects: leave --documents out")
+            raise PerphError("--bind needs NodeProfile objects: remove --documents")
         if binds and context is not None and not client_ca:
-            raise PerphError("--bind beyond loopback needs --client-ca: who may call may place pods")
+            raise PerphError("--bind beyond loopback needs --client-ca, because callers can place pods")
         api = None if documents else chosen_access(access)
         asyncio.run(_serve(host, port, context, policy, documents, period_s, binds, record, api))
     except PerphError as exc:
@@ -134,7 +134,7 @@ def replay(file: str, pod: str | None) -> None:
                             click.echo(f"    {score}")
     except PerphError as exc:
         raise click.ClickException(str(exc)) from exc
-    click.echo(f"{total} calls, {different} with another answer")
+    click.echo(f"{total} calls, {different} with a different answer")
     raise SystemExit(1 if different else 0)
 
 
@@ -148,7 +148,7 @@ def _address(text: str) -> tuple[str, int]:
             raise ValueError(port)
     except ValueError as exc:
         raise PerphError(
-            f"--listen {text}: allowed are an IP address and a port, as {DEFAULT_LISTEN}"
+            f"--listen {text}: must be an IP address and a port, such as {DEFAULT_LISTEN}"
         ) from exc
     return host, number
 
@@ -159,7 +159,7 @@ def _tls(host: str, cert: str | None, key: str | None, client_ca: str | None) ->
             return None
         raise PerphError("beyond loopback --tls-cert and --tls-key are required")
     if not cert or not key:
-        raise PerphError("--tls-cert and --tls-key belong together")
+        raise PerphError("--tls-cert and --tls-key must be given together")
     try:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=client_ca)
         context.load_cert_chain(cert, key)
@@ -217,7 +217,7 @@ async def _serve(
 
 
 async def _follow_copper(client: ApiClient, copper: set[str]) -> None:
-    """Keep the UIDs of pods that say that they are copper: only these may be preempted."""
+    """Track the UIDs of pods labelled copper, the only ones that may be preempted."""
 
     def replaced(pods: list[Any]) -> None:
         copper.clear()

@@ -1,4 +1,4 @@
-"""Paths and names of what perphd keeps in Kubernetes."""
+"""Paths and names of perphd's objects in Kubernetes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from perphd.cluster.document import NodeDocument
-from perphd.control.wire import decode
 from perphd.domain.errors import PerphError
+from perphd.domain.wire import decode
 
 GROUP: Final = "perphd.io"
 VERSION: Final = "v1alpha1"
@@ -18,15 +18,15 @@ PODS: Final = "/api/v1/pods"
 
 
 def pod_path(namespace: str, name: str) -> str:
-    """Of one pod."""
+    """API path of one pod."""
     return f"/api/v1/namespaces/{namespace}/pods/{name}"
 
 
 def published_document(profile: Mapping[str, Any]) -> NodeDocument:
-    """The node's document in a NodeProfile, with the time to live that its publisher states.
+    """The node's document in a NodeProfile, with the time to live stated by its publisher.
 
     Raises:
-        PerphError: there is none, or it is not readable.
+        PerphError: there is none, or it is unreadable.
     """
     status = profile.get("status")
     if not isinstance(status, Mapping) or "document" not in status:

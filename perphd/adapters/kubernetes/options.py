@@ -1,4 +1,4 @@
-"""Options that all of the adapters' programs share."""
+"""Command-line options shared by the adapters' programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perphd.domain.errors import PerphError
 
 
 def access_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Where the API server is and how to show who asks; without any, as kubelet gives it to a pod."""
+    """Add the options for the API server's address and credentials; the default is a pod's own access."""
     for option in (
         click.option(
             "--ca-file", metavar="FILE", help="Authority of its certificate [default: the system's]."
@@ -29,10 +29,10 @@ def access_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def chosen_access(values: Mapping[str, str | None]) -> Access:
-    """The access that these options name.
+    """The access given by these options.
 
     Raises:
-        PerphError: they contradict each other, or this is no pod.
+        PerphError: they contradict each other, or this process runs in no pod.
     """
     url, token, authority = values["api_server"], values["token_file"], values["ca_file"]
     if url is None:
@@ -40,5 +40,5 @@ def chosen_access(values: Mapping[str, str | None]) -> Access:
             raise PerphError("--token-file and --ca-file need --api-server")
         return Access.in_cluster()
     if not url.startswith(("https://", "http://127.0.0.1", "http://[::1]", "http://localhost")):
-        raise PerphError(f"--api-server {url}: allowed are https:// and, on loopback, http://")
+        raise PerphError(f"--api-server {url}: must be https:// or, on loopback, http://")
     return Access(url.rstrip("/"), token or "", authority or "")

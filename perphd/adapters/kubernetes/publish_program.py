@@ -1,4 +1,4 @@
-"""perphd-publish: the process beside perphd on a node of Kubernetes. It reads the daemon and writes to the cluster."""
+"""perphd-publish: a process beside perphd on a Kubernetes node that publishes the daemon's state to the cluster."""
 
 from __future__ import annotations
 

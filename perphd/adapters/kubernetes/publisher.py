@@ -1,8 +1,8 @@
-"""The publisher of one node: look at the daemon, look at the cluster, write what differs.
+"""The publisher of one node: compares the daemon's document with the cluster's objects and writes differences.
 
-Everything but events is kept by level: each round compares what is there with what should be there. Whatever was lost
-(a Node that was deleted and made again, an API server that was away, a write that met another one) is put right by
-the next round. Events wait until they are delivered.
+Everything but events is level-triggered: each round compares the actual with the wanted state. The next round therefore
+corrects whatever was lost (a Node deleted and recreated, an API server outage, a conflicting write). Events wait until
+they are delivered.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from perphd.cluster.asking import COPPER_CPU, COPPER_MEMORY, ExtenderError, quan
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.publication import Condition, Kept, Level, Notice, Publication, decided
 from perphd.cluster.slots import SLOT_S, Slot, slots_of, without
-from perphd.control.wire import encode
 from perphd.domain.reading import Unavailable
+from perphd.domain.wire import encode
 
 TAINT: Final = f"{GROUP}/no-copper"
 EVENTS: Final = "/api/v1/namespaces/default/events"
-"""Events about nodes, which have no namespace, are kept in this one."""
+"""Namespace of events about nodes, which have no namespace."""
 SETTLED_S: Final = 15.0
-"""A pod that runs for this long is in the measured use of copper; its slot is not needed any more."""
+"""Running time after which a pod is included in copper's measured use, so that its slot is no longer needed."""
 MOST_EVENTS: Final = 100
 _TTL_PERIODS: Final = 3.0
 _log: Final = logging.getLogger("perphd.publish")
 
 
 class OwnPods:
-    """The pods bound to this node, and since when each is seen to run (by this process's clock)."""
+    """The pods bound to this node, and since when each has been seen running (by this process's clock)."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -54,10 +54,10 @@ class OwnPods:
         self._slots_s: dict[str, float] = {}
         self.is_synced = False
         self.changes = 0
-        """Counts up with every change."""
+        """Number of changes so far."""
 
     def replaced(self, pods: list[Any]) -> None:
-        """All of them."""
+        """Replace all pods."""
         self.pods = {}
         for pod in pods:
             self.changed("ADDED", pod)
@@ -66,7 +66,7 @@ class OwnPods:
         self.is_synced = True
 
     def changed(self, kind: str, pod: Any) -> None:
-        """One of them."""
+        """Process a change of one pod."""
         uid = pod["metadata"]["uid"]
         self.changes += 1
         if kind == "DELETED":
@@ -94,7 +94,7 @@ class OwnPods:
         return {"pods": pods}
 
     def over(self, slots: Sequence[Slot]) -> frozenset[str]:
-        """The UIDs of slots whose pod is measured by now, has ended, or never came, by this process's clock."""
+        """UIDs of slots whose pod is measured by now, has ended, or never came, by this process's clock."""
         if not self.is_synced:
             return frozenset()
         now_s = self._clock()
@@ -112,16 +112,16 @@ class OwnPods:
 
 
 class Publisher:
-    """Rounds of one node.
+    """Publishes one node in rounds.
 
     Args:
         client: of the API server.
         node: its name there.
-        look: the daemon's document, or why there is none.
-        pods: of this node; kept up by somebody else.
-        period_s: between two rounds.
+        look: returns the daemon's document, or why there is none.
+        pods: of this node, kept current by the caller.
+        period_s: time between rounds.
         taint_effect: NoSchedule, PreferNoSchedule, or empty: no taint.
-        pods_file: where the daemon finds the labels of pods; None: nowhere.
+        pods_file: where the daemon reads the pods' labels; None: nowhere.
         clock: seconds since 1970.
     """
 
@@ -144,14 +144,14 @@ class Publisher:
         self._pods_file, self._written = pods_file, -1
 
     async def run(self) -> None:
-        """Publish every ``period_s`` seconds until cancelled; after failures, with growing pauses."""
+        """Publish every ``period_s`` seconds until cancelled; retry failures with exponential backoff."""
         await repeat(self.round, self.period_s, ApiError, _log)
 
     async def round(self) -> None:
-        """One look and what follows from it.
+        """Read the daemon's document and publish the differences.
 
         Raises:
-            ApiError: something is not published yet.
+            ApiError: something could not be published.
         """
         self._write_pods()
         look = await self._look()
@@ -167,7 +167,7 @@ class Publisher:
         await self._deliver(node)
 
     def _write_pods(self) -> None:
-        """Bring the file of pods up to date; readers see the old or the new one. A full disk waits for the next."""
+        """Replace the file of pods atomically if they changed; a failed write is retried in the next round."""
         if self._pods_file is None or not self._pods.is_synced or self._written == self._pods.changes:
             return
         part = self._pods_file.with_name(f"{self._pods_file.name}.part")
@@ -183,12 +183,12 @@ class Publisher:
         if isinstance(look, Unavailable) != self._is_blind:
             self._is_blind = isinstance(look, Unavailable)
             if isinstance(look, Unavailable):
-                _log.warning("nothing is offered to copper: %s", look.reason)
+                _log.warning("no capacity is offered to copper: %s", look.reason)
             else:
                 _log.info("perphd answers again")
 
     async def _node_status(self, node: Any, publication: Publication) -> None:
-        """Extended resources and conditions."""
+        """Publish extended resources and conditions."""
         level = publication.level
         wanted = {COPPER_CPU: level.cpu_milli, COPPER_MEMORY: level.memory_bytes}
         status = node.get("status") or {}
@@ -232,10 +232,12 @@ class Publisher:
                 taints = (node.get("spec") or {}).get("taints") or []
                 others = [each for each in taints if each.get("key") != TAINT]
                 wanted = [*others, {"key": TAINT, "effect": self._effect}] if is_tainted else others
-        _log.info("the taint waits for the next round: others write to the node all the time")
+        _log.info(
+            "the taint is deferred to the next round, because of repeated conflicting writes to the node"
+        )
 
     async def _profile(self, node: Any, look: NodeDocument | Unavailable, publication: Publication) -> None:
-        """The NodeProfile with the document, and slots whose pods are measured by now."""
+        """Publish the document in the NodeProfile, and remove slots whose pods are measured by now."""
         path = f"{PROFILES}/{self._node}"
         try:
             profile = await self._client.get(path)
@@ -243,7 +245,7 @@ class Publisher:
             profile = await self._created(node)
         if not isinstance(look, Unavailable):
             status = _status(look, publication, max(look.ttl_s, _TTL_PERIODS * self.period_s))
-            # Not a merge patch, which would leave old keys and take null for "delete".
+            # A merge patch would keep old keys and interpret null as "delete".
             patch = [{"op": "add", "path": "/status", "value": status}]
             profile = await self._client.patch(f"{path}/status", patch, JSON_PATCH)
         over = self._pods.over(slots_of(profile))
@@ -253,7 +255,7 @@ class Publisher:
         try:
             await self._client.patch(path, patch, JSON_PATCH)
         except Conflict:
-            _log.debug("a slot was taken meanwhile: what is over is taken away in the next round")
+            _log.debug("a slot was taken meanwhile: expired slots are removed in the next round")
 
     async def _created(self, node: Any) -> Any:
         owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": node["metadata"]["uid"]}
@@ -296,10 +298,10 @@ class Publisher:
 
 
 async def withdraw(client: ApiClient, node: str) -> None:
-    """Take everything back that a publisher has put up for this node.
+    """Remove everything that a publisher has published for this node.
 
     Raises:
-        ApiError: something is still there.
+        ApiError: something could not be removed.
     """
     found = await client.get(f"{NODES}/{node}")
     none = {COPPER_CPU: None, COPPER_MEMORY: None}
@@ -335,7 +337,7 @@ def _status(document: NodeDocument, publication: Publication, ttl_s: float) -> d
 
 
 def _as_published(node: Any) -> Kept:
-    """What a publisher before this one left, so that a restart changes nothing."""
+    """State published by an earlier process, so that a restart changes nothing."""
     present = (node.get("status") or {}).get("allocatable") or {}
     cpu, memory = _number(present.get(COPPER_CPU)), _number(present.get(COPPER_MEMORY))
     level = None if cpu is None or memory is None else Level(cpu, memory)
@@ -351,7 +353,7 @@ def _number(text: object) -> int | None:
 
 
 def _condition(wanted: Condition, present: Any, at: str) -> dict[str, Any] | None:
-    """The condition as the API has it; None: it is there already."""
+    """The condition in API form; None if it is already published."""
     shown = {"type": wanted.type, "status": wanted.status, "reason": wanted.reason, "message": wanted.message}
     if present is not None and all(present.get(key) == value for key, value in shown.items()):
         return None

@@ -1,14 +1,13 @@
-"""What the extender knew and answered, line by line, and the same again from the record.
+"""Records the extender's inputs and answers line by line, and replays them.
 
-Each line is one JSON object, in the order in which things happened:
-
-    {"at", "put": NODE, "document": ...}      a document was taken in
-    {"at", "forget": NODE}                    a node went
+Each line is one JSON object, in order of time:
+    {"at", "put": NODE, "document": ...}      a document was accepted
+    {"at", "forget": NODE}                    a node was removed
     {"names": DIGEST, "list": [...]}          candidates, written when they first occur
     {"at", "call": VERB, "policy", "pod": ..., "names": DIGEST, "answer": DIGEST}
 
-An answer follows from the documents, the call, the policy and the time alone. ``replayed`` computes each again and
-compares. At ``most_bytes`` the file is renamed to FILE.1, and the new one begins with all known documents.
+An answer depends only on the documents, the call, the policy and the time. ``replayed`` recomputes each answer and
+compares. At ``most_bytes`` the file is renamed to FILE.1, and the new one starts with all known documents.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from typing import Any, Final, TextIO
 
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.extender import Judged, KnownNodes, filter_answer, judged, priority_answer
-from perphd.control.wire import decode, encode, json_of
 from perphd.domain.errors import PerphError
+from perphd.domain.wire import decode, encode, json_of
 
 MOST_BYTES: Final = 256 << 20
 
 
 def digest_of(value: Any) -> str:
-    """Of a JSON value, whatever the order of its keys."""
+    """Digest of a JSON value, independent of the order of keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def answer_of(verdict: Judged, verb: str, names: Sequence[str]) -> Any:
-    """The answer to a call by names, whatever the form in which the candidates came."""
+    """The answer to a call by node names, whatever the form of its candidates."""
     return filter_answer(verdict, {"NodeNames": names}) if verb == "filter" else priority_answer(verdict)
 
 
 class Recorder:
-    """Writes the record. A disk that refuses ends it with one sentence, and answers go on."""
+    """Writes the record. A disk error ends the recording with a message in ``problem``; answers go on."""
 
     def __init__(self, path: Path, known: KnownNodes, most_bytes: int = MOST_BYTES) -> None:
         self.path, self.known, self._most_bytes = path, known, most_bytes
@@ -51,15 +50,15 @@ class Recorder:
         self._open()
 
     def put(self, at_unix_s: float, node: str, document: NodeDocument) -> None:
-        """A document was taken in."""
+        """Record an accepted document."""
         self._write({"at": at_unix_s, "put": node, "document": encode(document)})
 
     def forget(self, at_unix_s: float, node: str) -> None:
-        """A node went."""
+        """Record the removal of a node."""
         self._write({"at": at_unix_s, "forget": node})
 
     def call(self, at_unix_s: float, verb: str, policy: str, pod: Any, verdict: Judged) -> None:
-        """A call was answered."""
+        """Record a call and its answer."""
         names = list(verdict.names)
         digest = digest_of(names)
         if digest not in self._names:
@@ -78,7 +77,7 @@ class Recorder:
         )
 
     def close(self) -> None:
-        """Write out what is buffered."""
+        """Flush and close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -113,7 +112,7 @@ class Recorder:
 
 
 def recorded_pod(pod: Any) -> dict[str, Any]:
-    """The parts of a pod that decide. The rest, such as the environment of its containers, is not written down."""
+    """The parts of a pod that affect decisions. Others, such as its containers' environment, are not recorded."""
     metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
     kept = {key: metadata[key] for key in ("name", "namespace", "uid", "ownerReferences") if key in metadata}
     for key in ("labels", "annotations"):
@@ -128,7 +127,7 @@ def recorded_pod(pod: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One call again. ``is_same``: the answer has the recorded digest."""
+    """One call replayed. ``is_same``: the answer has the recorded digest."""
 
     at_unix_s: float
     verb: str
@@ -139,10 +138,10 @@ class Replayed:
 
 
 def replayed(lines: Iterable[str]) -> Iterator[Replayed]:
-    """Every recorded call, answered again.
+    """Replay every recorded call.
 
     Raises:
-        PerphError: a line is none of a record; the last one may be cut off.
+        PerphError: a line is not from a record; the last one may be incomplete.
     """
     known = KnownNodes()
     lists: dict[str, list[str]] = {}
@@ -163,4 +162,4 @@ def replayed(lines: Iterable[str]) -> Iterator[Replayed]:
                 is_same = digest_of(answer_of(verdict, verb, names)) == line["answer"]
                 yield Replayed(line["at"], verb, verdict.asked.pod.name, policy, is_same, verdict)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise PerphError(f"line {number} is none of a record: {exc}") from exc
+            raise PerphError(f"line {number} is not a record line: {exc}") from exc

@@ -1,4 +1,4 @@
-"""perphd-slurm: the process beside perphd on a node of Slurm. It reads the daemon and holds cores by reservations."""
+"""perphd-slurm: a process beside perphd on a Slurm node that reserves the cores that copper may not use."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The publisher of one node of Slurm: cores that copper may not have are held by reservations.
+"""The publisher of one Slurm node: reserves the cores that copper may not use.
 
-On such a node Slurm runs batch, which is copper. perphd's document says how many CPUs copper may be given altogether.
-The rest is held by reservations of one core each, ``perphd_NODE_K``. A change of the level makes or deletes only the
-difference: Slurm cannot change the size of a core reservation, and deleting it to make it again would leave a gap.
-``IGNORE_JOBS`` lets a reservation begin while jobs run; they keep running, and nothing new starts on its core.
+On such a node Slurm runs batch, which is copper. perphd's document states the CPUs available to copper. The rest is
+reserved, one core per reservation ``perphd_NODE_K``. A change of the level creates or deletes only the difference:
+Slurm cannot resize a core reservation, and recreating it would leave a gap. ``IGNORE_JOBS`` lets a reservation start
+while jobs run; they keep running, and no new job starts on its core.
 
-Everything is kept by level: each round reads what is there. The controller may restart or lose its state.
+Everything is level-triggered: each round reads the actual state. The controller may restart or lose its state.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _log: Final = logging.getLogger("perphd.slurm")
 
 
 class SlurmError(PerphError):
-    """scontrol did not do it."""
+    """scontrol failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:
-    """What Slurm knows of the node, and which of perphd's reservations are there."""
+    """Slurm's view of the node, with the indices of perphd's reservations (``held``)."""
 
     cpus: int
     cores: int
@@ -45,10 +45,10 @@ class SlurmNode:
 
 
 async def scontrol(*arguments: str) -> str:
-    """What scontrol prints.
+    """Run scontrol; returns its output.
 
     Raises:
-        SlurmError: it failed, or took too long.
+        SlurmError: it failed, or timed out.
     """
     try:
         process = await asyncio.create_subprocess_exec(
@@ -69,28 +69,28 @@ async def scontrol(*arguments: str) -> str:
 
 
 def checked_node(name: str) -> str:
-    """The name, if it may stand in a command of scontrol.
+    """The name, if it is valid in scontrol commands.
 
     Raises:
-        SlurmError: it is no node's name.
+        SlurmError: it is not a valid node name.
     """
     if _NODE.fullmatch(name) is None:
-        raise SlurmError(f"{name!r} is no node's name")
+        raise SlurmError(f"{name!r} is not a valid node name")
     return name
 
 
 def node_of(node: str, shown: str, reservations: str) -> SlurmNode:
-    """The node, from ``scontrol show node`` and ``scontrol show reservation``, both ``--oneliner``.
+    """Parse ``scontrol show node`` and ``scontrol show reservation``, both with ``--oneliner``.
 
     Raises:
-        SlurmError: its size is not in there.
+        SlurmError: the node's size is missing.
     """
     fields = dict(_PAIR.findall(shown))
     try:
         cpus = int(fields["CPUTot"])
         cores = int(fields["CoresPerSocket"]) * int(fields["Sockets"])
     except (KeyError, ValueError) as exc:
-        raise SlurmError(f"scontrol says nothing of the size of {node}") from exc
+        raise SlurmError(f"scontrol does not report the size of {node}") from exc
     comment = re.search(r"(?:^|\s)Comment=(.*?)(?:\s+\w+=|\s*$)", shown)
     prefix = f"perphd_{node}_"
     held = set()
@@ -102,13 +102,16 @@ def node_of(node: str, shown: str, reservations: str) -> SlurmNode:
 
 
 def cores_to_hold(node: SlurmNode, copper_milli: int) -> int:
-    """Whole cores that copper may not have: all but those that its CPUs fill."""
+    """Number of whole cores that copper may not use."""
     threads = max(1, node.cpus // max(1, node.cores))
     return max(0, node.cores - math.floor(copper_milli / 1000.0 / threads + 1e-9))
 
 
 class SlurmPublisher:
-    """Rounds of one node. ``look``: the daemon's document, or why there is none; ``run``: executes scontrol."""
+    """Publishes one node in rounds.
+
+    ``look``: returns the daemon's document, or why there is none. ``run``: executes scontrol.
+    """
 
     def __init__(
         self,
@@ -121,14 +124,14 @@ class SlurmPublisher:
         self._kept = Kept()
 
     async def run(self) -> None:
-        """Publish every ``period_s`` seconds until cancelled; after failures, with growing pauses."""
+        """Publish every ``period_s`` seconds until cancelled; retry failures with exponential backoff."""
         await repeat(self.round, self._period_s, SlurmError, _log)
 
     async def round(self) -> None:
-        """One look and what follows from it.
+        """Read the daemon's document and publish the differences.
 
         Raises:
-            SlurmError: something is not published yet.
+            SlurmError: something could not be published.
         """
         look = await self._look()
         publication, self._kept = decided(look, self._kept)
@@ -151,10 +154,10 @@ class SlurmPublisher:
             await self._run("update", f"NodeName={self._node}", f"Comment={text}")
 
     async def seen(self) -> SlurmNode:
-        """The node as Slurm has it now.
+        """The node's present state in Slurm.
 
         Raises:
-            SlurmError: Slurm does not say.
+            SlurmError: scontrol does not report it.
         """
         shown = await self._run("show", "node", self._node, "--oneliner")
         reservations = await self._run("show", "reservation", "--oneliner")
@@ -164,7 +167,7 @@ class SlurmPublisher:
         """Delete perphd's reservations and comment.
 
         Raises:
-            SlurmError: something is still there.
+            SlurmError: something could not be removed.
         """
         node = await self.seen()
         for number in sorted(node.held):

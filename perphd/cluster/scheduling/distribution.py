@@ -1,13 +1,13 @@
-"""Machines in the order of risk, and the worth of a placement, from distributions of use (DistSched, 5.2 and 5.3).
+"""Ranks nodes by overload risk, and values placements, from distributions of use (DistSched, 5.2 and 5.3).
 
     P(over on m) = P(n * task + running on m > capacity of m)           n tasks of one job share one draw      (5.1)
-    candidates   : P(memory over) and P(CPU over) within what is accepted (optimistic over-packing)
-    order        : ascending by (P(memory over), P(CPU over), expected free memory, expected free CPU, chance)
+    candidates   : P(memory over) and P(CPU over) within the accepted limits (optimistic over-packing)
+    order        : ascending by (P(memory over), P(CPU over), expected free memory, expected free CPU, random)
     E[utility]   = P(no eviction) * E[U(T)]                                                                    (5.3)
 
-Risk comes first and the best fit after it. Each node's law lies on a grid over its own capacity, so that P(over) of
-all nodes of one capacity is one product of a matrix and a vector: row i holds P(running > (G - k) w), the vector
-P(task = k w). Grids round up: P(over) errs to the safe side.
+Risk comes first, best fit second. Each node's distribution lies on a grid over its own capacity, so that P(over) of all
+nodes of one capacity is one matrix-vector product: row i holds P(running > (G - k) w), the vector P(task = k w). Grids
+round up, so P(over) errs on the safe side.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from perphd.forecast.grid import GridDistribution, added, multiplied, of_outcome
 from perphd.forecast.histogram import Floats
 
 FLEET_CELLS: Final = 512
-"""Cells of a node's grid: 4 KiB a node and resource. 1024 cells halve the error of rounding up, at twice the memory."""
+"""Cells of a node's grid: 4 KiB per node and resource. 1024 cells would halve the rounding error at twice the memory.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RiskSettings:
-    """The accepted P(over), and the seed of the order among equals."""
+    """The accepted P(over) of memory and CPU, and the seed of the order among equals."""
 
     memory: float = EPSILON_HARD
     cores: float = EPSILON_SOFT
@@ -38,7 +39,7 @@ class RiskSettings:
 
 
 def running_laws(profile: NodeProfile) -> tuple[GridDistribution, GridDistribution]:
-    """The laws of CPU and memory use on a node; the sum of requests where it has published none."""
+    """Distributions of CPU and memory use on a node; its total requests with certainty if it published none."""
     cores = profile.running_cores
     if cores is None:
         cores = of_outcomes({profile.requested_cores: 1.0}, profile.cores, FLEET_CELLS)
@@ -49,7 +50,7 @@ def running_laws(profile: NodeProfile) -> tuple[GridDistribution, GridDistributi
 
 
 class _Resource:
-    """The laws of one resource: row i of ``beyond`` holds P(running > (G - k) cells) for k = 0 .. G."""
+    """Distributions of one resource: row i of ``beyond`` holds P(running > (G - k) cells) for k = 0 .. G."""
 
     def __init__(self, n: int) -> None:
         self.capacity = np.zeros(n)
@@ -58,14 +59,14 @@ class _Resource:
 
     def put(self, row: int, law: GridDistribution) -> None:
         if law.cells != FLEET_CELLS:
-            raise ValueError(f"laws of a fleet have {FLEET_CELLS} cells, this one has {law.cells}")
+            raise ValueError(f"distributions of a fleet have {FLEET_CELLS} cells, this one has {law.cells}")
         self.capacity[row] = law.capacity
         self.beyond[row] = np.clip(1.0 - np.cumsum(law.shares), 0.0, 1.0)[::-1]
         mean = float(law.shares @ np.arange(law.cells + 1)) * law.cell + law.over * law.capacity
         self.free[row] = law.capacity - mean
 
     def over(self, law: Mapping[float, float], tasks: int, rows: Rows) -> Floats:
-        """P(over) for each row; one product for each capacity among them."""
+        """P(over) for each row; one product for each distinct capacity."""
         capacity = self.capacity[rows]
         found = np.empty(len(rows))
         for each in np.unique(capacity).tolist():
@@ -74,7 +75,7 @@ class _Resource:
             chosen = rows[same]
             beyond = self.beyond if len(chosen) == len(self.beyond) else self.beyond[chosen]
             used = np.nonzero(task.shares)[0]
-            if len(used) * 8 < len(task.shares):  # few outcomes: only their columns matter
+            if len(used) * 8 < len(task.shares):  # few outcomes: use only their columns
                 found[same] = beyond[:, used] @ task.shares[used] + task.over
             else:
                 found[same] = beyond @ task.shares + task.over
@@ -83,7 +84,7 @@ class _Resource:
 
 
 class DistributionColumns:
-    """The laws of all nodes."""
+    """The distributions of all nodes."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.cores, self.memory = _Resource(len(fleet)), _Resource(len(fleet))
@@ -103,7 +104,7 @@ DEFAULT_RISK: Final = RiskSettings()
 def by_risk(
     fleet: Fleet, pod: Pod, rows: Rows, settings: RiskSettings = DEFAULT_RISK, tasks: int = 1
 ) -> Scores:
-    """All candidates in DistSched's order. The score is minus the place; the terms are the keys of the order."""
+    """All candidates in DistSched's order. The score is minus the rank; the terms are the sort keys."""
     columns = fleet.columns(DistributionColumns)
     cores_law, memory_law = pod.laws()
     memory_over = columns.memory.over(memory_law, tasks, rows)
@@ -134,7 +135,7 @@ def by_risk(
 
 @dataclass(frozen=True, slots=True)
 class GangPlacement:
-    """Where the tasks of a job would go (one node a task), P(no eviction), and E[utility]."""
+    """Nodes of a job's tasks (one entry per task), P(no eviction), and E[utility]."""
 
     nodes: tuple[str, ...]
     no_eviction: float
@@ -148,11 +149,11 @@ def gang_placement(
     utility: Callable[[float], float],
     settings: RiskSettings = DEFAULT_RISK,
 ) -> GangPlacement | None:
-    """All ``tasks`` tasks, one after the other on the best machine, or None if one of them finds none.
+    """Place all ``tasks`` tasks, one after the other on the best machine; None if one of them finds none.
 
-    Tasks of one job share one draw: a machine with k of them already is asked for k + 1. ``utility`` takes the run
-    time of the job. With several machines, E[U] is that of the machine where it is least: an upper bound of the
-    published expectation over the slowest task, whose cost grows with the product of all machines' outcomes.
+    Tasks of one job share one draw: a machine with k of them is evaluated for k + 1. ``utility`` takes the job's run
+    time. With several machines, E[U] is the least of theirs: an upper bound of the published expectation over the
+    slowest task, whose cost grows with the product of all machines' outcomes.
     """
     rows = fleet.rows
     placed: dict[int, int] = {}
@@ -211,7 +212,7 @@ COARSE_OUTCOMES: Final = 16
 
 
 def coarse(law: GridDistribution, outcomes: int = COARSE_OUTCOMES) -> dict[float, float]:
-    """A law as at most so many outcomes of equal probability: the upper ends of its quantile ranges."""
+    """A distribution reduced to at most ``outcomes`` equally likely values: the upper ends of its quantile ranges."""
     levels = np.cumsum(law.shares)
     wanted = (np.arange(outcomes) + 1) / outcomes
     places = np.searchsorted(levels, wanted - 1e-12)
@@ -223,7 +224,7 @@ def coarse(law: GridDistribution, outcomes: int = COARSE_OUTCOMES) -> dict[float
 
 
 def with_pod(profile: NodeProfile, pod: Pod, tasks: int = 1) -> tuple[GridDistribution, GridDistribution]:
-    """The laws of CPU and memory on a node once ``tasks`` tasks of ``pod`` have started there."""
+    """Distributions of CPU and memory on a node after ``tasks`` tasks of ``pod`` have started there."""
     cores, memory = running_laws(profile)
     laws = pod.laws()
     return (
@@ -244,7 +245,7 @@ class GangJob:
 def most_valuable(
     fleet: Fleet, waiting: Sequence[GangJob], settings: RiskSettings = DEFAULT_RISK
 ) -> tuple[GangJob, GangPlacement] | None:
-    """The waiting job to place next: the schedulable one of the highest E[utility]. None: none can be placed."""
+    """The waiting job to place next: the schedulable one with the highest E[utility]. None: none can be placed."""
     best: tuple[GangJob, GangPlacement] | None = None
     for job in waiting:
         found = gang_placement(fleet, job.pod, job.tasks, job.utility, settings)

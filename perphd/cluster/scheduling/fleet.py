@@ -37,8 +37,8 @@ _C = TypeVar("_C", bound=Columns)
 class Fleet:
     """The newest profile of every node, and what applications use together (``usage``, Optum's ERO).
 
-    A policy reads the fleet and changes nothing. Only ``put`` does: it takes a profile in, in time that does not
-    depend on the number of nodes already known (a new node costs a copy of the columns).
+    Policies only read the fleet. ``put`` accepts a profile in time independent of the number of known nodes (a new node
+    costs a copy of the columns).
     """
 
     def __init__(self, profiles: Iterable[NodeProfile], usage: UsageProfile | None = None) -> None:
@@ -62,11 +62,11 @@ class Fleet:
         return np.arange(len(self.profiles))
 
     def row(self, node: str) -> int | None:
-        """The row of a node; None: it has published nothing."""
+        """The row of a node; None if it has published nothing."""
         return self._rows.get(node)
 
     def put(self, profile: NodeProfile) -> None:
-        """Take in what a node has published now."""
+        """Accept a node's new profile."""
         row = self._rows.get(profile.node)
         if row is None:
             self._rows[profile.node] = len(self.profiles)
@@ -86,7 +86,7 @@ class Fleet:
         return result
 
     def memory_ratio(self, application: str) -> float:
-        """The share of its memory request at which a pod of this application is taken."""
+        """Assumed memory use of a pod of this application, as a share of its request."""
         found = self._memory_ratios.get(application)
         if found is None:
             found = self._memory_ratios[application] = memory_ratio(self.usage, application)
@@ -127,7 +127,7 @@ class BaseColumns:
 
 @dataclass(frozen=True, slots=True)
 class NodeScore:
-    """What a policy says of one node. ``terms``: what the score is made of; ``refusals``: why it is not feasible."""
+    """A policy's verdict on one node. ``terms``: parts of the score; ``refusals``: why it is not feasible."""
 
     node: str
     feasible: bool
@@ -144,10 +144,10 @@ class NodeScore:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """What a policy says of all candidates; the higher the score, the better. Arrays follow ``rows``.
+    """A policy's verdict on all candidates; higher scores are better. Arrays follow ``rows``.
 
-    ``additive``: the score is the sum of the terms. Else the terms are the keys of an order, most important first.
-    ``refusals``: for each reason, the candidates against which it stands.
+    ``additive``: the score is the sum of the terms; else the terms are sort keys, most important first. ``refusals``:
+    for each reason, a mask of the candidates refused for it.
     """
 
     policy: str
@@ -160,14 +160,14 @@ class Scores:
 
     @property
     def feasible(self) -> Mask:
-        """The candidates against which nothing stands."""
+        """Mask of the candidates without a refusal."""
         against = np.zeros(len(self.rows), dtype=bool)
         for mask in self.refusals.values():
             against |= mask
         return ~against
 
     def best(self) -> NodeScore | None:
-        """The feasible candidate of the highest score; the first of equal ones. None: there is none."""
+        """The feasible candidate with the highest score, the first of equals; None if there is none."""
         feasible = self.feasible
         if not feasible.any():
             return None
@@ -184,7 +184,7 @@ class Scores:
         )
 
     def against(self, place: int) -> tuple[str, ...]:
-        """What stands against the candidate at this place of ``rows``."""
+        """Reasons why the candidate at this place of ``rows`` is refused."""
         return tuple(reason for reason, mask in self.refusals.items() if mask[place])
 
     def ranked(self, most: int) -> tuple[NodeScore, ...]:

@@ -41,7 +41,7 @@ from perphd.forecast.usage_profile import UsageProfile, effective_ratio
 SERVICE_WEIGHT: Final = 0.7
 BATCH_WEIGHT: Final = 0.3
 MEMORY_LIMIT_RATIO: Final = 0.8
-"""A host whose memory is used beyond this share leaves the list of candidates."""
+"""Share of memory in use from which a host is no candidate."""
 _NO_USAGE: Final[Floats] = np.zeros(0)
 _ROUNDING: Final = 1e-9
 
@@ -56,7 +56,7 @@ class OptumSettings:
     tightest: bool = False
 
     def weight(self, kind: PodKind) -> float:
-        """The weight of the interference of such a pod."""
+        """The weight of the interference of a pod of this kind."""
         return self.service_weight if kind is PodKind.SERVICE else self.batch_weight
 
 
@@ -106,7 +106,7 @@ class OptumColumns:
         return number
 
     def cores_with(self, pod: Pod, rows: Rows) -> Floats:
-        """Eq. 8 for each row with ``pod`` as the last to come."""
+        """Eq. 8 for each row with ``pod`` added last."""
         numbers = self.open_application[rows]
         ratios = np.zeros(len(self.applications) + 1)
         for number in np.unique(numbers[numbers >= 0]).tolist():
@@ -117,7 +117,7 @@ class OptumColumns:
 
 
 def optum(fleet: Fleet, pod: Pod, rows: Rows, settings: OptumSettings = MARGINAL) -> Scores:
-    """The score of ``pod`` on each candidate. The terms add up to it."""
+    """The score of ``pod`` on each candidate, which is the sum of the terms."""
     columns, base = fleet.columns(OptumColumns), fleet.columns(BaseColumns)
     cores, memory = base.of("cores", rows), base.of("memory_bytes", rows)
     if settings.tightest:

@@ -95,7 +95,7 @@ def borg_like(fleet: Fleet, pod: Pod, rows: Rows) -> Scores:
 
 
 def balanced(fleet: Fleet, pod: Pod, rows: Rows) -> Scores:
-    """Requests alone, which no stale profile can spoil: the least requested, most evenly requested node."""
+    """By requests alone, independent of stale profiles: the least and most evenly requested node."""
     base = fleet.columns(BaseColumns)
     cpu = (base.of("requested_cores", rows) + pod.cores) / base.of("cores", rows)
     memory = (base.of("requested_bytes", rows) + pod.memory_bytes) / base.of("memory_bytes", rows)
@@ -117,4 +117,4 @@ PACKING: Final[dict[str, Callable[[Fleet, Pod, Rows], Scores]]] = {
     "borg": borg_like,
     "balanced": balanced,
 }
-"""The rules by name."""
+"""The packing rules by name."""

@@ -24,9 +24,9 @@ from perphd.cluster.scheduling.profile import Pod
 from perphd.cluster.scheduling.prophet import prophet
 
 SAMPLED_RATIO: Final = 0.05
-"""The share of nodes that Optum looks at for one pod."""
+"""Share of nodes that Optum samples for one pod."""
 LEAST_SAMPLED: Final = 50
-"""Nodes below which there is nothing to gain from sampling."""
+"""Number of nodes below which sampling gains nothing."""
 
 PlacementPolicy: TypeAlias = Callable[[Fleet, Pod, Rows], Scores]
 
@@ -43,7 +43,10 @@ POLICIES: Final[Mapping[str, PlacementPolicy]] = {
 
 @dataclass(frozen=True, slots=True)
 class PlacementSettings:
-    """``seed`` and the pod's name together choose the sample: the same question has the same answer."""
+    """Settings of a decision.
+
+    ``seed`` and the pod's name choose the sample, so that equal questions get equal answers.
+    """
 
     policy: str = "optum"
     sampled_ratio: float = SAMPLED_RATIO
@@ -52,9 +55,10 @@ class PlacementSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacementDecision:
-    """Where a pod should go; ``chosen`` None: nowhere now. ``scores``: of all candidates that were looked at.
+    """The node for a pod.
 
-    ``why``: how the candidates came about, in words.
+    ``chosen``: None if there is none now. ``scores``: of all candidates considered. ``why``: how the candidates were
+    chosen.
     """
 
     pod: str
@@ -75,7 +79,7 @@ def decided(
     """The decision for one pod at ``now_s``. ``allowed``: rows that pass the scheduler's own filters; None: all.
 
     Raises:
-        KeyError: no policy has this name.
+        KeyError: there is no such policy.
     """
     settings = settings if settings is not None else PlacementSettings()
     policy = POLICIES[settings.policy]
@@ -110,7 +114,7 @@ def sampled(rows: Rows, pod: str, settings: PlacementSettings) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What one scheduler wants to deploy on a node, and the score that it found."""
+    """A scheduler's proposal to deploy a pod on a node, with its score."""
 
     scheduler: str
     pod: str
@@ -120,7 +124,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The proposals to deploy, one a node, and those that go back to their schedulers."""
+    """The proposals to deploy, at most one per node, and those returned to their schedulers."""
 
     deployed: tuple[Proposal, ...]
     redispatched: tuple[Proposal, ...]

@@ -1,4 +1,4 @@
-"""What a scheduler knows of a node and of a pod."""
+"""A scheduler's data about nodes and pods."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from perphd.forecast.histogram import Floats
 from perphd.qos.availability import AvailableInterval, DemandStage
 
 BUCKETS: Final = 25
-"""Equal parts of the range of an interference value; a prediction is the upper bound of its part (Optum)."""
+"""Number of equal parts of an interference value's range; predictions use a part's upper bound (Optum)."""
 CPU_STEPS: Final = 11
 MEMORY_STEPS: Final = 6
 """Points of a surface along the host's CPU and memory utilisation, from 0 to 1."""
 
 InterferenceModel: TypeAlias = Callable[[Floats, Floats], Floats]
-"""Host CPU and memory utilisation to the interference of one pod, from 0 to 1, element by element.
+"""Maps the host's CPU and memory utilisation to the interference of one pod, from 0 to 1, element-wise.
 
-The pod's own greatest utilisation and its greatest load, the other arguments of Optum's Eq. 9 and 10, are constants of
-the pod and belong to the function.
+The pod's own greatest utilisation and load, the other arguments of Optum's Eq. 9 and 10, are constants of the pod and
+belong to the function.
 """
 
 
@@ -36,16 +36,16 @@ class PodKind(StrEnum):
 
 
 def bucketed(values: Floats, buckets: int = BUCKETS) -> Floats:
-    """The upper bounds of the parts in which the values lie; an exact 0 stays 0: an idle pod suffers nothing."""
+    """Round values up to the bounds of their parts; an exact 0 stays 0, since an idle pod suffers nothing."""
     upper = np.minimum(1.0, (np.floor(values * buckets) + 1.0) / buckets)
     return np.where(values <= 0.0, 0.0, upper)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Surface:
-    """Interference over the host's CPU and memory utilisation, ``values[cpu, memory]``, bilinear between its points.
+    """Interference over the host's CPU and memory utilisation, ``values[cpu, memory]``, bilinearly interpolated.
 
-    Bilinear interpolation commutes with sums: the surface of a node is the sum of those of its pods.
+    Bilinear interpolation commutes with sums: a node's surface is the sum of its pods'.
     """
 
     values: Floats
@@ -79,12 +79,12 @@ def interpolated(surfaces: Floats, cpu_ratios: Floats, memory_ratios: Floats) ->
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pod:
-    """A pod that waits, or that runs on a node.
+    """A pod, waiting or running.
 
-    ``cores`` and ``memory_bytes`` are its requests. ``interference``: what it would suffer; None: nothing is known,
-    and it counts as 0. ``cores_law``, ``memory_law``: outcomes of the usage of one task with their probabilities;
-    empty: the request. ``work_cpu_s``: CPU time of one task; infinite for a service. ``stages``: demand of shared
-    resources over time, from its start. ``overdue``: it has waited too long to be held back any further.
+    ``cores``, ``memory_bytes``: its requests. ``interference``: what it would suffer; None: unknown, counted as 0.
+    ``cores_law``, ``memory_law``: outcomes of one task's use with their probabilities; empty: the request.
+    ``work_cpu_s``: CPU time of one task; infinite for a service. ``stages``: demand of shared resources over time, from
+    its start. ``overdue``: it has waited too long to be held back further.
     """
 
     name: str
@@ -100,18 +100,18 @@ class Pod:
     overdue: bool = False
 
     def laws(self) -> tuple[Mapping[float, float], Mapping[float, float]]:
-        """The laws of its CPU and memory usage: the request for certain where there is no history."""
+        """Distributions of its CPU and memory use; its request with certainty if there is no history."""
         return self.cores_law or {self.cores: 1.0}, self.memory_law or {self.memory_bytes: 1.0}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeProfile:
-    """What a node has published. Times are in the caller's clock.
+    """A node's published profile. Times are in the caller's clock.
 
-    ``pods``: in the order in which they came. ``used_cores``, ``used_bytes``: of all pods together, lately.
-    ``p99_cores``: the sum of the pods' own 99th percentiles. ``mean_cores``, ``sd_cores``: of the total over a day.
-    ``running_cores``, ``running_memory``: the law of what all pods will use together; None: requests stand for it.
-    ``timelines``: what is available of each shared resource, by its name; ``capacities``: all of it.
+    ``pods``: in order of arrival. ``used_cores``, ``used_bytes``: recent use of all pods. ``p99_cores``: sum of the
+    pods' own 99th percentiles. ``mean_cores``, ``sd_cores``: of the total over a day. ``running_cores``,
+    ``running_memory``: distributions of all pods' combined use; None: use their requests. ``timelines``: availability
+    of each shared resource over time, by name; ``capacities``: their totals.
     """
 
     node: str
@@ -133,10 +133,10 @@ class NodeProfile:
 
     @property
     def requested_cores(self) -> float:
-        """What all pods request."""
+        """CPU requests of all pods."""
         return math.fsum(pod.cores for pod in self.pods)
 
     @property
     def requested_bytes(self) -> float:
-        """What all pods request."""
+        """Memory requests of all pods, in bytes."""
         return math.fsum(pod.memory_bytes for pod in self.pods)

@@ -1,9 +1,9 @@
-"""How well a pod's demand over time fits what each node has free (Prophet, ICAC 2016).
+"""Fit of a pod's demand over time to each node's free resources (Prophet, ICAC 2016).
 
-The same areas as ``qos.availability``: unused F and over-allocated O between the breakpoints of the pod's stages and
-of the node's time line, 0.7 O + 0.3 F, each resource divided by its capacity and the pod's length, then the Euclidean
-norm over resources. The node of least norm fits best. Here the time lines of all nodes are padded to one length, so
-that a stage is laid over all of them at once.
+Uses the same areas as ``qos.availability``: unused F and over-allocated O between the breakpoints of the pod's stages
+and of the node's timeline. Each resource's 0.7 O + 0.3 F is divided by its capacity and the pod's length; the Euclidean
+norm combines the resources. The node with the least norm fits best. All nodes' timelines are padded to one length, so
+that a stage is compared with all of them at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perphd.forecast.histogram import Floats
 from perphd.qos.availability import ETA, GREATEST_OVER_RATIO
 
 INTERVALS: Final = 16
-"""Intervals of a time line at first; the columns grow when a node publishes more."""
+"""Initial number of intervals of a timeline; the columns grow when a node publishes more."""
 
 
 class _Line:
@@ -35,7 +35,7 @@ class _Line:
 
 
 class TimelineColumns:
-    """The time lines of all nodes by resource; an unused place has length 0."""
+    """The timelines of all nodes by resource; unused places have length 0."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._n = len(fleet)
@@ -60,9 +60,9 @@ class TimelineColumns:
 
 
 def prophet(fleet: Fleet, pod: Pod, rows: Rows, most_over: float = GREATEST_OVER_RATIO) -> Scores:
-    """The fit of ``pod`` on each candidate: minus the norm. The terms are each resource's share of it.
+    """The fit of ``pod`` on each candidate: minus the norm, with each resource's share as terms.
 
-    A node that has not published a time line of a resource that the pod demands is no candidate.
+    A node without a timeline of a resource that the pod demands is no candidate.
     """
     base, columns = fleet.columns(BaseColumns), fleet.columns(TimelineColumns)
     terms: dict[str, Floats] = {}

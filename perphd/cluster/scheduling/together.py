@@ -25,7 +25,7 @@ _GAIN = 1e-9
 
 
 class _Hosts:
-    """The hosts with the pods of this call on each, as bit masks, and the value of every mask that was asked for."""
+    """Hosts with this call's pods on each, as bit masks, and a cache of the values of masks."""
 
     def __init__(
         self, usage: UsageProfile, hosts: Sequence[NodeProfile], pods: Sequence[Pod], settings: OptumSettings
@@ -35,7 +35,7 @@ class _Hosts:
         self.masks = [0] * len(hosts)
 
     def value(self, host: int, mask: int) -> float:
-        """The host's part of the objective with these pods; minus infinity where they do not fit."""
+        """The host's part of the objective with these pods; minus infinity if they do not fit."""
         found = self._known.get((host, mask))
         if found is None:
             profile = self._hosts[host]
@@ -47,14 +47,14 @@ class _Hosts:
         return found
 
     def gain(self, *changed: tuple[int, int]) -> float:
-        """What the objective gains if these hosts get these masks."""
+        """Gain of the objective if these hosts get these masks."""
         return sum(self.value(host, mask) - self.value(host, self.masks[host]) for host, mask in changed)
 
 
 def placed_together(
     usage: UsageProfile, hosts: Sequence[NodeProfile], pods: Sequence[Pod], settings: OptumSettings = MARGINAL
 ) -> tuple[str | None, ...]:
-    """The host of each pod, None where it fits nowhere. The cost grows with (pods x hosts) squared: a short list."""
+    """The host of each pod, None if it fits nowhere. Cost grows with (pods x hosts) squared: for short lists."""
     state = _Hosts(usage, hosts, pods, settings)
     usable = [host for host in range(len(hosts)) if math.isfinite(state.value(host, 0))]
     ends = []
@@ -74,7 +74,7 @@ def placed_together(
 
 
 def _fill(state: _Hosts, usable: Sequence[int], pods: int, *, at_once: bool) -> None:
-    """Each pod on the host where it gains most: in order of arrival, or, ``at_once``, the best of all pairs first."""
+    """Put each pod on the host with the largest gain: in order of arrival, or with ``at_once`` the best pair first."""
     waiting = list(range(pods))
     while waiting and usable:
         asked = waiting if at_once else waiting[:1]
@@ -88,7 +88,7 @@ def _fill(state: _Hosts, usable: Sequence[int], pods: int, *, at_once: bool) -> 
 
 
 def _best_step(state: _Hosts, usable: Sequence[int], pods: int) -> tuple[tuple[int, int], ...] | None:
-    """The move or swap that gains most; None: none gains anything."""
+    """The move or swap with the largest gain; None if none gains anything."""
     best, found = _GAIN, None
     for a in usable:
         for b in usable:

@@ -9,13 +9,13 @@ from typing import Final
 
 from perphd.agent.tally import Tally
 from perphd.control.metrics.forecasts import add_forecasts
-from perphd.control.metrics.queue import add_queue
 from perphd.control.metrics.sizing import add_memory_fits, add_shaper
 from perphd.control.metrics.text import Page, labels
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Cause, Decision, Health, target_reachable
 from perphd.domain.host_account import HostAccount
+from perphd.domain.queue import QueueSummary
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.signals import Performance, performance, score
@@ -279,3 +279,25 @@ def _changes(page: Page, tally: Tally) -> None:
         )
     for (knob, result), count in tally.writes.items():
         page.add("perphd_writes_total", count, labels(knob=knob, result=result))
+
+
+def add_queue(page: Page, summary: QueueSummary | None) -> None:
+    """Everything about the queue; nothing where there is none."""
+    if summary is None:
+        return
+    from perphd.batch.job import JobState  # a host without a queue does not carry its modules
+
+    for state in JobState:
+        page.add("perphd_queue_jobs", summary.counts.get(state.value, 0), labels(state=state.value))
+    page.add("perphd_queue_copper_share", 1.0 if summary.event is None else summary.event.share)
+    offer = summary.offer
+    if offer is None:
+        return
+    page.add("perphd_copper_offer_generation", offer.generation)
+    page.add("perphd_copper_offer_cpus", offer.cpus.copper)
+    page.add("perphd_copper_offer_bytes", offer.memory.copper)
+    for name, given in (("cpu", offer.cpus), ("memory", offer.memory)):
+        pairs = labels(resource=name)
+        page.add("perphd_copper_offer_windows_total", given.windows, pairs)
+        page.add("perphd_copper_offer_exceeded_ratio", given.exceeded_ratio, pairs)
+        page.add("perphd_copper_offer_given_ratio", given.given_ratio, pairs)

@@ -1,4 +1,4 @@
-"""Published forecasts as metrics. What is not known is an absent series, never a 0."""
+"""Published forecasts as metrics. An unknown value is an absent series, never a 0."""
 
 from __future__ import annotations
 

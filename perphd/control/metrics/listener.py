@@ -16,19 +16,19 @@ from typing import Final
 
 from aiohttp import web
 
-from perphd.agent.config_metrics import MetricsConfig
+from perphd.config.tables import MetricsConfig
 from perphd.control.errors import ApiError
-from perphd.control.gate import Gate, http_log
+from perphd.control.gate import ConnectionGate, http_log
 from perphd.control.limits import Limits
 from perphd.control.metrics.text import CONTENT_TYPE
-from perphd.control.turns import Turns
+from perphd.control.read_throttle import ReadThrottle
 from perphd.domain.endpoint import parse_endpoint
 from perphd.domain.errors import ConfigError
 
 log = logging.getLogger("perphd")
 
 AGAIN_S: Final = 30.0
-"""An address that cannot be had is tried again after so long."""
+"""Pause before an address that cannot be bound is retried."""
 MAX_CONNECTIONS: Final = 16
 MAX_HANDSHAKES: Final = 16
 """TLS handshakes that may be under way; one more ends the oldest: who means to finish needs milliseconds."""
@@ -52,7 +52,7 @@ class Listener:
     ) -> None:
         self._config, self._page = config, page
         self._limits = limits if limits is not None else Limits()
-        self._turns = Turns(self._limits)
+        self._throttle = ReadThrottle(self._limits)
         self._token = read_token(config.bearer_token_file) if config.bearer_token_file else b""
         self._tls = _context(config) if config.tls_cert else None
         self._runner: web.AppRunner | None = None
@@ -96,7 +96,7 @@ class Listener:
 
     async def _listen(self) -> bool:
         address, port = parse_endpoint(self._config.listen)
-        gate = functools.partial(Gate, self._runner, lambda _: MAX_CONNECTIONS)
+        gate = functools.partial(ConnectionGate, self._runner, lambda _: MAX_CONNECTIONS)
         try:
             if self._tls is None:
                 self._server = await asyncio.get_running_loop().create_server(gate, address, port)
@@ -120,13 +120,13 @@ class Listener:
                 status=401, text="a bearer token is needed\n", headers={"WWW-Authenticate": "Bearer"}
             )
         try:
-            turn = await self._turns.take()
+            slot = await self._throttle.take()
         except ApiError as exc:
             return web.Response(status=exc.code.status, text=f"{exc}\n")
         try:
             return web.Response(body=self._page(), headers={"Content-Type": CONTENT_TYPE})
         finally:
-            turn.end()
+            slot.end()
 
     async def _healthy(self, _: web.Request) -> web.Response:
         return web.Response(text="perphd answers\n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from perphd.agent.tally import DURATION_BOUNDS_S, Histogram
+from perphd.agent.tally import DURATION_BOUNDS_S, TallyHistogram
 from perphd.control.metrics.series import SERIES
 from perphd.domain.reading import Reading, available
 
@@ -41,7 +41,7 @@ class Page:
         if available(reading):
             self._lines[name].append(f"{name}{{{pairs}}} {float(reading)!r}\n")
 
-    def add_histogram(self, name: str, histogram: Histogram) -> None:
+    def add_histogram(self, name: str, histogram: TallyHistogram) -> None:
         """The buckets, each with all before it, the sum and the count."""
         lines, count = self._lines[name], 0
         for bound, there in zip((*map(repr, DURATION_BOUNDS_S), "+Inf"), histogram.counts, strict=True):

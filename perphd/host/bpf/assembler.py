@@ -1,7 +1,7 @@
-"""An assembler for BPF: one method an instruction, jumps to labels, the machine's own byte order.
+"""An assembler for BPF: one method per instruction, jumps to labels, the host's byte order.
 
-Operands that are a ``Register`` and plain numbers are told apart by their type. See Documentation/bpf/standardization/
-instruction-set.rst for the encoding.
+Operands are distinguished by type: a ``Register`` or a plain number. See
+Documentation/bpf/standardization/instruction-set.rst for the encoding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from typing import Final, Literal, TypeAlias
 
 
 class Register(IntEnum):
-    """R0: results; R1 to R5: arguments, lost at every call; R6 to R9: kept over calls; FP: the stack's top."""
+    """Registers of the BPF machine.
+
+    R0: results. R1 to R5: arguments, lost at every call. R6 to R9: preserved over calls. FP: top of the stack.
+    """
 
     R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, FP = range(11)
 
@@ -45,7 +48,7 @@ class _Instruction:
 
 
 class Assembler:
-    """A program being written. Jumps may go forward and backward; ``encode`` resolves them."""
+    """A program under construction. Jumps may go forward and backward; ``encode`` resolves them."""
 
     def __init__(self) -> None:
         self._instructions: list[_Instruction] = []
@@ -55,15 +58,15 @@ class Assembler:
         return len(self._instructions)
 
     def label(self, name: str) -> None:
-        """Name the next instruction. Raises ValueError for a name that is taken."""
+        """Name the next instruction. Raises ValueError if the name is taken."""
         if name in self._labels:
-            raise ValueError(f"the label {name!r} is there already")
+            raise ValueError(f"the label {name!r} is already defined")
         self._labels[name] = len(self._instructions)
 
     def arithmetic(
         self, what: Arithmetic, destination: Register, operand: Register | int, bits: Bits = 64
     ) -> None:
-        """``destination = destination what operand``; of 32 bits the upper half becomes 0."""
+        """``destination = destination what operand``; 32-bit operations clear the upper half."""
         code = (0x07 if bits == 64 else 0x04) | _ARITHMETIC[what]
         self._with_operand(code, destination, operand)
 
@@ -72,17 +75,17 @@ class Assembler:
         self.arithmetic("mov", destination, operand, bits)
 
     def from_big_endian(self, register: Register, bits: Literal[16, 32, 64]) -> None:
-        """Turn a number as it stands in a packet into the machine's own."""
+        """Convert a number from network byte order to the host's."""
         self._put(0xDC, register, immediate=bits)
 
     def jump(self, target: str) -> None:
-        """Go on at a label."""
+        """Jump to a label."""
         self._put(0x05, target=target)
 
     def jump_if(
         self, left: Register, condition: Condition, right: Register | int, target: str, bits: Bits = 64
     ) -> None:
-        """Go on at a label if this holds; ``s>`` compares signed numbers. 32 bits need Linux 5.1."""
+        """Jump to a label if the condition holds; ``s>`` compares signed numbers. 32 bits need Linux 5.1."""
         code = (0x05 if bits == 64 else 0x06) | _CONDITIONS[condition]
         self._with_operand(code, left, right, target)
 
@@ -98,11 +101,11 @@ class Assembler:
             self._put(0x62 | _SIZES[size_bytes], base, offset=offset, immediate=operand)
 
     def atomic_add(self, base: Register, offset: int, operand: Register) -> None:
-        """``*(u64 *)(base + offset) += operand``, whoever else adds at the same time."""
+        """``*(u64 *)(base + offset) += operand``, atomically."""
         self._put(0xDB, base, operand, offset)
 
     def load_map(self, destination: Register, map_fd: int) -> None:
-        """``destination`` = the map of this descriptor, for a helper."""
+        """``destination`` = the map with this descriptor, for a helper."""
         self._put(0x18, destination, _PSEUDO_MAP_FD, immediate=map_fd)
         self._put(0x00)
 
@@ -115,7 +118,7 @@ class Assembler:
         self._put(0x95)
 
     def encode(self) -> bytes:
-        """The program. Raises ValueError for a jump to a label that does not exist, or too far."""
+        """The machine code. Raises ValueError for a jump to an unknown label, or too far."""
         return b"".join(self._encoded(at, one) for at, one in enumerate(self._instructions))
 
     def _with_operand(
@@ -146,7 +149,7 @@ class Assembler:
         if not -(2**15) <= offset < 2**15:
             raise ValueError(f"{offset} instructions to {one.target!r} are too far for a jump")
         registers = one.destination | one.source << 4
-        if sys.byteorder == "big":  # bit fields of a byte: the first is in the upper half there
+        if sys.byteorder == "big":  # in a byte's bit fields, the first one is in the upper half
             registers = one.destination << 4 | one.source
         immediate = one.immediate - 2**32 if one.immediate >= 2**31 else one.immediate
         return struct.pack("=BBhi", one.code, registers, offset, immediate)

@@ -1,7 +1,7 @@
 """bpf(2) through ctypes: programs, maps and links, with the verifier's log in the error.
 
-Every descriptor is the caller's to close. The kernel makes them close-on-exec, and what nobody holds or pins is gone
-with the last descriptor: a link that is not pinned ends with the process, however that ends. See bpf(2) and
+The caller closes every descriptor. The kernel makes them close-on-exec, and an object without descriptor or
+pin is freed: a link that is not pinned ends with the process in any case. See bpf(2) and
 include/uapi/linux/bpf.h for the layouts.
 """
 
@@ -23,9 +23,9 @@ _NUMBERS: Final = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361
 _LOG_BYTES: Final = 1 << 20
 _SHOWN_LOG_LINES: Final = 6
 _MOST_PROGRAMS: Final = 64
-"""The kernel takes no more at one cgroup."""
+"""The kernel's maximum number of programs at one cgroup."""
 ALLOW_MULTI: Final = 2
-"""Flag of programs at a cgroup beside which others may be attached. Links always have it."""
+"""Flag of programs at a cgroup that allow further programs. Links always have it."""
 
 
 class Command(IntEnum):
@@ -49,7 +49,7 @@ class MapType(IntEnum):
 
 
 class Attach(IntEnum):
-    """Where a program of type cgroup_skb is attached."""
+    """Attachment points of programs of type cgroup_skb."""
 
     INGRESS = 0
     EGRESS = 1
@@ -63,14 +63,14 @@ MMAPABLE: Final = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """The programs at one cgroup: their ids, and the flags they were attached with."""
+    """The programs at one cgroup: their ids and attachment flags."""
 
     programs: tuple[int, ...]
     flags: int
 
     @property
     def is_exclusive(self) -> bool:
-        """True if a program is there that tolerates no second one."""
+        """True if a program is attached that allows no second one."""
         return bool(self.programs) and not self.flags & ALLOW_MULTI
 
 
@@ -79,7 +79,7 @@ def call(command: Command, attributes: bytes) -> int:
 
     Raises:
         OSError: the kernel's answer.
-        Unsupported: the call's number is not known on this architecture.
+        Unsupported: the call's number on this architecture is unknown.
     """
     return _call(command, ctypes.create_string_buffer(attributes, len(attributes)))
 
@@ -87,7 +87,7 @@ def call(command: Command, attributes: bytes) -> int:
 def _call(command: Command, attributes: ctypes.Array[ctypes.c_char]) -> int:
     number = _NUMBERS.get(platform.machine())
     if number is None:
-        advice = "the number of bpf(2) on this architecture is not known to perphd"
+        advice = "perphd does not know the number of bpf(2) on this architecture"
         raise Unsupported("bpf(2)", platform.machine(), errno.ENOSYS, advice=advice)
     size = ctypes.c_uint(len(attributes))
     result = int(_libc().syscall(ctypes.c_long(number), ctypes.c_int(command), attributes, size))
@@ -108,7 +108,7 @@ def load_program(code: bytes, attach: Attach, name: str) -> int:
     """Load a program of type cgroup_skb.
 
     Raises:
-        KernelError: refused; the detail is the end of the verifier's log, if it got as far.
+        KernelError: the kernel refuses it; the detail is the end of the verifier's log, if there is one.
     """
     try:
         return _load(code, attach, name, None)
@@ -118,7 +118,7 @@ def load_program(code: bytes, attach: Attach, name: str) -> int:
             try:
                 return _load(
                     code, attach, name, log
-                )  # again, for the log; only a transient failure loads now
+                )  # retry to get the log; succeeds only after a transient failure
             except OSError as again:
                 exc = again
         permitted = exc.errno not in (errno.EPERM, errno.EACCES)
@@ -160,7 +160,7 @@ def _last_lines(log: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MapLayout:
-    """One map's kind and sizes. Its keys have four bytes; values are whole u64."""
+    """Kind and sizes of one map. Keys have four bytes; values consist of u64."""
 
     name: str
     kind: MapType
@@ -170,14 +170,16 @@ class MapLayout:
 
 
 def create_map(layout: MapLayout) -> int:
-    """Make a map with keys of four bytes.
+    """Create a map with keys of four bytes.
 
     Raises:
-        KernelError: refused; before Linux 5.11 also for want of RLIMIT_MEMLOCK.
+        KernelError: refused; before Linux 5.11 also because of RLIMIT_MEMLOCK.
     """
     btf, description = -1, (0, 0, 0)
     try:
-        if layout.kind is MapType.SK_STORAGE:  # the kernel wants types for key and value of this kind
+        if (
+            layout.kind is MapType.SK_STORAGE
+        ):  # the kernel requires type information for this kind's key and value
             btf = _load_btf(layout.value_bytes // 8)
             description = (btf, 1, 3)
         attributes = struct.pack(
@@ -206,7 +208,10 @@ def create_map(layout: MapLayout) -> int:
 
 
 def _load_btf(words: int) -> int:
-    """A description of the types int (1), u64 (2) and u64[words] (3); the kernel's own BTF is not needed for it."""
+    """Load type information (BTF) for the types int (1), u64 (2) and u64[words] (3).
+
+    The kernel's own BTF is not needed.
+    """
     strings = b"\0int\0u64\0"
     integer, array = 1 << 24, 3 << 24
     types = struct.pack("=IIII", 1, integer, 4, 32)
@@ -219,15 +224,15 @@ def _load_btf(words: int) -> int:
 
 
 def create_link(program: int, cgroup: int, attach: Attach) -> int:
-    """Attach a program to a cgroup for as long as the link's descriptor (or a pin of it) lives. Raises OSError.
+    """Attach a program to a cgroup while the link's descriptor, or a pin of it, exists. Raises OSError.
 
-    Others' programs stay and run as well. EPERM: one is there that tolerates no second one.
+    Other programs stay attached and run as well. EPERM: an attached program allows no second one.
     """
     return call(Command.LINK_CREATE, struct.pack("=IIII", program, cgroup, attach, 0))
 
 
 def attached(cgroup: int, attach: Attach) -> Attached:
-    """The programs attached to this very cgroup. Raises OSError."""
+    """The programs attached to exactly this cgroup. Raises OSError."""
     ids = (ctypes.c_uint32 * _MOST_PROGRAMS)()
     asked = struct.pack("=IIIIQII", cgroup, attach, 0, 0, ctypes.addressof(ids), len(ids), 0)
     attributes = ctypes.create_string_buffer(asked, len(asked))

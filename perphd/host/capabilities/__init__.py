@@ -1,8 +1,9 @@
-"""What this host can measure and enforce, found once at start and frozen, but for resctrl, which can be mounted later.
+"""Capabilities of this host: what perphd can measure and enforce. Probed at start; only resctrl is probed
+again.
 
-Every item is present or absent with its reason, what the absence costs, and how a person gets it. Nothing is
-written. What needs a system call instead of a file (perf, taskstats) is a parameter, so that simulated and
-captured hosts answer for themselves.
+Every item is present, or absent with its reason, the cost of its absence, and a remedy. Nothing is written.
+Probes by system call instead of file (perf, taskstats) are parameters, so that simulated and captured hosts
+give their own answers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from perphd.host.capabilities.service import probe_service
 from perphd.host.capabilities.tcp import TcpProbe, probe_tcp, tcp_refusal
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.fs import KernelFs
-from perphd.host.perf_events import EventSupport, probe_events
+from perphd.host.perf_event_types import EventSupport
+from perphd.host.perf_events import probe_events
 from perphd.host.pmu import read_event_codes
 from perphd.host.taskstats import open_taskstats
 
@@ -37,7 +39,7 @@ __all__ = [
 
 
 def taskstats_refusal() -> str:
-    """Why taskstats does not answer this process; empty if it does."""
+    """Reason why taskstats does not answer this process; empty if it does."""
     taskstats = open_taskstats(os.getpid())
     if isinstance(taskstats, Unavailable):
         return taskstats.reason
@@ -46,7 +48,7 @@ def taskstats_refusal() -> str:
 
 
 def look_again(fs: KernelFs, found: Capabilities) -> Capabilities:
-    """The report with resctrl as it is now: it is mounted and unmounted while everything else stays as it is."""
+    """The report with resctrl's present state, since it may be mounted and unmounted at any time."""
     now = {item.name: item for item in probe_resctrl(fs)}
     return Capabilities(tuple(now.get(item.name, item) for item in found.items))
 
@@ -61,16 +63,16 @@ def probe(
     tcp: TcpProbe = tcp_refusal,
     environment: Mapping[str, str] = os.environ,
 ) -> Capabilities:
-    """Look once at everything that perphd can use. Never raises for what is missing: that is the answer.
+    """Probe everything that perphd can use. Never raises for missing features.
 
     Args:
         fs: the host's files.
         hierarchies: its control groups.
         events: tries perf_event_open on a cgroup directory; None: with this host's own event codes.
-        taskstats: says why taskstats does not answer, or nothing.
-        egress: says why no control group's packets can be sent to a traffic class, or nothing.
-        tcp: says why latency cannot be measured at control groups, or nothing.
-        environment: where a service manager leaves NOTIFY_SOCKET.
+        taskstats: returns why taskstats does not answer, or an empty text.
+        egress: returns why packets of control groups cannot be assigned to traffic classes, or an empty text.
+        tcp: returns why latency cannot be measured at control groups, or an empty text.
+        environment: may contain the service manager's NOTIFY_SOCKET.
     """
     if events is None:
         codes = read_event_codes(fs)

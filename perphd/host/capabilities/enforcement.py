@@ -1,4 +1,4 @@
-"""What can be written: control groups and their controllers, and the right to write them."""
+"""Probes of enforcement: control groups, their controllers, and the permission to write them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ CPU_IDLE_SINCE: Final = (5, 15)
 
 _CONTROLLERS: Final[Mapping[str, str]] = {
     "cpu": "batch cannot be demoted by weight",
-    "cpuset": "neither LRA nor batch can be kept to cores of their own",
+    "cpuset": "neither LRA nor batch can be confined to cores",
     "memory": "an LRA's memory cannot be protected, nor batch's be limited",
     "io": "batch's disk traffic cannot be limited",
 }
 
 
 def probe_enforcement(fs: KernelFs, hierarchies: Hierarchies) -> Iterator[Capability]:
-    """Everything about control groups, in display order."""
+    """All capabilities about control groups, in display order."""
     yield _cgroup(hierarchies)
     for name in _CONTROLLERS:
         yield _controller(fs, hierarchies, name)
@@ -90,7 +90,7 @@ def _how_to_enable(fs: KernelFs, hierarchy: Hierarchy, name: str) -> str:
     if not is_systemd(fs):
         return f"echo +{name} > {hierarchy.mount}/cgroup.subtree_control, and so on down to the workloads"
     setting = {"cpuset": "AllowedCPUs=", "cpu": "CPUWeight=", "memory": "MemoryLow=", "io": "IOWeight="}[name]
-    return f"set {setting} on the workload's unit: systemd then enables it, and disables what is done by hand"
+    return f"set {setting} on the workload's unit: systemd then enables it (and reverts enabling by hand)"
 
 
 def _cpu_idle(fs: KernelFs, hierarchies: Hierarchies) -> Capability:
@@ -136,7 +136,7 @@ def _memory_protection(hierarchies: Hierarchies) -> Capability:
 
 
 def _privilege(fs: KernelFs) -> Capability:
-    # Writing control groups takes the permissions of their files, which are root's unless delegated, and no more.
+    # Writing control groups needs only the permissions of their files, which belong to root unless delegated.
     if has_capability(fs, CAP_DAC_OVERRIDE):
         return Capability(
             "privilege", Area.ENFORCE, True, "CAP_DAC_OVERRIDE is effective: files of any owner"

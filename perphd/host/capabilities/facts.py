@@ -1,4 +1,4 @@
-"""Small facts that several probes need: capabilities of this process, the kernel's release, a file's text."""
+"""Facts that several probes need: capabilities of this process, the kernel's release, a file's text."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def is_root(fs: KernelFs) -> bool:
 
 
 def release_text(fs: KernelFs) -> str:
-    """``6.1.0-50-amd64``; empty if the kernel does not tell."""
+    """The kernel's release, such as ``6.1.0-50-amd64``; empty if unknown."""
     return text_of(fs, "/proc/sys/kernel/osrelease")
 
 
 def release(fs: KernelFs) -> tuple[int, int]:
-    """The kernel's version and patch level; (0, 0) if it does not tell."""
+    """The kernel's major and minor version; (0, 0) if unknown."""
     found = _RELEASE.match(release_text(fs))
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
@@ -52,7 +52,7 @@ def text_of(fs: KernelFs, path: str) -> str:
 
 
 def first_directories(fs: KernelFs, hierarchy: Hierarchy) -> Iterator[str]:
-    """The root of a tree and its children: files that the root lacks (v2) are seen in a child."""
+    """The root of a tree and its children, because v2's root lacks files that children have."""
     yield hierarchy.mount
     try:
         names = fs.listdir(hierarchy.mount)

@@ -1,4 +1,4 @@
-"""What can be measured per workload: stall times, performance events, run-queue delay."""
+"""Probes of measurement per workload: stall times, performance events, run-queue delay."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from perphd.host.capabilities.facts import (
 )
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.fs import KernelFs
-from perphd.host.perf_events import HARDWARE_EVENTS, SOFTWARE_EVENTS, EventKind, EventSupport, perf_hierarchy
+from perphd.host.perf_event_types import HARDWARE_EVENTS, SOFTWARE_EVENTS, EventSupport, PerfEventKind
+from perphd.host.perf_events import perf_hierarchy
 from perphd.host.psi import RESOURCES, SYSTEM_ROOT, pressure_at
 
 EventProbe = Callable[[str], EventSupport]
 """Tries perf_event_open for the cgroup with this directory."""
 TaskstatsProbe = Callable[[], str]
-"""Why taskstats does not answer this process; empty if it does."""
+"""Returns why taskstats does not answer this process; empty if it does."""
 
 _PERF_CAPABILITIES: Final = ((CAP_PERFMON, "CAP_PERFMON"), (CAP_SYS_ADMIN, "CAP_SYS_ADMIN"))
 
@@ -35,7 +36,7 @@ _PERF_CAPABILITIES: Final = ((CAP_PERFMON, "CAP_PERFMON"), (CAP_SYS_ADMIN, "CAP_
 def probe_measurement(
     fs: KernelFs, hierarchies: Hierarchies, events: EventProbe, taskstats: TaskstatsProbe
 ) -> Iterator[Capability]:
-    """Every source of samples, in display order."""
+    """All sources of samples, in display order."""
     yield from _psi(fs, hierarchies)
     yield from _perf(fs, hierarchies, events)
     yield from _run_delay(fs, taskstats)
@@ -90,7 +91,7 @@ def _perf(fs: KernelFs, hierarchies: Hierarchies, events: EventProbe) -> Iterato
     hierarchy = perf_hierarchy(hierarchies)
     support, asked = None, ""
     if hierarchy is not None:
-        # A child's answer may differ from the root's, and workloads are children.
+        # A child's result may differ from the root's, and workloads are children.
         asked = next(islice(first_directories(fs, hierarchy), 1, None), hierarchy.mount)
         support = events(asked)
     permission = _perf_permission(fs, support)
@@ -118,7 +119,7 @@ def _perf(fs: KernelFs, hierarchies: Hierarchies, events: EventProbe) -> Iterato
 
 def _perf_events(
     name: str,
-    wanted: tuple[EventKind, ...],
+    wanted: tuple[PerfEventKind, ...],
     support: EventSupport | None,
     cost: str,
     remedy: str,
@@ -126,10 +127,10 @@ def _perf_events(
     asked: str,
 ) -> Capability:
     if support is None:
-        return Capability(name, Area.MEASURE, False, "no hierarchy that perf knows is mounted", cost, remedy)
+        return Capability(name, Area.MEASURE, False, "no hierarchy with perf_event is mounted", cost, remedy)
     have = [kind.label for kind in wanted if kind in support.supported]
     lacking = [kind for kind in wanted if kind not in support.supported]
-    # Instructions (or the task clock) are what the rest is related to; without the first there is no use.
+    # The other events are related to the first one (instructions or task clock) and are useless without it.
     if wanted[0] in support.supported:
         detail = f"{', '.join(have)} (asked in {asked})"
         reasons: dict[str, list[str]] = {}
@@ -155,8 +156,8 @@ def _perf_permission(fs: KernelFs, support: EventSupport | None) -> Capability:
         detail = f"{shown}; {held[0]} is effective" if held else shown
         return Capability("perf.permission", Area.MEASURE, True, detail)
     if held:
-        # Debian's kernels know levels above 2, at which CAP_PERFMON does not count.
-        detail = f"{shown}; {held[0]} is effective, and this kernel does not take it for enough"
+        # Debian's kernels have levels above 2, at which CAP_PERFMON does not suffice.
+        detail = f"{shown}; {held[0]} is effective, but does not suffice on this kernel"
         remedy = (
             "set kernel.perf_event_paranoid to 2, or add CAP_SYS_ADMIN to the unit's CapabilityBoundingSet="
         )
@@ -175,7 +176,7 @@ def _run_delay(fs: KernelFs, taskstats: TaskstatsProbe) -> Iterator[Capability]:
             Area.MEASURE,
             False,
             refusal,
-            "run-queue delay comes from schedstat: dearer, and threads that end between readings are missed",
+            "run-queue delay comes from schedstat: more costly, and threads that end between readings are missed",
             "CONFIG_TASKSTATS, CAP_NET_ADMIN and the host's network namespace (perphd's unit has both)",
         )
     else:
@@ -192,6 +193,6 @@ def _run_delay(fs: KernelFs, taskstats: TaskstatsProbe) -> Iterator[Capability]:
             Area.MEASURE,
             False,
             detail,
-            "without taskstats too: no run-queue delay, the best witness of CPU contention without a PMU",
+            "without taskstats too: no run-queue delay, the best signal of CPU contention without a PMU",
             "a kernel with CONFIG_SCHED_INFO (CONFIG_SCHEDSTATS or CONFIG_TASK_DELAY_ACCT)",
         )

@@ -1,4 +1,4 @@
-"""Whether traffic classes can be had: programs at control groups, and a way to speak to tc."""
+"""Probe of traffic classes: BPF programs at control groups, and access to tc."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.egress_bpf import BpfPrograms
 
 EgressProbe = Callable[[], str]
-"""Why no control group's packets can be sent to a class; empty if they can."""
+"""Returns why packets of control groups cannot be assigned to a class; empty if they can."""
 
-_COST: Final = "batch can fill a link: what LRAs send then waits behind it"
+_COST: Final = "batch can fill a link, and LRAs' packets then wait behind batch's"
 
 
 def egress_refusal() -> str:
-    """Of this machine. Loads a program of four instructions, and lets it go."""
+    """Reason why this machine cannot assign packets to classes; empty if it can. Loads a small program."""
     if reason := BpfPrograms().refusal():
         return reason
     if find_spec("pyroute2") is None and shutil.which("tc") is None:
@@ -27,7 +27,7 @@ def egress_refusal() -> str:
 
 
 def probe_network(hierarchies: Hierarchies, egress: EgressProbe) -> Iterator[Capability]:
-    """Egress ceilings. That devices must be named in the configuration is not a matter of the host."""
+    """The capability of egress limits. It does not depend on the configured devices."""
     if hierarchies.unified is None:
         reason = "no cgroup v2 hierarchy is mounted: v1's net_cls would need a filter on every device"
         remedy = "mount cgroup2; on a v1 host beside it, as a hybrid"

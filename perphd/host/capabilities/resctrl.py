@@ -1,6 +1,6 @@
-"""What of Intel RDT / AMD QoS this host offers through resctrl: allocation and monitoring of cache and bandwidth.
+"""Probes of Intel RDT / AMD QoS through resctrl: allocation and monitoring of cache and bandwidth.
 
-Only looks; the interface itself is the package ``rdt``. See Documentation/filesystems/resctrl.rst.
+Read-only; the interface itself is the package ``rdt``. See Documentation/filesystems/resctrl.rst.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perphd.host.cgroup.hierarchy import MOUNTS
 from perphd.host.fs import KernelFs
 
 MOUNT_UNIT: Final = "sys-fs-resctrl.mount"
-"""The package's unit, which mounts resctrl at each boot where the CPU has it."""
+"""The package's unit that mounts resctrl at each boot if the CPU supports it."""
 _MOUNT_COMMAND: Final = "mount -t resctrl resctrl /sys/fs/resctrl"
 
 _FLAGS_LINE = re.compile(r"^(?:flags|Features)\s*:\s*(.*)$", re.MULTILINE)
@@ -25,9 +25,9 @@ _FLAGS_LINE = re.compile(r"^(?:flags|Features)\s*:\s*(.*)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class _Feature:
-    """One resource of resctrl: how /proc/cpuinfo calls it, and where a mounted resctrl shows it.
+    """One resource of resctrl: its CPU flags in /proc/cpuinfo, and its files in a mounted resctrl.
 
-    ``infos``: the first that is there counts. With code and data prioritisation a cache has two of them.
+    ``infos``: the first existing file counts. With code and data prioritisation a cache has two.
     """
 
     name: str
@@ -56,7 +56,7 @@ _FEATURES: Final = (
 
 
 def probe_resctrl(fs: KernelFs) -> Iterator[Capability]:
-    """The interface itself and each of its resources, in display order."""
+    """The capabilities of resctrl and each of its resources, in display order."""
     flags = _cpu_flags(fs)
     mount = _mount(fs)
     yield _resctrl(fs, flags, mount)
@@ -103,12 +103,12 @@ def _feature(fs: KernelFs, feature: _Feature, flags: frozenset[str], mount: str 
 def _offered(fs: KernelFs, feature: _Feature, path: str, info: str) -> Capability:
     value = " ".join(text_of(fs, path).split())
     if feature.name == "resctrl.mba" and "mba_MBps" in _options(fs):
-        detail = "mounted with mba_MBps: limits are in MB/s, and perphd sets per cents"
+        detail = "mounted with mba_MBps: limits are in MB/s, but perphd sets percentages"
         remedy = f"umount /sys/fs/resctrl (which ends all groups of all programs), then {_MOUNT_COMMAND}"
         return Capability(feature.name, feature.area, False, detail, feature.cost, remedy)
     detail = f"{info}: {value}"
     if "DATA" in info:
-        detail += "; code and data apart (cdp), both get the same mask"
+        detail += "; code and data separate (cdp), both get the same mask"
     return Capability(feature.name, feature.area, True, detail)
 
 

@@ -1,4 +1,4 @@
-"""What resctrl can count per workload: cache occupancy (CMT) and memory bandwidth (MBM)."""
+"""Probes of resctrl's counters per workload: cache occupancy (CMT) and memory bandwidth (MBM)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perphd.host.capabilities.facts import text_of
 from perphd.host.fs import KernelFs
 
 MONITORING: Final = "resctrl.monitoring"
-"""The capability that says whether workloads are measured; a running daemon knows more than the files."""
+"""The capability of measuring workloads; a running daemon knows more about it than the files."""
 MONITORING_COST: Final = "cache occupancy and memory bandwidth of a workload cannot be measured"
 _FEATURES_FILE: Final = "info/L3_MON/mon_features"
 _LOCAL: Final = "mbm_local_bytes"
@@ -19,7 +19,7 @@ _LOCAL: Final = "mbm_local_bytes"
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """A counter: its capability, the CPU's flag for it, and its name in resctrl."""
+    """A counter: its capability, its CPU flag, and its event name in resctrl."""
 
     name: str
     flag: str
@@ -35,13 +35,13 @@ _EVENTS: Final = (
         "resctrl.mbm",
         "cqm_mbm_total",
         "mbm_total_bytes",
-        "memory bandwidth of a workload cannot be measured: bandwidth trouble and the job that causes it are guessed",
+        "memory bandwidth of a workload cannot be measured: contention and its antagonist are guessed",
     ),
 )
 
 
 def probe_counters(fs: KernelFs, flags: frozenset[str], mount: str | None) -> Iterator[Capability]:
-    """Each counter, then whether anything can be measured at all."""
+    """The capability of each counter, then of measuring at all."""
     offered = text_of(fs, f"{mount}/{_FEATURES_FILE}").split() if mount is not None else []
     for event in _EVENTS:
         yield _event(event, flags, mount, offered)

@@ -1,4 +1,4 @@
-"""What runs the daemon: kernel release, service manager, log, limits."""
+"""Probes of the daemon's surroundings: kernel release, service manager, log, limits."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from perphd.host.fs import KernelFs
 from perphd.host.systemd import is_systemd
 
 MIN_OPEN_FILES: Final = 4096
-"""What 200 workloads want: about 20 descriptors each (files, and an event group on each of a few CPUs)."""
+"""Descriptors for 200 workloads: about 20 each (files, and an event group on each of a few CPUs)."""
 
 _OPEN_FILES = re.compile(r"^Max open files\s+([0-9]+|unlimited)\s+([0-9]+|unlimited)", re.MULTILINE)
 
 
 def probe_service(fs: KernelFs, environment: Mapping[str, str]) -> Iterator[Capability]:
-    """Everything about the daemon's own surroundings, in display order."""
+    """All capabilities of the daemon's own surroundings, in display order."""
     yield _kernel(fs)
     yield from _service(fs, environment)
     yield _open_files(fs)
@@ -83,8 +83,8 @@ def _open_files(fs: KernelFs) -> Capability:
             "open-files",
             Area.SERVICE,
             False,
-            "/proc/self/limits does not tell RLIMIT_NOFILE",
-            "how many workloads can be watched is not known",
+            "/proc/self/limits does not show RLIMIT_NOFILE",
+            "the number of workloads that can be watched is unknown",
             "mount procfs on /proc",
         )
     soft, hard = found.groups()

@@ -1,4 +1,4 @@
-"""Whether latency can be measured passively at control groups (the SLI source tcp)."""
+"""Probe of passive latency measurement at control groups (the SLI source tcp)."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.fs import KernelFs
 
 TcpProbe = Callable[[], str]
-"""Why the programs cannot be loaded; empty if they can."""
+"""Returns why the programs cannot be loaded; empty if they can."""
 
 _NEEDS: Final = (5, 7)
 _COST: Final = 'no rate and latency by source = "tcp"; the other sources of [lra.sli] remain'
 
 
 def tcp_refusal() -> str:
-    """On this machine. Loads the programs, attaches them nowhere, and lets them go."""
-    from perphd.host.tcp_latency import probe_refusal  # numpy: not before it is needed
+    """Reason why this machine cannot load the programs; empty if it can. Loads and discards them without attaching."""
+    from perphd.host.tcp_latency import probe_refusal  # imports numpy
 
     return probe_refusal()
 
 
 def probe_tcp(fs: KernelFs, hierarchies: Hierarchies, tcp: TcpProbe) -> Iterator[Capability]:
-    """Kernel, control groups and capabilities of the source tcp, as one item."""
+    """One capability for kernel, control groups and privileges of the source tcp."""
     missing, remedy = "", ""
     if hierarchies.unified is None:
         missing = "no cgroup v2 hierarchy is mounted"
         remedy = "mount -t cgroup2 none DIRECTORY, beside v1 too; no controller is needed"
     elif (0, 0) < release(fs) < _NEEDS:
         missing, remedy = (
-            f"Linux {release_text(fs)} has no links of BPF programs to cgroups",
+            f"Linux {release_text(fs)} cannot link BPF programs to cgroups",
             "Linux 5.7 or newer",
         )
     elif missing := tcp():

@@ -1,4 +1,4 @@
-"""Control groups of version 2, version 1 and the hybrid of both behind one typed interface."""
+"""Control groups of version 1, version 2 and hybrid hosts behind one typed interface."""
 
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy, Layout, discover
 

@@ -1,6 +1,6 @@
-"""One control group over all mounted hierarchies: is it there, is it still the same, who is in it, what can be set.
+"""One control group over all mounted hierarchies: existence, identity, members, and available settings.
 
-Reading and naming only; the one writer is ``perphd.isolation``.
+Reading and naming only; only ``perphd.isolation`` writes.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ EGRESS_ABSENT = (
 
 @runtime_checkable
 class Explains(Protocol):
-    """Files that know better than their names why one of them is not there."""
+    """File systems that can explain why a file is missing."""
 
     def why_absent(self, path: str) -> str:
-        """The reason; empty: nothing is known."""
+        """The reason; empty if unknown."""
 
 
 @runtime_checkable
 class Refuses(Protocol):
-    """Files that read well, and that no new value can be set in at times."""
+    """File systems whose readable files may at times refuse new values."""
 
     def why_not_now(self, path: str) -> str:
-        """The reason; empty: it can be set, as far as is known."""
+        """The reason; empty if the file can be set, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Knob:
 
 @dataclass(frozen=True, slots=True)
 class RawWrite:
-    """One file and the text that states the wanted setting in it."""
+    """One file, and the text that expresses the wanted setting in it."""
 
     setting: str
     path: str
@@ -94,7 +94,7 @@ class Cgroups:
         self._weight_files: dict[str, str] = {}
 
     def look_at_disks(self) -> None:
-        """Ask the disks' schedulers anew, which is otherwise done once: for all groups they are the same."""
+        """Discard what is known of disks' I/O schedulers, which are otherwise read once for all groups."""
         self._weight_files.clear()
 
     def group(self, path: str) -> Cgroup:
@@ -107,9 +107,9 @@ class Cgroups:
 
 
 class Cgroup:
-    """One cgroup path. Holds no descriptors and no state: every call asks the kernel.
+    """One cgroup path. It holds no descriptors and no state: every call reads the kernel.
 
-    ``weight_files``: what ``io_weight_file`` said by hierarchy; what is asked is added.
+    ``weight_files``: cache of ``io_weight_file`` by hierarchy, shared with other groups.
     """
 
     def __init__(
@@ -119,15 +119,17 @@ class Cgroup:
         self._weight_files: dict[str, str] = {} if weight_files is None else weight_files
 
     def exists(self) -> bool:
-        """True if the group is there in at least one hierarchy."""
+        """True if the group exists in at least one hierarchy."""
         return any(self._fs.exists(h.path(self.path)) for h in self._hierarchies.all())
 
     def directories(self) -> tuple[str, ...]:
-        """Its directories over all hierarchies; empty: it does not exist."""
+        """Its directories over all hierarchies; empty if it does not exist."""
         return self._hierarchies.directories(self._fs, self.path)
 
     def identity(self) -> tuple[tuple[str, int, int], ...]:
-        """(directory, device, inode) in every hierarchy; it changes when another cgroup takes the same name."""
+        """(directory, device, inode) in every hierarchy; it changes if the cgroup is recreated under the same
+        name.
+        """
         found: list[tuple[str, int, int]] = []
         for hierarchy in self._hierarchies.all():
             directory = hierarchy.path(self.path)
@@ -138,11 +140,11 @@ class Cgroup:
         return tuple(found)
 
     def procs(self) -> frozenset[int]:
-        """Process ids in the group and everything below it, over all hierarchies (kernel threads included)."""
+        """Process ids in the group and its descendants over all hierarchies, kernel threads included."""
         return frozenset(self._ids({1: "cgroup.procs", 2: "cgroup.procs"}))
 
     def threads(self) -> frozenset[int]:
-        """Thread ids in the group and everything below it, over all hierarchies."""
+        """Thread ids in the group and its descendants over all hierarchies."""
         return frozenset(self._ids({1: "tasks", 2: "cgroup.threads"}))
 
     def _ids(self, names: Mapping[int, str]) -> Iterator[int]:
@@ -152,13 +154,13 @@ class Cgroup:
                 try:
                     text = read_text(self._fs, f"{directory}/{names[hierarchy.version]}")
                 except KernelError:
-                    continue  # gone meanwhile, or cgroup.procs of a threaded group (EOPNOTSUPP)
+                    continue  # vanished meanwhile, or cgroup.procs of a threaded group (EOPNOTSUPP)
                 yield from (int(word) for word in text.split())
 
     def knob(self, setting: str) -> Knob | str:
         """The files of this setting here, or the reason why it cannot be set.
 
-        ``setting`` is the name of a field of ``Settings``; KeyError for any other.
+        ``setting``: name of a field of ``Settings``; KeyError for any other.
         """
         if setting in RESCTRL_SETTINGS:
             return RESCTRL_ABSENT
@@ -203,11 +205,12 @@ class Cgroup:
         return {name: knob if isinstance(knob, str) else None for name, knob in found.items()}
 
     def encode(self, settings: Settings) -> list[RawWrite]:
-        """The files and texts that state these settings here; KEEP and what cannot be set here say nothing.
+        """The files and texts for these settings here. KEEP and settings that cannot be set here are left
+        out.
 
         Raises:
-            ParseError: a value that the kernel would refuse, or take in another sense.
-            KernelError: a file that is needed to encode (a CPU period) cannot be read.
+            ParseError: a value that the kernel would refuse or misinterpret.
+            KernelError: a file that encoding needs (a CPU period) cannot be read.
         """
         writes: list[RawWrite] = []
         for setting in CONTROLLERS:
@@ -221,9 +224,9 @@ class Cgroup:
 
 
 def _has_controller(fs: KernelFs, directory: str, controller: str) -> bool:
-    """True if this v2 group has the controller, so that a missing file is missing in the kernel."""
+    """True if this v2 group has the controller; a missing file is then missing from the kernel."""
     if controller == "freezer":
-        return True  # in the core, not in a controller
+        return True  # part of the core, not a controller
     try:
         return controller in read_text(fs, f"{directory}/cgroup.controllers").split()
     except KernelError:
@@ -231,9 +234,9 @@ def _has_controller(fs: KernelFs, directory: str, controller: str) -> bool:
 
 
 def io_weight_file(fs: KernelFs, hierarchy: Hierarchy) -> str:
-    """The file whose weight some disk of this host obeys, or why there is none.
+    """The weight file that takes effect on some disk of this host, or why there is none.
 
-    A weight acts where a disk has the BFQ scheduler, or (v2) where io.cost is enabled for it; else it is only a number.
+    A weight takes effect on disks with the BFQ scheduler and, on v2, on disks with io.cost enabled.
     """
     schedulers = []
     with suppress(KernelError):
@@ -251,12 +254,12 @@ def io_weight_file(fs: KernelFs, hierarchy: Hierarchy) -> str:
 
 
 def encode(knob: Knob, target: Value, now: Mapping[str, str]) -> dict[str, str]:
-    """Texts by path for one setting; ``now`` are the present texts of the knob's files. Target is not KEEP.
+    """Texts by path for one setting. ``now``: present texts of the knob's files. ``target`` must not be KEEP.
 
-    Under IDLE only ``cpu.idle`` is named: the weight beside it then follows by itself.
+    For IDLE only ``cpu.idle`` is written, because the weight then follows automatically.
 
     Raises:
-        ParseError: a value that the kernel would refuse, or take in another sense.
+        ParseError: a value that the kernel would refuse or misinterpret.
     """
     lead = knob.paths[0]
     if isinstance(target, CpuSet):
@@ -286,7 +289,10 @@ def _encode_weight(knob: Knob, target: Value) -> dict[str, str]:
 
 
 def _encode_io(knob: Knob, target: Value, now: Mapping[str, str]) -> dict[str, str]:
-    """``now``: what the ceilings and targets of named disks are merged into; other disks keep what they have."""
+    """Texts by path for an I/O setting.
+
+    ``now``: texts into which limits and targets of the named disks are merged; other disks keep theirs.
+    """
     if knob.setting == "io_weight":
         path, file = knob.paths[0], basename(knob.paths[0])
         weight = io_weight(target, file)  # type: ignore[arg-type]
@@ -299,7 +305,7 @@ def _encode_io(knob: Knob, target: Value, now: Mapping[str, str]) -> dict[str, s
 
 
 def descendants(fs: KernelFs, directory: str) -> list[str]:
-    """Directories of all cgroups below this one, parents before children; what vanishes meanwhile is left out."""
+    """Directories of all descendant cgroups, parents before children; groups that vanish meanwhile are left out."""
     found: list[str] = []
     try:
         names = fs.subdirectories(directory)
@@ -314,10 +320,10 @@ def descendants(fs: KernelFs, directory: str) -> list[str]:
 
 
 def parent_list(fs: KernelFs, path: str) -> str:
-    """What the parent gives for this ``cpuset.cpus`` or ``cpuset.mems``, as text; empty if it cannot be read.
+    """The parent's value for this ``cpuset.cpus`` or ``cpuset.mems``, as text; empty if unreadable.
 
-    v2: the effective CPUs or nodes of the nearest group above that has the controller. v1: the parent's own, which is
-    what the kernel checks children against.
+    v2: the effective CPUs or nodes of the nearest ancestor with the controller. v1: the parent's own list,
+    against which the kernel checks children.
     """
     parent, name = dirname(dirname(path)), basename(path)
     above = parent

@@ -1,8 +1,8 @@
-"""Which cgroup hierarchies are mounted where, and which controllers live in which.
+"""Mounted cgroup hierarchies, and the hierarchy of each controller.
 
-A workload is one path (``/system.slice/mysql.service``) that exists in every hierarchy that matters: on a
-unified host there is one, on v1 one a controller, on a hybrid host v1 controllers beside a v2 tree that gives
-PSI, cpu.stat and perf_event. See Documentation/admin-guide/cgroup-v2.rst, "Interaction with v1".
+A workload is one path (``/system.slice/mysql.service``) that exists in every relevant hierarchy. A unified
+host has one hierarchy, a v1 host one per controller. A hybrid host has v1 controllers beside a v2 tree, which
+provides PSI, cpu.stat and perf_event. See Documentation/admin-guide/cgroup-v2.rst, "Interaction with v1".
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ _V1_CONTROLLERS = frozenset(
     "cpu cpuacct cpuset memory blkio pids freezer net_cls net_prio hugetlb perf_event devices rdma misc".split()
 )
 _NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-"""The kernel takes any bytes for a name. What becomes a workload is stored, sent and shown: it must be text."""
+"""Characters not allowed in workloads' paths. The kernel allows any bytes, but paths are stored, sent and
+shown as text."""
 
 
 class Layout(StrEnum):
-    """How the host arranges its control groups."""
+    """Arrangement of the host's control groups."""
 
     V2 = "v2"
     V1 = "v1"
@@ -35,7 +36,7 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """One mounted tree. ``controllers``: for v2 those available at its root; for v1 those bound to it."""
+    """One mounted tree. ``controllers``: on v2 those available at its root, on v1 those bound to it."""
 
     version: int
     mount: str
@@ -49,14 +50,14 @@ class Hierarchy:
 
 @dataclass(frozen=True)
 class Hierarchies:
-    """All mounted hierarchies. ``unified`` is the v2 tree if there is one."""
+    """All mounted hierarchies. ``unified``: the v2 tree, None if there is none."""
 
     layout: Layout
     unified: Hierarchy | None
     by_controller: Mapping[str, Hierarchy]
 
     def of(self, controller: str) -> Hierarchy | None:
-        """The hierarchy whose files control this controller (v2's ``io`` is v1's ``blkio``); None if nowhere."""
+        """The hierarchy of this controller (v2's ``io`` is v1's ``blkio``); None if it is in none."""
         return self.by_controller.get(controller)
 
     def all(self) -> tuple[Hierarchy, ...]:
@@ -73,7 +74,7 @@ class Hierarchies:
         return tuple(seen.values())
 
     def directories(self, fs: KernelFs, cgroup: str) -> tuple[str, ...]:
-        """The directories that this cgroup has, over all hierarchies; empty: it does not exist."""
+        """The cgroup's directories over all hierarchies; empty if it does not exist."""
         return tuple(path for path in (h.path(cgroup) for h in self.all()) if fs.exists(path))
 
 
@@ -81,8 +82,8 @@ def check_cgroup_path(text: str) -> str:
     """Return ``text`` if it is a safe cgroup path.
 
     Raises:
-        ParseError: not absolute, the root itself, ``..`` or ``.`` parts, empty parts, control characters (also those
-            above ASCII), bytes that are no UTF-8.
+        ParseError: relative paths, the root itself, ``..`` or ``.`` parts, empty parts, control characters
+            (also above ASCII), or invalid UTF-8.
     """
     parts = text.split("/")
     if (
@@ -101,7 +102,7 @@ def check_cgroup_path(text: str) -> str:
 
 
 def discover(fs: KernelFs) -> Hierarchies:
-    """Read the mount table and say where each controller is. Never raises for a host without cgroups."""
+    """Find the hierarchy of each controller from the mount table. Never raises for a host without cgroups."""
     unified: Hierarchy | None = None
     by_controller: dict[str, Hierarchy] = {}
     try:
@@ -124,7 +125,9 @@ def discover(fs: KernelFs) -> Hierarchies:
     if unified is not None:
         for controller in unified.controllers:
             by_controller.setdefault(controller, unified)
-        by_controller.setdefault("freezer", unified)  # cgroup.freeze is in v2's core, in no controller
+        by_controller.setdefault(
+            "freezer", unified
+        )  # cgroup.freeze is in v2's core and belongs to no controller
     if unified is not None:
         layout = Layout.HYBRID if v1 else Layout.V2
     else:
@@ -137,3 +140,17 @@ def _v2_controllers(fs: KernelFs, mount: str) -> frozenset[str]:
         return frozenset(read_text(fs, f"{mount}/cgroup.controllers").split())
     except KernelError:
         return frozenset()
+
+
+def own_cgroups(fs: KernelFs) -> tuple[tuple[str, str], ...]:
+    """(hierarchy, path) of this process in every hierarchy; empty on a host without cgroups."""
+    try:
+        lines = read_text(fs, "/proc/self/cgroup").splitlines()
+    except KernelError:
+        return ()
+    found = []
+    for line in lines:
+        parts = line.split(":", 2)
+        if len(parts) == 3:
+            found.append((f"the {parts[1]} hierarchy" if parts[1] else "the unified hierarchy", parts[2]))
+    return tuple(found)

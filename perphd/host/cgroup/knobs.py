@@ -1,11 +1,12 @@
-"""How every setting is spelled in cgroup files: names, texts, comparison and direction, for v1 and v2.
+"""Encoding of settings in cgroup files: names, texts, comparison and direction, for v1 and v2.
 
-Pure: no file is opened here. Two facts of the kernel shape it:
+Pure: no file is opened here. Two facts about the kernel matter:
 
-- ``cpu.idle`` owns the weight beside it: while it is 1 the weight reads 0 (6.1), 1 (6.12) or, as v1 shares, 3 and
-  refuses writes; going back to 0 resets it to the default. So the weight *follows* idle (``FOLLOWERS``).
-- What is read back is not what was written: sizes are rounded down to pages, CPU lists are normalised, a v1 freezer is
-  FREEZING before it is FROZEN. Files with a line a disk: ``perphd.host.cgroup.lines``.
+- ``cpu.idle`` controls the weight beside it. While it is 1, the weight reads 0 (6.1), 1 (6.12) or, as v1
+  shares, 3, and refuses writes. Setting it to 0 resets the weight to the default. The weight therefore
+  *follows* idle (``FOLLOWERS``).
+- Files do not read back as written: sizes are rounded down to pages, CPU lists are normalised, and a v1
+  freezer is FREEZING before it is FROZEN. Files with one line per disk: ``perphd.host.cgroup.lines``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Value: TypeAlias = (
     | bool
     | Keep
 )
-"""What a field of ``Settings`` may hold."""
+"""Possible values of a field of ``Settings``."""
 
 CONTROLLERS: Final[Mapping[str, str]] = {
     "cpus": "cpuset",
@@ -51,13 +52,13 @@ CONTROLLERS: Final[Mapping[str, str]] = {
     "frozen": "freezer",
     "egress_max": "egress",
 }
-"""The settings that live in cgroups, each with the controller that owns it."""
+"""Settings in cgroups, each with its controller."""
 
 LIST_SETTINGS: Final = frozenset({"cpus", "mems"})
-"""Settings that are lists of CPUs or memory nodes, bound by what the parent has."""
+"""Settings that are lists of CPUs or memory nodes, limited by the parent's list."""
 
 RESCTRL_SETTINGS: Final = ("llc_masks", "mba_pct")
-"""The settings that live in resctrl groups and not in cgroups."""
+"""Settings in resctrl groups instead of cgroups."""
 
 FILES: Final[Mapping[tuple[str, int], tuple[str, ...]]] = {
     ("cpus", 1): ("cpuset.cpus",),
@@ -81,18 +82,18 @@ FILES: Final[Mapping[tuple[str, int], tuple[str, ...]]] = {
     ("frozen", 2): ("cgroup.freeze",),
     ("egress_max", 2): (lines.EGRESS,),
 }
-"""(setting, cgroup version) -> its files, the leading one first. ``cpu.cfs_period_us`` is read, never written."""
+"""(setting, cgroup version) -> its files, the leading one first. ``cpu.cfs_period_us`` is only read."""
 
 BFQ_WEIGHT: Final = "io.bfq.weight"
-"""v2's other ``io.weight``: the one that disks with the BFQ scheduler obey."""
+"""v2's weight file for disks with the BFQ scheduler, which ignore ``io.weight``."""
 BFQ_MOST: Final = 1000
 """BFQ's largest weight."""
 
 PROTECTIONS: Final = frozenset({"memory_low_bytes", "memory_min_bytes"})
-"""Limits of which more is better for the group; all others are ceilings."""
+"""Settings whose higher values favour the group; all other limits are upper limits."""
 
 OPTIONAL_FILES: Final = frozenset({"cpu.idle"})
-"""Files that older kernels lack (before 5.15) and without which the setting still works."""
+"""Files missing from kernels before 5.15, without which the setting still works."""
 
 NOT_ON_V1: Final[Mapping[str, str]] = {
     "memory_low_bytes": (
@@ -104,29 +105,29 @@ NOT_ON_V1: Final[Mapping[str, str]] = {
         "(protection needs the memory controller on cgroup v2)"
     ),
     "memory_max_bytes": (
-        "memory.limit_in_bytes of cgroup v1 kills, with no memory.high below it that would slow the group down first "
-        "(a memory ceiling needs cgroup v2)"
+        "memory.limit_in_bytes of cgroup v1 kills, without a memory.high that would slow the group down first "
+        "(a memory limit needs cgroup v2)"
     ),
     "io_latency_us": "cgroup v1 has no io.latency (it needs the io controller on cgroup v2)",
     "memory_high_bytes": (
         "cgroup v1 has no memory.high: memory.limit_in_bytes kills instead of slowing down, and "
-        "memory.soft_limit_in_bytes acts only when the whole host is short (a memory ceiling needs cgroup v2)"
+        "memory.soft_limit_in_bytes acts only when the whole host is short of memory (a memory limit needs cgroup v2)"
     ),
 }
-"""Settings that have no v1 file, with the reason."""
+"""Settings without a v1 file, with the reason."""
 
 FOLLOWERS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "cpu.idle": {"cpu.weight": ("0", "1", "100"), "cpu.shares": ("3", "1024")},
 }
-"""Written file -> files that the kernel then sets by itself, with the values that it chooses."""
+"""Written file -> files that the kernel then sets automatically, with the values that it chooses."""
 
 EMPTY_ALLOWED: Final = frozenset({"cpuset.cpus", "cpuset.mems"})
-"""Files for which an empty line means "no own value"; elsewhere it is destructive (memory.max becomes 0)."""
+"""Files for which an empty line means "no own value"; in others it is destructive (memory.max becomes 0)."""
 
 MAX_LATENCY_US: Final = 60_000_000
 MIN_EGRESS_BYTES: Final = 10_000
 MAX_EGRESS_BYTES: Final = 1 << 40
-"""Bounds of an egress ceiling, in bytes per second: below the first a single large packet takes seconds."""
+"""Bounds of an egress limit in bytes per second; below the lower one, a single large packet takes seconds."""
 _DEVICE = re.compile(r"[0-9]{1,4}:[0-9]{1,7}", re.ASCII)
 _NETWORK_DEVICE = re.compile(r"(?!\.{1,2}$)[!-.0-~]{1,15}", re.ASCII)  # no space, no slash: dev_valid_name()
 DEFAULT_PERIOD_US: Final = 100_000
@@ -137,12 +138,12 @@ _FROZEN = ("FROZEN", "FREEZING")
 
 
 def shares_of(weight: int) -> int:
-    """v1 ``cpu.shares`` for a weight on v2's scale: 100 is 1024, the kernel's least is 2."""
+    """v1 ``cpu.shares`` for a weight on v2's scale: 100 is 1024, the kernel's minimum is 2."""
     return max(2, (weight * 1024 + 50) // 100)
 
 
 def weight_of_shares(shares: int) -> int:
-    """The weight on v2's scale that these v1 shares stand for, 1..10000."""
+    """The weight on v2's scale (1..10000) for these v1 shares."""
     return min(10000, max(1, (shares * 100 + 512) // 1024))
 
 
@@ -158,7 +159,7 @@ def weight_text(weight: int, version: int) -> str:
 
 
 def faint_weight_text(version: int) -> str:
-    """The nearest to SCHED_IDLE that a kernel without ``cpu.idle`` offers: v2's least weight, or v1's 3 shares."""
+    """The closest to SCHED_IDLE without ``cpu.idle``: v2's minimum weight, or 3 shares on v1."""
     return "1" if version == 2 else "3"
 
 
@@ -166,7 +167,7 @@ def cpus_text(cpus: CpuSet) -> str:
     """Text for ``cpuset.cpus``.
 
     Raises:
-        ParseError: the empty set, which would mean "no limit" (v2) or "nobody may run" (v1).
+        ParseError: the empty set, which would mean "no limit" (v2) or "no process may run" (v1).
     """
     if not cpus:
         raise ParseError("a CPU set to confine to", "", "at least one CPU")
@@ -174,7 +175,7 @@ def cpus_text(cpus: CpuSet) -> str:
 
 
 def decode_limit(text: str) -> Limit:
-    """A memory limit as read.
+    """Parse a memory limit.
 
     Raises:
         ValueError: neither a number nor ``max``.
@@ -183,7 +184,7 @@ def decode_limit(text: str) -> Limit:
 
 
 def io_weight(weight: int, file: str) -> int:
-    """A weight of 1..10000 as this file takes it: BFQ knows no more than 1000.
+    """A weight of 1..10000 for this file; BFQ's are capped at 1000.
 
     Raises:
         ParseError: outside 1..10000.
@@ -193,25 +194,26 @@ def io_weight(weight: int, file: str) -> int:
 
 
 def check_limits(limits: tuple[IoLimit, ...]) -> tuple[IoLimit, ...]:
-    """The ceilings, if the kernel takes them.
+    """Validate disk limits and return them.
 
     Raises:
-        ParseError: not a device number, or a ceiling below 1, which the kernel takes for none (v1) or refuses (v2).
+        ParseError: an invalid device number, or a limit below 1, which the kernel ignores (v1) or refuses
+            (v2).
     """
     for limit in limits:
         _check_device(limit.device)
         numbers = (limit.read_bytes, limit.write_bytes, limit.read_ops, limit.write_ops)
         for number in numbers:
             if number is not None and not 1 <= number <= MAX_BYTES:
-                raise ParseError("a ceiling of a disk per second", str(number), f"1 to {MAX_BYTES}")
+                raise ParseError("a limit of a disk per second", str(number), f"1 to {MAX_BYTES}")
     return limits
 
 
 def check_latencies(targets: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-    """The latency targets, if the kernel takes them.
+    """Validate latency targets and return them.
 
     Raises:
-        ParseError: not a device number, or not a time.
+        ParseError: an invalid device number or time.
     """
     for device, target_us in targets:
         _check_device(device)
@@ -221,10 +223,10 @@ def check_latencies(targets: tuple[tuple[str, int], ...]) -> tuple[tuple[str, in
 
 
 def check_network_device(name: str) -> str:
-    """The name, if the kernel could have a network device of it.
+    """Validate the name of a network device and return it.
 
     Raises:
-        ParseError: it could not.
+        ParseError: no network device can have this name.
     """
     if not _NETWORK_DEVICE.fullmatch(name):
         allowed = "1 to 15 printable characters without space or slash, e.g. eth0 (ip link shows them)"
@@ -233,16 +235,16 @@ def check_network_device(name: str) -> str:
 
 
 def check_egress(ceilings: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-    """The ceilings, if they can be had.
+    """Validate egress limits and return them.
 
     Raises:
-        ParseError: not the name of a device, or a ceiling out of bounds.
+        ParseError: an invalid device name, or a limit out of bounds.
     """
     for device, rate_bytes in ceilings:
         check_network_device(device)
         if not MIN_EGRESS_BYTES <= rate_bytes <= MAX_EGRESS_BYTES:
             allowed = f"{MIN_EGRESS_BYTES} to {MAX_EGRESS_BYTES} bytes per second"
-            raise ParseError("an egress ceiling", str(rate_bytes), allowed)
+            raise ParseError("an egress limit", str(rate_bytes), allowed)
     return ceilings
 
 
@@ -259,15 +261,15 @@ def frozen_text(frozen: bool, version: int) -> str:
 
 
 def is_frozen(text: str) -> bool:
-    """True if this is what such a file reads when the group is, or is being, frozen."""
+    """True if the text of such a file means that the group is frozen or freezing."""
     return text == "1" or text in _FROZEN
 
 
 def quota_us(cores: float, period_us: int) -> int:
-    """Run time per period for this many cores.
+    """Run time per period for this many cores, in us.
 
     Raises:
-        ParseError: not a positive finite number, or below the kernel's least quota for this period.
+        ParseError: not a positive finite number, or below the kernel's minimum quota for this period.
     """
     allowed = (
         f"at least {MIN_QUOTA_US / period_us:g} cores with the period of {period_us} us that is set here"
@@ -276,12 +278,14 @@ def quota_us(cores: float, period_us: int) -> int:
         raise ParseError("a number of cores", f"{cores:g}", allowed)
     quota = round(cores * period_us)
     if quota < MIN_QUOTA_US:
-        raise ParseError("a CPU quota that the kernel takes", f"{cores:g}", allowed)
+        raise ParseError("a CPU quota that the kernel accepts", f"{cores:g}", allowed)
     return quota
 
 
 def cpu_max_text(cores: float, now: str) -> str:
-    """Text for v2 ``cpu.max``; keeps the period that ``now`` shows unless the quota would be too small for it.
+    """Text for v2 ``cpu.max`` with the period in ``now``.
+
+    If the quota would be too small for that period, the default period is used.
 
     Raises:
         ParseError: see ``quota_us``.
@@ -307,7 +311,7 @@ def memory_text(limit: Limit) -> str:
 
 
 def same(path: str, wanted: str, read: str) -> bool:
-    """True if ``read`` is how the kernel shows a file to which ``wanted`` was written."""
+    """True if the kernel shows a file as ``read`` after ``wanted`` was written to it."""
     if wanted == read:
         return True
     file = path.rpartition("/")[2]
@@ -335,7 +339,10 @@ def _same_size(wanted: str, read: str) -> bool:
 
 
 def magnitude(path: str, text: str) -> float:
-    """How much this text grants, to tell shrinking from growing; ``inf`` for no limit, 0 for text that is no number."""
+    """The amount that this text grants, to distinguish shrinking from growing.
+
+    ``inf``: no limit; 0: the text is no number.
+    """
     words = text.split()
     try:
         if not words:
@@ -351,7 +358,7 @@ def magnitude(path: str, text: str) -> float:
 
 
 def decode(setting: str, version: int, texts: Mapping[str, str]) -> Value:
-    """The value that these readings (file name -> text) stand for; KEEP where they show no own limit or no sense."""
+    """The value for these texts (file name -> text); KEEP if they are invalid or show no own limit."""
     files = FILES[setting, version]
     lead = texts.get(files[0], "")
     try:

@@ -1,7 +1,9 @@
-"""Files with one line a device: ``io.max``, ``io.latency``, ``io.weight``, v1's ``blkio.throttle.*``, ``egress.max``.
+"""Files with one line per device: ``io.max``, ``io.latency``, ``io.weight``, ``blkio.throttle.*`` (v1),
+``egress.max``.
 
-A text of such a file stands for a table disk -> value. The kernel takes one line a write, and a disk that is not named
-keeps what it has; so going from one text to another takes a write for every disk that differs. Pure.
+A text of such a file represents a table disk -> value. The kernel accepts one line per write, and disks that
+it does not name keep their value. Going from one text to another therefore takes one write per changed disk.
+Pure.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from typing import Final
 from perphd.domain.allocation import IoLimit
 
 DEFAULT_KEY: Final = "default"
-"""The line of ``io.weight`` that holds for every disk without one of its own."""
+"""The key in ``io.weight`` of all disks without their own line."""
 
 EGRESS: Final = "egress.max"
-"""What a group may send by network device, in bytes per second: ``perphd.host.egress_fs`` stands for this file."""
+"""Send limits of a group by network device, in bytes per second; a virtual file of ``perphd.host.egress_fs``."""
 RATE_STEP_BYTES: Final = 1000
-"""Egress ceilings are multiples of this: what tc(8) prints of them is then exact."""
+"""Egress limits are multiples of this, so that tc(8) prints them exactly."""
 
 _FIELDS: Final = (
     ("rbps", "read_bytes"),
@@ -34,12 +36,12 @@ THROTTLE: Final[Mapping[str, str]] = {
     "blkio.throttle.read_iops_device": "read_ops",
     "blkio.throttle.write_iops_device": "write_ops",
 }
-"""v1's files, and the field of ``IoLimit`` that each holds."""
+"""v1's files, each with its field of ``IoLimit``."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineFormat:
-    """``absent``: what a disk without a line has, as it is written to take its line away."""
+    """Format of a file. ``absent``: text that removes a disk's line, and the value of a disk without a line."""
 
     absent: str
 
@@ -55,18 +57,18 @@ FORMATS: Final[Mapping[str, LineFormat]] = {
 
 
 def is_keyed(path: str) -> bool:
-    """True for a file of this kind."""
+    """True for a file with one line per device."""
     return basename(path) in FORMATS
 
 
 def table(path: str, text: str) -> dict[str, str]:
-    """Disk (or ``default``) -> value; lines that say nothing are left out."""
+    """Parse a text: disk (or ``default``) -> value. Lines without effect are left out."""
     form = FORMATS[basename(path)]
     found: dict[str, str] = {}
     for line in text.splitlines():
         key, _, value = line.strip().partition(" ")
         if not value and key.isdecimal():
-            key, value = DEFAULT_KEY, key  # io.weight of a single number
+            key, value = DEFAULT_KEY, key  # io.weight with a single number
         value = " ".join(value.split())
         if key and value and value != form.absent:
             found[key] = value
@@ -74,12 +76,12 @@ def table(path: str, text: str) -> dict[str, str]:
 
 
 def text_of(values: Mapping[str, str]) -> str:
-    """The text of a table, one line a disk."""
+    """The text of a table, one line per disk."""
     return "\n".join(f"{key} {value}" for key, value in sorted(values.items(), key=_order))
 
 
 def steps(path: str, wanted: str, now: str) -> list[str]:
-    """The lines to write, one a write, that lead from the text ``now`` to the text ``wanted``."""
+    """The lines to write, one per write, to change the text ``now`` to the text ``wanted``."""
     form, have, want = FORMATS[basename(path)], table(path, now), table(path, wanted)
     keys = sorted({*have, *want}, key=lambda key: _order((key, "")))
     return [
@@ -90,19 +92,22 @@ def steps(path: str, wanted: str, now: str) -> list[str]:
 
 
 def with_line(path: str, text: str, line: str) -> str:
-    """What the file holds after this line was written to it."""
+    """The content of the file after writing this line."""
     values = table(path, text)
     values.pop(line.strip().partition(" ")[0], None)
     return text_of(values | table(path, line))
 
 
 def equal(path: str, wanted: str, read: str) -> bool:
-    """True if both texts stand for the same table."""
+    """True if both texts represent the same table."""
     return table(path, wanted) == table(path, read)
 
 
 def is_mixture(path: str, found: str, texts: Iterable[str]) -> bool:
-    """True if every disk has what one of these texts gives it, as a writer leaves it that is killed between lines."""
+    """True if each disk has its value from one of these texts.
+
+    A writer that was killed between two lines leaves such a mixture.
+    """
     tables = [table(path, text) for text in texts]
     have = table(path, found)
     keys = {key for entry in (have, *tables) for key in entry}
@@ -110,7 +115,7 @@ def is_mixture(path: str, found: str, texts: Iterable[str]) -> bool:
 
 
 def tightens(path: str, wanted: str, now: str) -> bool:
-    """True if some disk gets less than it has."""
+    """True if some disk gets less than at present."""
     have, want = table(path, now), table(path, wanted)
     return any(
         less < more
@@ -120,7 +125,7 @@ def tightens(path: str, wanted: str, now: str) -> bool:
 
 
 def with_limits(file: str, found: str, limits: Iterable[IoLimit]) -> str:
-    """``found`` with these ceilings; what was found of a disk is a bound that is never raised."""
+    """``found`` with these limits; a stricter limit in ``found`` stays."""
     values = table(file, found)
     for limit in limits:
         if file in THROTTLE:
@@ -139,7 +144,7 @@ def with_limits(file: str, found: str, limits: Iterable[IoLimit]) -> str:
 
 
 def with_latency(found: str, targets: Iterable[tuple[str, int]]) -> str:
-    """``found`` with these targets in us; a stricter one that was found stays."""
+    """``found`` with these targets in us; a stricter target in ``found`` stays."""
     values = table("io.latency", found)
     for device, target_us in targets:
         old = values.get(device, "").removeprefix("target=")
@@ -149,7 +154,7 @@ def with_latency(found: str, targets: Iterable[tuple[str, int]]) -> str:
 
 
 def with_egress(found: str, ceilings: Iterable[tuple[str, int]]) -> str:
-    """``found`` with these ceilings (device, bytes per second); a stricter one that was found stays."""
+    """``found`` with these limits (device, bytes per second); a stricter limit in ``found`` stays."""
     values = table(EGRESS, found)
     for device, rate_bytes in ceilings:
         step = rate_bytes - rate_bytes % RATE_STEP_BYTES
@@ -163,13 +168,13 @@ def egress_of(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def with_default(file: str, found: str, weight: int) -> str:
-    """``found`` with this weight, if it is the lower, for every disk that has none of its own."""
+    """``found`` with this default weight, unless its present one is lower."""
     least = min(weight, default_weight(file, found))
     return text_of({**table(file, found), DEFAULT_KEY: str(least)})
 
 
 def limits_of(texts: Mapping[str, str]) -> tuple[IoLimit, ...]:
-    """The ceilings that these files (name -> text) state, by disk."""
+    """The limits in these files (name -> text), by disk."""
     found: dict[str, dict[str, int]] = {}
     names = dict(_FIELDS)
     for file, text in texts.items():
@@ -192,7 +197,7 @@ def latencies_of(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def default_weight(file: str, text: str) -> int:
-    """The weight of disks without one of their own; the kernel's default is 100."""
+    """The weight of disks without their own line; the kernel's default is 100."""
     return int(table(file, text).get(DEFAULT_KEY, "100"))
 
 
@@ -207,7 +212,7 @@ def _numbers(path: str, value: str | None) -> tuple[float, ...]:
 
 
 def _number(word: str) -> float:
-    """How much this grants: ``max`` and a throttle of 0 are no ceiling."""
+    """The amount that this grants; ``max`` and a throttle of 0 mean unlimited."""
     if word == "default":
         return 100.0
     number = math.inf if word == "max" else float(word)

@@ -1,7 +1,8 @@
-"""Being told at once when a cgroup that was empty gets its first process: batch that starts is seen before it harms.
+"""Notification when an empty cgroup gets its first process.
 
-``cgroup.events`` says ``populated 1`` while a process lives in the group or below it, and its readers are notified when
-that changes (Documentation/admin-guide/cgroup-v2.rst). cgroup v1 has nothing like it.
+New batch is thus noticed before it interferes. ``cgroup.events`` says ``populated 1`` while a process is in
+the group or a descendant, and readers are notified of changes (Documentation/admin-guide/cgroup-v2.rst).
+cgroup v1 has no equivalent.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ _MOST_BYTES = 4096
 class PopulationWatch:
     """Watches one cgroup2 directory until ``close``. Needs a running asyncio loop.
 
-    Nobody is told when the group is removed: the watch is silent then, also about another group of that name.
+    The removal of the group is not notified: the watch then stays silent, also about a new group of that
+    name.
 
     Args:
         directory: the real directory, such as ``/sys/fs/cgroup/batch.slice``.
-        on_started: called, from the loop, when the group had no process and has one.
+        on_started: called from the loop when the empty group gets a process.
 
     Raises:
         KernelError: the file cannot be opened or read (Gone: there is no such cgroup).
-        ParseError: it does not say whether the group is populated.
+        ParseError: the file does not say whether the group is populated.
         RuntimeError: no asyncio loop is running.
     """
 
@@ -56,11 +58,11 @@ class PopulationWatch:
 
     @property
     def closed(self) -> bool:
-        """True after ``close``, or once it was seen that the cgroup has gone."""
+        """True after ``close``, or after the cgroup was found to be gone."""
         return self._notified.closed
 
     def close(self) -> None:
-        """Give the descriptors back; closing twice is fine."""
+        """Close the descriptors; closing twice is allowed."""
         self._notified.close()
 
     def _read(self) -> bool:
@@ -68,7 +70,7 @@ class PopulationWatch:
         found = _POPULATED.search(text)
         if found is None:
             raise ParseError(
-                f"what {self.path} holds",
+                f"the content of {self.path}",
                 text.decode(errors="replace"),
                 "a line 'populated 0' or 'populated 1'",
             )
@@ -76,7 +78,7 @@ class PopulationWatch:
 
     def _ready(self, _: int) -> None:
         try:
-            before, self.populated = self.populated, self._read()  # reading it is what quiets the descriptor
+            before, self.populated = self.populated, self._read()  # reading rearms the notification
         except (OSError, ParseError):
             self.close()
             return

@@ -1,4 +1,4 @@
-"""What the programs have counted at one moment, and the difference of two moments."""
+"""Counts of the BPF programs at one moment, and differences of two moments."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ import numpy.typing as npt
 from perphd.host.tcp_latency.histogram import BUCKETS, Histogram
 
 SHARDS: Final = 8
-"""Copies of every count, by CPU modulo this: CPUs rarely wait for each other, and a read stays cheap."""
+"""Copies of every count, selected by CPU modulo this number: little contention, and reading stays cheap."""
 COUNTERS: Final = 8
-"""Room for counters in a shard: one cache line."""
+"""Number of counters in a shard: one cache line."""
 
 
 class Counter(IntEnum):
     """Position of each count in its shard.
 
-    STARTED: requests whose first segment came in; ANSWERED: those whose first byte of an answer went out;
-    DROPPED: those that ended without (reset, or closed by the server). SPLIT: answered ones that came in
-    several segments. PUSHED: segments that went out while no request waited: the rest of an answer, or data
-    that nobody asked for. REPEATED: segments that came in again, and keepalive probes.
+    - STARTED: requests whose first segment arrived.
+    - ANSWERED: requests whose answer's first byte was sent.
+    - DROPPED: requests that ended without an answer (reset, or closed by the server).
+    - SPLIT: answered requests that arrived in several segments.
+    - PUSHED: segments sent while no request waited: the rest of an answer, or unrequested data.
+    - REPEATED: retransmitted incoming segments, and keepalive probes.
     """
 
     STARTED = 0
@@ -37,8 +39,8 @@ class Counter(IntEnum):
 class Region(IntEnum):
     """The three histograms of a shard, in order.
 
-    WHOLE: requests of one segment, whose first and last are the same; SPLIT_FIRST and SPLIT_LAST: the others,
-    from their first and from their last segment on.
+    WHOLE: requests of one segment. SPLIT_FIRST, SPLIT_LAST: requests of several segments, timed from their
+    first and from their last segment.
     """
 
     WHOLE = 0
@@ -51,9 +53,9 @@ SHARD_BUCKETS: Final = len(Region) * BUCKETS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TcpCounts:
-    """Ever-growing counts; they wrap at 2**32, which differences bear.
+    """Cumulative counts; they wrap at 2**32, which differences tolerate.
 
-    ``regions``: one row a ``Region``.
+    ``regions``: one row per ``Region``.
     """
 
     counters: npt.NDArray[np.uint32]
@@ -69,7 +71,7 @@ class TcpCounts:
         return cls(by_shard.sum(axis=0).astype(np.uint32), buckets.sum(axis=0).astype(np.uint32))
 
     def since(self, earlier: TcpCounts) -> TcpCounts:
-        """What was counted between the two."""
+        """The counts between the two moments."""
         return TcpCounts(self.counters - earlier.counters, self.regions - earlier.regions)
 
     def __getitem__(self, counter: Counter) -> int:
@@ -77,17 +79,17 @@ class TcpCounts:
 
     @property
     def waiting(self) -> int:
-        """Requests that were neither answered nor dropped. Only of counts since the beginning."""
+        """Requests neither answered nor dropped. Only valid for counts since the beginning."""
         return (self[Counter.STARTED] - self[Counter.ANSWERED] - self[Counter.DROPPED]) % 2**32
 
     @property
     def from_last(self) -> Histogram:
-        """Latencies from the last segment of each request on."""
+        """Latencies measured from each request's last segment."""
         found: Histogram = self.regions[Region.WHOLE] + self.regions[Region.SPLIT_LAST]
         return found
 
     @property
     def from_first(self) -> Histogram:
-        """Latencies from the first segment of each request on."""
+        """Latencies measured from each request's first segment."""
         found: Histogram = self.regions[Region.WHOLE] + self.regions[Region.SPLIT_FIRST]
         return found

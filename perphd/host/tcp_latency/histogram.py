@@ -1,9 +1,10 @@
-"""The log-linear histogram that the programs fill: its buckets, and percentiles from it.
+"""The log-linear histogram that the BPF programs fill: its buckets, and percentiles from it.
 
-Times are counted in units of 1024 ns. Below 128 units every unit is a bucket; above, every octave has 64 buckets,
-which are 0.8 to 1.6 % of their value wide. The last bucket ends at 137 s and holds everything longer.
+Times are counted in units of 1024 ns. Below 128 units every unit is a bucket. Above, every octave has 64
+buckets, whose width is 0.8 to 1.6 % of their value. The last bucket ends at 137 s and also counts longer
+times.
 
-    steps  = how often t must be halved to be below 128
+    steps  = number of halvings until t is below 128
     bucket = 64 x steps + (t >> steps)
 
 ``emit_bucket`` finds ``steps`` without a loop, by five comparisons with shifts of 16, 8, 4, 2 and 1.
@@ -23,12 +24,12 @@ from perphd.host.bpf.assembler import Assembler, Register
 UNIT_SHIFT: Final = 10
 """One unit is 2**10 ns."""
 SUB_BUCKETS: Final = 64
-"""Buckets of an octave."""
+"""Number of buckets per octave."""
 MAX_UNITS: Final = (1 << 27) - 1
 _SUB_SHIFT: Final = 6
 _STEPS: Final = (16, 8, 4, 2, 1)
 BUCKETS: Final = SUB_BUCKETS * 20 + 2 * SUB_BUCKETS
-"""Twenty octaves above the first 128 units: those that begin at 2**7 ... 2**26."""
+"""The first 128 units, and twenty octaves above them, which begin at 2**7 ... 2**26."""
 
 Histogram = npt.NDArray[np.uint32]
 
@@ -41,7 +42,7 @@ def bucket_of(nanoseconds: int) -> int:
 
 
 def lower_bound_ns(bucket: int) -> int:
-    """The least time that falls into this bucket."""
+    """The shortest time, in ns, that falls into this bucket."""
     if bucket < 2 * SUB_BUCKETS:
         return bucket << UNIT_SHIFT
     halvings, rest = divmod(bucket - SUB_BUCKETS, SUB_BUCKETS)
@@ -49,14 +50,14 @@ def lower_bound_ns(bucket: int) -> int:
 
 
 def emit_bucket(code: Assembler, result: Register, scratch: Register, labels: str) -> None:
-    """``result`` (ns) becomes the number of its bucket. ``labels``: a prefix that nobody else uses."""
+    """Emit code that replaces ``result`` (ns) by its bucket's number. ``labels``: a unique prefix for labels."""
     code.arithmetic("rsh", result, UNIT_SHIFT)
     code.jump_if(result, "<=", MAX_UNITS, f"{labels}-in-range")
     code.move(result, MAX_UNITS)
     code.label(f"{labels}-in-range")
     code.move(scratch, 0)
     for step in _STEPS:
-        # Halving so often leaves at least 64 units: the result stays in the upper half of 128.
+        # After this many halvings at least 64 units remain: the result stays in the upper half of 128.
         code.jump_if(result, "<", (2 * SUB_BUCKETS) << (step - 1), f"{labels}-{step}")
         code.arithmetic("rsh", result, step)
         code.arithmetic("add", scratch, step)
@@ -71,7 +72,7 @@ def _bounds_ms() -> npt.NDArray[np.float64]:
 
 
 def percentile_ms(histogram: Histogram, share: float) -> Reading:
-    """The time below which this share of the requests lies, interpolated within its bucket."""
+    """The time in ms below which this share of the requests lies, interpolated within its bucket."""
     upto = np.cumsum(histogram, dtype=np.uint64)
     total = int(upto[-1])
     if total == 0:

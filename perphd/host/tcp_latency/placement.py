@@ -1,13 +1,14 @@
-"""At which control group, and with which ports, a workload's connections can be seen.
+"""Choice of the control group and ports at which a workload's connections can be observed.
 
-A socket belongs to the group in which it was made, and an accepted one to its listener's, whoever moves where later. So
-a workload's own group sees its connections only if its listener was made there. It was not where systemd listens for it
-(socket activation: the group of the .socket unit), or where the server was moved after it began to listen. Then the
-programs are attached to the listener's group, and look at the listener's ports alone.
+A socket belongs to the group in which it was created, and an accepted one to its listener's group, even if
+processes move later. A workload's own group therefore sees its connections only if its listener was created
+there. This is not so if systemd listens for it (socket activation: the group of the .socket unit), or if the
+server was moved after it began to listen. The programs are then attached to the listener's group, restricted
+to the listener's ports.
 
-systemd before version 252 attaches its own IP filters (IPAddressDeny=) exclusively to services and scopes: a
-program that is there first would keep a later filter from coming into force. Beside those perphd attaches at
-the slice above, where systemd shares, with the ports.
+systemd before version 252 attaches its own IP filters (IPAddressDeny=) exclusively to services and scopes: an
+earlier program there would prevent a later filter. With those versions perphd attaches at the slice above,
+where systemd allows other programs, restricted by ports.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from perphd.host.sock_diag import Listener, tcp_listeners
 from perphd.host.systemd import RUNNING
 
 SHARING_SYSTEMD: Final = 252
-"""The first version that was seen to attach its filters beside others'."""
+"""First systemd version known to attach its filters non-exclusively."""
 _LIBRARIES: Final = ("/usr/lib", "/lib", "/usr/lib64")
 _LIBRARY = re.compile(r"libsystemd-(?:shared|core)-(\d{3,4})\b")
 _MOST_GROUPS: Final = 20_000
@@ -34,8 +35,10 @@ _MOST_PROCESSES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to attach. ``inode``: identity of the directory; ``ports``: empty for all; ``why``: if it is not
-    the group.
+    """Place to attach the programs.
+
+    ``inode``: identity of the directory. ``ports``: restriction; empty: all ports. ``why``: why it is not the
+    workload's own group; empty if it is.
     """
 
     directory: str
@@ -46,12 +49,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of one workload and the host.
+    """Facts about one workload and the host.
 
-    ``directory``: of the group in cgroup v2, "" if it has none of its own there; ``mount``: of cgroup v2;
-    ``own_ids``: cgroup ids of the group and all below it; ``socket_unit_id``: that of the group of its .socket
-    unit, 0 without; ``held``: inodes of sockets that its processes hold, as far as they may be asked;
-    ``systemd``: the manager's version, None where systemd manages nothing or shares.
+    - ``directory``: of the group in cgroup v2, empty if it has none there; ``mount``: of cgroup v2.
+    - ``own_ids``: cgroup ids of the group and its descendants.
+    - ``socket_unit_id``: cgroup id of its .socket unit's group; 0 without.
+    - ``held``: inodes of sockets held by its processes, as far as readable.
+    - ``systemd``: the manager's version; None if there is no systemd, or its filters are not exclusive.
     """
 
     directory: str
@@ -65,11 +69,14 @@ class Facts:
 
 
 Placement = Place | str
-"""Where, or why nowhere."""
+"""The place to attach, or why there is none."""
 
 
 def decide(facts: Facts, ports: Sequence[int], directory_of: Callable[[int], str]) -> Placement:
-    """Choose the place. ``ports``: as configured; ``directory_of``: cgroup id -> directory, "" if there is none."""
+    """Choose the place.
+
+    ``ports``: as configured. ``directory_of``: cgroup id -> directory, empty if there is none.
+    """
     own = [one for one in facts.listeners if one.cgroup_id in facts.own_ids]
     if ports:
         foreign = [one for one in facts.listeners if one.port in ports]
@@ -83,7 +90,7 @@ def decide(facts: Facts, ports: Sequence[int], directory_of: Callable[[int], str
         elsewhere = sorted({one.cgroup_id for one in foreign})
         seen = tuple(sorted({one.port for one in foreign}))
         directory = directory_of(elsewhere[0]) if len(elsewhere) == 1 else ""
-        # A group that was removed while its sockets live, or several of them: at the top all are seen.
+        # The listener's group was removed, or there are several: all connections are visible at the top.
         place = directory or facts.mount
         why = f"port {_listed(seen)}: the listening socket belongs to {_shown(place, facts.mount)}"
         return _beside_systemd(facts, Place(place, 0, seen, why))
@@ -106,7 +113,7 @@ def _beside_systemd(facts: Facts, place: Place) -> Placement:
 
 
 def _is_filtered_unit(directory: str) -> bool:
-    """True in and below a service, scope or socket unit."""
+    """True inside a service, scope or socket unit."""
     return any(part.endswith((".service", ".scope", ".socket")) for part in PurePosixPath(directory).parts)
 
 
@@ -119,7 +126,7 @@ def _listed(ports: Iterable[int]) -> str:
 
 
 def find_place(hierarchies: Hierarchies, cgroup: str, ports: Sequence[int]) -> Placement:
-    """Look at the running host. ``cgroup``: the workload's path.
+    """Find the place on the running host. ``cgroup``: the workload's path.
 
     Raises:
         KernelError: the listening sockets cannot be listed.
@@ -134,7 +141,7 @@ def find_place(hierarchies: Hierarchies, cgroup: str, ports: Sequence[int]) -> P
         return f"waiting for cgroup {cgroup}"
     directory = hierarchies.unified.path(cgroup)
     own = _ids_below(directory)
-    if not own:  # on a hybrid host a group may be v1's alone
+    if not own:  # on a hybrid host a group may exist only in v1
         directory = mount + _unified_path(_processes(paths)).rstrip("/")
         own = _ids_below(directory) if directory != mount else {}
     listeners = tcp_listeners()
@@ -162,7 +169,7 @@ def _id_of(directory: str) -> int:
 
 
 def _ids_below(directory: str) -> dict[int, str]:
-    """Id -> directory of a group and all below it, parents first; empty: it is not there."""
+    """Cgroup id -> directory of a group and its descendants, parents first; empty if it does not exist."""
     found: dict[int, str] = {}
     for path, names, _ in os.walk(directory):
         if len(found) >= _MOST_GROUPS:
@@ -177,7 +184,7 @@ def _directory_of(mount: str, wanted: int) -> str:
 
 
 def _held_sockets(pids: Iterable[str]) -> frozenset[int]:
-    """Inodes of the sockets that these processes hold. Others' processes answer only to CAP_SYS_PTRACE."""
+    """Inodes of sockets that these processes hold. Other users' processes are readable only with CAP_SYS_PTRACE."""
     found: set[int] = set()
     for pid in pids:
         with suppress(OSError):
@@ -190,7 +197,7 @@ def _held_sockets(pids: Iterable[str]) -> frozenset[int]:
 
 
 def _processes(directories: Iterable[str]) -> list[str]:
-    """The oldest of these groups' processes: whoever listens is among them, rather than its children."""
+    """The oldest processes of these groups, since a listener is rather among them than among its children."""
     found: set[str] = set()
     for directory in directories:
         with suppress(OSError), open(f"{directory}/cgroup.procs", encoding="ascii") as file:
@@ -199,7 +206,7 @@ def _processes(directories: Iterable[str]) -> list[str]:
 
 
 def _unified_path(pids: Iterable[str]) -> str:
-    """The group of cgroup v2 that all of these processes are in; "/" if there is none but the root."""
+    """The cgroup v2 group that contains all of these processes; "/" if they are in different groups."""
     found: set[str] = set()
     for pid in pids:
         with (
@@ -211,7 +218,7 @@ def _unified_path(pids: Iterable[str]) -> str:
 
 
 def _unsharing_systemd() -> int | None:
-    """The version of a systemd that attaches its filters exclusively; None where there is none."""
+    """The version of a systemd that attaches its filters exclusively; None if there is none."""
     if not os.path.isdir(RUNNING):
         return None
     version = systemd_version()
@@ -219,10 +226,9 @@ def _unsharing_systemd() -> int | None:
 
 
 def systemd_version(libraries: Sequence[str] = _LIBRARIES) -> int | None:
-    """The installed systemd's version, by the name of its private library; None if that is not found.
+    """The installed systemd's version, from the name of its private library; None if not found.
 
-    Asking systemctl would take a process, and D-Bus a connection; the manager itself cannot be asked by its
-    file system.
+    systemctl would cost a process and D-Bus a connection, and the manager publishes its version in no file.
     """
     for top in libraries:
         for folder in (f"{top}/systemd", *_subfolders(top)):

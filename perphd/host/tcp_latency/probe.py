@@ -1,8 +1,8 @@
-"""The programs attached to one control group for as long as a ``TcpProbe`` is open.
+"""The BPF programs, attached to one control group while a ``TcpProbe`` is open.
 
-Nothing is pinned: the links are descriptors of this process, so the kernel detaches the programs and frees the
-maps when it ends, however it ends. Links share a group with others' programs; a group with an exclusive one
-refuses them.
+Nothing is pinned: the links are descriptors of this process, so that the kernel detaches the programs and
+frees the maps when the process ends. Links coexist with other programs at a group; a group with an exclusive
+program refuses them.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ _OPERATION: Final = "attach BPF programs"
 
 
 class TcpProbe:
-    """Counts requests from its making until ``close``; closing twice is fine."""
+    """Counts requests until ``close``; closing twice is allowed."""
 
     def __init__(self, directory: str, inode: int = 0, ports: Sequence[int] = ()) -> None:
-        """Attach to the cgroup2 directory. ``inode``: of the group that is meant, 0 for whichever is there; ``ports``:
-        only these local ports; otherwise every connection that the group's side did not open.
+        """Attach the programs to a cgroup2 directory.
+
+        ``inode``: identity of the intended group, 0: any group at this path. ``ports``: only these local
+        ports; empty: all connections that the group's side did not open.
 
         Raises:
-            KernelError: Gone if the directory is another group's now, Denied without capabilities or beside an
-                exclusive program, with the verifier's words if a program is refused.
+            KernelError: Gone if the directory has been replaced, Denied without capabilities or beside an
+                exclusive program; with the verifier's log if a program is refused.
         """
         self._owned = ExitStack()
         try:
@@ -43,7 +45,7 @@ class TcpProbe:
             self._counts = self._memory(maps.counts, COUNTS)
             self._histograms = self._memory(maps.histograms, HISTOGRAMS)
             loaded = {
-                # Outgoing first: a request that came in is then always seen to be answered.
+                # Egress first, so that the answer to a counted request is never missed.
                 Attach.EGRESS: self._program(programs.egress(maps, ports), Attach.EGRESS),
                 Attach.INGRESS: self._program(programs.ingress(maps, ports), Attach.INGRESS),
             }
@@ -53,11 +55,11 @@ class TcpProbe:
             raise
 
     def read(self) -> TcpCounts:
-        """Everything counted so far. Reads memory; no system call is made."""
+        """Everything counted so far, read from memory without a system call."""
         return TcpCounts.from_memory(self._counts, self._histograms)
 
     def close(self) -> None:
-        """Detach and free everything."""
+        """Detach the programs and free the maps."""
         self._owned.close()
 
     def _map(self, layout: MapLayout) -> int:
@@ -104,18 +106,18 @@ def _refused(exc: OSError, directory: str, group: int, direction: Attach) -> Ker
             exc, directory, _OPERATION, advice="links to cgroups need Linux 5.7 and cgroup v2"
         )
     if exc.errno == errno.EPERM:
-        detail = "a program that tolerates no other is attached here or above"
+        detail = "a program that allows no other is attached here or above"
         with suppress(OSError):
             there = syscall.attached(group, direction)
             if there.is_exclusive:
-                detail = f"program {there.programs[0]} is attached here and tolerates no other"
-        advice = "it is left alone; name a port and measure at the group above ([lra.sli] ports), or use another source"
+                detail = f"program {there.programs[0]} is attached here and allows no other"
+        advice = "configure a port to measure at the group above ([lra.sli] ports), or use another source"
         return Denied(directory, _OPERATION, errno.EPERM, detail=detail, advice=advice)
     return kernel_error(exc, directory, _OPERATION)
 
 
 def probe_refusal() -> str:
-    """Why this process cannot load the programs; empty if it can. Attaches nothing."""
+    """Reason why this process cannot load the programs; empty if it can. Attaches nothing."""
     with ExitStack() as owned:
         try:
             descriptors = []

@@ -1,15 +1,15 @@
-"""The two BPF programs that see the packets of a control group's TCP sockets.
+"""The two BPF programs that observe the packets of a control group's TCP sockets.
 
-A request of a connection begins with the first segment of data that comes in after the last answer, and ends with the
-first segment of data that goes out. Its latency is counted from its last incoming segment, and from its first. The
-program for what comes in runs before the server is woken, the one for what goes out within the server's own send():
-what lies in between is the server's, including its waiting for a processor.
+A request begins with the first data segment received after the last answer, and ends with the first data
+segment sent. Its latency is measured from its last received segment, and from its first. The ingress program
+runs before the server is woken, the egress program within the server's own send(). The time between is the
+server's, including its waiting for a processor.
 
-A connection's state lies in the socket's own storage (``State``), the counts in two arrays (``counts``). Which side
-opened a connection is looked up once: where no socket listens on the local port, this side is the client and nothing is
-counted. With a list of ports, all connections to these are counted, and none else.
+A connection's state is in the socket's own storage (``State``), the counts are in two arrays (``counts``).
+The side that opened a connection is determined once: if no socket listens on the local port, this side is the
+client and nothing is counted. With a list of ports, exactly the connections to these ports are counted.
 
-Not looked at: IPv4 headers with options and IPv6 extension headers. All packets pass.
+Packets with IPv4 options or IPv6 extension headers are not examined. All packets pass.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, FP = Register
 class State(IntEnum):
     """Offsets in a connection's state. Times are ns of the kernel's monotonic clock.
 
-    FIRST, LAST (u64): when the request's first and last segments came in; FIRST is 0 while no request waits.
-    NEXT (u32): the sequence number behind the last segment. SEGMENTS (u32): how many the request has. ROLE
-    (u32): see ``Role``.
+    FIRST, LAST (u64): arrival of the request's first and last segments; FIRST is 0 while no request waits.
+    NEXT (u32): sequence number after the last segment. SEGMENTS (u32): number of segments of the request.
+    ROLE (u32): see ``Role``.
     """
 
     FIRST = 0
@@ -45,7 +45,7 @@ class State(IntEnum):
 
 
 class Role(IntEnum):
-    """Which side of a connection the group is."""
+    """The group's side of a connection."""
 
     UNKNOWN = 0
     SERVER = 1
@@ -67,7 +67,7 @@ class Maps:
 
 
 class _Helper(IntEnum):
-    """Functions of the kernel, by their numbers in enum bpf_func_id."""
+    """Kernel functions, by their numbers in enum bpf_func_id."""
 
     MAP_LOOKUP = 1
     KTIME_GET_NS = 5
@@ -110,18 +110,20 @@ _CREATE: Final = 1
 
 
 def ingress(maps: Maps, ports: Sequence[int] = ()) -> bytes:
-    """The program for what comes in."""
+    """The program for incoming packets."""
     return _Program(maps, ports, Attach.INGRESS).ingress()
 
 
 def egress(maps: Maps, ports: Sequence[int] = ()) -> bytes:
-    """The program for what goes out."""
+    """The program for outgoing packets."""
     return _Program(maps, ports, Attach.EGRESS).egress()
 
 
 class _Program:
-    """One program being written. Throughout: R6 the packet, R7 bytes of payload, R8 the sequence number behind
-    it, R9 the connection's state.
+    """A program under construction.
+
+    Registers throughout: R6 the packet, R7 bytes of payload, R8 the sequence number after it, R9 the
+    connection's state.
     """
 
     def __init__(self, maps: Maps, ports: Sequence[int], direction: Attach) -> None:
@@ -157,7 +159,7 @@ class _Program:
     def egress(self) -> bytes:
         """End a request, if one waits."""
         code = self.code
-        # Whoever closes has no answer to give. What the client closes may still be answered.
+        # A side that closes sends no answer. A request of a closing client may still be answered.
         self._read_headers(_FIN | _RST)
         self._find_state("pass", create=True)
         self._know_role()
@@ -177,7 +179,7 @@ class _Program:
         self._add_to(Region.WHOLE, _Stack.SINCE_LAST)
         code.jump("pass")
         code.label("split")
-        code.atomic_add(R0, 8 * Counter.SPLIT, R2)  # as _count has left them
+        code.atomic_add(R0, 8 * Counter.SPLIT, R2)  # R0 and R2 as _count has left them
         self._add_to(Region.SPLIT_FIRST, _Stack.SINCE_FIRST)
         self._add_to(Region.SPLIT_LAST, _Stack.SINCE_LAST)
         code.jump("pass")
@@ -187,8 +189,9 @@ class _Program:
         return self._finished()
 
     def _read_headers(self, ends: int) -> None:
-        """Payload and sequence number; leaves for "pass" where there is none. ``ends``: flags without payload
-        that end a request.
+        """Emit code that reads payload size and sequence number, and leaves for "pass" without payload.
+
+        ``ends``: flags that end a request in a segment without payload.
         """
         code = self.code
         code.move(R6, R1)
@@ -214,12 +217,12 @@ class _Program:
         code.arithmetic("add", R2, _IPV4_BYTES)
         code.label(
             "tcp"
-        )  # offsets are constants: arithmetic with packet pointers would take more capabilities
+        )  # offsets are constants, because arithmetic with packet pointers needs more capabilities
         code.move(R4, R2)
         code.arithmetic("add", R4, _TCP_BYTES)
         code.jump_if(R4, ">", R3, "pass")
         self._check_port()
-        code.load(1, R0, R2, 12)  # header's length, in the upper half as words of four bytes
+        code.load(1, R0, R2, 12)  # header length in the upper half, in words of four bytes
         code.arithmetic("rsh", R0, 4)
         code.arithmetic("lsh", R0, 2)
         code.arithmetic("sub", R7, R5)
@@ -236,7 +239,7 @@ class _Program:
         code.arithmetic("add", R8, R7, bits=32)
 
     def _check_port(self) -> None:
-        """Only these local ports, if any are given. R2: the TCP header."""
+        """Emit code that restricts to these local ports, if any are given. R2: the TCP header."""
         if not self._ports:
             return
         self.code.load(2, R0, R2, 0 if self._out else 2)
@@ -246,7 +249,9 @@ class _Program:
         self.code.label("served-port")
 
     def _find_state(self, missing: str, create: bool) -> None:
-        """R9 = the connection's state. A listener's packets (deferred accept, Fast Open) have none that lasts."""
+        """Set R9 to the connection's state. A listener's packets (deferred accept, Fast Open) have no lasting
+        state.
+        """
         code = self.code
         code.load(8, R1, R6, _Packet.SOCKET)
         code.jump_if(R1, "==", 0, missing)
@@ -261,7 +266,7 @@ class _Program:
         code.move(R9, R0)
 
     def _know_role(self) -> None:
-        """Go on only for the server's side. The code that finds it out stands behind the program's main path."""
+        """Continue only for the server's side. The code that determines the side is behind the main path."""
         if self._ports:
             return
         code = self.code
@@ -271,8 +276,9 @@ class _Program:
         code.label("is-server")
 
     def _find_role(self) -> None:
-        """Does a socket listen on the local port? Looked up with remote port 0, which never finds the
-        connection itself.
+        """Determine whether a socket listens on the local port.
+
+        The lookup uses remote port 0, which never finds the connection itself.
         """
         if self._ports:
             return
@@ -312,8 +318,10 @@ class _Program:
         code.jump("is-server")
 
     def _write_tuple(self, addresses_at: int, address_bytes: int, header_bytes: int) -> int:
-        """Struct bpf_sock_tuple: remote address, local address, remote port 0, local port. Its size in bytes.
-        R2: packet.
+        """Write struct bpf_sock_tuple (remote address, local address, remote port 0, local port); returns its
+        size.
+
+        R2: the packet.
         """
         code = self.code
         source, destination = addresses_at, addresses_at + address_bytes
@@ -330,8 +338,9 @@ class _Program:
         return at + 4 - _Stack.TUPLE
 
     def _skip_repeated(self) -> None:
-        """What ends not behind the last segment came in again, or is a probe: else it would start a request
-        without end.
+        """Treat a segment that ends at or before the last one as a retransmission or probe.
+
+        Otherwise it would start a request that never ends.
         """
         code = self.code
         code.load(4, R1, R9, State.NEXT)
@@ -343,7 +352,7 @@ class _Program:
         code.label("fresh")
 
     def _end_request(self) -> None:
-        """The connection ends: a request that waits gets no answer."""
+        """End of a connection: a waiting request gets no answer."""
         code = self.code
         code.label("ended")
         self._find_state("pass", create=False)
@@ -354,7 +363,7 @@ class _Program:
         code.jump("pass")
 
     def _count(self, counter: Counter) -> None:
-        """Add one. Leaves R0 at this CPU's counters and R2 = 1."""
+        """Add one to a counter. Leaves R0 at this CPU's counters and R2 = 1."""
         code = self.code
         code.call(_Helper.GET_SMP_PROCESSOR_ID)
         code.arithmetic("and", R0, SHARDS - 1)
@@ -368,7 +377,7 @@ class _Program:
         code.atomic_add(R0, 8 * counter, R2)
 
     def _add_to(self, region: Region, since: _Stack) -> None:
-        """Count the time at ``since`` in this CPU's histogram; the shard is the one that was counted in last."""
+        """Count the time at ``since`` in a histogram of the shard that ``_count`` used last."""
         code = self.code
         code.load(8, R1, FP, since)
         emit_bucket(code, R1, R2, region.name)
@@ -386,7 +395,7 @@ class _Program:
         code.atomic_add(R0, 0, R2)
 
     def _finished(self) -> bytes:
-        """What stands behind the main path, and the one exit."""
+        """Complete the program with the code behind the main path and the single exit."""
         self._end_request()
         self._find_role()
         self.code.label("pass")

@@ -1,6 +1,6 @@
-"""Service-level indicators: what an application says about its own work rate, load and latency.
+"""Service-level indicators (SLIs): an application's own work rate, load and latency.
 
-One module a source; what a source needs is imported when one is opened, so unused ones cost nothing.
+One module per source; its dependencies are imported when one is opened, so that unused sources cost nothing.
 """
 
 from perphd.monitor.sli.open import open_source

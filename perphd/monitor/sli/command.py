@@ -1,4 +1,7 @@
-"""Indicators that a command prints. It runs without a shell, as the daemon's user, in a session of its own."""
+"""Indicators printed by a command.
+
+The command runs without a shell, as the daemon's user, in its own session.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _SHOWN_CHARACTERS = 200
 
 
 class CommandSource(PolledSource):
-    """Runs the command at most every ``every_s``; in between, the next run is awaited.
+    """Runs the command at most every ``every_s``; in between, readings are Awaited.
 
     A command that exceeds ``timeout_s`` is killed with its children.
     """
@@ -35,7 +38,7 @@ class CommandSource(PolledSource):
 
     async def read(self, now_s: float) -> SliReading:
         """Run the command if it is due."""
-        # A tick that comes a little early must not make it miss every other one.
+        # Tolerate slightly early ticks, which would otherwise skip every other run.
         if self._asked_at_s is None or now_s - self._asked_at_s >= 0.9 * self._every_s:
             self._asked_at_s = now_s
             self._reading = await super().read(now_s)
@@ -79,7 +82,8 @@ async def _bounded(stream: asyncio.StreamReader | None) -> bytes:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    # The group, not only its leader: children would keep the pipes and run on. It is gone if all ended by themselves.
+    # Kill the whole process group: children would keep the pipes open. The group is gone if all processes
+    # have ended.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     if process.returncode is None:

@@ -1,4 +1,4 @@
-"""Indicators from a file that the application, or somebody for it, keeps writing."""
+"""Indicators from a file that the application, or a helper program, keeps rewriting."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _NO_FILE: _Version = (0, 0, 0)
 
 
 class FileSource:
-    """Reads a file when it has changed, once; until the next change, or for ``max_age_s``, the next is awaited.
+    """Reads a file once after each change; in between, readings are Awaited for up to ``max_age_s``.
 
-    What lay there before the first change may be of any age, so it is not used. Write a new file and rename
-    it over the old one: a half-written one is refused or, worse, taken.
+    The content before the first change may be of any age, so that it is ignored. Writers should rename a new
+    file over the old one; a file read half-written is refused or, worse, accepted.
     """
 
     def __init__(self, spec: SliSpec) -> None:
@@ -39,12 +39,12 @@ class FileSource:
 
     @property
     def resolution(self) -> Resolution:
-        """The usual time between two versions, or that between two movements of its counter if it is longer."""
+        """The usual time between two versions, or between two changes of its counter if that is longer."""
         both = self._finder.resolution, self._changes.resolution
         return max(both, key=lambda one: max(one.seconds, one.proven_s))
 
     def worked(self, cpu_s: float | None) -> None:
-        """The CPU time that the application used between the last two readings; None if it is not known."""
+        """Take the application's CPU time between the last two readings; None if unknown."""
         self._finder.worked(cpu_s)
 
     async def read(self, now_s: float) -> SliReading:
@@ -53,7 +53,7 @@ class FileSource:
             version, data = _load(self._path, self._version)
         except OSError as exc:
             if exc.errno == errno.ENOENT:
-                self._version = _NO_FILE  # whatever appears is new
+                self._version = _NO_FILE  # any file that appears is new
             return SliReading.missing(Unavailable(f"{self._path}: {exc.strerror or exc}"))
         if data is not None:
             known, self._version = self._version, version
@@ -82,8 +82,8 @@ class FileSource:
 
 
 def _load(path: str, known: _Version | None) -> tuple[_Version, bytes | None]:
-    """The file's version, and its content if that version is not the known one. Raises OSError."""
-    # Opening a FIFO that nobody writes to would block the daemon.
+    """The file's version, and its content if the version is new. Raises OSError."""
+    # Opening a FIFO without a writer would block the daemon.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         status = os.fstat(fd)

@@ -1,32 +1,35 @@
-"""Rates of a counter that several reporters move, each about once per resolution.
+"""Rates of a counter to which several reporters add, each about once per resolution.
 
-Problem. PostgreSQL's backends keep their counts for themselves and add them to the common counter at the end of a
-transaction, a second or more after they did so last. A window of one or two seconds holds one such *flush* of a backend
-too few or too many, whenever a flush comes close to one of its ends. With one backend, or with several that began
-together, that is half of all events or twice as many.
+Problem. PostgreSQL's backends keep their counts to themselves. They add them to the common counter at the end
+of a transaction, but at most once a second. When such a *flush* comes close to an end of a window of one or
+two seconds, the window contains one flush of a backend too few or too many. With one backend, or with several
+that began together, that is half of all events or twice as many.
 
-Approach. Somebody looks at the counter several times per resolution P. The growth between two looks is a *jump*: n
-events that were done within the P before it, at an even pace as far as one can tell. The share
+Approach. The counter is read several times per resolution P. The growth between two readings is a *jump*: n
+events of the P before it, assumed to be evenly spread. The share
 
-    A(x) = (x - (at - P)) / P, at least 0, at most 1
+  A(x) = (x - (at - P)) / P, at least 0, at most 1
 
-of a jump lies before the moment x, and a window (a, b] holds the sum of n (A(b) - A(a)) over all jumps. A flush at the
-end of a window has a share near 0 or 1, whether it was seen just before that end or just after it. Every event is
-booked once: what comes too late for its window is booked in the next one.
+of a jump lies before the moment x, and a window (a, b] contains the sum of n (A(b) - A(a)) over all jumps. A
+flush at the end of a window has a share near 0 or 1, whether it was seen just before or just after that end.
+Every event is counted once: an event reported too late for its window counts in the next one.
 
 Uncertainty, one sigma, of each of the two ends x:
 
-    timing   n d / (P sqrt(12)) for each jump that x cuts: its flush came at any moment between two looks, d apart
-    split    c n sqrt(A (1 - A)), added up: work is not done at an even pace. c is the relative difference between the
-             rates of windows that followed each other, at least EVEN
-    counts   n A (1 - A): requests that come by chance
-    unseen   events before x whose flushes are still to come, as many as the backends did P earlier
-    overdue  the same of flushes that should have come: by how much the last P brought less than those before it
-    late     events before a that came too late for the window before
+  timing   n d / (P sqrt(12)) for each jump that x cuts: its flush came at any moment between two readings, d
+  apart
+  split    c n sqrt(A (1 - A)), added up: work is not evenly spread. c is the relative difference between the
+  rates of
+           consecutive windows, at least EVEN
+  counts   n A (1 - A): requests arrive at random
+  unseen   events before x whose flushes are still to come, as many as the backends did P earlier
+  overdue  the same for flushes that should have come: by how much the last P brought less than those before
+  it
+  late     events before a that were reported too late for the previous window
 
-A window ends where that is least: at a flush if there are few backends or all flush together, anywhere if there are
-many. A reading is not given while its uncertainty can be halved by waiting, for at most ``LONGEST`` resolutions. It
-carries n^2 / (sigma^2 + n) events: as many as a plain count has whose relative noise is that of the reading.
+A window ends where that is least: at a flush if there are few backends or all flush together, anywhere if
+there are many. A reading is withheld while waiting can halve its uncertainty, for at most ``LONGEST``
+resolutions. It carries n^2 / (sigma^2 + n) events: the size of a plain count with the same relative noise.
 """
 
 from __future__ import annotations
@@ -44,27 +47,27 @@ from perphd.monitor.rates import FIRST_READING, WENT_BACKWARDS
 from perphd.monitor.sli.resolution import SHARE, TWICE, Counted, Resolution
 
 LATE: Final = 1.1
-"""Flushes come this late at most as a rule, in resolutions: the transaction that ends after one must end first."""
+"""Usual maximum time between flushes, in resolutions: the transaction in progress must end first."""
 EVEN: Final = 0.1
-"""Least relative unevenness of work within one resolution."""
+"""Lower bound on the relative unevenness of work within one resolution."""
 UNEVEN: Final = 0.5
-"""The greatest: a split is then as uncertain as it can be."""
+"""Upper bound on that unevenness, at which a split is as uncertain as possible."""
 RATES_KEPT: Final = 8
-"""Readings by which the unevenness is known."""
+"""Number of readings from which the unevenness is estimated."""
 POOR: Final = 0.15
-"""A reading with a greater relative uncertainty is waited for, unless chance makes it as uncertain anyway."""
+"""Relative uncertainty above which a reading is withheld, unless random arrivals alone explain it."""
 LONGEST: Final = 4.0
-"""Resolutions after which a reading is given as it is."""
+"""Resolutions after which a reading is given regardless of its uncertainty."""
 NEWS: Final = 0.5
-"""A reading that differs by this share from the one before it is taken over two resolutions."""
+"""Relative change from the previous reading above which a reading is taken over two resolutions."""
 FINEST, COARSEST = 0.1, 0.25
-"""Share of the resolution between two looks."""
+"""Shortest and longest time between two looks, as a share of the resolution."""
 TIMING: Final = 0.025
-"""Relative error by the time between looks that is aimed at; half of what chance does is enough as well."""
+"""Target for the relative error from the time between looks; half of the random error is also accepted."""
 
 
 _ROUNDS: Final = 3
-"""Resolutions that are remembered: a backend may fail to flush twice."""
+"""Number of resolutions remembered, since a backend may fail to flush twice."""
 
 
 class Look(NamedTuple):
@@ -77,10 +80,12 @@ class Look(NamedTuple):
 
 @dataclass(slots=True)
 class _Jump:
-    """Growth between two looks around ``at_s``. ``booked``: the share of it that readings have told.
+    """Growth of the counter between two looks around ``at_s``.
 
-    ``spread_s``: what one does not know of the moment: the time between the looks and, if no backend flushed for longer
-    than a resolution, how long they stood still: what waits for them then is done at once.
+    - ``spread_s``: uncertainty of ``at_s``: the time between the looks. If the flush was late, its delay is
+      added, because several delayed backends then flush at once.
+    - ``began_s``, ``length_s``: period in which the events happened.
+    - ``booked``: share of the events already given in readings.
     """
 
     at_s: float
@@ -91,11 +96,11 @@ class _Jump:
     booked: float = 0.0
 
     def before(self, x: float) -> float:
-        """Share of its events that were done before x."""
+        """Share of its events that happened before x."""
         return min(1.0, max(0.0, (x - self.began_s) / self.length_s))
 
     def cut(self, x: float) -> tuple[float, float, float]:
-        """(Timing, split, counts) of the end x; the last one is a variance."""
+        """Uncertainty at the end x of a window: timing, split and counts (a variance)."""
         timing = 0.0
         if self.began_s - self.spread_s < x < self.at_s + self.spread_s:
             timing = self.events * min(1.0, self.spread_s / self.length_s) / math.sqrt(12.0)
@@ -107,7 +112,7 @@ class _Jump:
 class FlushWindow:
     """One counter's growth per second over windows that end where flushes allow it.
 
-    ``look`` takes each value of the counter, ``take`` tells the reading that is due.
+    ``look`` takes each value of the counter; ``take`` returns the reading that is due.
     """
 
     def __init__(self, resolution: Resolution) -> None:
@@ -141,9 +146,7 @@ class FlushWindow:
                 spread_s += min(since_s - self._every_s, self._every_s)
             jump = _Jump(at_s, spread_s, look.total - last.total, began_s, length_s)
             if not self._rates:
-                jump.booked = jump.before(
-                    self._began_s
-                )  # nobody asked for what was done before the first window
+                jump.booked = jump.before(self._began_s)  # events before the first window are not reported
             self._jumps.append(jump)
 
     def take(self) -> Counted:
@@ -161,21 +164,21 @@ class FlushWindow:
         end = min(found, key=lambda candidate: candidate.relative)
         if now_s - self._began_s < LONGEST * every_s and self._can_improve(end):
             return Counted(self._resolution.awaited())
-        return self._tell(end, now_s)
+        return self._give(end, now_s)
 
     @property
     def ended_s(self) -> float:
-        """When the last reading's window ended."""
+        """End of the last reading's window."""
         return self._began_s
 
     @property
     def age_s(self) -> float:
-        """How long before the last look the last reading's window ended."""
+        """Seconds from the end of the last reading's window to the last look."""
         return 0.0 if self._last is None else max(0.0, self._last.answered_s - self._began_s)
 
     @property
     def pause_s(self) -> float:
-        """Time until the next look: short where flushes are due, as short as their size makes worth while."""
+        """Seconds until the next look, shorter when large flushes are due."""
         newest_s = 0.0 if self._last is None else self._last.answered_s
         recent = [jump for jump in self._jumps if jump.at_s > newest_s - LATE * self._every_s]
         lumps, events = math.hypot(*(jump.events for jump in recent)), sum(jump.events for jump in recent)
@@ -192,7 +195,7 @@ class FlushWindow:
         return min(longest_s, max(fine_s, due_s - 0.5 * fine_s - newest_s))
 
     def _ends(self, now_s: float) -> Iterable[float]:
-        """Where the window may end: whatever has been reported by now, or at a flush."""
+        """Candidate ends of the window: the latest moment whose events are all reported, and recent flushes."""
         least_s = self._began_s + SHARE * self._every_s
         latest_s = now_s - LATE * self._every_s
         near_s = now_s - (1.0 + LATE) * self._every_s
@@ -235,7 +238,7 @@ class FlushWindow:
         return self._variance(a) + late**2
 
     def _can_improve(self, end: _End) -> bool:
-        """True if one more resolution is likely to tell much better."""
+        """True if waiting one more resolution is likely to reduce the uncertainty much."""
         if end.window_s >= TWICE * self._every_s:
             return False
         if end.relative > POOR and end.variance > end.events:
@@ -245,7 +248,7 @@ class FlushWindow:
         usual = self._rates[-1] * end.window_s
         return abs(end.events - usual) > NEWS * usual + 2.0 * math.sqrt(usual)
 
-    def _tell(self, end: _End, now_s: float) -> Counted:
+    def _give(self, end: _End, now_s: float) -> Counted:
         for jump in self._jumps:
             jump.booked = max(jump.booked, jump.before(end.at_s))
         self._began_s = end.at_s
@@ -259,7 +262,7 @@ class FlushWindow:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Where a window may end, and what it would tell."""
+    """A candidate end of the window, with its reading."""
 
     at_s: float
     window_s: float
@@ -272,6 +275,6 @@ class _End:
 
 
 def _unevenness(rates: Iterable[float]) -> float:
-    """Relative difference between rates that followed each other, per window."""
+    """Relative difference between consecutive rates, per window."""
     found = [((b - a) / (0.5 * (a + b))) ** 2 / 2.0 for a, b in itertools.pairwise(rates) if a + b > 0.0]
     return min(UNEVEN, max(EVEN, math.sqrt(statistics.fmean(found)))) if len(found) > 1 else EVEN

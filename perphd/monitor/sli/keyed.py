@@ -1,8 +1,9 @@
-"""The text format that files and commands give indicators in.
+"""The text format of indicators from files and commands.
 
-Either one number, the work rate per second, or lines ``name = value``: the names of ``SliReading`` and
-``work_total``, an ever-growing count of completed work whose rate perphd takes itself. ``work_events`` and
-``latency_events`` may say how many requests are behind the rate and the percentiles. ``#`` begins a comment.
+Either one number, the work rate per second, or lines ``name = value``. Names are those of ``SliReading`` and
+``work_total``, a growing count of completed work from which perphd computes the rate. ``work_events`` and
+``latency_events`` may state how many requests are behind the rate and the percentiles. ``#`` begins a
+comment.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _ALLOWED: Final = f"one number, or lines name = value with the names {', '.join(
 
 
 def parse_indicators(text: str) -> dict[str, float]:
-    """Read the format above; a single number is ``work_rate_per_s``.
+    """Parse the format above; a single number is ``work_rate_per_s``.
 
     Raises:
-        ParseError: anything else, nothing at all, names given twice, negative or infinite values.
+        ParseError: other or empty text, repeated names, negative or infinite values.
     """
     lines = [line for line in (raw.partition("#")[0].strip() for raw in text.splitlines()) if line]
     if len(lines) == 1 and "=" not in lines[0]:
@@ -47,7 +48,7 @@ def parse_indicators(text: str) -> dict[str, float]:
 
 
 def _number(text: str, shown: str) -> float:
-    # float() would take "1_000", "nan", "infinity" and digits of other scripts too.
+    # float() would accept "1_000", "nan", "infinity" and digits of other scripts too.
     plain = text.isascii() and "_" not in text and not text[-1:].isspace()
     try:
         value = float(text) if plain else math.nan
@@ -59,7 +60,10 @@ def _number(text: str, shown: str) -> float:
 
 
 class KeyedReader:
-    """Keeps the count of ``work_total`` between readings. ``delivered``: texts are read as soon as they are written."""
+    """Parses texts and keeps the count of ``work_total`` between them.
+
+    ``delivered``: texts are read as soon as they are written.
+    """
 
     def __init__(self, finder: ResolutionFinder, *, delivered: bool) -> None:
         self._finder = finder
@@ -68,7 +72,7 @@ class KeyedReader:
     def reading(self, text: str, at_s: float, every: Resolution | None = None) -> SliReading:
         """The indicators in ``text``, which was written at ``at_s``. Raises ParseError.
 
-        ``every``: how often there is such a text, if it is not asked for.
+        ``every``: how often such texts are delivered; None if perphd requests them.
         """
         values = parse_indicators(text)
         reading, resolution = told(values), every

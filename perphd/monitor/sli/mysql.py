@@ -1,14 +1,15 @@
-"""MariaDB and MySQL: status counters over the unix socket, by an account without any privileges.
+"""MariaDB and MySQL: status counters over the Unix socket, by an account without any privileges.
 
-Both add up all threads' counters when they are asked: the counts are exact at any moment.
-The server does not know how much it is *asked* (clients wait for it), so there is no load; latency would need
-plug-ins that are off by default.
+Both servers sum all threads' counters on request, so that counts are exact at any moment. They know completed
+but not offered requests, so there is no load. Latency is that of statements, from the server's histogram:
+MariaDB's plug-in query_response_time, MySQL's performance schema.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from perphd.domain.reading import Unavailable
 from perphd.domain.workload import SliSpec
@@ -17,16 +18,26 @@ from perphd.monitor.sli.options import resolution_of, seconds, setting
 from perphd.monitor.sli.polled import SliError, read_password
 from perphd.monitor.sli.reading import SliReading, behind
 from perphd.monitor.sli.resolution import EXACT, Counted, CountWindow, Resolution
+from perphd.monitor.sli.server_latency import ServerLatency, Totals, totals_of
 from perphd.monitor.sli.threaded import ThreadedSource
 
-NO_LOAD = Unavailable("a database server knows what it answered, not what is asked of it")
+NO_LOAD = Unavailable("a database server reports completed requests, not offered ones")
 NO_LATENCY = Unavailable("not offered by this source")
 
+ENDLESS_S: Final = 1e6
+_OF_MARIADB: Final = (
+    "SELECT TIME, COUNT, @@GLOBAL.query_response_time_stats FROM information_schema.QUERY_RESPONSE_TIME"
+)
+_OF_MYSQL: Final = (
+    "SELECT BUCKET_TIMER_HIGH / 1000000000000, COUNT_BUCKET, 1 "
+    "FROM performance_schema.events_statements_histogram_global"
+)
+"""(seconds, statements, whether the histogram is enabled) of every bucket."""
 _COUNTERS = {"queries": ("Queries",), "transactions": ("Com_commit", "Com_rollback")}
 
 
 class MySqlSource(ThreadedSource):
-    """Queries or transactions per second from SHOW GLOBAL STATUS; its own statement is not counted."""
+    """Queries or transactions per second from SHOW GLOBAL STATUS; perphd's own statement is not counted."""
 
     def __init__(self, spec: SliSpec) -> None:
         super().__init__("mysql", seconds(spec, "timeout_s"), resolution_of(spec, EXACT))
@@ -36,6 +47,8 @@ class MySqlSource(ThreadedSource):
         self._window = CountWindow()
         self._uptime_s = 0
         self._own_statements = 0
+        self._latency = ServerLatency() if setting(spec, "latency") == "server" else None
+        self._totals: Totals | Unavailable = NO_LATENCY
         names = ", ".join(f"'{name}'" for name in ("Uptime", *_COUNTERS[self._metric]))
         self._statement = f"SHOW GLOBAL STATUS WHERE Variable_name IN ({names})"
 
@@ -44,7 +57,24 @@ class MySqlSource(ThreadedSource):
             self._connection = self._connect()
         with self._connection.cursor() as cursor:
             cursor.execute(self._statement)
-            return {str(name): int(value) for name, value in cursor.fetchall()}
+            counters = {str(name): int(value) for name, value in cursor.fetchall()}
+            if self._latency is not None:
+                self._totals = self._histogram(cursor)
+                self._own_statements += 1
+            return counters
+
+    def _histogram(self, cursor: Any) -> Totals | Unavailable:
+        import pymysql
+
+        is_mariadb = "mariadb" in self._connection.get_server_info().lower()
+        try:
+            cursor.execute(_OF_MARIADB if is_mariadb else _OF_MYSQL)
+        except pymysql.MySQLError as exc:  # missing or not permitted; the result of SHOW stays valid
+            return Unavailable(f"the server's histogram of latency: {exc.args[-1]}")
+        rows = cursor.fetchall()
+        if not all(counts for _, _, counts in rows):
+            return Unavailable("the server's histogram of latency: query_response_time_stats is off")
+        return totals_of((_bound_ms(bound), float(count)) for bound, count, _ in rows)
 
     def _connect(self) -> Any:
         import pymysql
@@ -74,21 +104,34 @@ class MySqlSource(ThreadedSource):
             raise SliError(f"the server has no status variable {', '.join(missing)}")
         work = sum(counters[name] for name in _COUNTERS[self._metric])
         if self._metric == "queries":
-            # SHOW counts itself before it answers.
+            # SHOW has already counted itself.
             self._own_statements += 1
             work -= self._own_statements
         restarted = counters["Uptime"] < self._uptime_s
         self._uptime_s = counters["Uptime"]
         if restarted:
-            self._window = CountWindow()  # the new server may have counted further than the old one
+            self._window = CountWindow()  # the new server's counter may already be higher than the old one's
         counted = self._window.update(work, at_s, self.resolution)
         if restarted or counted.rate is WENT_BACKWARDS:
             counted = Counted(Unavailable("the server was restarted or its status was reset"))
-        return database_reading(counted, self.resolution)
+        reading = database_reading(counted, self.resolution)
+        return reading if self._latency is None else self._latency.joined(reading, self._totals, at_s)
+
+
+def _bound_ms(seconds: object) -> float:
+    """A bucket's upper bound in ms; infinite for the last bucket.
+
+    The last bucket has no bound, or the largest possible number.
+    """
+    try:
+        bound_s = float(str(seconds))
+    except ValueError:
+        return math.inf
+    return bound_s * 1000.0 if bound_s < ENDLESS_S else math.inf
 
 
 def database_reading(counted: Counted, resolution: Resolution) -> SliReading:
-    """What a database server can tell: completed work."""
+    """The indicators that a database server knows: completed work."""
     return SliReading(
         counted.rate,
         NO_LOAD,

@@ -1,4 +1,4 @@
-"""From a configured source to one that can be read."""
+"""Creation of SLI sources from their configuration."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _NOWHERE = Hierarchies(Layout.NONE, None, {})
 
 
 def open_source(spec: SliSpec, cgroup: str = "", hierarchies: Hierarchies = _NOWHERE) -> SliSource:
-    """Make the source of the workload with this control group.
+    """Create the source of the workload with this control group.
 
-    Nobody is asked yet: connections are made at the first reading, and again after failures.
+    Nothing is contacted yet: connections are made at the first reading, and again after failures.
 
     Raises:
-        ConfigError: the spec did not come from ``validate_options`` and would not pass it.
+        ConfigError: the spec did not come from ``validate_options`` and is invalid.
     """
     validate_options(spec.source, dict(spec.options))
     if spec.get("latency") == "tcp":
@@ -31,7 +31,7 @@ def open_source(spec: SliSpec, cgroup: str = "", hierarchies: Hierarchies = _NOW
 
 
 def _open(spec: SliSpec) -> SliSource:
-    # Each module is imported only here, so that a source that is not used costs no memory.
+    # Modules are imported here, so that an unused source costs no memory.
     match spec.source:
         case "mysql":
             from perphd.monitor.sli.mysql import MySqlSource

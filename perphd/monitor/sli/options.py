@@ -1,6 +1,6 @@
-"""What each SLI source can be told: the keys, what they mean and which values they take.
+"""Options of each SLI source: keys, meaning and allowed values.
 
-The one place that configuration, documentation and the sources themselves look at.
+Configuration, documentation and the sources all use this table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ MOST_PORTS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One key of a source. ``default``: used when it is not given ("" = nothing); ``allowed``: in words."""
+    """One key of a source. ``default``: used when it is not given (empty: none). ``allowed``: accepted values
+    in words.
+    """
 
     key: str
     meaning: str
@@ -66,7 +68,7 @@ def _is_url(text: str) -> bool:
         return False
     try:
         parts = urlsplit(text)
-        # A password with a "/" ends the authority: what is left of it would be taken for a port, and shown.
+        # If the password contains "/", the parser takes part of it for the port, and errors would show it.
         return bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         return False
@@ -113,6 +115,15 @@ _TCP_LATENCY: Final = Option(
 )
 
 
+_OWN_LATENCY: Final = Option(
+    "latency",
+    "server: as the server measures it, with what docs/how-to/indicators.md says it needs; tcp: as the source tcp "
+    "measures it, of connections over TCP (see below); none: no latency",
+    *_one_of("none", "tcp", "server"),
+    default="none",
+)
+
+
 def _server(default_socket: str, default_port: str) -> tuple[Option, ...]:
     return (
         _path("socket", "unix socket of the server; not together with host", default_socket),
@@ -134,14 +145,14 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
     {
         "mysql": (
             *_server("/run/mysqld/mysqld.sock", "3306"),
-            _text("user", "account; needs no privileges", "perphd"),
+            _text("user", "account; needs no privileges but for latency = server", "perphd"),
             Option(
                 "metric",
                 "unit of work: commits and rollbacks, or all statements (an application in autocommit has no commits)",
                 *_one_of("queries", "transactions"),
                 default="queries",
             ),
-            _TCP_LATENCY,
+            _OWN_LATENCY,
             _resolution(_EXACT),
         ),
         "postgresql": (
@@ -154,8 +165,8 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
         ),
         "redis": (
             *_server("/run/redis/redis-server.sock", "6379"),
-            _text("user", "ACL user; needs the command info"),
-            _TCP_LATENCY,
+            _text("user", "ACL user; needs the command info, and latency|histogram for latency = server"),
+            _OWN_LATENCY,
             _resolution(_EXACT),
         ),
         "prometheus": (
@@ -235,7 +246,8 @@ def validate_options(source: str, options: Mapping[str, str]) -> SliSpec:
         The spec, with exactly the options that were given.
 
     Raises:
-        ConfigError: unknown source or key, missing required key, refused value; ``key`` is the option's key.
+        ConfigError: unknown source or key, missing required key, or refused value; ``key`` is the option's
+            key.
     """
     known = OPTIONS.get(source)
     if known is None:
@@ -250,7 +262,7 @@ def validate_options(source: str, options: Mapping[str, str]) -> SliSpec:
     for option in known:
         if option.required and option.key not in options:
             raise ConfigError(
-                "sli", option.key, f"the source {source} needs it: {option.meaning}", option.allowed
+                "sli", option.key, f"required by the source {source}: {option.meaning}", option.allowed
             )
     if "socket" in options and "host" in options:
         raise ConfigError("sli", "host", "socket and host are both given", "one of the two")
@@ -271,14 +283,14 @@ def validate_options(source: str, options: Mapping[str, str]) -> SliSpec:
 
 
 def ports_of(text: str) -> tuple[int, ...]:
-    """The ports of such an option; none for ""."""
+    """The ports in such an option's text; empty for ""."""
     return tuple(int(word) for word in text.split(",")) if text else ()
 
 
 def measured_percentiles(spec: SliSpec) -> frozenset[str]:
-    """The percentiles of latency that this source can have, as far as its options tell."""
+    """The latency percentiles that this source can provide with its options."""
     everything = frozenset({"p50", "p95", "p99"})
-    if any(option is _TCP_LATENCY for option in OPTIONS.get(spec.source, ())):
+    if any(option in (_TCP_LATENCY, _OWN_LATENCY) for option in OPTIONS.get(spec.source, ())):
         return everything if setting(spec, "latency") != "none" else frozenset()
     if spec.source == "prometheus" and not spec.get("latency_histogram"):
         return frozenset(name for name in everything if spec.get(f"latency_{name}"))
@@ -297,6 +309,6 @@ def seconds(spec: SliSpec, key: str) -> float:
 
 
 def resolution_of(spec: SliSpec, known: Resolution | None = None) -> Resolution | None:
-    """The resolution that is configured, else ``known``: that of this kind of source; None: to be found."""
+    """The configured resolution, else ``known``, that of this kind of source; None: to be found while reading."""
     text = setting(spec, "resolution_s")
     return Resolution(float(text), Origin.CONFIGURED) if text else known

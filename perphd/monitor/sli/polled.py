@@ -1,4 +1,4 @@
-"""What all sources that ask somebody have in common: bounded time, back-off after failures, errors as reasons."""
+"""Common part of sources that poll: timeouts, back-off after failures, errors as reasons."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ FIRST_RETRY_S: Final = 1.0
 LAST_RETRY_S: Final = 30.0
 
 AnsweredAt: TypeAlias = Callable[[], float]
-"""The moment of the call on the same scale as ``now_s``: what a rate is to be based on."""
+"""Returns the moment of the call, as time base of a rate, on the same scale as ``now_s``."""
 
 
 class SliError(PerphError):
-    """A source cannot give indicators now; its text is the reason that people see."""
+    """A source cannot provide indicators now; its text is the reason shown to people."""
 
 
 class PolledSource(ABC):
     """Turns ``_ask``, which may raise or hang, into a ``read`` that does neither.
 
-    After a failure the next attempt is made after 1 s, then 2, 4 ... up to 30 s; in between the last reason holds.
+    After a failure the source is retried after 1 s, then 2, 4 ... up to 30 s; meanwhile the last reason is
+    returned.
     """
 
     def __init__(self, label: str, timeout_s: float, known: Resolution | None = None) -> None:
-        """``known``: its resolution; None: it is to be found."""
+        """``known``: its resolution; None: to be found while reading."""
         self._label, self._timeout_s = label, timeout_s
         self._finder = ResolutionFinder(known)
         self._retry_s = FIRST_RETRY_S
@@ -40,29 +41,29 @@ class PolledSource(ABC):
 
     @property
     def resolution(self) -> Resolution:
-        """How often it reports, as far as that is known."""
+        """Reporting period of the source, as far as it is known."""
         return self._finder.resolution
 
     def worked(self, cpu_s: float | None) -> None:
-        """The CPU time that the application used between the last two readings; None if it is not known."""
+        """Take the application's CPU time between the last two readings; None if unknown."""
         self._finder.worked(cpu_s)
 
     @abstractmethod
     async def _ask(self, answered_at: AnsweredAt) -> SliReading:
-        """One question. Any exception means that there is no reading; call ``answered_at`` when the answer is in."""
+        """Ask once and call ``answered_at`` when the answer arrives. Any exception means that there is no reading."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Give everything back; closing twice is fine."""
+        """Release everything; closing twice is allowed."""
 
     async def _failed(self) -> None:
-        """Called after each failed question: a connection in an unknown state is dropped."""
+        """Called after each failed question: drop a connection in an unknown state."""
         await self.close()
 
     async def read(self, now_s: float) -> SliReading:
         """The indicators now, or the reason why there are none."""
         if self._not_before_s is not None and now_s < self._not_before_s:
-            # Without a countdown: the same reason twice is one reason to the store and to a reader.
+            # No countdown in the reason: equal reasons are stored and shown once.
             return SliReading.missing(Unavailable(self._reason))
         loop = asyncio.get_running_loop()
         asked_at_s = loop.time()
@@ -86,7 +87,7 @@ class PolledSource(ABC):
 
 
 def read_password(path: str) -> str:
-    """The first line of a password file; "" for no file.
+    """The first line of a password file; empty for an empty path.
 
     Raises:
         SliError: it cannot be read.

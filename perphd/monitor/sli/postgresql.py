@@ -1,9 +1,9 @@
 """PostgreSQL: transactions per second, by a role without any privileges.
 
-A backend reports its counts when a transaction ends, but not within a second of its last report (PGSTAT_MIN_INTERVAL).
-The source looks at the counts several times a second between readings, and takes rates between reports
-(``monitor.sli.flushes``). A look calls functions only: PostgreSQL 15 and later report no transactions of a backend that
-touches no table, and looks are not counted as work.
+A backend reports its counts when a transaction ends, but at most once a second (PGSTAT_MIN_INTERVAL). The
+source reads the counts several times a second between readings, and computes rates between reports
+(``monitor.sli.flushes``). It calls functions only: PostgreSQL 15 and later do not report transactions of a
+backend that touches no table, so that perphd's own queries are not counted.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from perphd.monitor.sli.threaded import WatchedSource
 
 REPORTS: Final = Resolution(1.0, Origin.STATED)
 OLDER: Final = 150000
-"""Servers before PostgreSQL 15 write their counts to a file, at most every half second."""
+"""Server version before which counts are written to a file, at most every half second (PostgreSQL 15)."""
 OLDER_PAUSE_S: Final = 0.5
 NEW_DATABASES_S: Final = 10.0
-"""Time between two looks for databases that came after the connection."""
+"""Seconds between two searches for databases created after the connection."""
 
 _DATABASES: Final = "SELECT oid::int8, datname FROM pg_database"
 _IN_USE: Final = "SELECT DISTINCT pg_stat_get_backend_dbid(b)::int8 FROM pg_stat_get_backend_idset() b"
@@ -54,7 +54,7 @@ class PostgreSqlSource(WatchedSource):
             self._connection = self._connect()
             self._prepare()
         elif time.monotonic() - self._checked_s > NEW_DATABASES_S and self._has_new_databases():
-            # Listing them on this connection would have its looks reported.
+            # Listing databases on this connection would make the server report perphd's own transactions.
             self._disconnect()
             return self._look()
         asked_s = time.monotonic()
@@ -67,7 +67,7 @@ class PostgreSqlSource(WatchedSource):
 
     @property
     def ended_s(self) -> float:
-        """When the window of the last reading ended, as ``time.monotonic`` tells."""
+        """End of the last reading's window, on the clock of ``time.monotonic``."""
         return self._window.ended_s
 
     def _take(self) -> SliReading:
@@ -86,7 +86,9 @@ class PostgreSqlSource(WatchedSource):
         if not counted:
             raise SliError(f"there is no database {self._database!r}")
         if found.keys() != self._known and self._known and not self._database:
-            self._window = FlushWindow(self.resolution)  # what new ones did before is not of now
+            self._window = FlushWindow(
+                self.resolution
+            )  # work that new databases did earlier must not count now
         self._known, self._checked_s = set(found), time.monotonic()
         oids = ",".join(map(str, counted))
         self._count = self._connection.prepare(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from perphd.domain.masking import masked
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 from perphd.domain.workload import SliSpec
+from perphd.host.tls import verified
 from perphd.monitor.rates import WENT_BACKWARDS
 from perphd.monitor.sli.options import METRIC_SELECTOR, resolution_of, seconds, setting
 from perphd.monitor.sli.polled import AnsweredAt, PolledSource, SliError
@@ -36,14 +37,14 @@ class Selector:
 
     @classmethod
     def parse(cls, text: str) -> Selector:
-        """Read ``name`` or ``name{label="value",...}``.
+        """Parse ``name`` or ``name{label="value",...}``.
 
         Raises:
             SliError: anything else.
         """
         found = METRIC_SELECTOR.fullmatch(text)
         if found is None:
-            raise SliError(f"{text!r} is no metric with labels")
+            raise SliError(f"{text!r} is not a metric name with optional labels")
         labels: list[tuple[str, str]] = []
         rest = (found[2] or "").strip()
         while rest:
@@ -57,7 +58,7 @@ class Selector:
     def matches(self, name: str, labels: Mapping[str, str]) -> bool:
         """True for a series of this name with at least these labels.
 
-        The parser gives every counter the ending ``_total``, also one that is exposed without.
+        The parser appends ``_total`` to every counter's name, so that this name matches as well.
         """
         return name in (self.name, f"{self.name}_total") and all(
             labels.get(key) == value for key, value in self.labels
@@ -70,7 +71,7 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One value of an exposition. ``counts``: it only ever grows (a counter, or part of a histogram or summary)."""
+    """One value of an exposition. ``counts``: it only grows (a counter, or part of a histogram or summary)."""
 
     name: str
     labels: Mapping[str, str]
@@ -79,10 +80,10 @@ class Series:
 
 
 def parse_series(text: str, names: Iterable[str]) -> list[Series]:
-    """The series of the text whose names begin with one of ``names``. Raises ValueError for malformed ones."""
+    """The series in the text whose names begin with one of ``names``. Raises ValueError for malformed ones."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    # An application may expose thousands of series: the full parser sees only the lines that matter.
+    # An application may expose thousands of series: only the needed lines go through the full parser.
     bases = {re.sub(r"_(total|sum|count|bucket)$", "", name) for name in names} | set(names)
     prefixes = tuple(prefix for base in bases for prefix in (base, f"# TYPE {base}"))
     lines = [line for line in text.splitlines() if line.startswith(prefixes)]
@@ -119,14 +120,16 @@ class PrometheusSource(PolledSource):
 
         if self._session is None:
             self._session = aiohttp.ClientSession(headers={"Accept": "text/plain; version=0.0.4"})
-        async with self._session.get(self._url, allow_redirects=False) as response:
+        async with self._session.get(
+            self._url, allow_redirects=False, **await verified(self._url)
+        ) as response:
             if response.status != 200:
-                raise SliError(f"{self._shown} answers with status {response.status}")
+                raise SliError(f"{self._shown} responds with status {response.status}")
             body = b""
             async for chunk in response.content.iter_chunked(65536):
                 body += chunk
                 if len(body) > MAX_BODY_BYTES:
-                    raise SliError(f"{self._shown} answers with more than {MAX_BODY_BYTES >> 20} MiB")
+                    raise SliError(f"{self._shown} responds with more than {MAX_BODY_BYTES >> 20} MiB")
         at_s = answered_at()
         try:
             series = parse_series(body.decode(errors="replace"), self._names)
@@ -156,7 +159,7 @@ class PrometheusSource(PolledSource):
         return SliReading(work.rate, load.rate, work=behind(work), resolution_s=resolution_s, **out)
 
     def _watch(self, key: str, total: float, at_s: float) -> None:
-        """Find the resolution in the first of the counters that there are."""
+        """Use the first available counter to find the resolution."""
         if self._found_in in ("", key):
             self._found_in = key
             self._finder.update(total, at_s)
@@ -176,14 +179,14 @@ class PrometheusSource(PolledSource):
         return self._windows[key].update(total, at_s, self.resolution)
 
     def _largest(self, values: Sequence[float], selector: Selector) -> Reading:
-        # A summary without observations in its window says NaN.
+        # A summary without observations in its window reports NaN.
         numbers = [value for value in values if math.isfinite(value)]
         if not numbers:
             return Unavailable(f"{self._shown} has no number for {selector}")
         return max(numbers) * self._to_ms
 
     def _totals(self, series: Sequence[Series]) -> dict[float, float] | Unavailable:
-        """Observations up to each bound, since the start."""
+        """Observations up to each bound since the start."""
         if self._buckets is None:
             return NOT_MEASURED
         totals: dict[float, float] = {}
@@ -203,7 +206,7 @@ class PrometheusSource(PolledSource):
 
 
 class HistogramGrowth:
-    """What a cumulative histogram gained over a window with ``least`` observations at least."""
+    """Growth of a cumulative histogram over windows with at least ``least`` observations."""
 
     def __init__(self, least: float = 0.0) -> None:
         self._least = least
@@ -213,14 +216,17 @@ class HistogramGrowth:
     def update(
         self, totals: dict[float, float], at_s: float, resolution: Resolution = EXACT
     ) -> tuple[Counted, list[tuple[float, float]]]:
-        """(upper bound, observations up to it in the window), ascending; none where ``Counted`` says why not."""
+        """The window's count, and its observations as ascending pairs (upper bound, cumulative count).
+
+        The list is empty if ``Counted`` is Unavailable.
+        """
         before = self._before
         if before is None or before.keys() != totals.keys() or any(totals[b] < before[b] for b in totals):
             self._before, self._window = totals, CountWindow()
             counted = self._window.update(totals[max(totals)], at_s, resolution)
             return (counted if before is None else Counted(WENT_BACKWARDS)), []
         counted = self._window.update(totals[max(totals)], at_s, resolution, self._least)
-        if self._window.began_s == at_s:  # a window has ended here, with or without enough in it
+        if self._window.began_s == at_s:  # a window has ended here, with enough observations or not
             self._before = totals
         if not available(counted.rate):
             return counted, []
@@ -233,7 +239,7 @@ class HistogramGrowth:
 def quantile(grown: Sequence[tuple[float, float]], share: float) -> float:
     """The value below which ``share`` of the observations lie, interpolated within its bucket.
 
-    In the bucket without an upper bound nothing is known: its lower bound is given.
+    For the bucket without an upper bound, its lower bound is returned.
     """
     rank = share * grown[-1][1]
     for (lower, below), (upper, upto) in pairwise([(0.0, 0.0), *grown]):

@@ -13,7 +13,7 @@ from perphd.monitor.sli.resolution import Deliveries, Resolution
 
 
 class PushSource:
-    """Hands on what was pushed, once: until the next push, or until it is ``max_age_s`` old, the next is awaited."""
+    """Returns each push once; until the next push, readings are Awaited for up to ``max_age_s``."""
 
     def __init__(self, spec: SliSpec) -> None:
         self._max_age_s = seconds(spec, "max_age_s")
@@ -26,10 +26,10 @@ class PushSource:
         return self._pushed.resolution
 
     def worked(self, cpu_s: float | None) -> None:
-        """Of no interest: what is pushed is no counter."""
+        """Ignored: pushed values are no counters."""
 
     def push(self, reading: SliReading, now_s: float) -> None:
-        """Take new indicators; the former ones are forgotten as a whole."""
+        """Take new indicators, which replace all earlier ones."""
         self._pushed.delivered(now_s)
         self._reading = replace(reading, resolution_s=self.resolution.reading)
 

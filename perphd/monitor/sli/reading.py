@@ -1,4 +1,4 @@
-"""What an application says about itself at one moment, and the seam that every source of it implements."""
+"""An application's own indicators at one moment, and the interface of every source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perphd.monitor.sli.resolution import Counted, Resolution
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """What an indicator is made of: requests, and the seconds over which they were counted."""
+    """The evidence behind an indicator: number of requests, and the seconds over which they were counted."""
 
     events: Reading = NOT_MEASURED
     window_s: Reading = NOT_MEASURED
@@ -25,10 +25,12 @@ NOTHING_BEHIND: Final = Behind()
 class SliReading:
     """Service-level indicators of one application.
 
-    ``work_rate_per_s``: requests, queries or transactions *completed* per second; ``load_per_s``: requests
-    *offered* per second, only where the application knows them (a database that answers what it is asked does
-    not); ``latency_*_ms``: response-time percentiles of the interval. ``work``, ``p50``, ``p95``, ``p99``: what is
-    behind each. ``resolution_s``: how often the source reports.
+    - ``work_rate_per_s``: requests, queries or transactions *completed* per second.
+    - ``load_per_s``: requests *offered* per second, only if the application knows them (database servers do
+      not).
+    - ``latency_*_ms``: response-time percentiles of the interval.
+    - ``work``, ``p50``, ``p95``, ``p99``: the evidence behind the work rate and each percentile.
+    - ``resolution_s``: reporting period of the source.
     """
 
     work_rate_per_s: Reading = NOT_MEASURED
@@ -48,30 +50,30 @@ class SliReading:
         return cls(reason, reason, reason, reason, reason)
 
     def is_missing(self) -> bool:
-        """True if not one indicator is a number."""
+        """True if no indicator is a number."""
         return not any(available(getattr(self, name)) for name in SLI_FIELDS)
 
     def is_awaited(self, percentile: str) -> bool:
-        """True if work, or the latency that is judged, is not due yet."""
+        """True if the work rate, or the latency that is judged, is not due yet."""
         judged = (self.work_rate_per_s, getattr(self, f"latency_{percentile}_ms"))
         return any(isinstance(reading, Awaited) for reading in judged)
 
     def behind(self, percentile: str) -> Behind:
-        """What is behind this percentile: ``p50``, ``p95`` or ``p99``."""
+        """The evidence behind this percentile: ``p50``, ``p95`` or ``p99``."""
         found: Behind = getattr(self, percentile)
         return found
 
 
 SLI_FIELDS: Final = ("work_rate_per_s", "load_per_s", "latency_p50_ms", "latency_p95_ms", "latency_p99_ms")
-"""Names of the indicators; the same as the fields of ``Sample`` that they go to."""
+"""Names of the indicators, equal to the fields of ``Sample`` that hold them."""
 
 
 PUSHED_FIELDS: Final = (*SLI_FIELDS, "work_events", "latency_events")
-"""Names that an application may tell: the indicators, and how many requests are behind them."""
+"""Names that an application may deliver: the indicators, and the numbers of requests behind them."""
 
 
 def told(values: Mapping[str, float]) -> SliReading:
-    """The reading of what an application has told: values by ``PUSHED_FIELDS``."""
+    """The reading from delivered values, keyed by ``PUSHED_FIELDS``."""
     absent = Unavailable("not given by this source")
     indicators: dict[str, Any] = {name: values.get(name, absent) for name in SLI_FIELDS}
     latency = Behind(values.get("latency_events", NOT_MEASURED))
@@ -80,31 +82,31 @@ def told(values: Mapping[str, float]) -> SliReading:
 
 
 def behind(counted: Counted) -> Behind:
-    """What is behind a rate that was counted."""
+    """The evidence behind a rate."""
     return Behind(counted.events, counted.window_s)
 
 
 @runtime_checkable
 class NotedSource(Protocol):
-    """A source that knows when its readings are to be taken with care."""
+    """A source that knows when its readings may mislead."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for an operator; empty while nothing is to be said."""
+        """Warnings for an operator; empty if there are none."""
 
 
 class SliSource(Protocol):
-    """One application's indicators. ``read`` is bounded in time and never raises (but CancelledError)."""
+    """One application's indicators. ``read`` is bounded in time and raises nothing but CancelledError."""
 
     @property
     def resolution(self) -> Resolution:
-        """How often it reports, as far as that is known."""
+        """Reporting period of the source, as far as it is known."""
 
     async def read(self, now_s: float) -> SliReading:
-        """The indicators now; those that could not be had are Unavailable, those that are not due yet Awaited."""
+        """The indicators now: Unavailable if they could not be read, Awaited if they are not due yet."""
 
     def worked(self, cpu_s: float | None) -> None:
-        """The CPU time that the application used between the last two readings; None if it is not known."""
+        """Take the application's CPU time between the last two readings; None if unknown."""
 
     async def close(self) -> None:
-        """Give connections, threads and processes back; closing twice is fine."""
+        """Release connections, threads and processes; closing twice is allowed."""

@@ -1,21 +1,23 @@
-"""How often a source reports, and counting over no less than that.
+"""Resolution of SLI sources, and rates over windows no shorter than it.
 
-A counter can be exact at any moment (Redis, MariaDB), or move only when somebody reports to it: PostgreSQL's backends
-flush their counts once a second, an exporter answers from a cache for fifteen. Over less than such a *resolution* its
-growth says when reports came, not how much work was done: 0, 0, 1214, 0, 575 per second for 400.
+A counter can be exact at any moment (Redis, MariaDB), or change only when somebody reports to it:
+PostgreSQL's backends flush their counts once a second, an exporter may answer from a cache for 15 s. Over
+less than such a *resolution* its growth shows when reports came, not how much work was done: 0, 0, 1214, 0,
+575 per second instead of 400.
 
-Problem. The resolution is stated where it is known. Otherwise it is found while the source is read.
+Problem. The resolution is known for some sources. Otherwise it must be found while the source is read.
 
-Approach. C(t) is the counter, U(t) the CPU time of the program (or the time, where that is not known) and
-S(t) = C(t) - c U(t) with c so that S ends where it began: work that is booked too late or too early. With the mean
-growth mu between two readings and
+Approach. C(t) is the counter, U(t) the CPU time of the program (or the time, if that is unknown) and S(t) =
+C(t) - c U(t) with c such that S ends where it began: work that is counted too late or too early. With the
+mean growth mu between two readings and
 
-    F(m) = mean (S(k + m) - S(k))^2 / (m mu (1 - m/n))  the Fano factor of counts over m of n readings
+  F(m) = mean (S(k + m) - S(k))^2 / (m mu (1 - m/n))  the Fano factor of counts over m of n readings
 
-a Poisson process has F = 1 at every m, whatever its rate: a counter that moves rarely because requests are rare is not
-coarse. Load that comes in bursts has F > 1 that does not fall with m. A report that books q events at once has F(1) =
-q (1 - 1/R) and F falls to nearly 0 at m = R, because what one interval lacks the next one has: also for several
-backends whose reports are staggered. A program that idles has no CPU time to go with the events that it lacks.
+a Poisson process has F = 1 at every m, whatever its rate: a counter that changes rarely because requests are
+rare is not coarse. Load that comes in bursts has F > 1 that does not fall with m. A report that adds q events
+at once has F(1) = q (1 - 1/R), and F falls to nearly 0 at m = R, because the events missing in one interval
+come in the next. This also holds for several backends with staggered reports. A program that idles uses no
+CPU time while it completes no events.
 """
 
 from __future__ import annotations
@@ -32,58 +34,59 @@ from perphd.domain.reading import NOT_MEASURED, Awaited, Reading, Unavailable
 from perphd.monitor.rates import FIRST_READING, NO_TIME_PASSED, WENT_BACKWARDS
 
 ASSUMED_S: Final = 1.0
-"""Nothing is read over less while a source's resolution is not known."""
+"""Shortest interval that is used while a source's resolution is unknown, in seconds."""
 KEPT: Final = 65
-"""Readings by which the resolution is found."""
+"""Number of readings from which the resolution is found."""
 FEWEST: Final = 18
-"""Readings from which it is."""
+"""Minimum number of readings for that."""
 EVERY: Final = 8
 """Readings between two estimates."""
 FEWEST_EVENTS: Final = 50.0
 FALLS: Final = 4.0
-"""A counter is called coarse if F falls by at least this factor, and F(1) is at least as large."""
+"""Factor by which F must fall for a counter to count as coarse; F(1) must be at least as large."""
 DEEP: Final = 5.0
 """F at the resolution is at most this multiple of the least F."""
 NEGLIGIBLE: Final = 0.15
-"""Relative error of single readings below which nobody minds."""
+"""Relative error of single readings that needs no correction."""
 MOST_STANDSTILLS: Final = 0.05
-"""Share of the readings at which a busy program's counter may stand still for it to be called fine."""
+"""Share of readings at which a busy program's counter may stand still and still count as fine."""
 ALIKE: Final = 1.5
-"""Estimates within this factor are the same estimate."""
+"""Ratio of two estimates up to which they count as equal."""
 CERTAIN_EVENTS: Final = 7.0
-"""This number of expected events does not fail to come by chance: e^-7 is less than one in a thousand."""
+"""Expected events from which their absence is not chance: e^-7 is less than one in a thousand."""
 PATIENCE: Final = 3.0
-"""A counter that stands still for this number of resolutions is believed: no work was done."""
+"""Resolutions for which a counter must stand still until it is believed that no work was done."""
 TWICE: Final = 1.8
-"""A reading that is far from the one before it is taken over two resolutions, less what ticks jitter."""
+"""Resolutions over which a reading far from the previous one is taken: two, less tick jitter."""
 UNKNOWN_PATIENCE_S: Final = 30.0
-"""The same while the resolution is not known."""
+"""Seconds for which a counter must stand still while the resolution is unknown (see ``PATIENCE``)."""
 ALIGNED: Final = 10.0
-"""Windows of this number of resolutions need not begin with a report: that is an error of a tenth."""
+"""Length in resolutions from which a window need not begin at a report: the error is at most a tenth."""
 SHARE: Final = 0.9
-"""Ticks jitter: from this share on, a window is a whole one."""
+"""Share of a window's length from which it counts as complete, since ticks jitter."""
 PROVEN_SHARE: Final = 0.75
-"""The same where a source was fine at every interval that was tried."""
+"""The same share for a source that was fine at every interval tried."""
 LONGEST_S: Final = 30.0
-"""Percentiles of requests that lie longer back are not of now."""
+"""Maximum age of requests in a percentile, in seconds."""
 LEAST_BEYOND: Final = 5.0
-"""Requests that must lie beyond a percentile.
+"""Minimum number of requests beyond a percentile.
 
-k requests beyond it are a count: its rank is uncertain by 1/sqrt(k), and where latencies fall off exponentially the
-percentile q itself by 1/(ln(1/(1-q)) sqrt(k)): 15 % for p95 with k = 5, a third of the accepted growth of delay
-(50 %), which two samples in a row must exceed. So p50 takes 10 requests, p95 100 and p99 500.
+With k requests beyond it, its rank is uncertain by 1/sqrt(k). If latencies fall off exponentially, the
+percentile q itself is uncertain by 1/(ln(1/(1-q)) sqrt(k)): 15 % for p95 with k = 5. That is a third of the
+accepted growth of delay (50 %), which two consecutive samples must exceed. So p50 takes 10 requests, p95 100
+and p99 500.
 """
 
 
 def least_requests(percentile: str) -> float:
-    """Requests below which ``p50``, ``p95`` or ``p99`` is not told."""
+    """Minimum number of requests for ``p50``, ``p95`` or ``p99``."""
     return LEAST_BEYOND / (1.0 - int(percentile.removeprefix("p")) / 100.0)
 
 
 class Origin(StrEnum):
-    """Where a resolution is known from."""
+    """Origin of a known resolution."""
 
-    STATED = "stated"  # the kind of source is known to be so
+    STATED = "stated"  # a property of this kind of source
     CONFIGURED = "configured"
     FOUND = "found"
     ASSUMED = "assumed"  # until it is found
@@ -91,10 +94,10 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """How often a source reports.
+    """Reporting period of a source.
 
-    ``seconds``: between two reports; 0 where it is as fine as it is asked. ``proven_s``: the shortest interval at which
-    this was seen; 0 where it need not be.
+    ``seconds``: between two reports; 0: the source is exact at any moment. ``proven_s``: the shortest
+    interval at which exactness was observed; 0: no observation is needed.
     """
 
     seconds: float
@@ -103,23 +106,23 @@ class Resolution:
 
     @property
     def least_s(self) -> float:
-        """The shortest window over which a count tells a rate."""
+        """Shortest window over which a count gives a rate, in seconds."""
         return max(SHARE * self.seconds, PROVEN_SHARE * self.proven_s)
 
     @property
     def reading(self) -> Reading:
-        """Seconds between two reports; Unavailable until it is known."""
+        """Seconds between two reports; Unavailable until known."""
         return Unavailable("not known yet") if self.origin is Origin.ASSUMED else self.seconds
 
     @property
     def patience_s(self) -> float:
-        """How long a counter must stand still for that to be believed."""
+        """Seconds for which a counter must stand still until it is believed that no work was done."""
         if self.origin is Origin.ASSUMED:
             return UNKNOWN_PATIENCE_S
         return PATIENCE * self.seconds
 
     def awaited(self) -> Awaited:
-        """The reading that is not due yet."""
+        """The reading before the next report is due."""
         if self.origin is Origin.ASSUMED:
             return Awaited("how often the source reports is not known yet")
         return Awaited(f"the source reports every {max(self.seconds, self.proven_s):.3g} s")
@@ -139,26 +142,28 @@ UNKNOWN: Final = Resolution(0.0, Origin.ASSUMED, ASSUMED_S)
 
 
 class ResolutionFinder:
-    """Finds how often a counter moves while its program works. ``known``: a resolution that is not to be found."""
+    """Finds how often a counter changes while its program works. ``known``: a given resolution; nothing is
+    searched.
+    """
 
     def __init__(self, known: Resolution | None = None) -> None:
         self.resolution = known if known is not None else UNKNOWN
         self._finds = known is None
-        self._read: list[tuple[float, float, float]] = []  # at, counter, CPU seconds until then
+        self._read: list[tuple[float, float, float]] = []  # time, counter, CPU seconds until then
         self._cpu_s = 0.0
         self._cpu_known = True
         self._since = 0
         self._doubted: Resolution | None = None
 
     def update(self, total: float, at_s: float) -> Resolution:
-        """Take one reading of the counter; the resolution as far as it is known then."""
+        """Take one reading of the counter; returns the resolution known so far."""
         if not self._finds:
             return self.resolution
         read = self._read
         if read and (total < read[-1][1] or at_s <= read[-1][0]):
             read.clear()
         if len(read) >= 3 and not _alike(at_s - read[-1][0], _pace(read)):
-            del read[:-1]  # another pace: intervals of both would be mixed
+            del read[:-1]  # the pace changed: do not mix intervals of different lengths
         read.append((at_s, total, self._cpu_s))
         del read[:-KEPT]
         self._since += 1
@@ -168,7 +173,7 @@ class ResolutionFinder:
         return self.resolution
 
     def worked(self, cpu_s: float | None) -> None:
-        """The program's CPU time between the last two readings; None if it is not known."""
+        """Take the program's CPU time between the last two readings; None if unknown."""
         if not self._finds:
             return
         known = cpu_s is not None
@@ -180,8 +185,8 @@ class ResolutionFinder:
             self._read[-1] = (at_s, total, self._cpu_s)
 
     def _estimate(self) -> Resolution | None:
-        """What the kept readings say; None if they do not tell."""
-        read, pace_s = self._read[:-1], _pace(self._read)  # the last one's CPU time is told later
+        """The resolution according to the kept readings; None if they are inconclusive."""
+        read, pace_s = self._read[:-1], _pace(self._read)  # the last reading's CPU time is not known yet
         grown = read[-1][1] - read[0][1]
         if grown < FEWEST_EVENTS:
             return None
@@ -206,23 +211,23 @@ class ResolutionFinder:
             return fine
         least = min(fano)
         for m, (value, after) in enumerate(pairwise(fano[1:]), 2):
-            # The first of the deep dips: between two multiples of the resolution F rises again.
+            # Take the first deep minimum, because F rises again between multiples of the resolution.
             if FALLS * value <= first and value <= min(after, DEEP * least):
                 return Resolution(m * pace_s, Origin.FOUND)
         if n < KEPT - 2:
-            return None  # load that changed looks as uneven as that
+            return None  # a changing load looks as uneven
         usual = spent / n
         busy = [k for k in range(n) if effort[k + 1] - effort[k] >= 0.25 * usual]
         still = sum(read[k + 1][1] == read[k][1] for k in busy)
         return fine if mu < CERTAIN_EVENTS or still <= MOST_STANDSTILLS * len(busy) else None
 
     def _take(self, found: Resolution | None) -> None:
-        """Hysteresis: what is known is replaced by what was found twice in a row."""
+        """Adopt a new estimate only after it was found twice in a row (hysteresis)."""
         now = self.resolution
         if found is None or _agrees(now, found):
             self._doubted = None
         elif now.origin is Origin.ASSUMED or (found.seconds == now.seconds == 0.0):
-            self.resolution = found  # nothing was known, or not at so fast a pace
+            self.resolution = found  # nothing was known, or only for slower readings
         elif self._doubted is not None and _agrees(self._doubted, found):
             self.resolution, self._doubted = found, None
         else:
@@ -230,12 +235,12 @@ class ResolutionFinder:
 
 
 def _agrees(known: Resolution, found: Resolution) -> bool:
-    """True if what was found says nothing else than what is known."""
+    """True if the new estimate is consistent with the known resolution."""
     if known.origin is Origin.ASSUMED:
         return False
     if found.seconds > 0.0:
         return _alike(known.seconds, found.seconds)
-    # At a pace that is no faster than its reports every counter is fine.
+    # Readings no faster than the reports make every counter look fine.
     return found.proven_s >= max(SHARE * known.seconds, known.proven_s / ALIKE)
 
 
@@ -248,14 +253,14 @@ def _pace(read: list[tuple[float, float, float]]) -> float:
 
 
 class Deliveries:
-    """When an application handed over figures of its own: how often it does so is its resolution."""
+    """Times at which an application delivered values; their usual spacing is its resolution."""
 
     def __init__(self) -> None:
         self._at_s: float | None = None
         self._gaps_s: deque[float] = deque(maxlen=5)
 
     def delivered(self, at_s: float) -> float | None:
-        """Take one delivery; seconds since the one before it, None for the first."""
+        """Record one delivery; returns seconds since the previous one, None for the first."""
         gap_s = None if self._at_s is None else at_s - self._at_s
         self._at_s = at_s
         if gap_s:
@@ -278,7 +283,7 @@ class Deliveries:
 class Counted:
     """A counter's growth per second, and the seconds that it covers.
 
-    ``events``: as many as a plain count has whose relative noise is the rate's; of a counter that is exact, its growth.
+    ``events``: the size of a plain count with the rate's relative noise; for an exact counter, its growth.
     """
 
     rate: Reading
@@ -289,10 +294,11 @@ class Counted:
 class CountWindow:
     """One counter's growth per second, over windows that its resolution allows.
 
-    A window of a counter that is not exact begins and ends with a report, as far as readings show one, and covers the
-    resolution at least. Windows follow each other without a gap: no event is lost or booked twice. A missed reading
-    widens the window. For the first reading and when the counter went backwards there is none.
-    ``delivered``: the first total is a report itself, made when it was read.
+    Windows of an inexact counter begin and end at a report, as far as readings show, and last at least one
+    resolution. Windows are contiguous: no event is lost or counted twice. A missed reading widens the window.
+    There is no rate for the first reading and after a decrease.
+
+    ``delivered``: the first total was read when it was reported, so that it can begin a window.
     """
 
     __slots__ = (
@@ -325,12 +331,12 @@ class CountWindow:
     ) -> Counted:
         """The growth since the window began, if it is due.
 
-        ``least_events``: fewer are waited for, up to LONGEST_S.
+        ``least_events``: minimum number of events to wait for, up to LONGEST_S.
         """
         base, last = self._base, self._last
         if base is None or total < last:
             self._begin(total, at_s, aligned=self._delivered)
-            self._rate = None  # of a program that is no more
+            self._rate = None  # the old program's rate no longer applies
             return Counted(FIRST_READING if base is None else WENT_BACKWARDS)
         window_s = at_s - self._at_s
         if window_s <= 0.0:
@@ -355,7 +361,7 @@ class CountWindow:
 
     @property
     def began_s(self) -> float:
-        """When the present window began."""
+        """Time at which the present window began."""
         return self._at_s
 
     def _is_due(
@@ -377,10 +383,10 @@ class CountWindow:
         if self._rate is not None and window_s < TWICE * coarse_s:
             usual = self._rate * window_s
             if abs(events - usual) > 0.5 * usual + 2.0 * math.sqrt(usual):
-                return False  # one report too few or too many, or news: twice the time tells
+                return False  # one report too few or too many, or a real change: a window of twice the length will show
         if moved:
             return True
-        # It stands still: that is news only where events are so rare that none need have come.
+        # The counter stands still, which is a result only if events are so rare that none was expected.
         expected = math.inf if self._rate is None else self._rate * (at_s - self._moved_s)
         return expected < CERTAIN_EVENTS
 

@@ -19,27 +19,27 @@ from perphd.monitor.sli.tcp_window import TcpWindow
 
 _OPENING_S: Final = 5.0
 LOOK_AGAIN_S: Final = 30.0
-"""While no request is seen, the place of the listening socket is looked for again so often."""
+"""Seconds between two searches for the listening socket while no request is seen."""
 
 
 class Probe(Protocol):
-    """Programs that are attached."""
+    """Attached BPF programs."""
 
     def read(self) -> TcpCounts:
         """Everything counted so far."""
 
     def close(self) -> None:
-        """Detach them."""
+        """Detach the programs."""
 
 
 ProbeOpener = Callable[[str, int, Sequence[int]], Probe]
-"""Directory, its inode or 0, ports -> attached programs. Raises KernelError."""
+"""Takes a directory, its inode or 0, and ports; returns attached programs. Raises KernelError."""
 PlaceFinder = Callable[[str, Sequence[int]], Placement]
-"""The workload's cgroup, configured ports -> where its connections are seen."""
+"""Takes the workload's cgroup and configured ports; returns where its connections can be observed."""
 
 
 class TcpSource(PolledSource):
-    """Attached while it is open; attached anew when the control group is made anew or the socket is elsewhere."""
+    """Measures a TCP server; attaches its programs again if the control group or the listening socket changes."""
 
     def __init__(self, spec: SliSpec, cgroup: str, find: PlaceFinder, opener: ProbeOpener = TcpProbe) -> None:
         super().__init__("tcp", _OPENING_S, EXACT)
@@ -53,14 +53,14 @@ class TcpSource(PolledSource):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What an operator should know of these readings; empty while nothing speaks against them."""
+        """Warnings for an operator about these readings; empty if there are none."""
         if self._attached is None:
             return ()
         place, _, window = self._attached
         return (*((place.why,) if place.why else ()), *window.signs)
 
     async def _ask(self, answered_at: AnsweredAt) -> SliReading:
-        async with self._lock:  # whoever closes meanwhile waits for what is being attached
+        async with self._lock:  # a concurrent close waits until attaching is complete
             return await self._look(answered_at)
 
     async def _look(self, answered_at: AnsweredAt) -> SliReading:
@@ -83,7 +83,7 @@ class TcpSource(PolledSource):
         return place, self._open(place.directory, place.inode, place.ports), TcpWindow(self._from_first)
 
     async def _is_elsewhere(self, place: Place, now_s: float) -> bool:
-        """The group was made anew, or nothing comes and the listening socket is somewhere else by now."""
+        """True if the group was recreated, or no request comes and the listening socket has moved."""
         try:
             inode = os.stat(place.directory).st_ino
         except OSError:
@@ -111,23 +111,23 @@ class TcpSource(PolledSource):
 
 
 class WithTcpLatency:
-    """A source that knows the work but no latency, and ``tcp`` for the latter."""
+    """A source of the work rate, combined with ``tcp`` for the latency."""
 
     def __init__(self, source: SliSource, tcp: TcpSource) -> None:
         self._source, self._tcp = source, tcp
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """As of ``TcpSource``."""
+        """See ``TcpSource.notes``."""
         return self._tcp.notes
 
     @property
     def resolution(self) -> Resolution:
-        """How often the source reports; the latency is exact at any moment."""
+        """Reporting period of the source; the latency is exact at any moment."""
         return self._source.resolution
 
     def worked(self, cpu_s: float | None) -> None:
-        """The CPU time that the application used between the last two readings; None if it is not known."""
+        """Take the application's CPU time between the last two readings; None if unknown."""
         self._source.worked(cpu_s)
 
     async def read(self, now_s: float) -> SliReading:
@@ -144,7 +144,7 @@ class WithTcpLatency:
         )
 
     async def close(self) -> None:
-        """Close both."""
+        """Close both sources."""
         try:
             await self._tcp.close()
         finally:
@@ -152,5 +152,5 @@ class WithTcpLatency:
 
 
 def tcp_source(spec: SliSpec, cgroup: str, hierarchies: Hierarchies) -> TcpSource:
-    """On the running host."""
+    """The TCP source on the running host."""
     return TcpSource(spec, cgroup, lambda group, ports: find_place(hierarchies, group, ports))

@@ -1,4 +1,4 @@
-"""From the programs' counts to indicators: a rate, percentiles of enough requests, and signs that they mislead."""
+"""Indicators from the BPF programs' counts: a rate, percentiles of enough requests, and warning signs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from perphd.monitor.sli.reading import NOTHING_BEHIND, Behind, SliReading
 from perphd.monitor.sli.resolution import EXACT, LONGEST_S, least_requests
 
 SPACING_S: Final = 0.8
-"""Counts are kept so far apart, to bound memory; the newest always."""
+"""Minimum spacing of kept counts in seconds, to bound memory; the newest is always kept."""
 NEEDED: Final = {0.50: least_requests("p50"), 0.95: least_requests("p95"), 0.99: least_requests("p99")}
-"""Share -> requests that a percentile takes. They are added up over at most ``LONGEST_S``."""
+"""Number of requests that each percentile needs, collected over at most ``LONGEST_S``."""
 
 _JUDGED: Final = 100
-"""Signs are judged on so many requests of a window."""
+"""Minimum number of requests in a window to judge warning signs."""
 _PUSHED_SHARE: Final = 1.0
 _SPLIT_SHARE: Final = 0.2
 _APART: Final = 1.5
 _CALMER: Final = 0.5
-"""A sign goes when its measure is below this share of what raised it."""
+"""Share of its threshold below which a warning sign is cleared."""
 
 PUSHED_SIGN: Final = (
     "more segments go out than requests come in (long or streamed answers, or pushed messages): the latency is "
@@ -37,7 +37,7 @@ APART_SIGN: Final = (
 
 
 class TcpWindow:
-    """The counts of the last seconds: of as many as the percentiles need."""
+    """Recent counts, as far back as the percentiles need."""
 
     def __init__(self, from_first: bool) -> None:
         self._from_first = from_first
@@ -46,11 +46,11 @@ class TcpWindow:
 
     @property
     def signs(self) -> tuple[str, ...]:
-        """What speaks against believing the latency now."""
+        """Present warnings about the latency."""
         return tuple(text for text, holds in self._signs.items() if holds)
 
     def update(self, counts: TcpCounts, at_s: float) -> SliReading:
-        """The indicators of the interval since the last call; percentiles reach back further if they must."""
+        """The indicators since the last call; percentiles reach back further if necessary."""
         if not self._kept:
             self._kept.append((at_s, counts))
             return SliReading.missing(FIRST_READING)
@@ -78,7 +78,7 @@ class TcpWindow:
         return next_s <= at_s - LONGEST_S or counts.since(following)[Counter.ANSWERED] >= max(NEEDED.values())
 
     def _percentile(self, counts: TcpCounts, at_s: float, share: float) -> tuple[Reading, Behind]:
-        """Of the shortest time up to now in which enough requests were answered."""
+        """A percentile over the shortest time up to now with enough requests."""
         for began_s, earlier in reversed(self._kept):
             window = counts.since(earlier)
             if window[Counter.ANSWERED] >= NEEDED[share]:
@@ -87,7 +87,7 @@ class TcpWindow:
         return Unavailable(f"fewer than {NEEDED[share]:.0f} requests in {LONGEST_S:g} s"), NOTHING_BEHIND
 
     def _keep(self, counts: TcpCounts, at_s: float) -> None:
-        # The last one kept serves the next interval; unless it is far enough from the one before, this one replaces it.
+        # If the last two kept counts are too close to each other, the present counts replace the last ones.
         if len(self._kept) >= 2 and self._kept[-1][0] - self._kept[-2][0] < SPACING_S:
             self._kept.pop()
         self._kept.append((at_s, counts))

@@ -1,4 +1,7 @@
-"""Database clients that block: each lives in a thread of its own, so that a hung server holds up nobody else."""
+"""Sources with blocking database clients, each in its own thread.
+
+A hung server thus delays no other source.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from perphd.monitor.sli.reading import SliReading
 from perphd.monitor.sli.resolution import Resolution
 
 UNASKED_S: Final = 30.0
-"""A source is watched no longer than this after the last reading."""
+"""Seconds after the last reading for which a source is still watched."""
 
 
 class OwnThreadSource(PolledSource):
-    """A source whose client blocks. ``_disconnect`` and all questions run in the source's thread, never at once."""
+    """A source with a blocking client. ``_disconnect`` and all questions run in its thread, one at a time."""
 
     def __init__(self, label: str, timeout_s: float, known: Resolution | None = None) -> None:
         super().__init__(label, timeout_s, known)
@@ -28,22 +31,22 @@ class OwnThreadSource(PolledSource):
 
     @abstractmethod
     def _disconnect(self) -> None:
-        """Drop the connection if there is one; what it raises is of no interest."""
+        """Drop the connection if there is one. Exceptions are ignored."""
 
     async def _failed(self) -> None:
         self._submit_disconnect()
 
     async def close(self) -> None:
-        """Disconnect and let the thread end; does not wait for a hung server."""
+        """Disconnect and let the thread end, without waiting for a hung server."""
         self._submit_disconnect()
         self._thread.shutdown(wait=False)
 
     def _submit_disconnect(self) -> None:
         def work() -> None:
-            with contextlib.suppress(Exception):  # it is being thrown away, broken or not
+            with contextlib.suppress(Exception):  # the connection is discarded, broken or not
                 self._disconnect()
 
-        with contextlib.suppress(RuntimeError):  # closed before
+        with contextlib.suppress(RuntimeError):  # already closed
             self._thread.submit(work)
 
 
@@ -54,15 +57,15 @@ class ThreadedSource(OwnThreadSource):
 
     @abstractmethod
     def _query(self) -> Mapping[str, int]:
-        """Connect if need be, ask, and return the counters. Must be bounded in time by the client's own time-outs."""
+        """Connect if necessary, ask, and return the counters. The client's own timeouts must bound the time."""
 
     @abstractmethod
     def _reading(self, counters: Mapping[str, int], at_s: float) -> SliReading:
-        """Counters as they were at ``at_s`` -> indicators."""
+        """Convert counters as of ``at_s`` to indicators."""
 
     async def _ask(self, answered_at: AnsweredAt) -> SliReading:
         if self._running is not None and not self._running.done():
-            raise SliError("the last question is still unanswered")
+            raise SliError("the previous query is still unanswered")
 
         def work() -> tuple[Mapping[str, int], float]:
             return self._query(), answered_at()
@@ -73,9 +76,9 @@ class ThreadedSource(OwnThreadSource):
 
 
 class WatchedSource(OwnThreadSource):
-    """A source that its thread also looks at between readings. ``_look`` and ``_take`` run in the thread.
+    """A source whose thread also queries between readings. ``_look`` and ``_take`` run in the thread.
 
-    A reading begins with a look, and is as new as that of a source which is asked once.
+    Each reading begins with a query, so that it is as current as that of a source asked once per reading.
     """
 
     def __init__(self, label: str, timeout_s: float, known: Resolution | None = None) -> None:
@@ -88,7 +91,9 @@ class WatchedSource(OwnThreadSource):
 
     @abstractmethod
     def _look(self) -> float:
-        """Connect if need be and look once; seconds until the next look. Must be bounded in time as ``_query`` is."""
+        """Connect if necessary and look once; returns seconds until the next look. Bounded in time like
+        ``_query``.
+        """
 
     @abstractmethod
     def _take(self) -> SliReading:
@@ -97,7 +102,7 @@ class WatchedSource(OwnThreadSource):
     async def _ask(self, answered_at: AnsweredAt) -> SliReading:
         watching = self._watching
         if watching is not None and self._asked.is_set() and not watching.done():
-            raise SliError("the last question is still unanswered")
+            raise SliError("the previous query is still unanswered")
         ended = watching is not None and watching.done() and watching.exception() is None
         if watching is None or self._asked.is_set() or ended:
             self._asked.set()
@@ -110,7 +115,7 @@ class WatchedSource(OwnThreadSource):
         return reading
 
     def _watch(self) -> SliReading | None:
-        """Look until somebody asks; None if nobody does for too long."""
+        """Look repeatedly until a reading is requested; None if none is requested for too long."""
         unasked_s = time.monotonic() + UNASKED_S
         pause_s = self._pause_s
         while True:
@@ -124,10 +129,10 @@ class WatchedSource(OwnThreadSource):
                 return self._take()
             if ended_s >= unasked_s:
                 return None
-            pause_s = max(self._pause_s, ended_s - began_s)  # a slow server is not asked all the time
+            pause_s = max(self._pause_s, ended_s - began_s)  # do not keep a slow server busy all the time
 
     async def close(self) -> None:
-        """Disconnect and let the thread end; does not wait for a hung server."""
+        """Disconnect and let the thread end, without waiting for a hung server."""
         self._closed = True
         self._asked.set()
         await super().close()

@@ -1,6 +1,6 @@
-"""Learners to compare with: the published equations as printed, their sound reading, and a model that never learns.
+"""Learners for comparison only: the published equations as printed, their corrected reading, and a static model.
 
-All start from the same trees and answer the same questions (``base.Learner``); none is used to act.
+All start from the same trees and share an interface (``base.Learner``); none is used to act.
 """
 
 from perphd.predictor.learners.base import Learner, Static

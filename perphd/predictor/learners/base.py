@@ -1,4 +1,4 @@
-"""What every compared learner can do, and the one that does not learn."""
+"""The interface of compared learners, and a learner that does not learn."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from perphd.predictor.ogbrt.trees import Floats, Trees
 
 
 class Learner(Protocol):
-    """Predicts log-performance and may learn from one sample at a time."""
+    """Predicts log-performance and may learn one sample at a time."""
 
     def predict(self, x: Floats) -> Floats:
-        """Expected log-performance for rows (n, F), shape (n,)."""
+        """Expected log-performance of rows (n, F); shape (n,)."""
 
     def learn(self, x: Floats, y: float) -> None:
-        """Take one sample: features (F,), log-performance."""
+        """Learn one sample: features (F,), log-performance."""
 
 
 class Static:
-    """The warm start, for ever."""
+    """The warm start without learning."""
 
     def __init__(self, trees: Trees) -> None:
         self._forest = Forest.compile(trees)

@@ -30,7 +30,7 @@ from perphd.predictor.ogbrt.trees import Floats, Trees
 
 _CANDIDATES = 8
 _BOUND = 1e6
-"""Leaf values beyond it are cut, so that numbers stay numbers while the equations diverge."""
+"""Bound of leaf values, which keeps numbers finite while the equations diverge."""
 
 
 class PaperLiteral:
@@ -79,7 +79,7 @@ class PaperLiteral:
         trees = self._trees
         threshold, value = trees.threshold.copy(), trees.value.copy()
         before = np.full(len(y), trees.base)
-        least = np.inf  # line 1: once, for all nodes of all trees
+        least = np.inf  # line 1: once for all nodes of all trees
         for tree in range(trees.count):
             with np.errstate(over="ignore"):
                 weight = np.minimum(np.exp(-2.0 * y * before), _BOUND)  # (2), line 3

@@ -1,11 +1,11 @@
-"""Has the application changed? A two-sided CUSUM on the model's standardised one-step errors.
+"""Detects changes of the application: a two-sided CUSUM on the model's standardised one-step errors.
 
     S+ = max(0, S+ + z - k),  S- = max(0, S- - z - k),  alarm when either exceeds h             (Page, 1954)
 
-z is clipped, so that a single outlier cannot raise the alarm, and the statistics start anew after it. On the errors
-of a model that follows by itself, what is left after a change is a short burst; a CUSUM sums it, where rules of the
-kind "so many beyond so many sigma" miss it. river's ADWIN and Page-Hinkley find the same changes and cost an import
-of 100 MiB; the comparison is in tools/bench/predictor.
+z is clipped, so that a single outlier cannot raise the alarm, and the statistics restart after an alarm. Since the
+model adapts by itself, a change leaves only a short burst of errors. A CUSUM sums the burst, while rules like "n
+samples beyond m sigma" miss it. river's ADWIN and Page-Hinkley find the same changes but import 100 MiB;
+tools/bench/predictor has the comparison.
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DriftSettings:
-    """Attributes: ``slack`` k and ``threshold`` h in standard deviations; ``clip`` of one z; ``quiet`` samples after
-    an alarm in which no other is raised.
+    """Settings of the CUSUM.
+
+    Attributes:
+        slack: k in standard deviations.
+        threshold: h in standard deviations.
+        clip: bound of one z.
+        quiet: samples after an alarm without another alarm.
     """
 
     slack: float = 1.0
@@ -26,12 +31,12 @@ class DriftSettings:
 
 
 class Drift:
-    """Watches standardised errors; deterministic.
+    """Tracks standardised errors; deterministic.
 
     Attributes:
         up, down: the statistics S+ and S-.
         since: samples since the last alarm.
-        alarms: so many so far.
+        alarms: number of alarms.
     """
 
     def __init__(self, settings: DriftSettings = DriftSettings()) -> None:
@@ -41,11 +46,11 @@ class Drift:
         self.alarms = 0
 
     def restore(self, up: float, down: float, since: int, alarms: int) -> None:
-        """Go on from these values."""
+        """Restore these values."""
         self.up, self.down, self.since, self.alarms = up, down, since, alarms
 
     def update(self, z: float) -> bool:
-        """Take one standardised error; True if that raises the alarm."""
+        """Process one standardised error; returns True if it raises the alarm."""
         settings = self._settings
         z = min(max(z, -settings.clip), settings.clip)
         self.up = max(0.0, self.up + z - settings.slack)

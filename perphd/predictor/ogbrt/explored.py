@@ -1,7 +1,7 @@
-"""Where the application was seen since it last changed, and how far a point is from there.
+"""Places where the application was seen since it last changed, and the distance of a point from them.
 
-A model that was right at the places it was shown may be wrong one step further. The distance to the nearest place
-says how far a prediction is from what live samples have confirmed.
+A model that is right at sampled places may be wrong one step further. The distance to the nearest place shows how far a
+prediction is from confirmation by live samples.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import numpy as np
 from perphd.predictor.ogbrt.trees import Floats
 
 _FAR = 0.3
-"""Distance, in parts of the features' ranges, from which on a place counts as never seen."""
+"""Distance, as a fraction of the features' ranges, from which a place counts as never seen."""
 _GRID = 20
-"""Places are told apart at this resolution per range."""
+"""Number of distinguishable positions per range."""
 
 
 class Explored:
-    """At most ``capacity`` places, those visited last.
+    """The most recently visited places, at most ``capacity``.
 
     Args:
         low: (F,) lower ends of the ranges.
@@ -39,12 +39,12 @@ class Explored:
         self._places.clear()
 
     def seen(self) -> tuple[Floats, Floats]:
-        """Places (n, F) in parts of the ranges, the one visited last at the end, and the visits of each (n,)."""
+        """Places (n, F) as fractions of the ranges, latest visit last, and their visits (n,)."""
         rows = list(self._places.values())
         return self._at[rows].copy(), self._visits[rows].copy()
 
     def restore(self, at: Floats, visits: Floats) -> None:
-        """Know these places instead, as ``seen`` gave them; the last ones, if they are too many."""
+        """Replace the places, given as from ``seen``; if there are too many, only the last are kept."""
         self._places.clear()
         at, visits = at[-self._capacity :], visits[-self._capacity :]
         for row, (scaled, count) in enumerate(zip(at, visits, strict=True)):
@@ -53,7 +53,7 @@ class Explored:
             self._at[row], self._visits[row] = scaled, count
 
     def visit(self, x: Floats) -> None:
-        """Take the place of one sample, features (F,), all known."""
+        """Record the place of one sample, features (F,), all known."""
         scaled = (x - self._low) * self._scale
         place = tuple(np.rint(scaled * _GRID).astype(int).tolist())
         row = self._places.pop(place, None)
@@ -66,12 +66,13 @@ class Explored:
         self._visits[row] += 1.0
 
     def distance(self, x: Floats) -> Floats:
-        """For rows (n, F): 0 at a place that was visited, 1 far from all of them; shape (n,)."""
+        """For rows (n, F): 0 at a visited place, 1 far from all of them; shape (n,)."""
         return self.near(x)[0]
 
     def near(self, x: Floats) -> tuple[Floats, Floats]:
-        """For rows (n, F): the distance (see there), and the visits of the place that speaks most for a row, less the
-        farther it is away; each (n,).
+        """For rows (n, F): distance and support, each (n,).
+
+        The support is the largest number of visits of a place, discounted by its distance.
         """
         count = len(self._places)
         if not count:

@@ -1,15 +1,14 @@
-"""Training from a batch of samples: gradient boosting with squared loss on histograms, monotone, numpy only.
+"""Batch training: gradient boosting with squared loss on histograms, with monotone constraints, in numpy.
 
 For k = 1..T (Friedman, "Greedy function approximation", 2001, with squared or Huber loss):
-
-    r_i = psi(y_i - F_{k-1}(x_i))                      residual, clipped by Huber's psi if asked for
+    r_i = psi(y_i - F_{k-1}(x_i))                      residual, clipped by Huber's psi on request
     h_k = the tree that greedily minimises  sum_i w_i (r_i - h(x_i))^2 + l2 * (sum of squared leaf values)
     F_k = F_{k-1} + rate * h_k
 
-This replaces equations 1, 3, 5 and 8 to 9 of the Perph paper, in which every stage fits y itself, so that M stages
-sum to M*y, and its equation 2, which is a loss for two classes. Split points are the edges of quantile histograms.
-A split on a monotone feature is refused if its children are in the wrong order, and the values below it are bounded
-by the middle of the two: sufficient for a monotone tree, and a sum of monotone trees is monotone.
+This replaces equations 1, 3, 5, 8 and 9 of the Perph paper, where every stage fits y itself, so that M stages sum to
+M*y, and its equation 2, a loss for two classes. Split points are the edges of quantile histograms. A split on a
+monotone feature is refused if its children are in the wrong order, and values further down are bounded by the middle of
+the two. This suffices for a monotone tree, and a sum of monotone trees is monotone.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ Codes = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class FitSettings:
-    """How to train.
+    """Training settings.
 
     Attributes:
         trees: number of stages.
         depth: levels of a tree; it has at most 2**depth leaves.
         rate: shrinkage of every stage.
         bins: histogram bins per feature.
-        min_weight: least sum of weights in a leaf; more than 0.
+        min_weight: least sum of weights in a leaf, above 0.
         l2: penalty on leaf values.
-        subsample: part of the rows that each stage sees.
-        huber_sds: residuals are clipped at so many robust standard deviations; 0 does not clip.
+        subsample: share of the rows used by each stage.
+        huber_sds: robust standard deviations at which residuals are clipped; 0: no clipping.
     """
 
     trees: int = 100
@@ -62,17 +61,19 @@ def fit(
 ) -> Trees:
     """Train on rows ``x`` (n, F), NaN where a value is missing, and finite targets ``y`` (n,).
 
-    ``weight`` (n,) is not negative; by default all weigh 1. Without rows the result is a constant of 0.
+    ``weight`` (n,) is non-negative; default 1. Without rows the result is the constant 0.
 
     Raises:
-        ValueError: shapes do not fit, or a target or weight is not finite.
+        ValueError: shapes do not match, or a target or weight is not finite.
     """
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     w = np.ones(len(y)) if weight is None else np.asarray(weight, dtype=np.float64)
     if x.shape != (len(y), len(features)) or w.shape != y.shape:
-        raise ValueError(f"{x.shape} rows, {y.shape} targets, {w.shape} weights, {len(features)} features")
+        raise ValueError(
+            f"shapes do not match: {x.shape} rows, {y.shape} targets, {w.shape} weights, {len(features)} features"
+        )
     if not (np.isfinite(y).all() and np.isfinite(w).all() and (w >= 0).all()):
-        raise ValueError("targets and weights must be finite, weights not negative")
+        raise ValueError("targets and weights must be finite, and weights non-negative")
     total = float(w.sum())
     if total <= 0:
         return Trees.constant(features, monotone, 0.0)
@@ -109,22 +110,22 @@ class _Heap:
 
 
 class _Grower:
-    """Rows as bin codes, and the search for splits over all nodes of a level at once."""
+    """Rows as bin codes, and the split search over all nodes of a level at once."""
 
     def __init__(self, x: Floats, monotone: Sequence[int], settings: FitSettings) -> None:
         self._settings = settings
         self._sign = np.asarray(monotone, dtype=np.float64)
         self.edges = [_edges(x[:, column], settings.bins) for column in range(x.shape[1])]
         self._bins = max((len(edges) for edges in self.edges), default=0) + 1
-        # A feature with fewer bins than others has no cut beyond its last edge.
+        # A feature with fewer bins than the others has no cut beyond its last edge.
         self._is_cut = np.arange(self._bins - 1) < np.array([len(edges) for edges in self.edges])[:, None]
         self.codes: Codes = np.empty(x.shape, dtype=np.intp)
         for column, edges in enumerate(self.edges):
             self.codes[:, column] = np.searchsorted(edges, x[:, column])
-            self.codes[np.isnan(x[:, column]), column] = self._bins  # one bin more, for what is missing
+            self.codes[np.isnan(x[:, column]), column] = self._bins  # an extra bin for missing values
 
     def grow(self, rows: NDArray[np.intp], residual: Floats, weight: Floats) -> _Heap | None:
-        """One tree; None if no split is worth anything."""
+        """Grow one tree; None if no split reduces the error."""
         depth = self._settings.depth
         size = 2 ** (depth + 1) - 1
         tree = _Heap(
@@ -157,7 +158,7 @@ class _Grower:
         mass = _sums(flat, used, shape)
         pull = _sums(flat, pulled, shape)
         left_mass, left_pull = np.cumsum(mass[:, :, :-2], axis=2), np.cumsum(pull[:, :, :-2], axis=2)
-        # Two ways for what is missing: with the right (0) or with the left (1).
+        # Missing values go right (0) or left (1).
         left_mass = np.stack([left_mass, left_mass + mass[:, :, -1:]])
         left_pull = np.stack([left_pull, left_pull + pull[:, :, -1:]])
         all_mass, all_pull = mass.sum(axis=2)[None, :, :, None], pull.sum(axis=2)[None, :, :, None]
@@ -188,7 +189,7 @@ class _Grower:
             tree.feature[parent], tree.cut[parent] = column, cut
             if mass[i, column, -1] > 0:
                 tree.missing_left[parent] = missing == 1
-            else:  # never missing here: with the greater part
+            else:  # never missing here: follow the majority
                 tree.missing_left[parent] = left_mass[0, i, column, cut] >= right_mass[0, i, column, cut]
             tree.value[left], tree.value[right] = a, b
             low[left] = low[right] = low[parent]
@@ -201,7 +202,7 @@ class _Grower:
         return found
 
     def apply(self, tree: _Heap) -> NDArray[np.intp]:
-        """The heap number of the leaf that every row falls into."""
+        """The heap index of the leaf of every row."""
         node = np.zeros(len(self.codes), np.intp)
         for _ in range(self._settings.depth):
             asked = tree.feature[node]
@@ -210,12 +211,12 @@ class _Grower:
 
 
 def _sums(where: NDArray[np.intp], values: Floats, shape: tuple[int, int, int]) -> Floats:
-    """Sums of the values that fall into each cell of an array of this shape."""
+    """Sums of values by cell of an array of this shape."""
     return np.asarray(np.bincount(where, values, math.prod(shape)), dtype=np.float64).reshape(shape)
 
 
 def _gain(pull: Floats, mass: Floats, value: Floats) -> Floats:
-    """How much less squared error with this leaf value than with 0."""
+    """Reduction of the squared error by this leaf value, compared with 0."""
     return np.asarray(2.0 * pull * value - mass * value * value)
 
 
@@ -226,7 +227,7 @@ def _child(tree: _Heap, node: NDArray[np.intp], codes: Codes, asked: NDArray[np.
 
 
 def _edges(column: Floats, bins: int) -> Floats:
-    """Thresholds halfway between neighbouring values: all of them, or at quantiles if there are many."""
+    """Thresholds halfway between neighbouring values, or between quantiles if there are many."""
     values = np.unique(column[~np.isnan(column)])
     if len(values) > bins:
         known = np.sort(column[~np.isnan(column)])
@@ -246,7 +247,7 @@ class _Builder:
         self._value: list[float] = []
 
     def add(self, tree: _Heap, grower: _Grower, rate: float) -> Floats:
-        """Append a tree; returns what it adds to the prediction of every row."""
+        """Append a tree; returns its contribution to the prediction of every row."""
         inner = [i for i in range(len(tree.feature)) if tree.feature[i] >= 0]
         number = {heap: n for n, heap in enumerate(inner)}
         leaves = 0
@@ -267,7 +268,7 @@ class _Builder:
         return np.asarray(rate * tree.value[grower.apply(tree)], dtype=np.float64)
 
     def finish(self, features: Sequence[str], monotone: Sequence[int], base: float) -> Trees:
-        """All trees so far."""
+        """All trees added so far."""
 
         def ints(values: list[int]) -> NDArray[np.int32]:
             return np.array(values, dtype=np.int32)

@@ -1,12 +1,12 @@
-"""The resident form of boosted trees: their structure compiled to bit masks, their leaf values in one array.
+"""The resident form of boosted trees: structure compiled to bit masks, leaf values in one array.
 
-Prediction follows QuickScorer (Lucchese et al., SIGIR 2015). Leaves are numbered from left to right. A node whose
-test is false (x > threshold) rules out the leaves of its left subtree; the leaf that x falls into is the leftmost
-one that no node rules out. For every feature the thresholds of all trees cut the axis into bins, and a table holds,
-per bin and tree, the word of leaves not ruled out. So a row costs one table row per feature, an AND over them, and
-the lowest set bit of each tree's word, all vectorised, without walking any tree.
+Prediction follows QuickScorer (Lucchese et al., SIGIR 2015). Leaves are numbered from left to right. A node whose test
+is false (x > threshold) rules out the leaves of its left subtree; x falls into the leftmost leaf that no node rules
+out. For every feature, the thresholds of all trees cut the axis into bins. A table holds, per bin and tree, the word of
+leaves not ruled out. A row therefore costs one table row per feature, an AND over them, and the lowest set bit of each
+tree's word, all vectorised, without walking any tree.
 
-Leaf values are not part of the forest: they are arrays of shape (T, L), L being the most leaves of any tree, so
+Leaf values are not part of the forest. They are arrays of shape (T, L), where L is the largest number of leaves, so
 that several sets of values (the model and its bootstrap replicas) share one structure.
 """
 
@@ -25,7 +25,7 @@ Words = NDArray[Any]
 """Bit masks, one bit per leaf: uint16, uint32 or uint64."""
 
 _CHUNK_ROWS = 256
-"""Rows routed at once: the work arrays stay in the processor's cache."""
+"""Rows processed at once, so that the work arrays fit the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,10 +55,10 @@ class Forest:
 
     @classmethod
     def compile(cls, trees: Trees) -> Forest:
-        """Compile validated trees; a few milliseconds.
+        """Compile validated trees in a few milliseconds.
 
         Raises:
-            InvalidModel: the arrays are not trees.
+            InvalidModel: the arrays do not form trees.
         """
         trees.validate()
         layout = _Layout.of(trees)
@@ -78,12 +78,12 @@ class Forest:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(T, L): the shape of an array of leaf values."""
+        """(T, L), the shape of an array of leaf values."""
         return self.valid.shape[0], self.valid.shape[1]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays of the structure."""
+        """Size of all arrays of the structure, in bytes."""
         t = self.trees
         plain: list[NDArray[Any]] = [
             t.node_start,
@@ -107,11 +107,11 @@ class Forest:
         return out
 
     def gather(self, values: Floats) -> Floats:
-        """Leaf values of shape (T, L) in the portable order, shape (V,)."""
+        """Inverse of ``scatter``: leaf values of shape (T, L) in the portable order, shape (V,)."""
         return np.asarray(values.reshape(-1)[self.place], dtype=np.float64)
 
     def leaves(self, x: Floats) -> Indices:
-        """For rows (n, F) the leaf of every tree, as positions in a flat (T*L,) array; shape (n, T)."""
+        """Leaf of every tree for rows (n, F), as positions in a flat (T*L,) array; shape (n, T)."""
         count, width = self.shape
         if len(x) > _CHUNK_ROWS:
             parts = [self.leaves(x[i : i + _CHUNK_ROWS]) for i in range(0, len(x), _CHUNK_ROWS)]
@@ -128,7 +128,7 @@ class Forest:
             words = alive if words is None else np.bitwise_and(words, alive, out=words)
         if words is None:
             return np.broadcast_to(np.arange(count) * width, (len(x), count))
-        # The lowest set bit is a power of two: its number is the exponent of the same number as a float.
+        # The lowest set bit is a power of two, so its index is the exponent of that number as a float.
         lowest = words & -words
         exponent = lowest.astype(np.float32).view(np.int32) >> 23
         return np.asarray(exponent + (np.arange(count) * width - 127), dtype=np.intp)
@@ -146,7 +146,7 @@ class Forest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    """Where nodes and leaves are: parents before children, leaves from left to right, boxes in feature space."""
+    """Positions of nodes and leaves: parents before children, leaves from left to right, and boxes in feature space."""
 
     width: int
     tree: Ints  # (N,) tree of a node
@@ -171,7 +171,7 @@ class _Layout:
         high_node = np.full((len(tree), columns), np.inf)
         low = np.full((trees.count, width, columns), -np.inf)
         high = np.full((trees.count, width, columns), np.inf)
-        number = np.zeros(len(trees.value), np.int32)  # a leaf's number from the left, by portable order
+        number = np.zeros(len(trees.value), np.int32)  # leaf numbers from the left, in portable order
         for nodes in levels:
             where, asked, cut = tree[nodes], trees.feature[nodes], trees.threshold[nodes]
             for child, is_left in ((trees.left[nodes], True), (trees.right[nodes], False)):
@@ -196,7 +196,7 @@ class _Layout:
 
 
 def _levels(trees: Trees, tree: Ints) -> list[Indices]:
-    """Nodes (global numbers) by depth: all roots, all their children, ..."""
+    """Nodes (global indices) by depth, roots first."""
     has_nodes = np.diff(trees.node_start) > 0
     level: Indices = trees.node_start[:-1][has_nodes].astype(np.intp)
     levels = []
@@ -211,7 +211,7 @@ def _levels(trees: Trees, tree: Ints) -> list[Indices]:
 
 
 def _subtree_sizes(trees: Trees, tree: Ints, levels: list[Indices]) -> Ints:
-    """Leaves below every node, from the deepest level upwards."""
+    """Number of leaves below every node."""
     sizes = np.zeros(len(tree), np.int32)
     for nodes in reversed(levels):
         start = trees.node_start[tree[nodes]]
@@ -236,7 +236,7 @@ def _table(
         nodes = np.flatnonzero(trees.feature == column)
         cuts = np.unique(trees.threshold[nodes])
         part = np.full((len(cuts) + 2, trees.count), ones, dtype=word)
-        # x in bin b has exactly the cuts before b below it; those nodes send it to the right.
+        # In bin b, exactly the cuts before b are below x; their nodes send x to the right.
         bins = np.searchsorted(cuts, trees.threshold[nodes]) + 1
         np.bitwise_and.at(part, (bins, layout.tree[nodes]), alive[nodes])
         np.bitwise_and.accumulate(part[:-1], axis=0, out=part[:-1])
@@ -253,11 +253,11 @@ def _table(
 
 
 def _order(trees: Trees, layout: _Layout) -> Bools:
-    """(T, L, L): True at (t, a, b) if monotonicity asks value(b) >= value(a) in tree t.
+    """(T, L, L): True at (t, a, b) if monotonicity requires value(b) >= value(a) in tree t.
 
-    It does if some x in a's box and some z in b's box agree in every free feature and z is at least as good as x in
-    every monotone one, or if that follows through other leaves. This is exact for one tree: values obey the order
-    if and only if the tree's function is monotone.
+    It does if some x in a's box and some z in b's box agree in every free feature, and z is at least as good as x in
+    every monotone one, or if that follows through other leaves. This is exact for one tree: values obey the order if
+    and only if the tree's function is monotone.
     """
     low, high = layout.low, layout.high
     before = layout.valid[:, :, None] & layout.valid[:, None, :]

@@ -1,4 +1,4 @@
-"""The public face of the online learner: ask for many allocations at once, learn from one sample at a time."""
+"""The online learner: predicts for many rows at once, and learns one sample at a time."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from perphd.predictor.ogbrt.explored import Explored
 from perphd.predictor.ogbrt.member import Member, spread
 from perphd.predictor.ogbrt.rebuild import RebuildJob, Rebuilt, Trial
 from perphd.predictor.ogbrt.reservoir import Kept, Reservoir
-from perphd.predictor.ogbrt.settings import Learned, OgbrtSettings, Prediction
+from perphd.predictor.ogbrt.settings import Learned, OgbrtSettings, TreePrediction
 from perphd.predictor.ogbrt.trees import Floats, InvalidModel, Trees
 from perphd.predictor.ogbrt.uncertainty import Conformal, Noise
 from perphd.predictor.persist import MAX_AGE_S, BoostedState, TreesState
 
 OUTLIER_SDS = 4.0
-"""An error beyond so many standard deviations is an outlier ..."""
+"""Standard deviations beyond which an error is an outlier."""
 SURPRISES = 3
-"""... unless so many in a row are off on one side: then the application has changed."""
+"""Consecutive outliers on one side that show a change of the application instead."""
 _JUMP_S = 3600.0
 _MOST_TARGET = 100.0
-"""Logarithms beyond it are no performance."""
+"""Bound of targets (log units); larger ones are no performance."""
 _MEMORY = 30.0
 _DRAWS = 509
 
 
 class Ogbrt:
-    """An online gradient-boosted model of log-performance. Deterministic; no clock, no files, never raises on samples.
+    """An online gradient-boosted model of log-performance.
+
+    Deterministic; no clock, no files; samples never make it raise.
 
     Args:
         trees: the warm start (or a class prior, or ``Trees.constant``).
         low: (F,) lower ends of the features' ranges.
         high: (F,) upper ends.
-        settings: how it works.
-        x: (n, F) the samples that the trees were fitted to, if there are any: they found the replicas and fill the
-            reservoir.
+        settings: of the learner.
+        x: (n, F) samples to which the trees were fitted, if any; they determine the replicas and fill the reservoir.
         y: (n,) their log-performance.
     """
 
@@ -56,7 +57,7 @@ class Ogbrt:
         self.skipped: Counter[str] = Counter()
         self.missing: Counter[str] = Counter()
         self.rebuilds = 0
-        # Drawn once and gone through in a circle: what a sample weighs follows from its number, also after a restart.
+        # Drawn once and used cyclically: a sample's weight follows from its number, also after a restart.
         rng = np.random.default_rng(settings.seed)
         self._weights: Floats = np.ones((_DRAWS, settings.bags + 1))
         self._weights[:, 1:] = rng.poisson(1.0, (_DRAWS, settings.bags))
@@ -77,7 +78,7 @@ class Ogbrt:
         self._noise = Noise(settings.noise_sd)
         self._seen = 0
         self._warm = len(rows) > 0 or trees.count > 0
-        self._changed_at: float = -math.inf  # until an alarm, what the warm start saw is as good as new
+        self._changed_at: float = -math.inf  # until an alarm, warm-start samples count as new
         self._built_at = 0
         self._asked_for: int | None = None
         self._surprises = 0
@@ -89,12 +90,15 @@ class Ogbrt:
 
     # -- answering ----------------------------------------------------------------------------------------------
 
-    def predict(self, x: Floats) -> Prediction:
-        """Answer for rows (n, F); NaN means that a feature is not known, and its usual value is taken."""
+    def predict(self, x: Floats) -> TreePrediction:
+        """Predictions for rows (n, F); an unknown feature (NaN) gets its usual value."""
         return self.ask(x)[0]
 
-    def ask(self, x: Floats) -> tuple[Prediction, Floats]:
-        """The same, and how far each row is from what was seen since the last change: 0 there, 1 far off; (n,)."""
+    def ask(self, x: Floats) -> tuple[TreePrediction, Floats]:
+        """As ``predict``, with each row's distance from the places seen.
+
+        The distance, (n,), is 0 at a place seen since the last change, and 1 far from all.
+        """
         rows = np.array(x, dtype=np.float64)
         unknown = ~np.isfinite(rows)
         if unknown.any():
@@ -108,36 +112,36 @@ class Ogbrt:
         doubt = between + far * champion.doubt_var
         half = scale * np.sqrt(doubt + self._noise.sd**2)
         sd = np.sqrt(doubt) * (scale / 1.645)
-        return Prediction(mean, sd, mean - half, mean + half, support), far
+        return TreePrediction(mean, sd, mean - half, mean + half, support), far
 
     @property
     def mape(self) -> float:
-        """Mean relative error of one-step predictions of late (a running mean over some 30 samples)."""
+        """Recent mean relative error of one-step predictions (running mean over about 30 samples)."""
         return self._mape
 
     @property
     def may_act(self) -> bool:
-        """Good enough to act on; else it may only advise."""
+        """True if the model is accurate enough to act on; else it only advises."""
         return self._seen >= self.settings.gate_samples and self._mape <= self.settings.gate_mape
 
     @property
     def structured(self) -> bool:
-        """It has trees: it is more than a constant that follows."""
+        """True if it has trees, not only an adapting constant."""
         return self._champion.ensemble.forest.trees.count > 0
 
     @property
     def seen(self) -> int:
-        """Live samples learned."""
+        """Number of live samples learned."""
         return self._seen
 
     @property
     def alarms(self) -> int:
-        """Drift alarms so far."""
+        """Number of drift alarms."""
         return self._drift.alarms
 
     @property
     def coverage(self) -> float:
-        """Share of the samples that were inside their bands."""
+        """Share of the samples inside their bands."""
         return self._conformal.coverage
 
     @property
@@ -147,19 +151,20 @@ class Ogbrt:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays that stay resident."""
+        """Size of all resident arrays, in bytes."""
         members = [self._champion] + ([self._challenger[0]] if self._challenger else [])
         return self._reservoir.nbytes + sum(member.nbytes for member in members)
 
     def remembered(self) -> tuple[Floats, Floats]:
-        """What the reservoir holds: rows (n, F) and labels (n,), brought up to date. With ``trees`` all that is to be
-        saved: a learner made from both goes on where this one was.
+        """The reservoir's rows (n, F) and up-to-date labels (n,).
+
+        A learner made from these and ``trees`` continues where this one was.
         """
         kept = self._reservoir.kept()
         return kept.x, self._labels(kept)
 
     def to_state(self, now_s: float = 0.0) -> BoostedState:
-        """All that it knows but a challenger on trial, as plain values; ``now_s``: the time from which ages count."""
+        """The state without a challenger on trial, as plain values; ``now_s``: reference time of ages."""
         ensemble, kept = self._champion.ensemble, self._reservoir.kept()
         places, visits = self._explored.seen()
         found = ensemble.forest.trees
@@ -215,13 +220,13 @@ class Ogbrt:
         fresh: bool = True,
         now_s: float = 0.0,
     ) -> Ogbrt:
-        """The learner that knows this.
+        """The learner with this state.
 
-        ``fresh``: where it was seen still says where it is right; ``now_s``: the time from which ages count, by the
-        clock of the samples to come.
+        ``fresh``: the places seen are still valid. ``now_s``: reference time of ages, by the clock of the samples to
+        come.
 
         Raises:
-            InvalidModel: the values do not fit each other; says which.
+            InvalidModel: the values are inconsistent; names them.
         """
         t, columns = state.trees, len(state.features)
         ints = np.int32
@@ -271,18 +276,18 @@ class Ogbrt:
         return made
 
     def trees(self) -> Trees:
-        """The model as it is now, in the portable form."""
+        """The present model in the portable form."""
         ensemble = self._champion.ensemble
         base = float(ensemble.base[0] + ensemble.gain[0])
         return ensemble.forest.export(ensemble.values[0].reshape(ensemble.forest.shape), base)
 
     def take_as_seen(self, x: Floats) -> None:
-        """Believe what the warm start says at these places, rows (n, F), as if samples had been there."""
+        """Mark these places, rows (n, F), as seen, so that the warm start is trusted there."""
         for row in x[:: max(1, len(x) // self._explored.capacity)]:
             self._explored.visit(row)
 
     def doubt(self) -> None:
-        """The application is another one now: follow faster, count no place as seen; as after a drift alarm."""
+        """React to a change of the application as to a drift alarm: adapt faster, and treat no place as seen."""
         self._changed_at = self._seen
         self._champion.ensemble.alarm()
         self._challenger = None
@@ -291,9 +296,9 @@ class Ogbrt:
     # -- learning -----------------------------------------------------------------------------------------------
 
     def observe(self, x: Floats, y: float, at_s: float | None = None) -> Learned:
-        """Learn one sample: features (F,), log-performance, and its time (monotonic; any jump is survived).
+        """Learn one sample: features (F,), log-performance, and its time (monotonic; jumps are tolerated).
 
-        What cannot be learned from is counted in ``skipped`` with its reason.
+        Unusable samples are counted in ``skipped`` by reason.
         """
         if not math.isfinite(y):
             return self._skip("target is not a number")
@@ -341,7 +346,7 @@ class Ogbrt:
         return Learned(error, "", drift, missed, swapped, far)
 
     def _clip(self, error: float) -> float:
-        """How much of an error is believed."""
+        """The largest part of an error that is believed."""
         limit = OUTLIER_SDS * self._noise.sd
         if abs(error) <= limit:
             self._surprises = 0
@@ -351,11 +356,11 @@ class Ogbrt:
         return limit if abs(self._surprises) < SURPRISES else math.inf
 
     def _within(self, x: Floats) -> Floats:
-        """Features may leave their ranges, by as much as the ranges are wide."""
+        """Clip features to their ranges, extended by the range's width on both sides."""
         return np.asarray(np.minimum(np.maximum(x, self._least), self._most), dtype=np.float64)
 
     def _pause(self, at_s: float | None) -> None:
-        """The longer nothing was seen, the less the gain is known; a clock that jumps tells nothing."""
+        """Raise the gain's uncertainty with the time since the last sample; ignores clock jumps."""
         if at_s is None or not math.isfinite(at_s):
             return
         if self._at_s is not None:
@@ -374,7 +379,7 @@ class Ogbrt:
 
     @property
     def rebuild_due(self) -> bool:
-        """A worker should run ``rebuild_job()``."""
+        """True if a worker should run ``rebuild_job()``."""
         every, after = self.settings.rebuild_every, self.settings.rebuild_after_drift
         if self._challenger is not None or self._asked_for is not None or not every:
             return False
@@ -384,12 +389,12 @@ class Ogbrt:
         return answers or self._seen - self._built_at >= every
 
     def ask_for_rebuild(self) -> None:
-        """One is due from now on; a challenger that is on trial gives way to it."""
+        """Request a rebuild; drops a challenger on trial."""
         self._challenger, self._asked_for = None, None
         self._built_at = self._seen - self.settings.rebuild_every
 
     def rebuild_job(self) -> RebuildJob:
-        """What the worker needs; hand its result to ``offer``, or None if it failed."""
+        """The job for the worker, whose result goes to ``offer`` (None if it failed)."""
         kept = self._reservoir.kept()
         champion, settings = self._champion, self.settings
         y = self._labels(kept)
@@ -412,13 +417,13 @@ class Ogbrt:
         )
 
     def _labels(self, kept: Kept) -> Floats:
-        # The reservoir keeps what the model missed when a sample came; what it says there now is added.
+        # The reservoir keeps the model's errors at the time; add the present predictions.
         if not len(kept.x):
             return kept.y
         return self._champion.ensemble.mean(self._champion.leaves(kept.x)) + kept.y
 
     def offer(self, rebuilt: Rebuilt | None) -> None:
-        """Let a rebuilt model try itself beside the present one; None: the rebuild failed, the model stays."""
+        """Put a rebuilt model on trial beside the present one; None: the rebuild failed."""
         self._built_at = self._asked_for if self._asked_for is not None else self._seen
         self._asked_for = None
         if rebuilt is not None:

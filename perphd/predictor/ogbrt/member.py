@@ -1,4 +1,4 @@
-"""One model that learns, with its replicas and with what is doubted of it where it was not seen."""
+"""A learning model with its bootstrap replicas and its uncertainty at places not seen."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from perphd.predictor.ogbrt.trees import Floats, Trees
 from perphd.predictor.ogbrt.update import Ensemble, UpdateSettings, replicas
 
 _EVIDENCE = 0.25
-"""Weight of one step into the unknown in the running mean of what such steps missed."""
+"""Weight of one step into the unknown in the running mean of errors there."""
 _MOST_DOUBT = 0.5**2
 _OUT_OF_BAG_FACTOR = 1.5
-"""Out-of-bag error is optimistic: all rows have chosen the splits."""
+"""Correction of the out-of-bag error, which is optimistic because all rows chose the splits."""
 
 
 class Member:
@@ -23,12 +23,12 @@ class Member:
 
     Args:
         rebuilt: structure and values to start from.
-        settings: how fast to follow.
-        doubt_var: variance of its error far from all places where it was seen, until steps there have shown it.
+        settings: rate of adaptation.
+        doubt_var: initial variance of its error far from all seen places.
 
     Attributes:
         ensemble: the model and its replicas.
-        doubt_var: the same, as known now.
+        doubt_var: that variance as currently estimated.
     """
 
     def __init__(self, rebuilt: Rebuilt, settings: UpdateSettings, doubt_var: float) -> None:
@@ -46,10 +46,10 @@ class Member:
         prior_sd: float,
         seed: int,
     ) -> Member:
-        """From a warm start: replicas fitted to its samples ``x`` (n, F), ``y`` (n,), or all alike if there are none.
+        """Create from a warm start; replicas are fitted to its samples ``x`` (n, F), ``y`` (n,), if there are any.
 
         Raises:
-            InvalidModel: the arrays are no trees.
+            InvalidModel: the arrays do not form trees.
         """
         forest = Forest.compile(trees)
         own = forest.values()[None]
@@ -66,7 +66,7 @@ class Member:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
+        """Size of its arrays in bytes."""
         return self.ensemble.nbytes
 
     def leaves(self, x: Floats) -> Indices:
@@ -79,7 +79,7 @@ class Member:
         return found[0], spread(found)
 
     def doubt(self, far: float, error: float, noise_var: float) -> None:
-        """A sample at distance ``far`` (0..1) from what was seen shows how far off the model is in such places."""
+        """Update ``doubt_var`` by the error of a sample at distance ``far`` (0..1) from seen places."""
         evidence = min(max(error * error - noise_var, 0.0), _MOST_DOUBT)
         self.doubt_var = min(
             max(self.doubt_var + _EVIDENCE * (far * evidence - far * far * self.doubt_var), 0.0), _MOST_DOUBT
@@ -88,16 +88,16 @@ class Member:
     def learn(
         self, leaves: Indices, found: Floats, y: float, clip: float, weight: Floats, noise_var: float
     ) -> None:
-        """Learn one sample that falls into ``leaves`` (T,), of which model and replicas said ``found`` (B + 1,).
+        """Learn one sample that falls into ``leaves`` (T,), with predictions ``found`` (B + 1,) of model and replicas.
 
-        Errors beyond ``clip`` count as ``clip``.
+        Errors are clipped at ``clip``.
         """
         error = np.minimum(np.maximum(y - found, -clip), clip)
         self.ensemble.update(leaves, error, weight, noise_var)
 
 
 def spread(found: Floats) -> Floats:
-    """Variance between the replicas, of what model (row 0) and replicas say: (B + 1, n) to (n,)."""
+    """Variance between replicas, from predictions (B + 1, n) with the model in row 0; shape (n,)."""
     if len(found) < 2:
         return np.zeros(found.shape[1])
     replicas = found[1:]

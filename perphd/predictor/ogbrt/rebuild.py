@@ -1,10 +1,9 @@
-"""A new structure from what is remembered: the job that a worker runs, and the trial that decides.
+"""Rebuilding the trees' structure from remembered samples: the worker's job, and the trial that decides.
 
-Splits are frozen while leaves learn, so after a change the thresholds may stand in the wrong places. A rebuild
-trains anew on the reservoir. A sample from before the last change is labelled with what the model says there now
-plus what the model missed there then; later samples with what was measured, weighing more the newer they are.
-The result (the challenger) then learns beside the model (the champion) from the same live samples, and replaces it
-only if it predicted them better.
+Splits are frozen while leaves learn, so after a change thresholds may be in the wrong places. A rebuild trains afresh
+on the reservoir. Samples from before the last change are labelled with the model's present prediction plus its error at
+the time. Later samples keep their measured values, with weights that decay with age. The result (the challenger) learns
+beside the model (the champion) from the same live samples, and replaces it only if it predicts them better.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from perphd.predictor.ogbrt.update import replicas
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RebuildJob:
-    """All that a rebuild needs, as plain arrays: it can be sent to another process.
+    """Input of a rebuild as plain arrays, which can be sent to another process.
 
     Attributes:
         features, monotone: the columns.
         x: (n, F) rows.
         y: (n,) labels, log units.
         weight: (n,) weights.
-        settings: how to train.
-        bags: bootstrap replicas.
-        seed: of the random numbers: the same job gives the same result.
+        settings: of the training.
+        bags: number of bootstrap replicas.
+        seed: of the random numbers; equal jobs give equal results.
     """
 
     features: tuple[str, ...]
@@ -43,7 +42,7 @@ class RebuildJob:
     seed: int
 
     def run(self) -> Rebuilt:
-        """Train; 0.1 s for some hundred rows. Pure: no clock, no files. Run it in a niced worker."""
+        """Train; takes 0.1 s for some hundred rows. Pure: no clock, no files. Run it in a niced worker."""
         rng = np.random.default_rng(self.seed)
         trees = fit(self.x, self.y, self.features, self.monotone, rng, self.weight, self.settings)
         forest = Forest.compile(trees)
@@ -62,7 +61,7 @@ class Rebuilt:
 
 
 class Trial:
-    """Champion against challenger on live samples, asked before either learned them.
+    """Trial of challenger against champion on live samples, predicted before either learns them.
 
     Errors are clipped, so that one outlier cannot decide.
     """
@@ -72,7 +71,7 @@ class Trial:
         self._champion = self._challenger = 0.0
 
     def update(self, champion: float, challenger: float, clip: float) -> bool | None:
-        """Take both errors of one sample; None while undecided, then True if the challenger won."""
+        """Process both errors of one sample; None while undecided, then True if the challenger won."""
         self._champion += min(abs(champion), clip) ** 2
         self._challenger += min(abs(challenger), clip) ** 2
         self._left -= 1

@@ -1,7 +1,7 @@
-"""Samples that are kept for the next rebuild, stratified, so that staying in one place does not flush the others.
+"""Samples kept for the next rebuild, stratified so that staying in one place does not displace the others.
 
-Space is cut into cells. A full reservoir gives up the oldest sample of the fullest cell; among equally full cells
-the one that was visited longest ago. So a policy that sits in one cell for days replaces that cell's samples only.
+Space is divided into cells. A full reservoir drops the oldest sample of the fullest cell, or among equally full cells
+of the least recently visited one. A policy that stays in one cell for days therefore replaces only that cell's samples.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_PER_CELL = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
-    """Rows ``x`` (n, F), targets ``y`` (n,), and ``number`` (n,): how many samples had been seen when each came."""
+    """Rows ``x`` (n, F), targets ``y`` (n,), and ``number`` (n,): samples seen before each of them."""
 
     x: Floats
     y: Floats
@@ -31,7 +31,7 @@ class Reservoir:
     Args:
         low: (F,) lower ends of the features' ranges.
         high: (F,) upper ends.
-        capacity: rows kept at most.
+        capacity: most rows kept.
         divisions: cells per feature.
     """
 
@@ -58,11 +58,11 @@ class Reservoir:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the samples, and of the index about them (estimated)."""
+        """Bytes of the samples and (estimated) of their index."""
         return self._x.nbytes + self._y.nbytes + self._number.nbytes + 8 * len(self) + 250 * self.cells
 
     def add(self, x: Floats, y: float, number: float) -> None:
-        """Keep one sample (finite or NaN features, finite y)."""
+        """Add one sample (finite or NaN features, finite y)."""
         where = np.where(np.isnan(x), -1.0, np.clip((x - self._low) * self._scale, 0, self._divisions - 1))
         cell = tuple(where.astype(int).tolist())
         rows = self._cells.get(cell)
@@ -87,7 +87,7 @@ class Reservoir:
 
     def _give_up(self, mine: tuple[int, ...], rows: deque[int]) -> None:
         for size in range(MAX_PER_CELL, 0, -1):
-            if size <= len(rows):  # the cell that grows is (one of) the fullest itself
+            if size <= len(rows):  # the growing cell is itself one of the fullest
                 self._free.append(rows.popleft())
                 return
             if self._sizes[size]:

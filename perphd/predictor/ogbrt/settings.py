@@ -1,4 +1,4 @@
-"""How the online learner works, and the shapes of its answers."""
+"""Settings of the online learner, and its result types."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from perphd.predictor.ogbrt.update import UpdateSettings
 
 @dataclass(frozen=True, slots=True)
 class OgbrtSettings:
-    """How the learner works.
+    """Settings of the learner.
 
     Attributes:
-        update, drift, fit: see there.
-        bags: bootstrap replicas.
+        update, drift, fit: see their classes.
+        bags: number of bootstrap replicas.
         miss_rate: share of samples that a band may miss.
-        gate_mape: largest mean error (part of the measured value) at which the model may act.
+        gate_mape: largest mean relative error at which the model may act.
         gate_samples: live samples before it may act.
-        noise_sd: one sample's noise (log units) until it is known.
-        prior_sd: what is doubted of a warm start that comes without samples (log units).
-        rebuild_every: samples between rebuilds; 0 never. A model without a warm start is rebuilt sooner: first after
+        noise_sd: initial estimate of one sample's noise (log units).
+        prior_sd: uncertainty of a warm start without samples (log units).
+        rebuild_every: samples between rebuilds; 0: never. A model without a warm start is rebuilt sooner: first after
             ``first_rebuild`` samples, then whenever their number has doubled.
-        first_rebuild: see there.
-        rebuild_after_drift: samples between an alarm and the rebuild that answers it.
-        trial_samples, trial_margin: length of a trial, and by what part of the squared error a challenger must win.
-            Large: measured, a rebuild without need is as good one step ahead and often worse elsewhere.
+        first_rebuild: see ``rebuild_every``.
+        rebuild_after_drift: samples between an alarm and the rebuild it causes.
+        trial_samples, trial_margin: length of a trial, and the relative reduction of squared error with which a
+            challenger wins. Large, because unnecessary rebuilds were measured to be equal one step ahead and often
+            worse elsewhere.
         old_weight: weight of a remembered sample from before the last change, relative to a new one.
-        recent_half_life: samples after which the weight of a newer one has halved.
-        reservoir: samples remembered at most.
+        recent_half_life: half-life of newer samples' weights, in samples.
+        reservoir: most samples remembered.
         seed: of the bootstrap.
     """
 
@@ -55,14 +56,14 @@ class OgbrtSettings:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prediction:
-    """For n rows, each of shape (n,), in log units.
+class TreePrediction:
+    """Predictions for n rows, each of shape (n,), in log units.
 
     Attributes:
         mean: expected log-performance.
-        sd: standard deviation of that expectation: what is not known about the application. Calibrated.
+        sd: calibrated standard deviation of that expectation, without the noise of a sample.
         lower, upper: band that a single sample misses at the wanted rate.
-        support: samples since the last change that speak for the row, less the farther away they were.
+        support: samples since the last change that support the row, discounted by distance.
     """
 
     mean: Floats
@@ -74,15 +75,15 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What became of one sample.
+    """Result of learning one sample.
 
     Attributes:
-        error: y - F(x) in log units, asked before learning; NaN if it was not used.
-        skipped: why it was not used, or empty.
+        error: y - F(x) in log units before learning; NaN if the sample was not used.
+        skipped: why it was not used; empty if it was.
         drift: it raised the drift alarm.
         missed: it was outside its band.
         swapped: a rebuilt model took over after it.
-        far: how far it was from what was seen since the last change, 0 to 1.
+        far: its distance from places seen since the last change, 0 to 1.
     """
 
     error: float

@@ -1,10 +1,10 @@
 """Boosted regression trees as plain arrays: the portable form in which models are stored and exchanged.
 
-    F(x) = base + sum over trees t of v[t, leaf_t(x)]                  (shrinkage is folded into the leaf values)
+    F(x) = base + sum over trees t of v[t, leaf_t(x)]                  (leaf values include the shrinkage)
 
-Nodes and leaves of all trees are laid out one tree after the other. A child that is not negative is the index of
-a node of the same tree, a negative child ``c`` is the leaf ``~c`` of the same tree (the convention of LightGBM's
-text format). At a node, x goes left if x <= threshold; a missing x (NaN) goes where ``missing_left`` says.
+Nodes and leaves of all trees are laid out one tree after the other. A non-negative child is the index of a node of the
+same tree; a negative child ``c`` is the leaf ``~c`` of the same tree (LightGBM's convention). At a node, x goes left if
+x <= threshold; a missing x (NaN) goes where ``missing_left`` says.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]
 
 MAX_LEAVES = 64
-"""Leaves of one tree at most: one bit each in a machine word."""
+"""Most leaves of one tree: one bit each in a machine word."""
 MAX_TREES = 2000
 _MAX_FEATURES = 64
 
 
 class InvalidModel(PerphError, ValueError):
-    """Arrays that are not boosted trees; says which array and what is wrong with it."""
+    """Arrays that do not form boosted trees; names the array and the problem."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +63,7 @@ class Trees:
 
     @classmethod
     def constant(cls, features: Sequence[str], monotone: Sequence[int], base: float) -> Trees:
-        """No tree at all: predicts ``base`` everywhere."""
+        """An ensemble without trees that predicts ``base`` everywhere."""
         none = np.zeros(0, np.int32)
         start = np.zeros(1, np.int32)
         return cls(tuple(features), tuple(monotone), base, start, start, none, np.zeros(0), np.zeros(0, np.bool_),
@@ -75,10 +75,10 @@ class Trees:
         return len(self.leaf_start) - 1
 
     def validate(self) -> Trees:
-        """Return self if every tree is a proper binary tree, all of whose nodes and leaves are reached once.
+        """Return self if every tree is a proper binary tree whose nodes and leaves are each reached once.
 
         Raises:
-            InvalidModel: something is not; nothing that passes can make prediction fail or loop.
+            InvalidModel: one is not. Arrays that pass cannot make prediction fail or loop.
         """
         trees, nodes, leaves, columns = self.count, len(self.feature), len(self.value), len(self.features)
         _check(0 < columns <= _MAX_FEATURES, f"features: {columns} columns (1..{_MAX_FEATURES} are allowed)")
@@ -110,13 +110,13 @@ class Trees:
         _check(bool(np.all((self.feature >= 0) & (self.feature < columns))), "feature: no such column")
         _check(bool(np.all(np.isfinite(self.threshold))), "threshold: not finite")
         _check(bool(np.all(np.isfinite(self.value))), "value: not finite")
-        # Every node but the root, and every leaf, is the child of exactly one node; children come after parents,
-        # so there is no cycle.
+        # Every node but the root, and every leaf, is the child of exactly one node. Children come after parents, so
+        # there are no cycles.
         owner = np.repeat(np.arange(trees), inner)
         own = np.arange(nodes) - self.node_start[:-1][owner]
         for name, child in (("left", self.left), ("right", self.right)):
             fits = np.where(child >= 0, (child > own) & (child < inner[owner]), ~child < outer[owner])
-            _check(bool(np.all(fits)), f"{name}: a child is no later node and no leaf of its tree")
+            _check(bool(np.all(fits)), f"{name}: a child is neither a later node nor a leaf of its tree")
         child = np.concatenate([self.left, self.right])
         both = np.concatenate([owner, owner])
         found_nodes = (self.node_start[:-1][both] + child)[child >= 0]
@@ -128,7 +128,7 @@ class Trees:
         return self
 
     def walk(self, x: Floats) -> Floats:
-        """F for rows ``x`` of shape (n, F), node by node as the definition says: slow, for cross-checks."""
+        """F for rows ``x`` (n, F), node by node as defined: slow, for cross-checks."""
         out = np.full(len(x), self.base)
         for i, row in enumerate(np.asarray(x, dtype=np.float64)):
             for tree in range(self.count):
@@ -143,7 +143,7 @@ class Trees:
         return out
 
     def with_values(self, base: float, value: Floats) -> Trees:
-        """The same structure with other leaf values, shape (V,)."""
+        """The structure with other leaf values, shape (V,)."""
         return replace(self, base=base, value=np.array(value, dtype=np.float64))
 
 

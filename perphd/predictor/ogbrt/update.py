@@ -34,18 +34,18 @@ _REPLICA_RATE = 0.12
 
 @dataclass(frozen=True, slots=True)
 class UpdateSettings:
-    """How fast to follow.
+    """Rates of adaptation.
 
     Attributes:
-        gain_walk_var: q, variance that the gain takes on per sample (log units squared).
+        gain_walk_var: q, variance added to the gain per sample (log units squared).
         gain_noise: sqrt(R) in multiples of one sample's noise.
-        gain_drift_var: variance that the gain has at least right after an alarm.
-        leaf_rate: part of an error that 100 trees together take on at count 1. Where samples are many the count is
-            1 / (1 - gamma), so that they take on 0.3 of it. Twice as much, and a gain that walks faster, follow hardly
-            sooner (after an alarm counts are few, whatever the rate) and book one sample's noise to the neighbourhood.
+        gain_drift_var: least variance of the gain right after an alarm.
+        leaf_rate: part of an error that 100 trees together correct at count 1. With many samples the count is 1 / (1 -
+            gamma), so that they correct 0.3 of it. Twice the rate, or a gain that walks faster, hardly adapts sooner
+            (after an alarm counts are low anyway) and attributes one sample's noise to its neighbourhood.
         forget: gamma.
-        start_count: n of a leaf at the start: how much the warm start is trusted.
-        drift_count: n of every leaf at most after an alarm.
+        start_count: initial n of a leaf, the trust in the warm start.
+        drift_count: largest n of every leaf after an alarm.
     """
 
     gain_walk_var: float = 5e-5
@@ -58,13 +58,13 @@ class UpdateSettings:
 
 
 class Ensemble:
-    """One forest with B + 1 sets of leaf values: the model (row 0) and B bootstrap replicas of it.
+    """One forest with B + 1 sets of leaf values: the model (row 0) and its B bootstrap replicas.
 
     Args:
         forest: the structure.
         values: (B + 1, T, L) leaf values; row 0 must lie in the monotone cone.
         base: (B + 1,) constants.
-        settings: how fast to follow.
+        settings: rates of adaptation.
     """
 
     def __init__(self, forest: Forest, values: Floats, base: Floats, settings: UpdateSettings) -> None:
@@ -80,12 +80,12 @@ class Ensemble:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of structure and values."""
+        """Size of structure and values in bytes."""
         return self.forest.nbytes + self.values.nbytes + self.counts.nbytes
 
     def predict(self, leaves: Indices) -> Floats:
-        """F of model and replicas at rows given by their leaves (n, T); shape (B + 1, n)."""
-        if len(leaves) == 1:  # the usual case of learning
+        """Predictions of model and replicas for rows given by their leaves (n, T); shape (B + 1, n)."""
+        if len(leaves) == 1:  # the usual case in learning
             return np.asarray(
                 self.values.take(leaves[0], axis=1).sum(axis=1) + self.base + self.gain, dtype=np.float64
             )[:, None]
@@ -96,7 +96,7 @@ class Ensemble:
         return out
 
     def mean(self, leaves: Indices) -> Floats:
-        """F of the model alone; shape (n,)."""
+        """Predictions of the model alone; shape (n,)."""
         total = self.values[0].take(leaves).sum(axis=1)
         return np.asarray(total + (self.base[0] + self.gain[0]), dtype=np.float64)
 
@@ -105,8 +105,8 @@ class Ensemble:
 
         Args:
             leaves: (T,) the leaves it falls into.
-            error: (B + 1,) y - F(x) of model and replicas, clipped as the caller sees fit.
-            weight: (B + 1,) how often it counts for each; 1 for the model.
+            error: (B + 1,) y - F(x) of model and replicas, clipped by the caller.
+            weight: (B + 1,) its multiplicity for each; 1 for the model.
             noise_var: variance of one sample's noise.
         """
         settings = self.settings
@@ -119,13 +119,13 @@ class Ensemble:
         counts = settings.forget * self.counts[leaves] + 1.0
         self.counts[leaves] = counts
         share = self._rate / counts
-        # All leaves together never take on more than the whole error.
+        # All leaves together never correct more than the whole error.
         share *= min(1.0, 1.0 / (float(share.sum()) * max(float(weight.max()), 1.0) + 1e-12))
         self.values[:, leaves] += np.multiply.outer(weight * left, share)
         self._into_cone(leaves, float(left[0]) > 0)
 
     def alarm(self) -> None:
-        """The application has changed: trust what is known less, follow faster."""
+        """Adapt faster and trust present knowledge less, because the application has changed."""
         self.gain_var = max(self.gain_var, self.settings.gain_drift_var)
         np.minimum(self.counts, self.settings.drift_count, out=self.counts)
 
@@ -143,14 +143,14 @@ class Ensemble:
 def replicas(
     forest: Forest, base: float, x: Floats, y: Floats, weight: Floats, count: int, rng: np.random.Generator
 ) -> tuple[Floats, Floats, float]:
-    """Bootstrap replicas of a fitted forest: the same splits, leaf values as if other samples had been drawn.
+    """Bootstrap replicas of a fitted forest: the same splits, with leaf values as of resampled data.
 
     Every row counts Poisson(1) times (Oza and Russell, "Online bagging and boosting", 2001), and the leaf values are
     fitted stage by stage to the replica's own residuals.
 
     Returns:
-        Leaf values (count, T, L), constants (count,), and the mean squared error of the replicas on rows that they
-        did not draw (NaN if there is none).
+        Leaf values (count, T, L), constants (count,), and the mean squared error of the replicas on rows not drawn (NaN
+            if there are none).
     """
     trees, width = forest.shape
     leaves = forest.leaves(np.asarray(x, dtype=np.float64)) - np.arange(trees) * width

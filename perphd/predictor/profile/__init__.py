@@ -1,7 +1,7 @@
-"""Warm starts: what exploring an application's allocations on purpose has told, trained off line, kept as a file.
+"""Warm starts: results of deliberately exploring an application's allocations, trained off line and kept as a file.
 
-Pure values and numpy; LightGBM is only ever imported by the worker process (``worker``). The exploring itself is
-done by ``perphd.agent.profiling``.
+Pure values and numpy; only the worker process (``worker``) imports LightGBM. ``perphd.agent.profiling`` does the
+exploring.
 """
 
 from perphd.predictor.profile.file import FileError, Metrics, Origin, Profile, from_text, to_text

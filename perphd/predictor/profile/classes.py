@@ -1,4 +1,4 @@
-"""Profiles of classes of applications, which ship: where an LRA begins that says what it is and was never explored."""
+"""Shipped profiles of application classes, from which an LRA of a declared class starts if it was never explored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDERS: Final = (
     Path(__file__).parents[3] / "profiles" / "priors",
     Path("/usr/share/perphd/profiles/priors"),
 )
-"""Where they are looked for: a checkout's, then the package's."""
+"""Folders of these profiles: a checkout's, then the package's."""
 CLASSES: Final = ("database", "streaming", "web", "cache")
 
 
@@ -41,7 +41,7 @@ def class_prior(name: str) -> Profile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beginning:
-    """Where an LRA's model begins: a profile (None: from physics alone), what it is, and what was odd about it."""
+    """Start of an LRA's model: a profile (None: physics alone), its description, and problems found."""
 
     profile: Profile | None = None
     source: str = ""
@@ -56,7 +56,7 @@ def beginning(state_dir: Path, lra: str, app_class: str) -> Beginning:
         found = from_text(path.read_bytes())
         if found.is_signed_off:
             return Beginning(found, f"its profile of {', '.join(found.origin.hosts)}")
-        problems.append(f"{path}: not begun from: {found.metrics.refusal}")
+        problems.append(f"{path}: not used as a warm start: {found.metrics.refusal}")
     except FileNotFoundError:
         pass
     except OSError as exc:

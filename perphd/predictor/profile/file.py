@@ -1,8 +1,7 @@
-"""A profile as a file: versioned JSON with a checksum, never code; every number is checked before it is used.
+"""Profile files: versioned JSON with a checksum, never code; every number is checked before use.
 
-One object: ``format``, ``version``, ``sha256`` and ``body``; the checksum is over the body's canonical JSON (keys
-sorted, no spaces). A file that is damaged, of another version, or holds trees that are none is refused with a
-sentence, and nothing is made of it.
+One object: ``format``, ``version``, ``sha256`` and ``body``; the checksum covers the body's canonical JSON (keys
+sorted, no spaces). A file that is damaged, of another version, or without valid trees is refused with a message.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ MAX_BYTES: Final = 8 << 20
 MAX_ROWS: Final = 20_000
 LEAST_R2: Final = 0.9
 MOST_MAPE: Final = 0.2
-"""A profile that does worse on what it has not seen is kept, and is no warm start."""
+"""Bounds of held-out errors above which a profile is kept but not used as a warm start."""
 
 
 class FileError(PerphError):
-    """A text is no profile that can be used; says what is wrong with it."""
+    """A text that is not a usable profile; says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
     """Errors on held-out rows (10-fold cross-validation), relative to the geometric mean of performance.
 
-    ``rmse_sd``: between the folds; ``mape``: mean of |error| / truth; ``log_rmse``: of the logarithms.
+    ``rmse_sd``: standard deviation between folds. ``mape``: mean of |error| / truth. ``log_rmse``: of the logarithms.
     """
 
     rows: int
@@ -50,7 +49,7 @@ class Metrics:
 
     @property
     def refusal(self) -> str:
-        """Why a model with these is no warm start; empty: it is signed off."""
+        """Why a model with these errors is not used as a warm start; empty if it is."""
         if self.r2 < LEAST_R2:
             return f"R2 on held-out samples is {self.r2:.3f}, less than {LEAST_R2}"
         if self.mape > MOST_MAPE:
@@ -60,11 +59,11 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a profile comes from.
+    """Origin of a profile.
 
-    ``app``: the LRA's name, or that of the class; ``hosts``: where it was measured; ``engine`` and ``rounds``: how it
-    was trained; ``work_source``: what its performance is; ``grid_cells``: of the lattice, of which ``measured`` were;
-    ``not_explored``: knobs that could not be set there, with the reason; ``note``: anything else worth saying.
+    ``app``: the LRA's name, or that of the class. ``hosts``: where it was measured. ``work_source``: signal of its
+    performance. ``engine``, ``rounds``, ``seed``: of the training. ``grid_cells``: size of the lattice, of which
+    ``measured`` cells were sampled. ``not_explored``: knobs that could not be set, with reasons. ``note``: remarks.
     """
 
     app: str
@@ -87,12 +86,12 @@ class Profile:
 
     Attributes:
         origin: where it comes from.
-        metrics: how well it does on what it has not seen.
+        metrics: its held-out errors.
         features: names of the columns of ``x``, each relative to ``scale``.
-        scale: per feature what 1.0 stands for, in the knob's unit.
-        low, high: between which values each was explored.
+        scale: value of 1.0 by feature, in the knob's unit.
+        low, high: explored range of each feature.
         trees: log of (performance / performance at the most generous cell).
-        x, y: the samples it was trained on, (n, F) and (n,).
+        x, y: the training samples, (n, F) and (n,).
     """
 
     origin: Origin
@@ -107,7 +106,7 @@ class Profile:
 
     @property
     def is_signed_off(self) -> bool:
-        """Good enough to start from."""
+        """True if it is accurate enough to start from."""
         return not self.metrics.refusal
 
 
@@ -115,7 +114,7 @@ def to_text(profile: Profile) -> str:
     """The file's text, ending with a newline.
 
     Raises:
-        FileError: it holds what no file may hold.
+        FileError: the profile holds an invalid value.
     """
     body = {
         "origin": asdict(profile.origin),
@@ -138,19 +137,19 @@ def to_text(profile: Profile) -> str:
 
 
 def from_text(text: str | bytes) -> Profile:
-    """The profile that was written as this text.
+    """Parse a profile file.
 
     Raises:
-        FileError: it is no such text.
+        FileError: the text is not a valid profile.
     """
     if len(text) > MAX_BYTES:
-        raise FileError(f"{len(text)} bytes are too many for a profile (at most {MAX_BYTES})")
+        raise FileError(f"{len(text)} bytes exceed the limit for a profile ({MAX_BYTES})")
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as exc:
         raise FileError(f"it is not JSON: {str(exc)[:100] or 'nested too deeply'}") from exc
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise FileError(f"it is no profile of perphd's: its format is not {FORMAT!r}")
+        raise FileError(f"it is not a perphd profile: its format is not {FORMAT!r}")
     version = data.get("version")
     if type(version) is not int or version != VERSION:
         raise FileError(f"its version is {str(version)[:20]}; this perphd reads version {VERSION}")
@@ -158,7 +157,7 @@ def from_text(text: str | bytes) -> Profile:
     try:
         right = isinstance(body, dict) and data.get("sha256") == _digest(_canonical(body))
     except (ValueError, RecursionError) as exc:
-        raise FileError(f"it holds what no profile holds: {exc}") from exc
+        raise FileError(f"it holds an invalid value: {exc}") from exc
     if not right:
         raise FileError("its checksum is wrong: the text is damaged or was edited")
     assert isinstance(body, dict)
@@ -166,7 +165,7 @@ def from_text(text: str | bytes) -> Profile:
 
 
 def trees_to_json(trees: Trees) -> dict[str, Any]:
-    """The trees as lists."""
+    """Convert trees to lists."""
     found: dict[str, Any] = {}
     for item in fields(Trees):
         value = getattr(trees, item.name)
@@ -176,10 +175,10 @@ def trees_to_json(trees: Trees) -> dict[str, Any]:
 
 
 def trees_from_json(data: object, where: str) -> Trees:
-    """Trees from lists.
+    """Convert lists to trees.
 
     Raises:
-        FileError: something is missing, of another kind, or the arrays are no trees.
+        FileError: something is missing or of the wrong kind, or the arrays do not form trees.
     """
     table = _table(data, where, [item.name for item in fields(Trees)])
     try:
@@ -208,7 +207,7 @@ def _profile(body: Mapping[str, Any]) -> Profile:
     scale, low, high = (tuple(_numbers(table[k], k)) for k in ("scale", "low", "high"))
     rows = table["x"]
     if not isinstance(rows, list) or len(rows) > MAX_ROWS:
-        raise FileError(f"x is no list of at most {MAX_ROWS} rows")
+        raise FileError(f"x is not a list of at most {MAX_ROWS} rows")
     x = np.array([_numbers(row, f"x[{i}]") for i, row in enumerate(rows)], dtype=np.float64) if rows else None
     x = np.zeros((0, width)) if x is None else x
     y = np.array(_numbers(table["y"], "y"), dtype=np.float64)
@@ -218,7 +217,7 @@ def _profile(body: Mapping[str, Any]) -> Profile:
     if trees.features != features:
         raise FileError(f"trees.features are {trees.features}, the profile's {features}")
     if min(scale, default=1.0) <= 0:
-        raise FileError(f"scale is {scale}; every one is more than 0")
+        raise FileError(f"scale is {scale}; every entry must be positive")
     return Profile(
         _origin(table["origin"]), _metrics(table["metrics"]), features, scale, low, high, trees, x, y
     )
@@ -248,7 +247,7 @@ def _metrics(data: object) -> Metrics:
 
 def _table(data: object, where: str, names: list[str]) -> Mapping[str, Any]:
     if not isinstance(data, dict):
-        raise FileError(f"{where} is no object")
+        raise FileError(f"{where} is not an object")
     if missing := [name for name in names if name not in data]:
         raise FileError(f"{where} lacks {missing[0]}")
     if extra := sorted(set(data) - set(names)):
@@ -266,32 +265,32 @@ def _number(value: object, where: str) -> float:
 
 def _numbers(value: object, where: str) -> list[float]:
     if not isinstance(value, list):
-        raise FileError(f"{where} is no list")
+        raise FileError(f"{where} is not a list")
     return [_number(item, where) for item in value]
 
 
 def _ints(value: object, where: str) -> Any:
     found = _numbers(value, where)
     if any(item != int(item) or abs(item) > 2**31 - 1 for item in found):
-        raise FileError(f"{where} holds something else than whole numbers")
+        raise FileError(f"{where} is not a list of integers")
     return np.array([int(item) for item in found], dtype=np.int32)
 
 
 def _bools(value: object, where: str) -> Any:
     if not isinstance(value, list) or not all(isinstance(item, bool) for item in value):
-        raise FileError(f"{where} holds something else than true and false")
+        raise FileError(f"{where} is not a list of true and false")
     return np.array(value, dtype=np.bool_)
 
 
 def _text(value: object, where: str) -> str:
     if not isinstance(value, str) or len(value) > 4096:
-        raise FileError(f"{where} is no text of at most 4096 characters")
+        raise FileError(f"{where} is not a text of at most 4096 characters")
     return value
 
 
 def _texts(value: object, where: str) -> list[str]:
     if not isinstance(value, list | tuple) or len(value) > 256:
-        raise FileError(f"{where} is no list of at most 256 texts")
+        raise FileError(f"{where} is not a list of at most 256 texts")
     return [_text(item, where) for item in value]
 
 

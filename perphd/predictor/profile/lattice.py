@@ -1,9 +1,8 @@
-"""What can be granted to an application, as a lattice, and a sample of it in a safe order.
+"""The lattice of allocations that can be explored, and a well-spread sample of it in a safe order.
 
-The sample is low-discrepancy: R_d, the additive recurrence of the generalised golden ratio (Roberts, "The
-unreasonable effectiveness of quasirandom sequences", 2018), x_n = (s + n * alpha) mod 1 with
-alpha_i = g^-i and g the root of g^(d+1) = g + 1. It fills the space evenly for every number of points, so that a
-sample that was stopped early is an even one too, as far as it got.
+The sample is low-discrepancy: R_d, the additive recurrence of the generalised golden ratio (Roberts, "The unreasonable
+effectiveness of quasirandom sequences", 2018), x_n = (s + n * alpha) mod 1 with alpha_i = g^-i and g the root of
+g^(d+1) = g + 1. It fills the space evenly for every number of points.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Point: TypeAlias = tuple[int, ...]
-"""Per axis the number of a step, 0 being the tightest."""
+"""A cell as step indices, one per axis; 0 is the tightest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One knob: its steps from tight to generous, in ``unit``. ``slow``: it takes long to come into force."""
+    """One knob: its steps from tight to generous, in ``unit``. ``slow``: changes take long to take effect."""
 
     name: str
     unit: str
@@ -30,7 +29,7 @@ class Axis:
 
     def __post_init__(self) -> None:
         if not self.steps or list(self.steps) != sorted(set(self.steps)):
-            raise ValueError(f"{self.name}: steps must ascend, there must be at least one")
+            raise ValueError(f"{self.name}: needs at least one step, in ascending order")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +45,11 @@ class Lattice:
 
     @property
     def most(self) -> Point:
-        """The most generous cell: where nothing is taken away."""
+        """The most generous cell, which restricts nothing."""
         return tuple(len(axis.steps) - 1 for axis in self.axes)
 
     def values(self, point: Point) -> tuple[float, ...]:
-        """What a cell grants, in the axes' units."""
+        """Values granted by a cell, in the axes' units."""
         return tuple(axis.steps[step] for axis, step in zip(self.axes, point, strict=True))
 
     def sample(self, count: int, seed: int = 0) -> tuple[Point, ...]:
@@ -65,7 +64,7 @@ class Lattice:
             n += 1
             spot = np.floor(((start + n * alpha) % 1.0) * shape).astype(int)
             found.setdefault(tuple(int(step) for step in spot))
-        if len(found) < count:  # a small lattice that is asked for nearly whole
+        if len(found) < count:  # a small lattice requested almost whole
             for cell in np.ndindex(*shape.tolist()):
                 if len(found) >= count:
                     break
@@ -73,10 +72,10 @@ class Lattice:
         return self.safe_order(tuple(found))
 
     def safe_order(self, points: Sequence[Point]) -> tuple[Point, ...]:
-        """From generous to tight: by the scarcest of what a cell grants, then by the sum.
+        """Order cells from generous to tight: by the scarcest resource, then by the sum.
 
-        One knob that is nearly shut hurts more than four that are half open. What is slow goes down once: for each of
-        its steps all other knobs are gone through.
+        One nearly closed knob hurts more than four half-open ones. Slow knobs only go down, once: all other knobs are
+        explored at each of their steps.
         """
         last = np.maximum(np.array(self.most), 1)
 
@@ -96,14 +95,14 @@ class Lattice:
         return tuple(sorted(points, key=tightness))
 
     def anchor(self, point: Point) -> Point:
-        """The most generous cell that can be had at once from this one: what is slow stays."""
+        """The most generous cell reachable at once from this one; slow knobs stay."""
         return tuple(
             step if axis.slow else len(axis.steps) - 1 for step, axis in zip(point, self.axes, strict=True)
         )
 
 
 def is_within(point: Point, other: Point) -> bool:
-    """True if ``point`` grants nothing that ``other`` does not: where ``other`` hurts, ``point`` does too."""
+    """True if ``point`` grants at most what ``other`` does in every dimension, and so hurts at least as much."""
     return all(a <= b for a, b in zip(point, other, strict=True))
 
 

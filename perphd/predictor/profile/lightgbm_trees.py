@@ -1,8 +1,8 @@
-"""LightGBM's trees as ``ogbrt.Trees``: the same function, so that what was trained off line goes on learning on line.
+"""Converts LightGBM's trees to ``ogbrt.Trees``, so that a model trained off line can learn online.
 
-Both compare ``x <= threshold`` in double precision and both add up leaf values that hold the learning rate already,
-so predictions agree to rounding. What is missing goes where LightGBM sends it: with the missing type ``None`` (the
-training rows had no NaN) it takes a NaN for 0.
+Both compare ``x <= threshold`` in double precision and sum leaf values that include the learning rate, so predictions
+agree to rounding. Missing values go where LightGBM sends them: with missing type ``None`` (training rows without NaN)
+it treats NaN as 0.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from perphd.predictor.ogbrt.trees import InvalidModel, Trees
 
 
 def from_lightgbm(booster: Any, features: Sequence[str], monotone: Sequence[int], rounds: int = -1) -> Trees:
-    """The booster's first ``rounds`` trees (-1: all).
+    """Convert the booster's first ``rounds`` trees (-1: all).
 
     Raises:
-        InvalidModel: it has what the portable form has not: categories, linear leaves, zeros taken for missing.
+        InvalidModel: it uses features without a portable form: categories, linear leaves, zeros as missing values.
     """
     dump = booster.dump_model(num_iteration=rounds)
     node_start, leaf_start = [0], [0]
@@ -35,7 +35,7 @@ def from_lightgbm(booster: Any, features: Sequence[str], monotone: Sequence[int]
     return Trees(
         tuple(features),
         tuple(monotone),
-        0.0,  # the mean is in the first tree's leaves
+        0.0,  # the first tree's leaves include the mean
         np.array(node_start, dtype=np.int32),
         np.array(leaf_start, dtype=np.int32),
         np.array([node.feature for node in nodes], dtype=np.int32),
@@ -63,7 +63,7 @@ class _Tree:
         self.leaves: list[float] = []
 
     def add(self, item: Mapping[str, Any]) -> int:
-        """Add a node with all below it; returns its number, or ``~leaf``."""
+        """Add a node and its descendants; returns its index, or ``~leaf``."""
         if "split_index" not in item:
             if "leaf_coeff" in item:
                 raise InvalidModel("the model is refused: its leaves are linear")
@@ -73,7 +73,7 @@ class _Tree:
             raise InvalidModel(f"the model is refused: it has a split by {item['decision_type']!r}")
         threshold, missing = float(item["threshold"]), item["missing_type"]
         if missing not in ("None", "NaN"):
-            raise InvalidModel(f"the model is refused: it takes {missing} for a missing value")
+            raise InvalidModel(f"the model is refused: it treats {missing} as a missing value")
         missing_left = bool(item["default_left"]) if missing == "NaN" else threshold >= 0.0
         node = _Node(int(item["split_feature"]), threshold, missing_left)
         number = len(self.nodes)

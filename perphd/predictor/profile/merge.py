@@ -1,10 +1,8 @@
-"""Judging a profile on samples that it has not seen, and one profile out of several hosts' with a champion check.
+"""Evaluates profiles on unseen samples, and merges profiles of several hosts with a champion check.
 
-Merging is the first step towards models that hosts share: samples are pooled (they are relative, so that hosts of
-different size can be compared), trees are trained on four fifths of each host's, and the result must do no worse on
-the held-out fifths of *every* host than the best single profile does there, within a margin and the scatter of the
-difference. Nothing of this is ever
-done by itself.
+Samples are pooled (they are relative, so that hosts of different size are comparable), and trees are trained on four
+fifths of each host's. On the held-out fifths of *every* host the result must do no worse than the best single profile
+does there, within a margin and the scatter of the difference. Merging happens only on request.
 """
 
 from __future__ import annotations
@@ -24,18 +22,18 @@ from perphd.predictor.profile.file import Metrics, Origin, Profile
 from perphd.predictor.profile.training import Trained, metrics_of, train
 
 MARGIN: Final = 1.05
-"""Merged trees may miss a host's held-out samples by so many times what its champion misses."""
+"""Largest ratio of the merged trees' error to the champion's on a host's held-out samples."""
 HELD_OUT: Final = 5
-"""Every so manieth row of each host is held out."""
+"""One row in this many is held out of each host."""
 
 Trainer: TypeAlias = Callable[..., Trained]
 
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """One host's held-out samples: log-RMSE of its champion (the best single profile there) and of the merged one.
+    """Result on one host's held-out samples: log-RMSE of the champion (best single profile) and the merged profile.
 
-    ``scatter``: standard error of the mean difference of their squared errors, sample by sample.
+    ``scatter``: standard error of the mean difference of their squared errors.
     """
 
     host: str
@@ -47,62 +45,63 @@ class Contest:
 
     @property
     def held(self) -> bool:
-        """The merged one is good enough here: no worse than the margin and what chance explains."""
+        """True if the merged profile is good enough here, within margin and chance."""
         most = (MARGIN * self.champion_log_rmse) ** 2 + self.scatter
         return self.merged_log_rmse**2 <= most
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Merged:
-    """What came out, and how it did on every host."""
+    """The merged profile, and its results on every host."""
 
     profile: Profile
     contests: tuple[Contest, ...]
 
     @property
     def accepted(self) -> bool:
-        """The champion check is passed on every host."""
+        """True if the champion check passed on every host."""
         return all(contest.held for contest in self.contests)
 
 
 def evaluate(profile: Profile, x: Floats, y: Floats, names: Sequence[str]) -> Metrics:
-    """How well a profile says samples of another (rows relative as its own).
+    """Accuracy of a profile on samples of another (rows relative like its own).
 
-    A column that the samples lack is taken at its most generous; one that the profile lacks does not count.
+    A column missing from the samples counts as most generous; one missing from the profile is ignored.
     """
     return metrics_of(y, Forest.compile(profile.trees).predict(_columns(profile, x, names)))
 
 
 def merge(profiles: Sequence[Profile], app: str, *, seed: int = 0, training: Trainer = train) -> Merged:
-    """One profile of several.
+    """Merge several profiles into one.
 
     Raises:
-        PerphError: fewer than two, one that is given twice or is too small, or performance that is not the same signal.
+        PerphError: there are fewer than two profiles, one occurs twice or is too small, or they measure different
+            signals.
     """
     if len(profiles) < 2:
-        raise PerphError("merging takes at least two profiles")
+        raise PerphError("merging needs at least two profiles")
     sources = {p.origin.work_source for p in profiles}
     if len(sources) > 1:
-        raise PerphError(f"their performance is not the same: {', '.join(sorted(sources))}")
+        raise PerphError(f"they measure different performance signals: {', '.join(sorted(sources))}")
     for k, p in enumerate(profiles):
         if any(
             p.x.shape == q.x.shape and np.array_equal(p.x, q.x) and np.array_equal(p.y, q.y)
             for q in profiles[:k]
         ):
-            raise PerphError(f"{_host(p)} is given twice: nothing would be held out of it")
+            raise PerphError(f"{_host(p)} is given twice, which would spoil the held-out samples")
     names = list(dict.fromkeys(name for p in profiles for name in p.features))
     full = np.array([max(p.high[p.features.index(n)] for p in profiles if n in p.features) for n in names])
     if "load_share" in names:
-        full[names.index("load_share")] = 1.0  # where it did not vary, it was that of the reference
+        full[names.index("load_share")] = 1.0  # if it did not vary, it was the reference's
     parts = [(p, *_split(p, names, full)) for p in profiles]
     x = np.concatenate([known_x for _, known_x, _, _, _ in parts])
     y = np.concatenate([known_y for _, _, known_y, _, _ in parts])
-    # Every host counts alike, however much was measured there.
+    # Equal weight per host, whatever the number of samples.
     weight = np.concatenate([np.full(len(k), len(x) / len(parts) / len(k)) for _, _, k, _, _ in parts])
     signs = {n: s for p in profiles for n, s in zip(p.trees.features, p.trees.monotone, strict=True)}
     monotone = [signs[n] for n in names]
     trained = training(x, y, names, monotone, seed=seed, weight=weight)
-    # Champions are trained on the same rows, else they would have seen what they are asked.
+    # Champions are trained on the same rows, so that held-out samples are new to them too.
     singles = [training(k, t, names, monotone, seed=seed) for _, k, t, _, _ in parts]
     contests = []
     for p, _, _, held_x, held_y in parts:
@@ -134,7 +133,7 @@ def merge(profiles: Sequence[Profile], app: str, *, seed: int = 0, training: Tra
 
 
 def contest(host: str, hosts: Sequence[str], errors: Sequence[Floats], ours: Floats) -> Contest:
-    """The contest on one host's held-out samples: squared errors of each single one and of the merged, each (n,)."""
+    """The result on one host's held-out samples, from squared errors (n,) of single and merged models."""
     best = int(np.argmin([np.mean(error) for error in errors]))
     return Contest(
         host=host,
@@ -155,7 +154,7 @@ def _columns(profile: Profile, x: Floats, names: Sequence[str]) -> Floats:
 
 
 def _split(profile: Profile, names: Sequence[str], full: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Known and held-out rows with labels; a knob that was not explored there was granted in ``full``."""
+    """Training and held-out rows with labels; a knob not explored on the host had its ``full`` value."""
     x = np.tile(full, (len(profile.y), 1))
     for column, name in enumerate(names):
         if name in profile.features:

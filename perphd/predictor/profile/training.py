@@ -1,8 +1,8 @@
-"""Off-line training of a warm start: boosted trees, monotone, their number chosen by 10-fold cross-validation.
+"""Off-line training of a warm start: monotone boosted trees, their number chosen by 10-fold cross-validation.
 
-LightGBM where it is installed (it is an extra), else the same kind of trees by ``ogbrt.fit``. The rounds are where
-the held-out error of the folds is least (early stopping in each; the median over the folds), the metrics are those of
-the held-out predictions at that number, and the final model is trained on all rows with it.
+Uses LightGBM if installed (an extra), else equivalent trees by ``ogbrt.fit``. The number of rounds minimises the folds'
+held-out error (early stopping in each; the median over the folds). The metrics are those of the held-out predictions at
+that number, with which the final model is trained on all rows.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from perphd.predictor.profile.lightgbm_trees import from_lightgbm
 Engine: TypeAlias = Literal["lightgbm", "numpy"]
 
 MOST_ROUNDS = 150
-"""Trees at most: more cost the resident process more than they tell."""
+"""Most trees; more would cost the resident process more than they gain."""
 FOLDS = 10
 _PATIENCE = 20
 _NUMPY_ROUNDS = (40, 80, 120, MOST_ROUNDS)
 NO_LIGHTGBM = (
-    "lightgbm is not installed: trained with perphd's own trees instead, which are as monotone and nearly as good. "
+    "lightgbm is not installed: trained with perphd's own trees, which are monotone too and nearly as accurate. "
     f"How to get it: {how_to_get('worker')}"
 )
 
 Predict: TypeAlias = Callable[[Floats, int], Floats]
-"""Rows (n, F) and a number of rounds -> predictions (n,)."""
+"""Predictions (n,) for rows (n, F) with a number of rounds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """Trees, what they were trained with, and how well they did on rows that they had not seen."""
+    """Trees, how they were trained, and their held-out errors."""
 
     trees: Trees
     engine: Engine
@@ -49,7 +49,7 @@ class Trained:
 
 
 def best_engine() -> Engine:
-    """LightGBM if it can be imported (it is not imported here)."""
+    """LightGBM if it can be imported. Does not import it."""
     return "lightgbm" if importlib.util.find_spec("lightgbm") is not None else "numpy"
 
 
@@ -66,7 +66,7 @@ def train(
     """Train on rows ``x`` (n, F) and log-performance ``y`` (n,); at least 20 rows.
 
     Raises:
-        ValueError: fewer rows, or shapes that do not fit.
+        ValueError: there are fewer rows, or shapes do not match.
     """
     if len(y) < 20 or x.shape != (len(y), len(features)):
         raise ValueError(f"{x.shape} rows and {len(y)} targets; at least 20 rows are needed to train a model")
@@ -90,7 +90,7 @@ def train(
 
 
 def metrics_of(y: Floats, found: Floats, fold: Any = None) -> Metrics:
-    """Errors of predictions of log-performance, on the scale of performance (relative to its geometric mean)."""
+    """Errors of predicted log-performance, in units of performance relative to its geometric mean."""
     mean = float(np.mean(y))
     true, guess = np.exp(y - mean), np.exp(found - mean)
     error = np.abs(guess - true)
@@ -115,12 +115,12 @@ def metrics_of(y: Floats, found: Floats, fold: Any = None) -> Metrics:
 
 
 def _load_lightgbm() -> Any:
-    # By name: only the worker process gets here, and nothing that stays resident may import it.
+    # By name: no resident process may import lightgbm, and only the worker gets here.
     return importlib.import_module("lightgbm")
 
 
 FEW_ROWS: Final = 80
-"""Below so many rows a leaf may hold two of them: of four, a curve of 25 points would be five steps."""
+"""Number of rows below which a leaf may hold two of them instead of four, which would flatten a curve of 25 points."""
 
 
 def _parameters(monotone: Sequence[int], seed: int, rows: int) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def _lightgbm(
     )
 
     def predict(rows: Floats, rounds: int) -> Floats:
-        # A fold that stopped early has no more trees than it has.
+        # A fold that stopped early uses all the trees it has.
         return np.asarray(booster.predict(rows, num_iteration=rounds, num_threads=1), dtype=np.float64)
 
     return predict, int(booster.best_iteration or MOST_ROUNDS)
@@ -180,7 +180,7 @@ def _numpy(
 
 
 def _first(trees: Trees, count: int) -> Trees:
-    """The first stages: what a shorter training would have made."""
+    """The first ``count`` stages, equal to a shorter training."""
     count = min(count, trees.count)
     nodes, leaves = int(trees.node_start[count]), int(trees.leaf_start[count])
     return replace(

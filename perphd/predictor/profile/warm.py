@@ -1,13 +1,13 @@
-"""A profile as a beginning of a Res-Perf model: what it says beyond the physics prior, as samples of a correction.
+"""Converts a profile into samples of a correction of the physics prior, from which a model starts.
 
-The prior knows how processors are shared, and takes an application's work to fall as the CPU time that it gets. A
-profile knows how *this* application's work falls with CPU time and with cache. The difference of the two, over an
-even sample of what perphd can enforce, is what the boosted correction begins from:
+The prior models how processors are shared, and assumes that work falls with the CPU time obtained. A profile knows how
+*this* application's work falls with CPU time and cache. The boosted correction starts from their difference over an
+even sample of enforceable allocations:
 
-    correction(a) = log f(CPU time that physics expects under a, cache that a leaves it) - log(work that it expects)
+    correction(a) = log f(CPU time predicted by physics under a, cache that a leaves it) - log(predicted work)
 
-What a profile holds is the application alone: what neighbours take of memory bandwidth is not in it and is left to
-live samples. Ways that batch also may use are shared with it by halves, the more batch there is.
+A profile describes the application alone. Memory bandwidth taken by neighbours is not in it and is left to live
+samples. Ways that batch may use too are assumed shared in halves, in proportion to batch's load.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _WEIGHTS: Final[tuple[Weight, ...]] = (IDLE, 10, 30, 100)
 _LOADS: Final = (0.2, 0.4, 0.6, 0.8, 1.0)
 _BATCH: Final = (0.25, 0.5, 1.0)
 _CACHE_LOST: Final = 0.5
-"""Share of the ways that both may use which batch takes when it fills the host."""
+"""Share of the ways open to both that batch takes when it fills the host."""
 _MOST: Final = 1.0
-"""Corrections of a warm start, log units: beyond it live samples have to say so."""
+"""Bound of a warm start's corrections, log units; beyond it only live samples count."""
 
 
 def ratio(profile: Profile, cpu: Floats, llc: Floats) -> Floats:
-    """Log of work relative to the reference for CPU time per CPU time wanted, and share of the cache; each (n,).
+    """Log of work relative to the reference, by share of wanted CPU time and share of the cache; each (n,).
 
-    All else (memory, bandwidth, load) is as at the reference. Never above 0.
+    Memory, bandwidth and load are as at the reference. Never above 0.
     """
     forest = Forest.compile(profile.trees)
     rows = np.tile(np.array(profile.high), (len(cpu), 1))
@@ -59,8 +59,9 @@ def ratio(profile: Profile, cpu: Floats, llc: Floats) -> Floats:
 def corrections(
     profile: Profile, total_cores: int, llc_ways: int, mba_levels_pct: Sequence[int] = ()
 ) -> tuple[Floats, Floats, Floats]:
-    """Rows of ``features.COLUMNS``, what physics expects of the work ratio at each (log), and the correction of that,
-    for a host of this shape.
+    """Samples of the correction for a host of this shape.
+
+    Returns rows of ``features.COLUMNS``, physics predictions of the work ratio (log), and corrections.
     """
     grants = [
         CpuGrant(total_cores, cores, weight, exclusive)
@@ -70,7 +71,7 @@ def corrections(
         if not (exclusive and cores >= total_cores)
     ]
     ways = tuple(float(w) for w in range(llc_ways)) or (0.0,)
-    # A sample in the same even way as exploring does it; what is generous and what is tight plays no part.
+    # The even sampling used for exploring; here the order from generous to tight has no meaning.
     lattice = Lattice(
         (
             Axis("grant", "", tuple(float(i) for i in range(len(grants)))),

@@ -1,4 +1,4 @@
-"""Training in a process of its own, niced, because LightGBM takes 45 MiB and a processor for a while.
+"""Training in a niced process of its own, because LightGBM takes 45 MiB and occupies a CPU for a while.
 
 ``python -m perphd.predictor.profile.worker`` reads a job as JSON from standard input and writes the result as JSON to
 standard output; ``train_apart`` starts it and waits.
@@ -36,10 +36,10 @@ def train_apart(
     weight: Floats | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> Trained:
-    """As ``training.train``, in a worker process.
+    """``training.train`` in a worker process.
 
     Raises:
-        PerphError: the worker failed or took too long; says what it said.
+        PerphError: the worker failed or timed out; contains its message.
     """
     job = {
         "x": x.tolist(),
@@ -51,7 +51,7 @@ def train_apart(
         "engine": engine,
     }
     command = [sys.executable, "-m", "perphd.predictor.profile.worker"]
-    # The worker is to find this perphd, wherever it was started from.
+    # Let the worker find this perphd, wherever it was started from.
     path = os.pathsep.join(entry for entry in sys.path if entry)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": path}
     try:
@@ -60,7 +60,7 @@ def train_apart(
             check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as exc:
-        raise PerphError(f"training took more than {timeout_s:g} s and was ended") from exc
+        raise PerphError(f"training took more than {timeout_s:g} s and was stopped") from exc
     except OSError as exc:
         raise PerphError(f"the training process could not be started: {exc.strerror}") from exc
     if done.returncode != 0:
@@ -76,7 +76,7 @@ def train_apart(
 
 
 def main() -> int:
-    """The worker."""
+    """Run one job from standard input."""
     os.nice(_NICE)
     job: dict[str, Any] = json.load(sys.stdin)
     weight = None if job["weight"] is None else np.array(job["weight"], dtype=np.float64)

@@ -1,6 +1,6 @@
 """The simulated tree as a mounted file system (FUSE), so that unmodified programs run against it.
 
-One write(2) is one command, every read at offset 0 computes the content anew, and a refusal has the kernel's errno,
+One write(2) is one command, every read at offset 0 computes the content again, and a refusal has the kernel's errno,
 as in kernfs. Two things differ from a real kernel: a zero-length write never arrives here (the real one passes it
 on, where nearly every file ignores it), and poll(2) always says ready, so pressure triggers do not fire.
 flock(2) is kept by this machine's kernel for the whole mount.

@@ -224,7 +224,7 @@ class Balance:
         cycle = np.where(is_batch, flow.service + state.stalled, flow.loop.response_s)
         disk = flow.rate * (self._own_use + flow.faults * self._page_use)
         # A closed loop that mostly waits for disk or link gives way in full. With a slope taken too flat, steps are
-        # too long, and rates swing between two values for ever.
+        # too long, and rates swing between two values forever.
         waits = np.where(is_batch | lag | self._is_closed, 1.0, 0.0)
         # Batch that only waits uses little CPU: the CPU that it was given bounds it before the division follows.
         waiting = (flow.own_disk_s + flow.faults * self._page_s) / cycle

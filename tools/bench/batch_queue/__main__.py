@@ -1,6 +1,6 @@
 """Benches of the batch queue: tables for docs/benchmarks.md.
 
-python -m tools.bench.batch_queue [--seeds 3] [--hours 2] [--only schedulers,day,overcommit]
+python -m tools.bench.batch_queue [--seeds 3] [--hours 2] [--only schedulers,calibration,day,host-day,overcommit]
 """
 
 from __future__ import annotations
@@ -10,15 +10,21 @@ import csv
 import lzma
 import math
 import os
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from perphd.batch.admission import Reliability
+from perphd.domain.workload import Mode
 from perphd.qos.offers import followed, with_use
 from perphd.qos.overcommit import Backtest
+from tools.bench.batch_queue.host_day import DayOutcome
+from tools.bench.batch_queue.host_day import day as host_day
+from tools.bench.batch_queue.host_rules import day_by, static_reservation, suppression
 from tools.bench.batch_queue.jobs import GIB, generated
 from tools.bench.batch_queue.node import CYCLE_S, Node, Outcome, Policy
+from tools.bench.batch_queue.spread import ratio_interval
 
 CPUS, MEMORY = 32.0, 128.0 * GIB
 AHEAD_S: Final = 7200.0
@@ -27,6 +33,10 @@ DAY_LOAD: Final = 0.6
 """Offered by the jobs of a day beside LRAs that use 0.1 to 0.5 of the node."""
 DAY_SIZE: Final = 0.3
 """Size of a day's jobs: about 2,000 of them are that load."""
+ALONE: Final = "alone"
+DAY_POLICIES: Final = (ALONE, "fifo", "suppression", "perphd", "observe")
+ONCE: Final = (ALONE, "observe")
+"""Run with the first seed only."""
 LEAST_WINDOWS: Final = 100
 PEAK: Final = 0.7
 """The greatest use of a series in arbitrary units, as a share of the host."""
@@ -37,8 +47,19 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="tools.bench.batch_queue", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument(
+        "--policies", type=lambda text: text.split(","), default=None, help="DISTRIBUTION,POINT,..."
+    )
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--load", type=float, default=1.4)
+    parser.add_argument("--day-hours", type=float, default=24.0, help="of host-day; 12 see every load once")
+    parser.add_argument("--day-from", type=float, default=0.0, help="the hour at which host-day begins")
+    parser.add_argument(
+        "--day-policies", type=lambda text: text.split(","), default=DAY_POLICIES, help=",".join(DAY_POLICIES)
+    )
+    parser.add_argument("--overestimated", type=float, default=0.0, help="share of jobs that end early")
     given = os.environ.get("PERPHD_DATA")
     parser.add_argument(
         "--data",
@@ -50,62 +71,148 @@ def main() -> None:
     options = parser.parse_args()
     if "overcommit" in options.only and options.data is None:
         parser.error("overcommit needs --data, or PERPHD_DATA: the folder of public series")
-    if "schedulers" in options.only:
-        schedulers(options.seeds, options.hours, options.load)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    with ProcessPoolExecutor(options.processes) as pool:
+        if "schedulers" in options.only:
+            chosen = [Policy[name] for name in options.policies] if options.policies else SCHEDULERS
+            schedulers(pool, seeds, options.hours, options.load, chosen, options.overestimated)
+        if "calibration" in options.only:
+            calibration(pool, seeds, options.hours, options.load)
+        if "host-day" in options.only:
+            host_days(pool, seeds, options.day_hours, options.day_from, options.day_policies)
     if "day" in options.only:
-        day(options.seeds)
+        day(seeds)
     if "overcommit" in options.only:
         overcommit(options.data)
 
 
-def schedulers(seeds: int, hours: float, load: float) -> None:
+def schedulers(
+    pool: ProcessPoolExecutor,
+    seeds: range,
+    hours: float,
+    load: float,
+    policies: Sequence[Policy],
+    overestimated: float,
+) -> None:
     """Every policy on the same jobs."""
     print(
-        "| policy | SLO jobs | missed | SLO core-h | best effort core-h | latency s | preempted | evicted |"
+        f"| policy | SLO jobs | missed | more than {policies[0]} | SLO core-h | best effort core-h | latency s | "
+        "preempted | evicted |"
     )
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     diagrams: list[Outcome] = []
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for policy in SCHEDULERS:
-            runs = [pool.submit(_scheduled, policy, seed, hours, load) for seed in range(seeds)]
-            found = [run.result() for run in runs]
-            diagrams = found if policy is Policy.DISTRIBUTION else diagrams
-            _line(policy, found)
+    first: list[Outcome] = []
+    for policy in policies:
+        runs = [pool.submit(_scheduled, policy, seed, hours, load, 0.0, overestimated) for seed in seeds]
+        found = [run.result() for run in runs]
+        diagrams = found if policy is Policy.DISTRIBUTION else diagrams
+        first = first or found
+        _line(policy, found, first)
+    _diagrams(diagrams)
+
+
+def calibration(pool: ProcessPoolExecutor, seeds: range, hours: float, load: float) -> None:
+    """Predictions of a queue that has run for an hour: what it learned outlives the daemon."""
+    runs = [
+        pool.submit(_scheduled, Policy.DISTRIBUTION, seed, 1.0 + hours, load, judged_after_s=3600.0)
+        for seed in seeds
+    ]
+    _diagrams([run.result() for run in runs])
+
+
+def _diagrams(found: list[Outcome]) -> None:
     for name, each in (
-        ("CPU", [one.cpu_reliability for one in diagrams]),
-        ("memory", [one.memory_reliability for one in diagrams]),
+        ("CPU", [one.cpu_reliability for one in found]),
+        ("memory", [one.memory_reliability for one in found]),
     ):
         reliability(name, each)
 
 
-def _scheduled(policy: Policy, seed: int, hours: float, load: float) -> Outcome:
-    return Node(policy, generated(seed, hours, load, CPUS, MEMORY), CPUS, MEMORY).run(AHEAD_S)
+def _scheduled(
+    policy: Policy,
+    seed: int,
+    hours: float,
+    load: float,
+    judged_after_s: float = 0.0,
+    overestimated: float = 0.0,
+) -> Outcome:
+    work = generated(seed, hours, load, CPUS, MEMORY, overestimated=overestimated)
+    return Node(policy, work, CPUS, MEMORY, judged_after_s=judged_after_s).run(AHEAD_S)
 
 
-def _line(policy: Policy, found: list[Outcome]) -> None:
-    slo, missed = sum(one.slo for one in found), sum(one.missed for one in found)
+def _line(policy: Policy, found: list[Outcome], first: list[Outcome]) -> None:
+    slo, missed = [one.slo for one in found], [one.missed for one in found]
+    more = [one.missed - before.missed for one, before in zip(found, first, strict=True)]
     best = sum(one.best_effort for one in found)
     latency_s = sum(one.latency_s for one in found) / best if best else math.nan
     print(
-        f"| {policy} | {slo} | {missed / max(1, slo):.1%} | {sum(one.slo_core_h for one in found):.0f} | "
+        f"| {policy} | {sum(slo)} | {_share(missed, slo)} | {_share(more, slo)} | "
+        f"{sum(one.slo_core_h for one in found):.0f} | "
         f"{sum(one.best_effort_core_h for one in found):.0f} | {latency_s:.0f} | "
         f"{sum(one.preemptions for one in found)} | {sum(one.evictions for one in found)} |",
         flush=True,
     )
 
 
+def _share(happened: Sequence[float], of: Sequence[float]) -> str:
+    """A share of all seeds with its interval."""
+    low, high = ratio_interval(happened, of)
+    return f"{sum(happened) / max(1.0, sum(of)):.1%} ({low:.1%} to {high:.1%})"
+
+
 def reliability(name: str, diagrams: list[Reliability]) -> None:
-    """Predicted P(over) beside what happened, by decile."""
-    print(f"\n| P({name} over), predicted | happened | candidates |\n| --- | --- | --- |")
+    """Predicted P(over) beside what happened, by decile, with its interval over seeds."""
+    print(f"\n| P({name} over), predicted | happened | 95 % interval | candidates, in seeds |")
+    print("| --- | --- | --- | --- |")
     for n in range(10):
-        count = sum(each.counts[n] for each in diagrams)
-        if count:
-            predicted = sum(each.predicted[n] for each in diagrams) / count
-            happened = sum(each.happened[n] for each in diagrams) / count
-            print(f"| {predicted:.3f} | {happened:.3f} | {count} |")
+        counts = [each.counts[n] for each in diagrams]
+        if sum(counts):
+            predicted = sum(each.predicted[n] for each in diagrams) / sum(counts)
+            happened = [each.happened[n] for each in diagrams]
+            low, high = ratio_interval(happened, counts)
+            print(
+                f"| {predicted:.3f} | {sum(happened) / sum(counts):.3f} | {low:.3f} to {high:.3f} | "
+                f"{sum(counts)} in {sum(count > 0 for count in counts)} |"
+            )
 
 
-def day(seeds: int) -> None:
+def host_days(
+    pool: ProcessPoolExecutor, seeds: range, hours: float, from_hour: float, policies: Sequence[str]
+) -> None:
+    """A day on the simulated host: alone, with the daemon's own agent in both modes, and under simpler rules."""
+    print(
+        "| policy | seed | db on target | web on target | CPUs used | jobs done | SLO missed | "
+        "best-effort latency s | preempted |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    runs = [
+        (policy, seed, pool.submit(_host_day, policy, seed, hours, from_hour))
+        for policy in policies
+        for seed in (seeds[:1] if policy in ONCE else seeds)
+    ]
+    for policy, seed, run in runs:
+        one = run.result()
+        targets = " | ".join(f"{share:.2%}" for share in one.on_target.values())
+        print(
+            f"| {policy} | {seed} | {targets} | {one.busy:.1%} | {one.done} of {one.jobs} | "
+            f"{one.missed / max(1, one.slo):.1%} of {one.slo} | {one.latency_s / max(1, one.best_effort):.0f} | "
+            f"{one.preempted} |",
+            flush=True,
+        )
+
+
+def _host_day(policy: str, seed: int, hours: float, from_hour: float) -> DayOutcome:
+    match policy:
+        case "fifo":
+            return day_by(static_reservation(), seed, hours, from_hour)
+        case "suppression":
+            return day_by(suppression(), seed, hours, from_hour)
+        case "observe":
+            return host_day(seed, Mode.OBSERVE, True, hours, from_hour)
+    return host_day(seed, Mode.ENFORCE, policy != ALONE, hours, from_hour)
+
+
+def day(seeds: range) -> None:
     """A day with LRAs that follow the hour, and about 2,000 jobs."""
     others = tuple(
         CPUS * (0.3 - 0.2 * math.cos(2 * math.pi * (n * CYCLE_S / 3600.0 - 3.0) / 24.0))
@@ -116,7 +223,7 @@ def day(seeds: int) -> None:
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for policy in (Policy.DISTRIBUTION, Policy.FIFO, Policy.SUPPRESSED):
-        for seed in range(seeds):
+        for seed in seeds:
             work = generated(seed, 24.0, DAY_LOAD, CPUS, MEMORY, DAY_SIZE)
             one = Node(policy, work, CPUS, MEMORY, others).run(6 * 3600.0)
             done = one.best_effort + one.slo - one.unfinished

@@ -3,6 +3,10 @@
 Jobs come from classes with heavy tails between them and log-normal scatter within. Half of the load are SLO jobs with a
 deadline of 1.2 to 1.8 times their run time after submission. Requests for memory and CPUs are inflated 2 to 20 and 1 to
 4 times for three of four classes. Arrivals are bursty (SCV 4). A history of earlier jobs of each class is known.
+
+Each job follows the law of its class: histories are right about it. On real clusters, 8 to 23 % of estimates are far
+off. ``overestimated`` is the share of jobs that take a small part of the time that their class takes, as one does that
+fails early or has little to do.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ HISTORY: Final = 80
 SLACKS: Final = (0.2, 0.4, 0.6, 0.8)
 INFLATED: Final = 0.74
 GIB: Final = float(1 << 30)
+SHORTER: Final = (0.05, 0.3)
+"""What an over-estimated job takes of the time that it would take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +58,19 @@ class Generated:
 
 
 def generated(
-    seed: int, hours: float, load: float, cpus: float, memory_bytes: float, size: float = 1.0
+    seed: int,
+    hours: float,
+    load: float,
+    cpus: float,
+    memory_bytes: float,
+    size: float = 1.0,
+    overestimated: float = 0.0,
+    most: int | None = None,
 ) -> Generated:
     """Jobs that offer ``load`` times the node over ``hours``: each job counts by its greater share, CPUs or memory.
 
-    ``size``: jobs need this many times the CPUs and memory.
+    ``size``: jobs need this many times the CPUs and memory. ``overestimated``: share of jobs that end early.
+    ``most``: no more jobs than this.
     """
     rng = np.random.default_rng(seed)
     kinds = [_Class(rng, cpus, memory_bytes, size) for _ in range(CLASSES)]
@@ -64,10 +78,12 @@ def generated(
     works: list[Work] = []
     wanted = load * hours * 3600.0
     offered = 0.0
-    while offered < wanted:
+    while offered < wanted and (most is None or len(works) < most):
         number = int(rng.integers(CLASSES))
         kind = kinds[number]
         run_s, used, held = kind.drawn(rng)
+        if overestimated and rng.random() < overestimated:
+            run_s *= rng.uniform(*SHORTER)
         offered += run_s * max(used / cpus, held / memory_bytes)
         works.append(Work(0.0, kind.spec, number, run_s, used, held))
     gaps = rng.gamma(0.25, 1.0, len(works))  # squared coefficient of variation: 4

@@ -32,7 +32,7 @@ from perphd.batch.observations import Observations
 from perphd.batch.scheduling import candidates
 from perphd.batch.sharing import MemoryUser, divided, evicted
 from perphd.batch.utility import OVERESTIMATE_THRESHOLD
-from perphd.forecast.histogram import Histogram, insert, quantile
+from perphd.forecast.histogram import Histogram, insert, quantile, share_to
 from tools.bench.batch_queue.jobs import Generated, Past, Work
 
 CYCLE_S: Final = 15.0
@@ -64,6 +64,8 @@ _CALIBRATED: Final = (
     Policy.NO_ADAPTION,
     Policy.NO_PREEMPTION,
 )
+_NOT_TRIED: Final = (Policy.POINT, Policy.NO_OVERESTIMATE)
+"""As published: a job that its estimate says cannot meet its deadline is not tried before that has passed."""
 _DOUBTED: Final = {
     Policy.POINT: 0.0,
     Policy.PERFECT: 0.0,
@@ -95,7 +97,10 @@ class Outcome:
 
 
 class Node:
-    """One run of one policy. ``others``: CPUs that LRAs use, by cycle; they go first."""
+    """One run of one policy. ``others``: CPUs that LRAs use, by cycle; they go first.
+
+    ``judged_after_s``: predictions are compared with what happened from then on.
+    """
 
     def __init__(
         self,
@@ -104,9 +109,10 @@ class Node:
         cpus: float,
         memory_bytes: float,
         others: tuple[float, ...] = (),
+        judged_after_s: float = 0.0,
     ) -> None:
         self.policy, self.cpus, self.memory_bytes = policy, cpus, memory_bytes
-        self._others = others
+        self._others, self._judged_after_s = others, judged_after_s
         self._work, self._past = work.works, work.past
         self._jobs: dict[int, QueuedJob] = {}
         self._observed = Observations()
@@ -146,6 +152,8 @@ class Node:
         waiting = [job for job in self._jobs.values() if not job.state.active]
         if self.policy in (Policy.PRIORITY, Policy.FIFO, Policy.SUPPRESSED):
             return self._by_request(now_s, waiting)
+        if self.policy in _NOT_TRIED:
+            waiting = [job for job in waiting if not self._impossible(job, now_s)]
         active = [self._observed.active(job, self._outlook(job), now_s, CYCLE_S) for job in self._active()]
         average_s = sum(self._waits) / len(self._waits) if self._waits else 0.0
         base = QueueView(
@@ -169,7 +177,7 @@ class Node:
         step = scheduling.scheduled(_with_outlooks(base, outlooks))
         self._observed.decided(step.expected)
         if self.policy in (Policy.DISTRIBUTION, Policy.NO_CALIBRATION):
-            self._judge(step)
+            self._judge(step, now_s)
         return step
 
     def _by_request(self, now_s: float, waiting: list[QueuedJob]) -> QueueStep:
@@ -217,11 +225,16 @@ class Node:
                 return JobOutlook(past.run_s, _only(past.cpus.most), _only(past.memory_bytes.most))
         return JobOutlook(past.run_s, past.cpus, past.memory_bytes)
 
-    def _judge(self, step: QueueStep) -> None:
+    def _impossible(self, job: QueuedJob, now_s: float) -> bool:
+        """True if its deadline is ahead and the estimate of its run time leaves no chance to meet it."""
+        left_s = (job.spec.deadline_s or 0.0) - now_s
+        return left_s > 0.0 and share_to(self._outlook(job).run_time_s, left_s) <= 0.0
+
+    def _judge(self, step: QueueStep, now_s: float) -> None:
         """Compare P(over) of every candidate with what its start would have brought."""
         running = frozenset(job.id for job in self._active() if job.state is JobState.RUNNING)
         held = frozenset(job.id for job in self._active())
-        if step.freeze or step.revoke:
+        if step.freeze or step.revoke or step.requeue or now_s < self._judged_after_s:
             return
         for number, over in step.over.items():
             if (number, held) in self._judged or any(each < number for each in step.start):

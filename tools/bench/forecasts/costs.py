@@ -28,11 +28,11 @@ from typing import Any, Final
 import numpy as np
 import psutil
 
+from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
-from perphd.agent.config import parse
-from perphd.agent.forecasts import Forecasts
-from perphd.agent.loop import Agent
-from perphd.agent.upkeep import spare_the_start
+from perphd.agent.forecasts import ForecastProcess
+from perphd.agent.upkeep import collecting_later, spare_the_start
+from perphd.config.file import parse
 from perphd.control.forecast_worker import Listed, Worker
 from perphd.domain.forecast import MEMORY_FILE
 from perphd.domain.quick import changer
@@ -76,7 +76,7 @@ enabled = true
 shaper = "{shaper}"
 memory = "400G"
 """
-_PERPHD: Final = (sys.executable, "-c", "from perphd.control.daemon import main; main()")
+_PERPHD: Final = (sys.executable, "-c", "from perphd.commands.daemon import main; main()")
 _with_memory: Final = changer(
     Sample, "memory_working_set_bytes", "memory_current_bytes", "memory_full_pct", "refaults_per_s"
 )
@@ -248,7 +248,7 @@ async def _ticked(paths: Sequence[str], state: Path, ticks: int, realtime: bool)
             meter.clear()
             now_s += 1.0
             memory.second = tick + GRACE_TICKS
-            with undisturbed(realtime and tick >= 0):
+            with undisturbed(realtime and tick >= 0), collecting_later():
                 await agent.tick(now_s)
             if tick >= 0:
                 found.append({name: 1e3 * spent for name, spent in meter.spent.items()})
@@ -427,7 +427,7 @@ class _Meter:
         Their ``over`` is left out: it is called for every workload, and a timer would take five times as long.
         """
         parts: Any = agent._state.parts
-        forecasts = Forecasts(state / "forecast", (), parts.records, ("cat",), None)
+        forecasts = ForecastProcess(state / "forecast", (), parts.records, ("cat",), None)
         agent._state.parts = replace(
             parts,
             shaping=_Timed(parts.shaping, look=self._timer("shaper", parts.shaping.look)),

@@ -9,11 +9,11 @@ import time
 from dataclasses import replace
 from typing import Any, Final, cast
 
+from perphd.agent.agent import Agent
 from perphd.agent.composition import POLICIES as COMPOSED
 from perphd.agent.composition import build_agent
-from perphd.agent.config import parse
-from perphd.agent.loop import Agent
 from perphd.agent.simulated import simulated_sli
+from perphd.config.file import parse
 from perphd.domain.workload import Mode, SliSpec
 from perphd.sim.host import Arrival, Departure, SimHost
 from perphd.sim.machine import CGROUP_ROOT

@@ -11,8 +11,8 @@ from typing import Any, Final, TypeAlias
 from perphd.admission.attention import Attention, advance, next_in_s
 from perphd.admission.inferer import untouched
 from perphd.admission.settings import PolicySettings
-from perphd.agent.config import DaemonConfig
-from perphd.agent.learning import observations
+from perphd.agent.learning import Lessons
+from perphd.config.file import DaemonConfig
 from perphd.domain.allocation import KEEP, UNTOUCHED, Allocation, Settings
 from perphd.domain.decision import Action
 from perphd.domain.host_account import HostAccount
@@ -76,7 +76,7 @@ START_LOOK_S: Final = 0.25
 
 
 class Seat:
-    """The agent's bookkeeping around a policy, without kernel and clock (``perphd.agent.loop`` is the original).
+    """The agent's bookkeeping around a policy, without kernel and clock (``perphd.agent.agent`` is the original).
 
     ``told``: it is asked at once when batch starts. ``registry``: makes the Res-Perf models where it asks any.
     """
@@ -95,7 +95,7 @@ class Seat:
         looks_s = [0.0] if attentive else [0.0, START_LOOK_S]
         self._looks_s = sorted(at_s + later_s for at_s in self._starts_s.values() for later_s in looks_s)
         self._settings = PolicySettings()
-        self._registry = registry() if models else None
+        self._registry, self._lessons = registry() if models else None, Lessons()
         self._protections: dict[str, tuple[Allocation, float]] = {}
         self._memory: Any = None
         self._in_force: Mapping[str, Settings] = {}
@@ -197,7 +197,7 @@ class Seat:
 
     def _learn(self, snapshot: Snapshot, registry: Registry) -> None:
         in_force = [allocation for allocation, _ in self._protections.values()]
-        for name, seen in observations(snapshot, in_force, self._settings.batch_idle_cores):
+        for name, seen in self._lessons.of(snapshot, in_force, self._settings.batch_idle_cores):
             registry.model(name).observe(seen)
         registry.rebuild_here()  # in virtual time nobody waits for a worker
 

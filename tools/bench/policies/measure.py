@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
-from tools.bench.policies import oracle
+from tools.bench.policies import builders, oracle
 from tools.bench.policies.driver import Round, Run
 from tools.bench.policies.oracle import Optimum, Situation
-from tools.bench.policies.scene import GRACE, Scenario
+from tools.bench.policies.scene import GRACE, Actor, Goal, Scenario
 
 LOAD_STEP = 0.05
 """Loads are rounded to this before the optimum is looked for: it hardly changes in between."""
+PHASE_STEP = 0.05
+"""Log factor of a program's phase to which goals are told."""
 STEADY_SHARE = 0.5
 """The last part of the counted time, in which a policy should have settled: less what is a sample of a search there."""
 
@@ -163,6 +165,7 @@ class _Tally:
     def __init__(self, scenario: Scenario, optima: Mapping[str, Optimum]) -> None:
         self._scenario, self._optima = scenario, optima
         self._alone: dict[tuple[str, str, float], float] = {}
+        self._phases: dict[tuple[str, float, int], tuple[float, float]] = {}
         self.moments: list[_Moment] = []
 
     def add(self, item: Round, finished_s: Mapping[str, float]) -> None:
@@ -178,9 +181,9 @@ class _Tally:
                 continue
             load = round(actor.load.at(middle_s) / LOAD_STEP) * LOAD_STEP or 0.01
             if actor.is_lra and actor.goal is not None:
-                # What a phase of the program costs is nobody's fault.
                 phase = interval.phases.get(actor.name, 1.0)
-                score = actor.goal.score(outcome.work_per_s * phase, outcome.p95_ms / phase)
+                goal = self._goal_in(actor, actor.goal, middle_s, load, phase)
+                score = goal.score(outcome.work_per_s, outcome.p95_ms)
                 worst = min(worst, score)
             if not actor.declared:
                 continue
@@ -207,6 +210,26 @@ class _Tally:
                 else math.nan,
             )
         )
+
+    def _goal_in(self, actor: Actor, goal: Goal, at_s: float, load: float, phase: float) -> Goal:
+        """The goal where cycles take ``phase`` times as long: what a phase does to an LRA alone is nobody's fault.
+
+        Work and delay change with a phase by other factors than cycles do: a loop also waits, a queue grows faster.
+        """
+        step = round(math.log(phase) / PHASE_STEP)
+        if step == 0:
+            return goal
+        key = (repr(actor.at(at_s)), load, step)
+        if key not in self._phases:
+            work, machine = actor.at(at_s), self._scenario.machine_at(at_s)
+            longer = replace(work.code, instructions=work.code.instructions * math.exp(step * PHASE_STEP))
+            usual, then = (builders.alone(machine, w, load) for w in (work, replace(work, code=longer)))
+            self._phases[key] = (
+                then.work_per_s / max(usual.work_per_s, 1e-9),
+                then.p95_ms / max(usual.p95_ms, 1e-9),
+            )
+        work_ratio, delay_ratio = self._phases[key]
+        return goal.scaled(work_ratio, delay_ratio)
 
     def _rate_alone(self, name: str, at_s: float, load: float) -> float:
         actor = next(a for a in self._scenario.actors if a.name == name)

@@ -39,6 +39,11 @@ class Goal:
             rate * (1.0 + margin) if rate is not None else None,
         )
 
+    def scaled(self, work: float, delay: float) -> Goal:
+        """The goal where the LRA alone does ``work`` times what it usually does, with ``delay`` times the latency."""
+        p95_ms, rate = self.max_p95_ms, self.min_work_per_s
+        return Goal(p95_ms * delay if p95_ms is not None else None, rate * work if rate is not None else None)
+
     def score(self, work_per_s: float, p95_ms: float) -> float:
         """Performance over target, the worse of work and latency: 1 and more is enough."""
         score = math.inf
@@ -148,7 +153,8 @@ class Scenario:
     measured and can be set there. ``only``: policies that run it, by name
     (empty: all). ``most_seeds``: runs of each policy at most. ``off_grid_s``: what comes, goes and changes does so
     later by a time below this that each seed draws: no policy's ticks then stand right behind it. ``noise``: how much
-    of what is measured is chance. ``steal``: share of every CPU's time that the hypervisor takes.
+    of what is measured is chance. ``steal``: share of every CPU's time that the hypervisor takes. ``luck``: the
+    scenario whose chance it shares, as its twin.
     """
 
     name: str
@@ -168,6 +174,12 @@ class Scenario:
     off_grid_s: float = 0.0
     noise: Noise = Noise.PLAIN
     steal: LoadTrace = NO_STEAL
+    luck: str = ""
+
+    @property
+    def drawn_as(self) -> str:
+        """The name by which chance is drawn."""
+        return self.luck or self.name
 
     def machine_at(self, now_s: float) -> Machine:
         """The machine as fast as the hypervisor lets it be at this time."""
@@ -191,7 +203,7 @@ class Scenario:
         """The scenario as this seed has it: with every arrival, departure and change moved."""
         if not self.off_grid_s:
             return self
-        random = Random(f"{self.name}:{seed}:off the grid")
+        random = Random(f"{self.drawn_as}:{seed}:off the grid")
 
         def later(actor: Actor) -> Actor:
             come_s, go_s = (random.random() * self.off_grid_s for _ in range(2))

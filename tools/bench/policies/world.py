@@ -117,7 +117,7 @@ class World:
         self.scenario, self.machine = scenario, scenario.machine
         self.now_s = 0.0
         self.finished_s: dict[str, float] = {}
-        self._random = Random(f"{scenario.name}:{seed}")
+        self._random = Random(f"{scenario.drawn_as}:{seed}")
         self._lives: dict[str, _Life] = {}
         self._settings: dict[str, Settings] = {}
         self._node: Node | None = None

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perphd.predictor.learners import Learner, PaperLiteral, StageWise, Static
-from perphd.predictor.ogbrt import Ogbrt, OgbrtSettings, Prediction, Trees
+from perphd.predictor.ogbrt import Ogbrt, OgbrtSettings, TreePrediction, Trees
 from perphd.predictor.ogbrt.fit import FitSettings, fit
 from tools.bench.predictor.streams import FEATURES, HIGH, LOW, MONOTONE
 
@@ -42,7 +42,7 @@ class Online:
         """See ``Learner``."""
         return self.model.predict(x).mean
 
-    def ask(self, x: Floats) -> Prediction:
+    def ask(self, x: Floats) -> TreePrediction:
         """With bands."""
         return self.model.predict(x)
 

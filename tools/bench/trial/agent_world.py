@@ -16,8 +16,8 @@ from typing import Final
 
 from perphd.admission.baselines import NonePolicy
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.simulated import simulated_sli
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.domain.allocation import UNTOUCHED, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.policy import Policy, Snapshot, TargetState

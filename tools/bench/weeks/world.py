@@ -12,8 +12,8 @@ from random import Random
 from typing import Final
 
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.simulated import simulated_sli
+from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
 from perphd.sim.host import Arrival, Departure, Event, SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine

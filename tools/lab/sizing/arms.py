@@ -21,7 +21,7 @@ from tools.lab.processes import LabError
 ROOT: Final = Path(__file__).parents[3]
 START_S: Final = 300.0
 _WANTED: Final = ("memory", "freezer", "cpu")
-_PERPHD: Final = (sys.executable, "-c", "from perphd.control.daemon import main; main()")
+_PERPHD: Final = (sys.executable, "-c", "from perphd.commands.daemon import main; main()")
 _CONFIG: Final = """
 [daemon]
 mode = "enforce"

@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 from perphd.domain.units import format_bytes, parse_size_bytes
 from tools.lab.processes import LabError
 from tools.lab.sizing.arms import Daemon, Tree, save
@@ -40,6 +42,8 @@ LEAST_SHARE: Final = 0.25
 STEP_SHARE: Final = 18 / 1280
 """Standard deviation of a walk's step in a second, of its reservation."""
 WAIT_S: Final = 10.0
+DAEMON_BYTES: Final = 100 << 20
+"""Room for each arm's perphd."""
 MIB: Final = 1 << 20
 WALK: Final = Path(__file__).with_name("walk.py")
 
@@ -166,7 +170,17 @@ class Arm:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """All arms, at the same time."""
+    """All arms, at the same time.
+
+    Raises:
+        LabError: there is not the memory for all groups, in which the host's shortage would be measured and no arm.
+    """
+    wanted, left = len(options.arms) * (options.memory + DAEMON_BYTES), psutil.virtual_memory().available
+    if left < wanted:
+        raise LabError(
+            f"{len(options.arms)} groups need {format_bytes(wanted)} of memory, and {format_bytes(left)} is available "
+            "(allowed: a smaller --memory, or fewer --arms)"
+        )
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perphd-lab-", dir="/var/tmp")))
         arms = [Arm(name, options, folder) for name in options.arms]

@@ -16,7 +16,7 @@ _MODE = 0o555
 
 
 def fill_info(tree: ResctrlTree) -> None:
-    """Make ``info`` anew for the present mount."""
+    """Make ``info`` again for the present mount."""
     info = _directory(tree.directory, "info")
     _put(tree, info, "info", "last_cmd_status", tree.status.read)
     for schema in tree.controls.schemas:

@@ -200,7 +200,7 @@ class Monitor:
         return ";".join(f"{d.id}=0x{self._config[event, d.id]:02x}" for d in self.domains()) + "\n"
 
     def write_config(self, event: str, data: bytes) -> None:
-        """Choose what a bandwidth event counts; all bandwidth counters of the domain begin anew, and the next
+        """Choose what a bandwidth event counts; all bandwidth counters of the domain start over, and the next
         read of each is Unavailable. OSError: EINVAL. Domains before the one that is refused are changed.
         """
         if not data.endswith(b"\n"):

@@ -15,7 +15,7 @@ class CommandStatus:
         self._overflow = False
 
     def clear(self) -> None:
-        """Start anew: ``ok`` until something is said."""
+        """Start again: ``ok`` until something is said."""
         self._text, self._overflow = "", False
 
     def say(self, text: str) -> None:

@@ -1,0 +1,1 @@
+"""Back-off from contended disks, links and memory bandwidth."""

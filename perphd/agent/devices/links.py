@@ -1,0 +1,151 @@
+"""Network links, as back-off sees them: the devices' counters, and what TCP connections of workloads get across.
+
+No controller of control groups counts bytes sent. TCP does, by connection: what the other side has acknowledged is the
+effective bandwidth, and the time in which something was not acknowledged is the time for which the sender waited.
+sock_diag(7) tells the control group of each. Datagrams are not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from perphd.agent.devices.backoff import DeviceUse
+from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.errors import KernelError
+from perphd.domain.sample import Sample
+from perphd.domain.workload import WorkloadSpec
+from perphd.host.cgroup.group import descendants
+from perphd.host.cgroup.hierarchy import Hierarchies
+from perphd.host.cgroup.knobs import MIN_EGRESS_BYTES
+from perphd.host.cgroup.lines import RATE_STEP_BYTES
+from perphd.host.fs import KernelFs
+from perphd.host.link_use import device_addresses, link_speed, plain_address, sent_bytes
+from perphd.host.sock_diag import Connection, tcp_connections
+from perphd.qos.contention import Restriction
+
+LEAST_WAIT_RATIO: Final = 0.5
+"""An LRA suffers only if what it sends waits for acknowledgement for at least this share of the time."""
+BEST_FADES: Final = 0.999
+"""Where a link's speed is not known, the most that it ever sent stands for it, forgotten by this ratio a sample."""
+LEAST_BEST_BYTES_S: Final = 5e6
+"""A link of unknown speed that never sent more was never full."""
+LOOK_S: Final = 10.0
+"""Time between two looks at addresses and groups."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A workload's bytes across a device since the last look, and its waiting, weighted by bytes."""
+
+    acked_bytes: float = 0.0
+    waited: float = 0.0
+
+
+@dataclass(slots=True)
+class _Places:
+    """Where addresses and groups belong, as last looked at."""
+
+    looked_s: float
+    names: frozenset[str]
+    devices: dict[bytes, str] = field(default_factory=dict)
+    workloads: dict[int, str] = field(default_factory=dict)
+
+
+class ContendedLinks:
+    """See the module. Devices are those of ``[network]``; the ceiling is that of egress.
+
+    ``full_ratio``: a link is busy from this share of its speed on.
+    """
+
+    kind = "link"
+
+    def __init__(
+        self,
+        fs: KernelFs,
+        hierarchies: Hierarchies,
+        devices: Sequence[str],
+        full_ratio: float,
+        connections: Callable[[], Sequence[Connection]] = tcp_connections,
+        addresses: Callable[[], Mapping[bytes, str]] = device_addresses,
+    ) -> None:
+        self._fs, self._unified = fs, hierarchies.unified
+        self._devices, self._full_ratio = tuple(devices), full_ratio
+        self._connections, self._addresses = connections, addresses
+        self._sent: dict[str, int] = {}
+        self._known: dict[bytes, Connection] = {}
+        self._best: dict[str, float] = {}
+        self._places: _Places | None = None
+
+    def look(
+        self, now_s: float, seconds: float, specs: Sequence[WorkloadSpec], samples: Mapping[str, Sample]
+    ) -> Mapping[str, DeviceUse]:
+        """See ``WatchedDevices``."""
+        sent_before, known_before = self._sent, self._known
+        try:
+            found = self._connections()
+        except KernelError:
+            self._sent, self._known = {}, {}
+            return {}
+        self._sent, self._known = sent_bytes(self._fs), {each.cookie: each for each in found}
+        places = self._looked_at(now_s, specs)
+        if not sent_before:
+            return {}
+        got = {device: {spec.name: _Sent() for spec in specs} for device in self._devices}
+        for each in found:
+            device = places.devices.get(plain_address(each.address), "")
+            one = got.get(device, {}).get(places.workloads.get(each.cgroup_id, ""))
+            if one is None:
+                continue
+            before = known_before.get(each.cookie)
+            acked = each.acked_bytes - (0 if before is None else before.acked_bytes)
+            busy_us = each.busy_us - (0 if before is None else before.busy_us)
+            one.acked_bytes += acked
+            one.waited += acked * min(1.0, busy_us / 1e6 / seconds)
+        return {
+            device: DeviceUse(
+                self._busy_ratio(device, (self._sent[device] - sent_before[device]) / seconds),
+                {name: one.acked_bytes / seconds for name, one in by_name.items()},
+                [
+                    name
+                    for name, one in by_name.items()
+                    if one.acked_bytes and one.waited >= LEAST_WAIT_RATIO * one.acked_bytes
+                ],
+            )
+            for device, by_name in got.items()
+            if device in self._sent and device in sent_before
+        }
+
+    def with_ceiling(self, device: str, restriction: Restriction, wanted: Settings) -> Settings:
+        """See ``WatchedDevices``."""
+        limit = max(MIN_EGRESS_BYTES, int(restriction.limit_bytes_s) // RATE_STEP_BYTES * RATE_STEP_BYTES)
+        ceilings = {} if wanted.egress_max is KEEP else dict(wanted.egress_max)
+        ceilings[device] = min(limit, ceilings.get(device, limit))
+        return replace(wanted, egress_max=tuple(sorted(ceilings.items())))
+
+    def _busy_ratio(self, device: str, sent_bytes_s: float) -> float:
+        """1 from ``full_ratio`` of its speed on."""
+        best = link_speed(self._fs, device)
+        if not best:
+            best = max(sent_bytes_s, BEST_FADES * self._best.get(device, 0.0))
+            self._best[device] = best
+            if best < LEAST_BEST_BYTES_S:
+                return 0.0
+        return min(1.0, max(0.0, sent_bytes_s) / (self._full_ratio * best))
+
+    def _looked_at(self, now_s: float, specs: Sequence[WorkloadSpec]) -> _Places:
+        names = frozenset(spec.name for spec in specs)
+        places = self._places
+        if places is not None and 0.0 <= now_s - places.looked_s < LOOK_S and names == places.names:
+            return places
+        places = self._places = _Places(now_s, names, dict(self._addresses()))
+        if self._unified is not None:
+            for spec in specs:
+                top = self._unified.path(spec.cgroup)
+                for path in (top, *descendants(self._fs, top)):
+                    try:
+                        places.workloads[self._fs.identity(path)[1]] = spec.name
+                    except KernelError:
+                        continue  # it has gone
+        return places

@@ -1,0 +1,1 @@
+"""``perphd profile``: allocations of one LRA tried one after another."""

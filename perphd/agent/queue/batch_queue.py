@@ -1,0 +1,492 @@
+"""The batch queue in the daemon: takes jobs, starts them when the host has room, and follows them to their end.
+
+    submitted -> on disk -> considered -> "starting" on disk -> unit started -> confirmed on disk -> ended on disk
+
+Nothing here takes time on the loop: the queue's file, systemd or control groups, and plans have a thread each. The loop
+keeps all jobs in memory as the file has them. One look at a time goes through these steps:
+
+1. what became of the units of running jobs; 2. a step of the planner; 3. freezes, requeues and starts.
+
+A job that runs is a batch workload like any other, and the same policies hold it back. A job that is cancelled or
+requeued is so on disk before its processes are killed. Units of jobs that are not to run are ended whenever they are
+found, and no job starts again before its earlier unit is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+from perphd.agent.queue.attached import Attached
+from perphd.agent.queue.event import QueueEvent
+from perphd.agent.queue.jobs import QueueJobs
+from perphd.agent.queue.planning import QueuePlanner
+from perphd.agent.queue.rows import row_of, workload_name
+from perphd.agent.queue.units import QueueUnits
+from perphd.agent.queue.use import QueueUse
+from perphd.batch.gangs import Slots, gang_of, slots_of
+from perphd.batch.job import (
+    CancelledBy,
+    Confirmed,
+    Exited,
+    FrozenFor,
+    JobSpec,
+    JobState,
+    NeverStarted,
+    QueuedJob,
+    RequeuedFor,
+    Started,
+    Thawed,
+    TransitionRefused,
+)
+from perphd.batch.launching import dependencies
+from perphd.batch.look import QueueStep
+from perphd.batch.runner import JobRefused, JobRunner, StartFailed
+from perphd.batch.store import QueueError
+from perphd.batch.view import JobRow
+from perphd.config.tables import QueueConfig
+from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.control import Actor
+from perphd.domain.errors import ConfigError, PerphError
+from perphd.domain.host_account import HostAccount
+from perphd.domain.queue import CopperOffer, EventStatus, QueueSummary
+from perphd.domain.sample import Sample
+from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.qos.event_mode import CopperEvent
+
+log = logging.getLogger("perphd")
+T = TypeVar("T")
+
+FOLDER: Final = "queue"
+"""Of the state directory: the file of jobs, their logs, and what launchers record."""
+LOOK_S: Final = 1.0
+"""Time between two looks, unless a submission or a cancellation asks for one."""
+DECIDE_S: Final = 5.0
+"""Time between two steps of the planner while nothing happens in the queue."""
+START_PAUSE_S: Final = 10.0
+"""After a start that failed for a reason of the host's, nothing is started for this time."""
+REFUSED_STATUS: Final = 126
+"""Status of a job that can never be started, as a shell has it for a file that is no program."""
+FORGET_S: Final = 3600.0
+LEAST_CEILING_CPUS: Final = 0.05
+"""An event leaves a job at least this, unless its share is 0: then the job stands still."""
+
+
+class BatchQueue:
+    """See the module. ``capacity``: CPUs and bytes of the host; ``boot``: id of the kernel's boot.
+
+    ``slots``: the folder in which workers of elastic jobs find how many of them run; None: nowhere. ``hints``: that in
+    which jobs that take hints find them.
+    """
+
+    def __init__(
+        self,
+        config: QueueConfig,
+        state_dir: Path,
+        runner: JobRunner,
+        boot: str,
+        wall_clock: Callable[[], float],
+        capacity: Callable[[], tuple[float, float]],
+        slots: Path | None = None,
+        hints: Path | None = None,
+    ) -> None:
+        self.config = config
+        self._folder, self._boot = state_dir / FOLDER, boot
+        self._wall_clock, self._capacity = wall_clock, capacity
+        self._event = QueueEvent(self._folder)
+        self._offer: CopperOffer | None = None
+        self._planner = QueuePlanner(config, state_dir, self._folder)
+        names = ("file", "units", "plans")
+        self._threads = {name: ThreadPoolExecutor(1, f"perphd-queue-{name}") for name in names}
+        self._jobs = QueueJobs(self._folder / "jobs.sqlite", lambda call: self._in("file", call))
+        self._units = QueueUnits(
+            runner, boot, self._folder / "logs", slots, hints, lambda call: self._in("units", call)
+        )
+        self._use = QueueUse()
+        self._opening = asyncio.Lock()
+        self._looking = asyncio.Lock()
+        self._reasons: Mapping[int, str] = {}
+        self._attached: Attached | None = None
+        self._workloads: dict[int, str] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._looked_s = self._forgot_s = self._paused_until_s = 0.0
+        self._decided_s = 0.0
+        self._asked = True
+        self._closed = False
+        self._problem = ""
+
+    def attach(self, attached: Attached) -> None:
+        """Serve this agent from now on."""
+        self._attached = attached
+
+    # -- asked from outside -------------------------------------------------------------------------------------
+
+    async def submit(self, specs: Sequence[JobSpec]) -> tuple[QueuedJob, ...]:
+        """Store new jobs, all or none; they are on disk when this returns.
+
+        Raises:
+            ConfigError: they are refused.
+            QueueError: they cannot be stored.
+        """
+        await self._open()
+        cpus, memory_bytes = self._capacity()
+        for spec in specs:
+            if spec.cpus > cpus:
+                raise _refused("cores", f"{spec.cpus:g} are more than the host has", f"at most {cpus:g}")
+            if spec.memory_bytes > memory_bytes:
+                raise _refused(
+                    "memory", "it is more than the host has", f"at most {int(memory_bytes) >> 20} MiB"
+                )
+            core = 1 if spec.elastic is None else spec.elastic[0]
+            if spec.cpus * core > cpus or spec.memory_bytes * core > memory_bytes:
+                raise _refused("elastic", f"the host has no room for {core} such workers", "a smaller core")
+            if core > self.config.most_running:
+                most = f"{self.config.most_running} ([queue] most_running)"
+                raise _refused("elastic", f"a core of {core} workers never runs", most)
+            for number in spec.after:
+                if self.find(number) is None:
+                    raise _refused("after", f"there is no job {number}", "the number of a job")
+        waiting = len(self._jobs.waiting)
+        if waiting + len(specs) > self.config.most_waiting:
+            raise _refused(
+                "queue", f"{waiting} jobs wait already", f"{self.config.most_waiting} ([queue] most_waiting)"
+            )
+        jobs = await self._jobs.submit(specs, self._wall_clock())
+        self._asked = True
+        return jobs
+
+    async def cancel(self, job: QueuedJob, by: str) -> QueuedJob:
+        """Cancel a job; its processes are ended at once. Raises ConfigError if it has ended, QueueError."""
+        after = await self._jobs.apply(job.id, CancelledBy(self._wall_clock(), f"cancelled by {by}"))
+        if isinstance(after, TransitionRefused):
+            raise _refused("job", after.reason, "a job that has not ended")
+        if job.attempt:
+            self._units.leaving.add(job.unit)
+        self._asked = True
+        return after
+
+    def find(self, number: int) -> QueuedJob | None:
+        """The job of this number."""
+        return self._jobs.find(number)
+
+    async def ready(self) -> None:
+        """Return once the jobs of the file are known. Raises QueueError if they cannot be."""
+        await self._open()
+
+    async def rows(self, sees: Callable[[QueuedJob], bool], everything: bool, limit: int) -> list[JobRow]:
+        """Jobs as rows: those that run, those that wait, with ``everything`` also those that ended, newest first."""
+        await self._open()
+        live, ended = list(self._jobs.live.values()), list(self._jobs.ended.values()) if everything else []
+        reasons, now_s = self._reasons, self._wall_clock()
+
+        def made() -> list[JobRow]:
+            live.sort(key=lambda job: (not job.state.active, job.id))
+            ended.sort(key=lambda job: -job.since_s)
+            return [row_of(job, sees(job), reasons, now_s) for job in [*live, *ended][:limit]]
+
+        return await self._in("plans", made)
+
+    async def row(self, job: QueuedJob, sees: bool) -> JobRow:
+        """One job, with its forecast."""
+        now_s = self._wall_clock()
+        row = row_of(job, sees, self._reasons, now_s)
+        if row.detail is None or job.state.ended:
+            return row
+        waiting, active = self._jobs.waiting, self._jobs.active
+        found = await self._in(
+            "plans",
+            lambda: self._planner.forecast(
+                job.id, now_s, self._capacity(), waiting, active, self.copper_share
+            ),
+        )
+        return replace(row, detail=replace(row.detail, forecast=found))
+
+    async def log_part(self, job: QueuedJob, attempt: int, offset: int) -> tuple[bytes, int]:
+        """Output of an attempt from ``offset`` on, and where it goes on."""
+        return await self._units.log_part(job, attempt, offset)
+
+    def slots(self, job: QueuedJob) -> tuple[int, Slots, str] | None:
+        """The number of the elastic job, its slots and the file that tells them; None if it is not elastic."""
+        gang = gang_of(job)
+        if gang is None:
+            return None
+        found = slots_of(each for each in self._jobs.live.values() if gang_of(each) == gang)
+        least, most = job.spec.elastic or (1, 1)
+        return gang, found.get(gang, Slots(0, least, most)), self._units.slots.path(gang)
+
+    def summary(self) -> QueueSummary:
+        """The queue in a few figures."""
+        return QueueSummary(
+            self._jobs.counts, self._problem, self._offer, self._event.status(self._wall_clock())
+        )
+
+    @property
+    def copper_share(self) -> float:
+        """The share of what is left over that jobs may use now."""
+        return self._event.share(self._wall_clock())
+
+    async def begin_event(
+        self, duration_s: float, copper_share: float, ramp_s: float, reason: str
+    ) -> EventStatus:
+        """Cut copper to a share for a stated time; on disk when this returns. Raises ConfigError."""
+        await self._open()
+        event = CopperEvent(self._wall_clock(), duration_s, copper_share, ramp_s, reason)
+        self._asked = True
+        return await self._in("file", lambda: self._event.begin(event))
+
+    async def end_event(self) -> EventStatus | None:
+        """End the event: copper returns step by step. Raises ConfigError if there is none."""
+        await self._open()
+        now_s = self._wall_clock()
+        if self._event.status(now_s) is None:
+            raise _refused("event", "no event is in force", "perphctl event begin begins one")
+        self._asked = True
+        return await self._in("file", lambda: self._event.end(now_s))
+
+    # -- asked by the loop --------------------------------------------------------------------------------------
+
+    def over(self, name: str, wanted: Settings) -> Settings:
+        """What is wanted for a workload: a frozen job stands still, and an event lowers copper's CPU ceiling."""
+        number = next((number for number, each in self._workloads.items() if each == name), None)
+        job = None if number is None else self._jobs.live.get(number)
+        if job is None:
+            return wanted
+        if job.state is JobState.FROZEN:
+            return replace(wanted, frozen=True)
+        share = self.copper_share
+        if share >= 1.0 or job.spec.band.protected:
+            return wanted
+        if share <= 0.0:
+            return replace(wanted, frozen=True)
+        ceiling = max(LEAST_CEILING_CPUS, share * job.spec.cpus)
+        given = wanted.cpu_max_cores
+        return replace(wanted, cpu_max_cores=ceiling if given is KEEP else min(ceiling, given))
+
+    def step(self, now_s: float, samples: Mapping[str, Sample], account: HostAccount | None) -> None:
+        """One round of the loop: note what is used, and begin a look if one is due."""
+        self._use.note(now_s, self._workloads, samples, account)
+        if self._closed or (self._task is not None and not self._task.done()):
+            return
+        if self._asked or now_s - self._looked_s >= LOOK_S or now_s < self._looked_s:
+            self._looked_s = now_s
+            self._task = asyncio.get_running_loop().create_task(self._guarded())
+
+    async def settled(self) -> None:
+        """Return once the look that was begun is over: virtual time waits for it."""
+        if self._task is not None:
+            await self._task
+
+    def close(self) -> None:
+        """End looking. Jobs that run go on; the next daemon finds them."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+        file = self._jobs.closed()
+        if file is not None:
+            self._threads["file"].submit(file.close)
+        for thread in self._threads.values():
+            thread.shutdown(wait=True)
+
+    # -- one look -----------------------------------------------------------------------------------------------
+
+    async def _guarded(self) -> None:
+        try:
+            await self.look()
+        except (PerphError, OSError) as exc:
+            self._problem = f"the batch queue: {exc}"
+        except Exception:
+            log.exception("a look of the batch queue failed")
+            self._problem = "the batch queue: a look failed; the log has the details"
+        else:
+            self._problem = (
+                self._planner.problem
+                or self._event.problem
+                or self._units.slots.problem
+                or self._problem_of_start()
+            )
+        if self._attached is not None and not self._closed:
+            self._attached.problem("queue", self._problem or None)
+
+    def _problem_of_start(self) -> str:
+        return self._problem if self._wall_clock() < self._paused_until_s else ""
+
+    async def look(self) -> None:
+        """One look; see the module.
+
+        Raises:
+            QueueError: the file cannot be read or written.
+            KernelError: systemd does not answer.
+        """
+        async with self._looking:
+            await self._open()
+            await self._follow()
+            now_s = self._wall_clock()
+            if self._asked or not 0 <= now_s - self._decided_s < DECIDE_S:
+                self._asked, self._decided_s = False, now_s
+                await self._carry_out(await self._decided())
+            if now_s - self._forgot_s >= FORGET_S:
+                self._forgot_s = now_s
+                await self._forget(now_s - 3600.0 * self.config.keep_h)
+            await self._units.tidied(self._jobs.active, tuple(self._jobs.live.values()))
+
+    async def _follow(self) -> None:
+        """What became of the units."""
+        active = self._jobs.active
+        now_s = self._wall_clock()
+        for job, event in await self._units.news(active, now_s):
+            if event is None:
+                if job.id not in self._workloads:
+                    await self._enter(job)
+                continue
+            after = await self._jobs.apply(job.id, event)
+            if isinstance(after, TransitionRefused):
+                continue  # it was cancelled meanwhile
+            if after.state.active:
+                await self._enter(after)
+            else:
+                await self._left(job, after)
+        for number in self._units.leaving_numbers & self._workloads.keys():
+            await self._leave(number)
+        await self._units.end_leaving()
+
+    async def _decided(self) -> QueueStep:
+        now_s = self._wall_clock()
+        live, active = list(self._jobs.live.values()), self._jobs.active
+        ended = dict(self._jobs.ended)
+        uses, leaving = self._use.taken(), self._units.leaving_numbers
+        preempts = self._attached is not None and any(
+            self._attached.enforced(name) for name in self._workloads.values()
+        )
+
+        def made() -> tuple[QueueStep, Mapping[int, str], Mapping[int, str]]:
+            self._planner.take(uses, {job.id: job for job in active}, self._capacity())
+            self._offer = self._planner.offer(now_s)
+            found = dependencies(live, {number: job.state for number, job in ended.items()})
+            waiting = [job for job in found.startable if job.id not in leaving]
+            step = self._planner.step(now_s, self._capacity(), waiting, active, preempts, self.copper_share)
+            return step, {**step.reasons, **found.blocked}, found.impossible
+
+        step, self._reasons, impossible = await self._in("plans", made)
+        for number, reason in impossible.items():
+            await self._jobs.apply(number, CancelledBy(now_s, reason))
+        return step
+
+    async def _carry_out(self, step: QueueStep) -> None:
+        now_s = self._wall_clock()
+        for number in step.requeue:
+            job = self._jobs.live.get(number)
+            if job is None:
+                continue
+            after = await self._jobs.apply(
+                number, RequeuedFor(now_s, "a job with a deadline needs its memory")
+            )
+            if not isinstance(after, TransitionRefused):
+                await self._left(job, after)
+        for number in step.freeze:
+            await self._jobs.apply(number, FrozenFor(now_s, "a job with a deadline needs its processors"))
+        for number in step.revoke:
+            await self._jobs.apply(number, FrozenFor(now_s, "its slot is needed by an urgent job", False))
+        for number in step.thaw:
+            await self._jobs.apply(number, Thawed(now_s))
+        if now_s < self._paused_until_s:
+            return
+        for number in step.start:
+            if not await self._start(number):
+                return
+
+    async def _start(self, number: int) -> bool:
+        """Start one job; False if nothing can be started now."""
+        job = await self._jobs.apply(number, Started(self._wall_clock(), "", self._boot))
+        if isinstance(job, TransitionRefused):
+            return True
+        try:
+            cgroup = await self._units.start(job, tuple(self._jobs.live.values()))
+        except JobRefused as exc:
+            after = await self._jobs.apply(number, Exited(self._wall_clock(), REFUSED_STATUS, str(exc)))
+            self._tell(f"job {number} cannot be started: {exc}")
+        except StartFailed as exc:
+            after = await self._jobs.apply(number, NeverStarted(self._wall_clock(), str(exc)))
+            self._paused_until_s = self._wall_clock() + START_PAUSE_S
+            self._problem = f"the batch queue starts nothing: {exc}"
+            self._reasons = {**self._reasons, number: str(exc)}
+            return False
+        else:
+            after = await self._jobs.apply(number, Confirmed(self._wall_clock(), "", cgroup))
+        if not isinstance(after, TransitionRefused) and after.state.active:
+            await self._in("plans", lambda: self._planner.started(after))
+            await self._enter(after)
+            self._tell(f"job {number} was started", workload_name(after))
+        return True
+
+    async def _left(self, job: QueuedJob, after: QueuedJob) -> None:
+        """The present attempt of ``job`` is over: ``after`` is on disk."""
+        await self._leave(job.id)
+        await self._units.end(job.unit)
+        now_s = self._wall_clock()
+        await self._in("plans", lambda: self._planner.ended(after, now_s))
+        status = "" if after.status is None else f", status {after.status}"
+        self._tell(f"job {job.id} is {after.state}{status}{f': {after.reason}' if after.reason else ''}")
+        self._asked = True
+
+    async def _enter(self, job: QueuedJob) -> None:
+        """Let the loop look after a running job."""
+        if self._attached is None or not job.cgroup or job.id in self._workloads:
+            return
+        self._workloads[job.id] = workload_name(job)
+        spec = job.spec
+        await self._attached.add(
+            WorkloadSpec(
+                workload_name(job), Kind.BATCH, job.cgroup, band=spec.band.value, takes_hints=spec.hints
+            )
+        )
+
+    async def _leave(self, number: int) -> None:
+        name = self._workloads.pop(number, None)
+        if name is not None and self._attached is not None:
+            await self._attached.let_go(name)
+
+    async def _forget(self, before_s: float) -> None:
+        for number in await self._jobs.forget(before_s):
+            await self._units.forget(number)
+
+    async def _open(self) -> None:
+        """Read the file, and find out which units are left of jobs that are not to run."""
+        async with self._opening:
+            if self._jobs.is_open:
+                return
+            if self._closed:
+                raise QueueError("the daemon is stopping")
+            await self._in("file", self._prepare)
+            await self._jobs.open()
+        await self._units.found(self.find)
+
+    def _prepare(self) -> None:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._units.prepare()
+        except OSError as exc:
+            raise QueueError(f"{exc.filename}: the queue cannot be kept: {exc.strerror}") from exc
+        self._event.read(self._wall_clock())
+
+    def _in(self, thread: str, call: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(self._threads[thread], call)
+
+    # -- shown --------------------------------------------------------------------------------------------------
+
+    def announce(self, text: str, by: Actor) -> None:
+        """Announce what somebody has asked for."""
+        if self._attached is not None:
+            self._attached.tell(text, by=by)
+
+    def _tell(self, text: str, workload: str = "") -> None:
+        if self._attached is not None:
+            self._attached.tell(text, workload)
+
+
+def _refused(key: str, problem: str, allowed: str) -> ConfigError:
+    return ConfigError("request", key, problem, allowed)

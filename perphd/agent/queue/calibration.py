@@ -1,0 +1,70 @@
+"""What the queue learned about its own predictions, kept over restarts of the daemon.
+
+The record is a small file that is replaced whenever a job that ended has taught something. One that cannot be read is
+set aside by the next write: the queue then learns again, from cautious priors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from perphd.batch.calibration import MOST_LEVELS, Calibration
+from perphd.batch.look import EVERY
+from perphd.domain.errors import ConfigError
+from perphd.host.state_files import replace_text
+
+FILE: Final = "calibration.json"
+
+
+class KeptCalibration:
+    """The record in this folder. ``problem``: why it cannot be read or written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._written: Mapping[str, Calibration] = {}
+        self.problem = ""
+
+    def read(self) -> dict[str, Calibration]:
+        """What an earlier daemon learned, by resource; priors for all else."""
+        found: dict[str, Calibration] = {}
+        try:
+            record = json.loads(self._path.read_text(encoding="utf-8"))
+            found = {name: _calibration(record[name]) for name in EVERY if name in record}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
+            found = {}
+            self.problem = f"{self._path}: the calibration cannot be read: {exc}; it is learned again"
+        self._written = {name: found.get(name, Calibration()) for name in EVERY}
+        return dict(self._written)
+
+    def write(self, calibration: Mapping[str, Calibration]) -> None:
+        """Keep this, unless it is what the file has."""
+        if calibration == self._written:
+            return
+        try:
+            record = {name: asdict(each) for name, each in calibration.items()}
+            replace_text(self._path, json.dumps(record) + "\n")
+        except ConfigError as exc:
+            self.problem = f"the calibration is not kept: {exc}"
+        else:
+            self._written, self.problem = dict(calibration), ""
+
+
+def _calibration(record: Mapping[str, Any]) -> Calibration:
+    """The record of one resource. Raises ValueError for figures that nothing could have taught."""
+    kept, jobs, products, pairs = (float(record[name]) for name in ("kept", "jobs", "products", "pairs"))
+    each = Calibration(kept, jobs, products, pairs, tuple(map(float, record["levels"])))
+    figures = (each.kept, each.jobs, each.products, each.pairs)
+    if not all(map(math.isfinite, figures)) or not 0.0 <= each.kept <= each.jobs or each.jobs <= 0.0:
+        raise ValueError(f"{each.kept:g} of {each.jobs:g} jobs have kept to their usage")
+    if each.pairs <= 0.0:
+        raise ValueError(f"{each.pairs:g} pairs of jobs")
+    if len(each.levels) > MOST_LEVELS or not all(0.0 <= level <= 1.0 for level in each.levels):
+        raise ValueError(f"levels lie between 0 and 1, and are at most {MOST_LEVELS}")
+    return each

@@ -1,0 +1,236 @@
+"""What the queue's planning thread knows: usages seen so far, and the history of jobs. Used by one thread at a time."""
+
+from __future__ import annotations
+
+import pwd
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from perphd.agent.queue.calibration import KeptCalibration
+from perphd.agent.queue.solver import QueueSolver
+from perphd.batch.admission import EPSILON_SOFT
+from perphd.batch.gangs import led
+from perphd.batch.job import JobState, QueuedJob
+from perphd.batch.look import BANDWIDTH, CPU, MEMORY, JobOutlook, QueueStep, QueueView
+from perphd.batch.observations import Observations
+from perphd.batch.outlook import forecast_of
+from perphd.batch.scheduling import candidates, scheduled
+from perphd.batch.view import JobForecast
+from perphd.config.tables import QueueConfig
+from perphd.domain.errors import PerphError
+from perphd.domain.job import HISTORY_FILE
+from perphd.domain.queue import CopperOffer
+from perphd.domain.reading import Unavailable
+from perphd.forecast.histogram import Histogram
+from perphd.forecast.history.features import JobFacts
+from perphd.forecast.history.store import JobHistory, Quantity
+from perphd.qos.offers import FollowedOffer, followed, shown, with_use
+
+MEMORY_SHARE: Final = 0.95
+"""Share of the host's memory that jobs and everything else may use together."""
+ASKED: Final = (
+    Quantity.RUN_TIME_S,
+    Quantity.ENOUGH_CORES,
+    Quantity.MEMORY_BYTES,
+    Quantity.ENOUGH_BYTES_PER_S,
+)
+"""Of the history, in the order of an outlook."""
+CYCLE_S: Final = 10.0
+"""The end of a job that outlives its history moves by 1, 2, 4, 8 ... of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What was measured over a few seconds, by resource: of everything that is no job, and of each job by number."""
+
+    seconds: float
+    others: Mapping[str, float]
+    jobs: Mapping[int, Mapping[str, float]]
+
+
+class QueuePlanner:
+    """Decides for the queue. ``state_dir``: where the history of jobs is; ``folder``: that of the queue."""
+
+    def __init__(self, config: QueueConfig, state_dir: Path, folder: Path) -> None:
+        self._config, self._path = config, state_dir / HISTORY_FILE
+        self._epsilon = {CPU: config.cpu_risk, MEMORY: config.memory_risk, BANDWIDTH: EPSILON_SOFT}
+        bandwidth = float(config.memory_bandwidth_bytes)
+        self._shared = {BANDWIDTH: bandwidth} if bandwidth > 0 else {}
+        self._kept = KeptCalibration(folder)
+        self._observed = Observations(self._kept.read())
+        self._outlooks: dict[tuple[object, ...], JobOutlook] = {}
+        self._waits: list[float] = []
+        self._solver = QueueSolver()
+        self._offer: FollowedOffer | None = None
+        self._problem = ""
+
+    @property
+    def problem(self) -> str:
+        """What an operator should read; empty if there is nothing."""
+        return self._problem or self._kept.problem
+
+    def offer(self, now_s: float) -> CopperOffer | None:
+        """What copper may use for the next minutes; None before anything was seen."""
+        return None if self._offer is None else shown(self._offer, now_s)
+
+    def take(
+        self, uses: Sequence[Use], active: Mapping[int, QueuedJob], capacity: tuple[float, float]
+    ) -> None:
+        """What was seen since the last look."""
+        for use in uses:
+            self._offer = with_use(
+                self._offer or followed(*capacity), use.seconds, use.others.get(CPU), use.others.get(MEMORY)
+            )
+            for resource, used in use.others.items():
+                self._observed.see_others(resource, max(0.0, used), use.seconds)
+            for number, known in use.jobs.items():
+                job = active.get(number)
+                if job is None or job.state is not JobState.RUNNING:
+                    continue
+                self._observed.see(job, use.seconds, known, self._outlook(job, job.since_s))
+
+    def step(
+        self,
+        now_s: float,
+        capacity: tuple[float, float],
+        waiting: Sequence[QueuedJob],
+        active: Sequence[QueuedJob],
+        preempts: bool,
+        copper_share: float,
+    ) -> QueueStep:
+        """What this look decides. ``capacity``: CPUs and bytes of the host."""
+        considered, together, workers = led(waiting)
+        view = self._view(now_s, capacity, considered, active, preempts, copper_share)
+        if workers or together:
+            outlooks = dict(view.outlooks) | {job.id: self._outlook(job, now_s) for job in workers}
+            view = replace(view, together=together, workers=workers, outlooks=outlooks)
+        step = scheduled(view, lambda *problem: self._solver.improved(now_s, *problem))
+        self._observed.decided(step.expected)
+        return step
+
+    def forecast(
+        self,
+        number: int,
+        now_s: float,
+        capacity: tuple[float, float],
+        waiting: Sequence[QueuedJob],
+        active: Sequence[QueuedJob],
+        copper_share: float,
+    ) -> JobForecast | Unavailable:
+        """When this job will start and end."""
+        view = self._view(now_s, capacity, waiting, active, False, copper_share, number)
+        return forecast_of(view, number, lambda job: self._outlook(job, now_s))
+
+    def started(self, job: QueuedJob) -> None:
+        """A job began to run: its wait counts for the average."""
+        self._waits = [*self._waits[-99:], max(0.0, job.since_s - job.submitted_s)]
+
+    def ended(self, job: QueuedJob, now_s: float) -> None:
+        """Learn from a job that is done; forget what was seen of any other."""
+        seen = self._observed.forget(job, job.state is JobState.DONE)
+        self._kept.write(self._observed.calibration)
+        if job.state is not JobState.DONE:
+            return
+        took = {Quantity.RUN_TIME_S: job.ran_s}
+        if seen is not None:
+            cpus, memory = seen.seen[CPU], seen.seen[MEMORY]
+            if cpus.count:
+                took |= {Quantity.ENOUGH_CORES: cpus.most, Quantity.CPU_TIME_S: seen.cpu_s}
+            if memory.count:
+                took[Quantity.MEMORY_BYTES] = memory.most
+            if (traffic := seen.seen[BANDWIDTH]).count:
+                took[Quantity.ENOUGH_BYTES_PER_S] = traffic.most
+        try:
+            with JobHistory(self._path) as history:
+                history.complete(facts_of(job, now_s), took, now_s)
+        except (PerphError, sqlite3.Error, ValueError) as exc:
+            self._problem = f"the history does not learn from job {job.id}: {exc}"
+        else:
+            self._problem = ""
+        self._outlooks.clear()
+
+    def _view(
+        self,
+        now_s: float,
+        capacity: tuple[float, float],
+        waiting: Sequence[QueuedJob],
+        active: Sequence[QueuedJob],
+        preempts: bool,
+        copper_share: float,
+        also: int = 0,
+    ) -> QueueView:
+        running = [self._observed.active(job, self._outlook(job, now_s), now_s, CYCLE_S) for job in active]
+        average_s = sum(self._waits) / len(self._waits) if self._waits else 0.0
+        view = QueueView(
+            now_s=now_s,
+            cpus=capacity[0],
+            memory_bytes=MEMORY_SHARE * capacity[1],
+            waiting=waiting,
+            active=running,
+            outlooks={},
+            others_cpus=self._observed.others[CPU].whole,
+            others_memory=self._observed.others[MEMORY].whole,
+            average_wait_s=average_s,
+            epsilon=self._epsilon,
+            most_running=self._config.most_running,
+            preempts=preempts,
+            copper_share=copper_share,
+            calibration=self._observed.calibration,
+            shared=self._shared,
+            others_shared={name: self._observed.others[name].whole for name in self._shared},
+        )
+        tried = {job.id: job for job in candidates(view)}
+        tried |= {job.id: job for job in waiting if job.id == also}
+        outlooks = {number: self._outlook(job, now_s) for number, job in tried.items()}
+        outlooks |= {each.job.id: each.outlook for each in running}
+        return replace(view, outlooks=outlooks)
+
+    def _outlook(self, job: QueuedJob, now_s: float) -> JobOutlook:
+        """What the history tells of jobs like this one."""
+        facts = facts_of(job, now_s)
+        key = (facts.user, facts.name, facts.argv, facts.requested_cores, facts.requested_bytes, facts.hour)
+        known = self._outlooks.get(key)
+        if known is None:
+            known = self._outlooks[key] = self._asked(facts)
+        return known
+
+    def _asked(self, facts: JobFacts) -> JobOutlook:
+        if not self._path.exists():
+            return JobOutlook()
+        try:
+            with JobHistory(self._path) as history:
+                found = [history.predict(facts, quantity) for quantity in ASKED]
+        except (PerphError, sqlite3.Error, ValueError) as exc:
+            self._problem = f"the history of jobs cannot be asked: {exc}"
+            return JobOutlook()
+        run_time_s, cpus, memory, traffic = (
+            Histogram() if each is None else each.distribution for each in found
+        )
+        return JobOutlook(run_time_s, cpus, memory, {BANDWIDTH: traffic})
+
+
+def facts_of(job: QueuedJob, now_s: float) -> JobFacts:
+    """The job as the history knows it. Jobs of an array are alike."""
+    spec = job.spec
+    name = spec.name if spec.array is None else spec.name.removesuffix(f"[{spec.array[0]}]")
+    return JobFacts(
+        user_name(spec.uid),
+        "",
+        name,
+        spec.command,
+        spec.cpus,
+        float(spec.memory_bytes),
+        time.localtime(now_s).tm_hour,
+    )
+
+
+def user_name(uid: int) -> str:
+    """The user's name, or its number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,52 @@
+"""Jobs of the queue as they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perphd.agent.queue.planning import user_name
+from perphd.batch.job import QueuedJob
+from perphd.batch.view import JobDetail, JobForecast, JobRow
+from perphd.domain.reading import NOT_MEASURED, Unavailable
+
+
+def row_of(job: QueuedJob, sees: bool, reasons: Mapping[int, str], now_s: float) -> JobRow:
+    """One job. ``sees``: whoever asks may see all of it; ``reasons``: why jobs wait, by number."""
+    if not sees:
+        return JobRow(job.id, job.spec.name, job.state)
+    spec = job.spec
+    waits = not job.state.active and not job.state.ended
+    reason = reasons.get(job.id, job.reason) if waits else job.reason
+    forecast: JobForecast | Unavailable = NOT_MEASURED
+    detail = JobDetail(
+        user_name(spec.uid),
+        spec.command,
+        spec.directory,
+        spec.output,
+        spec.cpus,
+        spec.memory_bytes,
+        spec.band,
+        spec.deadline_s,
+        spec.after,
+        spec.array,
+        job.submitted_s,
+        job.since_s,
+        reason,
+        job.attempt,
+        job.failures,
+        spec.retries,
+        job.status,
+        job.has_run_s(now_s),
+        job.lost_s,
+        job.preemptions,
+        job.unit if job.attempt else "",
+        workload_name(job) if job.state.active else "",
+        forecast,
+        spec.elastic,
+    )
+    return JobRow(job.id, spec.name, job.state, detail)
+
+
+def workload_name(job: QueuedJob) -> str:
+    """What a running job is called among the workloads."""
+    return f"job-{job.id}"

@@ -1,0 +1,148 @@
+"""Units of jobs: starts them, tells what became of them, ends those that are to be gone, and keeps their output.
+
+A unit whose job is not to run is remembered as leaving until nothing is left of it. The runner blocks, so it is called
+in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from perphd.agent.devices.hints import NO_HINT, hints_file
+from perphd.agent.queue.logs import QueueLogs
+from perphd.agent.queue.rows import workload_name
+from perphd.agent.queue.slots import QueueSlots
+from perphd.batch.gangs import gang_of
+from perphd.batch.job import (
+    Confirmed,
+    Exited,
+    JobEvent,
+    QueuedJob,
+    UnitEvidence,
+    attempt_of,
+    recovery,
+)
+from perphd.batch.runner import JobRunner, UnitState
+from perphd.domain.errors import KernelError
+from perphd.host.state_files import replace_readable
+
+T = TypeVar("T")
+
+
+class QueueUnits:
+    """See the module. ``in_thread`` runs a call in the units' own thread; ``boot``: id of the kernel's boot."""
+
+    def __init__(
+        self,
+        runner: JobRunner,
+        boot: str,
+        logs: Path,
+        slots: Path | None,
+        hints: Path | None,
+        in_thread: Callable[[Callable[[], object]], Awaitable[object]],
+    ) -> None:
+        self._runner, self._boot, self._in_thread = runner, boot, in_thread
+        self._logs = QueueLogs(logs)
+        self.slots = QueueSlots(slots)
+        self._hints = hints
+        self.leaving: set[str] = set()
+        """Units that are to be gone."""
+
+    @property
+    def leaving_numbers(self) -> set[int]:
+        """The jobs to which the leaving units belong."""
+        return {found[0] for unit in self.leaving if (found := attempt_of(unit)) is not None}
+
+    def prepare(self) -> None:
+        """Make the folder of logs; blocks. Raises OSError."""
+        self._logs.prepare()
+
+    async def found(self, find: Callable[[int], QueuedJob | None]) -> None:
+        """Remember the units that exist of jobs that are not to run."""
+        units: Sequence[str] = ()
+        with contextlib.suppress(KernelError, OSError):
+            units = await self._run(self._runner.units)
+        for unit in units:
+            number, attempt = attempt_of(unit) or (0, 0)
+            job = find(number)
+            # A unit of a number that the file does not know is not touched: it may be another queue's.
+            if (
+                job is not None
+                and not (job.state.active and job.attempt == attempt)
+                and attempt <= job.attempt
+            ):
+                self.leaving.add(unit)
+
+    async def start(self, job: QueuedJob, live: Sequence[QueuedJob]) -> str:
+        """Start the present attempt; see ``JobRunner``. It finds its files of slots and hints from its first moment on.
+
+        ``live``: all jobs that have not ended.
+        """
+        hints = hints_file(self._hints, workload_name(job)) if job.spec.hints and self._hints else None
+        told = () if hints is None else (("PERPHD_HINTS_FILE", str(hints)),)
+        environment = (*job.spec.environment, *self.slots.environment(job), *told)
+        started = replace(job, spec=replace(job.spec, environment=environment))
+
+        def begin() -> str:
+            if gang_of(job) is not None:
+                self.slots.write(live)
+            if hints is not None:
+                with contextlib.suppress(OSError):  # the loop tries again, and says so
+                    replace_readable(hints, NO_HINT)
+            return self._runner.start(started, self._logs.path(job.id, job.attempt))
+
+        return await self._run(begin)
+
+    async def news(
+        self, active: Sequence[QueuedJob], now_s: float
+    ) -> list[tuple[QueuedJob, JobEvent | None]]:
+        """What happened to the present attempts since the last call. Raises KernelError."""
+        states = await self._run(lambda: self._runner.look(active))
+        return [(job, self._event(job, states.get(job.id), now_s)) for job in active]
+
+    def _event(self, job: QueuedJob, state: UnitState | None, now_s: float) -> JobEvent | None:
+        if job.boot != self._boot:
+            return recovery(job, UnitEvidence.UNKNOWN, now_s, boot=self._boot)
+        if state is None:
+            return None
+        if state.evidence is UnitEvidence.ENDED:
+            return Exited(now_s, state.status, state.reason)
+        if state.evidence is UnitEvidence.RUNS:
+            return None if job.confirmed else Confirmed(now_s, "", state.cgroup)
+        return recovery(job, state.evidence, now_s, boot=self._boot)
+
+    async def end(self, unit: str) -> None:
+        """End a unit; what cannot be ended now is leaving."""
+        self.leaving.add(unit)
+        if await self._run(lambda: self._runner.stop(unit)):
+            self.leaving.discard(unit)
+
+    async def end_leaving(self) -> None:
+        """Try again to end the units that are to be gone."""
+        for unit in tuple(self.leaving):
+            await self.end(unit)
+
+    async def log_part(self, job: QueuedJob, attempt: int, offset: int) -> tuple[bytes, int]:
+        """Output of an attempt from ``offset`` on, and where it goes on."""
+        return await self._run(lambda: self._logs.read(job.id, attempt, offset))
+
+    async def tidied(self, active: Sequence[QueuedJob], live: Sequence[QueuedJob]) -> None:
+        """Keep logs within their size, and tell workers of elastic jobs how many of them run."""
+        running = [(job.id, job.attempt) for job in active]
+
+        def tidy() -> None:
+            self._logs.trim(running)
+            self.slots.write(live)
+
+        await self._run(tidy)
+
+    async def forget(self, number: int) -> None:
+        """Remove the logs of a job."""
+        await self._run(lambda: self._logs.remove(number))
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        return await self._in_thread(call)  # type: ignore[return-value]

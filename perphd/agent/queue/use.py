@@ -1,0 +1,106 @@
+"""What jobs and everything else on the host use, averaged over a few seconds for the planner.
+
+What everything else uses is what the host uses less what jobs do. A round of the loop cannot tell it if a job has no
+sample yet, or has ended since the round before: what that job used would count as somebody else's. What others used in
+the last round that could tell counts then, for a short while, unless the whole host used less than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+from perphd.agent.queue.planning import Use
+from perphd.batch.look import BANDWIDTH, CPU, MEMORY
+from perphd.domain.host_account import HostAccount
+from perphd.domain.reading import Reading, available
+from perphd.domain.sample import Quality, Sample
+
+USE_S: Final = 5.0
+"""Uses are averaged over this time."""
+STALE_S: Final = 60.0
+"""What others used longer ago than this does not count."""
+Sums: TypeAlias = dict[str, tuple[float, float]]
+"""Amount times seconds, and seconds, by resource."""
+
+
+class QueueUse:
+    """Sums of the present few seconds, and the averages that nobody has taken yet."""
+
+    def __init__(self) -> None:
+        self._uses: list[Use] = []
+        self._since_s: float | None = None
+        self._others: Sums = {}
+        self._sums: dict[int, Sums] = {}
+        self._numbers: frozenset[int] = frozenset()
+        self._known: dict[str, tuple[float, float]] = {}
+
+    def taken(self) -> list[Use]:
+        """The averages since the last call."""
+        uses, self._uses = self._uses, []
+        return uses
+
+    def note(
+        self,
+        now_s: float,
+        workloads: Mapping[int, str],
+        samples: Mapping[str, Sample],
+        account: HostAccount | None,
+    ) -> None:
+        """Add one round of the loop. ``workloads``: what running jobs are called, by number."""
+        if account is None:
+            return
+        names = set(workloads.values())
+        jobs = {
+            number: {
+                CPU: sample.cpu_usage_cores,
+                MEMORY: sample.memory_working_set_bytes,
+                BANDWIDTH: sample.mbw_bytes_per_s,
+            }
+            for number, name in workloads.items()
+            if (sample := samples.get(name)) is not None
+            and not sample.has(Quality.GONE, Quality.FIRST, Quality.RESTARTED)
+        }
+        for number, row in jobs.items():
+            _add(self._sums.setdefault(number, {}), row, account.interval_s)
+        whole: dict[str, Reading] = {CPU: account.cpu.capacity - account.cpu.idle}
+        if available(account.memory_available_bytes):
+            whole[MEMORY] = account.memory_total_bytes - account.memory_available_bytes  # type: ignore[operator]
+        gone, self._numbers = bool(self._numbers - workloads.keys()), frozenset(workloads)
+        others: dict[str, Reading] = {}
+        for resource, used in whole.items():
+            if available(used):
+                seen = [row[resource] for row in jobs.values()]
+                known = [each for each in seen if available(each)]
+                exact = not gone and len(known) == len(workloads)
+                others[resource] = self._of_others(now_s, resource, used - sum(known), exact)
+        traffic = [each.mbw_bytes_per_s for name, each in samples.items() if name not in names]
+        measured = [each for each in traffic if available(each)]
+        if measured:
+            others[BANDWIDTH] = sum(measured)
+        _add(self._others, others, account.interval_s)
+        self._since_s = now_s if self._since_s is None else self._since_s
+        if now_s - self._since_s < USE_S:
+            return
+        means = {number: _means(each) for number, each in self._sums.items()}
+        self._uses.append(Use(now_s - self._since_s, _means(self._others), means))
+        self._since_s, self._sums, self._others = now_s, {}, {}
+
+    def _of_others(self, now_s: float, resource: str, most: float, exact: bool) -> float:
+        """What others use, given that it is at most ``most``, or exactly that."""
+        if exact:
+            self._known[resource] = now_s, most
+            return most
+        at_s, known = self._known.get(resource, (-STALE_S, most))
+        return min(most, known) if 0.0 <= now_s - at_s < STALE_S else most
+
+
+def _add(sums: Sums, row: Mapping[str, Reading], seconds: float) -> None:
+    for resource, value in row.items():
+        if available(value):
+            amount, before_s = sums.get(resource, (0.0, 0.0))
+            sums[resource] = amount + value * seconds, before_s + seconds
+
+
+def _means(sums: Sums) -> dict[str, float]:
+    return {resource: amount / seconds for resource, (amount, seconds) in sums.items() if seconds > 0}

@@ -1,0 +1,224 @@
+"""The laws of what uses a host, job by job: what admission, plans and preemptions reckon with.
+
+A waiting job has the law of its history, a running one that law given what was observed of it (``admission``). Of a
+job without either, what it asked for counts. ``HostLaws`` also answers for a host on which jobs were added, stand
+still or are gone.
+
+A look asks about many sets of jobs that differ in a few. Sums are therefore kept in a binary tree over the places of
+the jobs: a set that differs in k of n jobs costs at most k log n sums of two. Jobs have their places in the order in
+which they are expected to end, since preemption asks what is left once the first of them have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+from perphd.batch.admission import (
+    LEAST_OBSERVED_S,
+    Admission,
+    ResourceRisk,
+    TotalUsage,
+    WorkloadUsage,
+    admission,
+    conditioned,
+    usage_law,
+)
+from perphd.batch.calibration import Calibration
+from perphd.batch.job import JobState, QueuedJob
+from perphd.batch.job_worth import PLANNED_SHARE, left_of
+from perphd.batch.look import CPU, MEMORY, ActiveJob, ExpectedSum, JobOutlook, QueueView
+from perphd.forecast.grid import (
+    GridDistribution,
+    added,
+    mean_of,
+    nothing,
+    of_histogram,
+    of_outcomes,
+    quantile_of,
+)
+from perphd.forecast.histogram import Histogram
+
+CELLS: Final = 256
+Saved: TypeAlias = dict[str, dict[int, GridDistribution]]
+
+
+class HostLaws:
+    """The laws of what uses the host, with every job that this look adds."""
+
+    def __init__(self, view: QueueView) -> None:
+        self._view = view
+        names = view.resources
+        self._calibration = {name: view.calibration.get(name, Calibration()) for name in names}
+        self._capacity = {CPU: max(view.cpus, 1e-6), MEMORY: max(view.memory_bytes, 1.0), **view.shared}
+        self._others = {name: self._law(name, view.others(name)) for name in names}
+        self._nothing = {name: nothing(self._capacity[name], CELLS) for name in names}
+        self._tasks: dict[tuple[str, int], GridDistribution] = {}
+        ends = {each.job.id: left_of(each, view.now_s).median_s for each in view.active}
+        active = sorted(view.active, key=lambda each: (ends[each.job.id], each.job.id))
+        self.ending: Final = tuple(each.job.id for each in active if each.job.state is JobState.RUNNING)
+        """The jobs that run as the look begins, in the order of their expected ends."""
+        self.expected_ends_s: Final = tuple(ends[number] for number in self.ending)
+        self._places = {each.job.id: place for place, each in enumerate(active)}
+        self._jobs: Saved = {
+            name: {each.job.id: self._active(name, each) for each in active} for name in names
+        }
+        self._sums: dict[str, GridDistribution] = {}
+        self._totals: dict[tuple[GridDistribution | None, ...], TotalUsage] = {}
+
+    def _active(self, resource: str, each: ActiveJob) -> GridDistribution:
+        """The law of a running job."""
+        if resource != MEMORY and each.job.state is JobState.FROZEN:
+            return self._nothing[resource]
+        usage = WorkloadUsage(each.outlook.of(resource), each.of(resource), each.observed_s)
+        if not usage.prior.count and not (usage.observed.count and usage.observed_s >= LEAST_OBSERVED_S):
+            return self._asked(resource, each.job)
+        weight = self._calibration[resource].observed_weight
+        return conditioned(usage, self._capacity[resource], CELLS, weight)
+
+    def admission(self, job: QueuedJob) -> Admission:
+        """Whether the job is admitted beside everything that runs.
+
+        Beside no other job it is admitted whatever CPUs it asks for: it is only slower, and would wait forever.
+        """
+        risks = {resource: self._risk(resource, job) for resource in self._view.resources}
+        answer = admission(risks, self._view.tasks(job))
+        alone = not self._jobs[CPU] and self._view.copper_share >= 1.0
+        if alone and answer.over[MEMORY] <= self._view.epsilon[MEMORY]:
+            return replace(answer, admitted=True)
+        return answer
+
+    def add(self, job: QueuedJob) -> None:
+        """The job runs from now on, with those that start together with it."""
+        for resource in self._view.resources:
+            for number in (job.id, *self._view.together.get(job.id, ())):
+                self._places.setdefault(number, len(self._places))
+                self._jobs[resource][number] = self._task(resource, job)
+        self._sums.clear()
+
+    def saved(self) -> Saved:
+        """The laws of all jobs, for ``restored``."""
+        return {resource: dict(laws) for resource, laws in self._jobs.items()}
+
+    def restored(self, saved: Saved) -> None:
+        """As when ``saved`` was called."""
+        self._jobs = {resource: dict(laws) for resource, laws in saved.items()}
+        self._sums.clear()
+
+    def standing(self, numbers: Sequence[int]) -> None:
+        """These stand still from now on."""
+        for resource in self._jobs:
+            for number in numbers if resource != MEMORY else ():
+                self._jobs[resource][number] = self._nothing[resource]
+        self._sums.clear()
+
+    def without(self, numbers: Sequence[int]) -> None:
+        """These are gone from now on."""
+        for resource in self._view.resources:
+            for number in numbers:
+                self._jobs[resource].pop(number, None)
+        self._sums.clear()
+
+    def expected_share(self, resource: str, number: int) -> float:
+        """The mean use of a running job, as a share of the host."""
+        law = self._jobs[resource].get(number)
+        return 0.0 if law is None else mean_of(law) / law.capacity
+
+    def expected_use(self, resource: str, number: int) -> float:
+        """The mean use of a running job."""
+        return self.expected_share(resource, number) * self._capacity[resource]
+
+    def expected_need(self, resource: str, job: QueuedJob) -> float:
+        """The mean use of a waiting job."""
+        return mean_of(self._task(resource, job))
+
+    def margin(self, resource: str) -> float:
+        """By how much all that runs may exceed its mean with the accepted probability."""
+        law = self._running(resource)
+        return max(0.0, quantile_of(law, 1.0 - self._view.epsilon[resource]) - mean_of(law))
+
+    def thaws(self, job: QueuedJob) -> bool:
+        """True if all but memory, which it holds, has room for a frozen job."""
+        names = [name for name in self._view.resources if name != MEMORY]
+        return admission({name: self._risk(name, job) for name in names}).admitted
+
+    def expected(self, job: QueuedJob) -> list[ExpectedSum]:
+        """What admission counts with, now that ``job`` was added; nothing while an event keeps room free."""
+        if self._view.copper_share < 1.0:
+            return []
+        return [
+            ExpectedSum(
+                job.id,
+                resource,
+                tuple(number for number, law in self._jobs[resource].items() if law.shares[0] < 1.0),
+                self._running(resource),
+            )
+            for resource in self._view.resources
+        ]
+
+    def _risk(self, resource: str, job: QueuedJob) -> ResourceRisk:
+        return ResourceRisk(
+            self._running(resource),
+            self._task(resource, job),
+            self._view.epsilon[resource],
+            self._calibration[resource],
+        )
+
+    def _running(self, resource: str) -> GridDistribution:
+        if resource not in self._sums:
+            capacity = self._capacity[resource]
+            laws: list[GridDistribution | None] = [None] * len(self._places)
+            for number, law in self._jobs[resource].items():
+                laws[self._places[number]] = None if law is self._nothing[resource] else law
+            total = self._total(tuple(laws))
+            jobs = (
+                self._nothing[resource]
+                if total is None
+                else total.law(self._calibration[resource].correlation)
+            )
+            share = self._view.copper_share
+            if share < 1.0:  # what an event keeps from copper counts as used
+                offer = max(0.0, capacity - min(capacity, quantile_of(self._others[resource], PLANNED_SHARE)))
+                jobs = added(jobs, of_outcomes({offer * (1.0 - share): 1.0}, capacity, CELLS))
+            self._sums[resource] = added(self._others[resource], jobs)
+        return self._sums[resource]
+
+    def _total(self, laws: tuple[GridDistribution | None, ...]) -> TotalUsage | None:
+        """The sum of the laws at these places; None if there is none. Places are halved at a power of two."""
+        if len(laws) < 2:
+            return TotalUsage(laws[0], laws[0]) if laws and laws[0] is not None else None
+        known = self._totals.get(laws)
+        if known is None:
+            half = 1 << (len(laws) - 1).bit_length() - 1
+            first, second = self._total(laws[:half]), self._total(laws[half:])
+            if first is None or second is None:
+                return first or second
+            known = self._totals[laws] = first.plus(second)
+        return known
+
+    def _law(self, resource: str, seen: Histogram) -> GridDistribution:
+        capacity = self._capacity[resource]
+        return of_histogram(seen, capacity, CELLS) if seen.count else nothing(capacity, CELLS)
+
+    def _task(self, resource: str, job: QueuedJob) -> GridDistribution:
+        known = self._tasks.get((resource, job.id))
+        if known is None:
+            known = self._tasks[resource, job.id] = self._task_law(resource, job)
+        return known
+
+    def _task_law(self, resource: str, job: QueuedJob) -> GridDistribution:
+        outlook = self._view.outlooks[job.id] if job.id in self._view.outlooks else JobOutlook()
+        history = outlook.of(resource)
+        return (
+            usage_law(history, self._capacity[resource], CELLS)
+            if history.count
+            else self._asked(resource, job)
+        )
+
+    def _asked(self, resource: str, job: QueuedJob) -> GridDistribution:
+        """What a job asked for. Nobody asks for a shared resource: its part is that of the CPUs."""
+        amounts = {CPU: job.spec.cpus, MEMORY: float(job.spec.memory_bytes)}
+        capacity = self._capacity[resource]
+        amount = amounts.get(resource, min(1.0, job.spec.cpus / self._capacity[CPU]) * capacity)
+        return of_outcomes({amount: 1.0}, capacity, CELLS)

@@ -1,0 +1,97 @@
+"""perphctl whatif and admit: what would be if this work came, and whether it may."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+
+from perphd.commands.base import EXIT_NOT_NOW, Out, command
+from perphd.commands.pause import Duration
+from perphd.control.table import Part, table, text
+from perphd.domain.errors import PerphError
+from perphd.domain.reading import available
+from perphd.domain.whatif import Arrival, Effect, WhatIf
+
+_WORK = "batch:cpu=CORES[,mem=SIZE]"
+ASK_AGAIN_S: Final = 5.0
+"""Time between two questions of a waiting admit."""
+
+
+def add_admission_commands(cli: click.Group) -> None:
+    """Put both commands into the group."""
+
+    @command(cli)
+    @click.option("--add", "work", metavar=_WORK, required=True, help="The work that would come.")
+    def whatif(out: Out, work: str) -> None:
+        """Predict what would become of every LRA if this work came.
+
+        For example: perphctl whatif --add batch:cpu=4,mem=8Gi
+        """
+        _check_work(work)
+        data = out.client.get("whatif", add=work)
+        out.show(data, lambda: whatif_parts(data))
+
+    @command(cli)
+    @click.argument("work", metavar=_WORK)
+    @click.option(
+        "--wait",
+        "wait_s",
+        type=Duration(),
+        metavar="TIME",
+        help="Ask again until it may start, for so long at most: 90s, 10m, 2h.",
+    )
+    @click.pass_context
+    def admit(context: click.Context, out: Out, work: str, wait_s: float | None) -> None:
+        """Say whether this work may start now.
+
+        Exit code 0, or 75 with the reason.
+        For a batch system's prologue: perphctl admit batch:cpu=4,mem=8Gi --wait 10m && run-the-job
+        """
+        _check_work(work)
+        until_s = time.monotonic() + (wait_s or 0.0)
+        data = out.client.get("whatif", add=work)
+        while not data["accepted"] and (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(ASK_AGAIN_S, left_s))
+            data = out.client.get("whatif", add=work)
+        words = "yes" if data["accepted"] else "not now"
+        out.say(data, f"{words}: {'; '.join(data['reasons'])}")
+        if not data["accepted"]:
+            context.exit(EXIT_NOT_NOW)
+
+
+def _check_work(work: str) -> None:
+    """Refuse what is no work as wrong usage. Raises click.UsageError."""
+    try:
+        Arrival.parse(work)
+    except (ValueError, PerphError) as exc:
+        raise click.UsageError(str(exc)) from exc
+
+
+def whatif_parts(data: Any) -> Iterator[Part]:
+    """The answer to a question of what if, in words and a table."""
+    from perphd.domain.wire import decode
+
+    answer = decode(WhatIf, data)
+    yield text(
+        ("would be admitted: " if answer.accepted else "would have to wait: ") + "; ".join(answer.reasons)
+    )
+    if available(answer.batch_cores):
+        yield text(f"all batch together would get about {answer.batch_cores:.1f} cores")
+    if answer.effects:
+        columns = ("LRA", "NOW", "AS IT IS", "WITH THE BEST", "CHANCE", "BY")
+        yield table("", columns, [_row(effect) for effect in answer.effects], right=(2, 3, 4))
+
+
+def _row(effect: Effect) -> tuple[str, ...]:
+    scores = (f"{p.score:.2f}" if p is not None else "-" for p in (effect.as_is, effect.with_best))
+    chance = f"{effect.chance:.0%}" if available(effect.chance) else "-"
+    return (
+        effect.lra,
+        str(effect.health),
+        *scores,
+        chance,
+        str(effect.best) if effect.best is not None else "-",
+    )

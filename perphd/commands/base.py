@@ -1,0 +1,152 @@
+"""What all perphctl commands share: options, the way out, and errors as sentences with exit codes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+import click
+
+from perphd.commands.published import published
+from perphd.control.client import SOCKET_VARIABLE, Client, NotPermitted, Refused, Unreachable, socket_path
+from perphd.control.table import Part, plain, print_parts
+from perphd.domain.errors import ConfigError, Denied, PerphError
+
+EXIT_FAILED = 1
+EXIT_UNREACHABLE = 3
+EXIT_NOT_PERMITTED = 4
+EXIT_NOT_FOUND = 5
+EXIT_NOT_NOW = 75
+EXIT_INTERRUPTED = 130
+EXIT_CODES = """\b
+Exit codes:
+  0  done
+  1  refused or failed (the reason is on standard error)
+  2  wrong usage of the command line
+  3  no daemon answers on the socket
+  4  not permitted
+  5  there is no such workload or job, or no trial yet
+ 75  admit: not now; try again later
+"""
+
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+_SOCKET = click.option(
+    "--socket", metavar="PATH", help=f"The daemon's socket [default: {SOCKET_VARIABLE}, else as configured]."
+)
+
+
+class Out:
+    """Where a command's answer goes: JSON, plain text, or a terminal."""
+
+    def __init__(self, socket: str | None, as_json: bool) -> None:
+        self._socket, self.as_json = socket, as_json
+
+    @functools.cached_property
+    def client(self) -> Client:
+        """Requests to the daemon."""
+        return Client(socket_path(self._socket))
+
+    def show(self, data: Any, parts: Callable[[], Iterable[Part]]) -> None:
+        """Print ``data`` as JSON if that was asked for, else ``parts``."""
+        if self.as_json:
+            click.echo(json.dumps(published(data), indent=2, ensure_ascii=False))
+        elif sys.stdout.isatty():
+            from rich.console import Console
+
+            print_parts(parts(), Console(highlight=False))
+        else:
+            click.echo(plain(parts()), nl=False)
+
+    def say(self, data: Any, *sentences: str) -> None:
+        """Print ``data`` as JSON if that was asked for, else the sentences."""
+        if self.as_json:
+            click.echo(json.dumps(published(data), indent=2, ensure_ascii=False))
+        else:
+            for sentence in sentences:
+                click.echo(sentence)
+
+    def warn(self, sentences: Iterable[str]) -> None:
+        """Sentences that do not belong to the answer, on standard error (in JSON they are part of the answer)."""
+        if not self.as_json:
+            for sentence in sentences:
+                click.echo(f"perphctl: warning: {sentence}", err=True)
+
+
+def command(group: click.Group, name: str | None = None) -> Callable[[Callable[..., None]], click.Command]:
+    """Like ``group.command``, with ``--json`` and ``--socket`` before or after the command's own words.
+
+    The function gets an ``Out`` first. Every PerphError becomes one sentence and an exit code.
+    """
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        def run(context: click.Context, as_json: bool, socket: str | None, **values: Any) -> None:
+            above = context.find_root().params
+            out = Out(socket or above.get("socket"), as_json or bool(above.get("as_json")))
+            try:
+                function(out, **values)
+                sys.stdout.flush()
+            except PerphError as exc:
+                fail(exc, out.as_json)
+            except BrokenPipeError:
+                # Whoever read our output has seen enough (head, less): say nothing, not even at exit.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                context.exit(EXIT_FAILED)
+            except KeyboardInterrupt:
+                context.exit(EXIT_INTERRUPTED)
+
+        functools.update_wrapper(run, function)
+        wrapped: Callable[..., None] = click.pass_context(run)
+        for option in (_JSON, _SOCKET):
+            wrapped = option(wrapped)
+        return group.command(name or function.__name__)(wrapped)
+
+    return decorate
+
+
+def fail(error: PerphError, as_json: bool, *more: PerphError) -> NoReturn:
+    """End with a sentence for every error on standard error, and as JSON on standard output if that was asked for.
+
+    ``more``: further mistakes of the same input. JSON then has all of them under ``errors``, the first one included.
+    """
+    if as_json:
+        said: dict[str, object] = {"error": error_object(error)}
+        if more:
+            said["errors"] = [error_object(each) for each in (error, *more)]
+        click.echo(json.dumps(said, indent=2, ensure_ascii=False))
+    for each in (error, *more):
+        click.echo(f"perphctl: {each}", err=True)
+    raise SystemExit(exit_code(error))
+
+
+def error_object(error: PerphError) -> dict[str, str]:
+    """The error as the API would put it."""
+    match error:
+        case Refused():
+            return {"code": "failed", "message": str(error), "key": "", "allowed": ""} | error.error
+        case ConfigError():
+            found = {"code": "refused", "key": error.key, "allowed": error.allowed}
+        case Unreachable():
+            found = {"code": "unreachable", "key": "", "allowed": ""}
+        case NotPermitted() | Denied():
+            found = {"code": "not-permitted", "key": "", "allowed": ""}
+        case _:
+            found = {"code": "failed", "key": "", "allowed": ""}
+    return found | {"message": str(error)}
+
+
+def exit_code(error: PerphError) -> int:
+    """The documented exit code of an error."""
+    match error:
+        case Unreachable():
+            return EXIT_UNREACHABLE
+        case NotPermitted() | Denied():
+            return EXIT_NOT_PERMITTED
+        case Refused() if error.code == "not-found":
+            return EXIT_NOT_FOUND
+        case _:
+            return EXIT_FAILED

@@ -1,0 +1,258 @@
+"""perphctl calibrate: measure what each level of memory bandwidth throttling delivers on this machine."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from perphd.commands.base import EXIT_INTERRUPTED, EXIT_NOT_PERMITTED, Out, command
+from perphd.commands.number import Number
+from perphd.control.client import NotPermitted, Unreachable
+from perphd.domain.errors import PerphError
+
+if TYPE_CHECKING:
+    from rdt.calibrate import Plan
+    from rdt.curves import Curve
+    from rdt.fs import Fs
+    from rdt.probe import CacheShare, Prober
+    from rdt.resctrl import Resctrl
+
+DEFAULT_CONFIG = "/etc/perphd/perphd.toml"
+LIMIT_S: Final = 300.0
+"""Most seconds that a calibration may take unless the operator allows more."""
+IDLE_SHARE: Final = 0.75
+"""Share of a domain's cores that must be idle: what else uses the memory would be measured with it."""
+
+
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a calibration as Ctrl-C does: a session that breaks off sends SIGHUP."""
+
+
+class CannotCalibrate(PerphError):
+    """This host cannot be calibrated now; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What a calibration works on. ``prober``: what starts the streams; None: processes of this machine's own.
+
+    ``sleep``, ``clock``: how to wait, and seconds that go forward.
+    """
+
+    fs: Fs
+    resctrl: Resctrl
+    prober: Prober | None = None
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+
+
+def open_bench() -> Bench:
+    """This machine's own resctrl, where it is mounted."""
+    from rdt import DEFAULT_ROOT, RealFs, Resctrl, find_mount
+
+    fs = RealFs("/")
+    mount = find_mount(fs)
+    return Bench(fs, Resctrl.open(fs, DEFAULT_ROOT if mount is None else mount.path))
+
+
+def add_calibrate_command(group: click.Group) -> None:
+    """Put ``calibrate`` into the group."""
+
+    @command(group)
+    @click.option("--domains", metavar="N,N", help="Only these L3 domains.")
+    @click.option(
+        "--cores", metavar="N,N", help="Numbers of streaming cores [default: 1, half, all idle ones]."
+    )
+    @click.option(
+        "--limit",
+        "limit_s",
+        type=Number(1, 3600),
+        default=LIMIT_S,
+        show_default=True,
+        help="Seconds that it may take at most.",
+    )
+    @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+    @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+    @click.option(
+        "--config",
+        "config_path",
+        default=DEFAULT_CONFIG,
+        show_default=True,
+        help="Names the state directory.",
+    )
+    def calibrate(
+        out: Out,
+        domains: str | None,
+        cores: str | None,
+        limit_s: float,
+        yes: bool,
+        dry_run: bool,
+        config_path: str,
+    ) -> None:
+        """Measure what each memory bandwidth level delivers.
+
+        Streams of memory run on idle cores, in a resctrl group of their own that is removed at the end; every other
+        program on the machine gets less memory bandwidth meanwhile. It asks first and says how long it takes. It
+        refuses while perphd enforces anything and while a quarter of a domain's cores are busy. The result is kept in
+        the state directory; a running daemon uses it within a minute.
+        """
+        from perphd.host.throttle import FILE
+        from rdt import ResctrlError
+
+        state_dir, root = _place(config_path)
+        if root:
+            raise CannotCalibrate(
+                f"the configuration is about the host in {root}: calibrate on that host itself"
+            )
+        _refuse_while_enforcing(out)
+        try:
+            bench = open_bench()
+            plan = plan_for(bench, _numbers(domains, "--domains"), _numbers(cores, "--cores"), limit_s)
+            answer = {
+                "path": str(Path(state_dir) / FILE),
+                "seconds": plan.seconds,
+                "levels": list(plan.levels),
+            }
+            answer["curves"] = [{"domain": step.domain, "cores": len(step.cpus)} for step in plan.steps]
+            if not out.as_json or dry_run:
+                out.say({**answer, "dry_run": dry_run}, *described(plan))
+            if dry_run:
+                return
+            if not yes:
+                click.confirm("Calibrate now?", abort=True, err=True)
+            saved = run(bench, plan, Path(state_dir) / FILE, lambda line: click.echo(line, err=True))
+        except ResctrlError as exc:
+            raise CannotCalibrate(str(exc)) from exc
+        except KeyboardInterrupt:
+            click.echo("perphctl: interrupted: the streams have ended and the group is removed", err=True)
+            sys.exit(EXIT_INTERRUPTED)
+        answer["curves"] = [_as_json(curve) for curve in saved]
+        out.say(answer, f"saved: {answer['path']}; a running daemon uses it within a minute")
+
+
+def plan_for(
+    bench: Bench, domains: Sequence[int] | None, cores: Sequence[int] | None, limit_s: float
+) -> Plan:
+    """What to measure on the cores that are idle now.
+
+    Raises:
+        CannotCalibrate: the host is busy.
+        rdt.ResctrlError: bandwidth cannot be throttled here, or it would take too long.
+    """
+    from rdt.calibrate import plan
+    from rdt.probe import idle_cores, l3_domains
+
+    shares = l3_domains(bench.fs)
+    idle = {domain: idle_cores(bench.fs, share.cores, sleep=bench.sleep) for domain, share in shares.items()}
+    _refuse_when_busy(shares, idle, domains)
+    return plan(bench.resctrl.info, idle, domains=domains, core_counts=cores, limit_s=limit_s)
+
+
+def _refuse_when_busy(
+    shares: Mapping[int, CacheShare], idle: Mapping[int, Sequence[object]], domains: Sequence[int] | None
+) -> None:
+    for domain, share in shares.items():
+        if domains is not None and domain not in domains:
+            continue
+        if len(idle[domain]) < IDLE_SHARE * len(share.cores):
+            raise CannotCalibrate(
+                f"the host is busy: {len(idle[domain])} of {len(share.cores)} cores of domain {domain} are idle, "
+                f"{IDLE_SHARE:.0%} are needed; calibrate when nothing else runs"
+            )
+
+
+def described(plan: Plan) -> list[str]:
+    """The plan as sentences."""
+    minutes = max(1, round(plan.seconds / 60))
+    first = f"This fills the memory channels for at most {minutes} minute{'' if minutes == 1 else 's'}"
+    lines = [f"{first} ({plan.seconds:.0f} s): {len(plan.levels)} levels, {len(plan.steps)} curves."]
+    for step in plan.steps:
+        lines.append(f"  domain {step.domain}: streams on CPUs {', '.join(map(str, step.cpus))}")
+    return lines
+
+
+def run(bench: Bench, plan: Plan, path: Path, told: Callable[[str], None]) -> tuple[Curve, ...]:
+    """Measure and save, beside curves of other domains that the file has. SIGTERM and SIGHUP end it as Ctrl-C does.
+
+    Raises:
+        rdt.ResctrlError: it could not be done; nothing is saved, the streams have ended, the group is removed.
+    """
+    from rdt import Gone, Groups, ResctrlError
+    from rdt.calibrate import PREFIX, Calibrator
+    from rdt.curves import Calibration
+    from rdt.probe import ProcessProber, machine_name
+
+    before = {number: signal.signal(number, signal.default_int_handler) for number in _ENDING}
+    try:
+        groups = Groups(bench.resctrl, PREFIX, sleep=bench.sleep, clock=bench.clock)
+        prober = bench.prober or ProcessProber()
+        curves = Calibrator(groups, prober, sleep=bench.sleep, clock=bench.clock, report=told).run(plan)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    info, machine = bench.resctrl.info.bandwidths[plan.resource], machine_name(bench.fs)
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    kept: tuple[Curve, ...] = ()
+    try:
+        old = Calibration.load(path)
+        kept = () if old.misfit(info, machine) else old.curves
+    except Gone:
+        pass
+    except ResctrlError as exc:
+        told(f"the calibration that was there is replaced: {exc}")
+    fresh = Calibration(
+        machine, made, info.unit, info.minimum, info.granularity, info.thread_throttle_mode, kept
+    ).with_curves(curves)
+    fresh.save(path)
+    return curves
+
+
+def _refuse_while_enforcing(out: Out) -> None:
+    try:
+        data = out.client.get("status")
+    except Unreachable:
+        return
+    except NotPermitted as exc:
+        click.echo(f"perphctl: {exc}", err=True)
+        sys.exit(EXIT_NOT_PERMITTED)
+    names = [item["spec"]["name"] for item in data["workloads"] if item["mode"] == "enforce"]
+    if names or data["mode"] == "enforce":
+        who = f" ({', '.join(names)})" if names else ""
+        raise CannotCalibrate(
+            f"perphd enforces{who}: calibration would disturb what it protects; first: perphctl mode observe"
+        )
+
+
+def _place(config_path: str) -> tuple[str, str]:
+    from perphd.config.restore import for_restore
+
+    place = for_restore(config_path, lambda text: click.echo(f"perphctl: warning: {text}", err=True))
+    return place.state_dirs[0], place.root
+
+
+def _numbers(text: str | None, option: str) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no list of numbers such as 0,1", param_hint=option) from None
+
+
+def _as_json(curve: Curve) -> dict[str, Any]:
+    points = [{"level": point.level, "bytes_per_s": point.bytes_per_s} for point in curve.points]
+    return {
+        "domain": curve.domain,
+        "cores": curve.cores,
+        "measured_by": curve.measured_by,
+        "useful_levels": [point.level for point in curve.useful()],
+        "points": points,
+    }

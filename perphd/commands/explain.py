@@ -1,0 +1,300 @@
+"""Decisions in plain sentences: what was seen, what follows from it, what was done; numbers when asked for."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from perphd.commands.render_host import group_name, host_lines
+from perphd.control.render import HEALTH_STYLE, NONE, delay_unit, duration, number, settings_text
+from perphd.control.table import Cell, Part, Styled, table, text
+from perphd.domain.decision import Action, Aftermath, Cause, Decision, Evidence, Health, Prediction
+from perphd.domain.errors import ParseError
+from perphd.domain.host_account import HostAccount
+from perphd.domain.reading import Reading, Unavailable, available
+from perphd.domain.status import WorkloadStatus
+from perphd.domain.units import SECONDS_PER_UNIT, format_bytes
+from perphd.domain.wire import decode
+from perphd.domain.workload import Mode
+
+REMEMBERED: Final = 320
+"""Decisions that the daemon remembers of each LRA, at most."""
+_AGO = re.compile(r"-?([0-9]{1,7}(?:\.[0-9]{1,3})?)(s|m|min|h|d)?(?: ago)?")
+_TIME_ALLOWED = (
+    "a time of day (14:03 or 14:03:22), a date and time (2025-11-21T14:03), or a time ago (90s, 5m, 2h)"
+)
+_ACTIONS = {
+    Action.HOLD: "left everything as it is",
+    Action.GROW: "protected it more",
+    Action.SHRINK: "gave one step back to batch",
+    Action.EXPLORE: "tried a step that the model cannot judge yet",
+    Action.ROLLBACK: "took its last change back",
+    Action.RELEASE: "gave everything back",
+}
+_OBSERVED = {
+    Action.HOLD: "would leave everything as it is",
+    Action.GROW: "would protect it more",
+    Action.SHRINK: "would give one step back to batch",
+    Action.EXPLORE: "would try a step that the model cannot judge yet",
+    Action.ROLLBACK: "would take its last change back",
+    Action.RELEASE: "would give everything back",
+}
+
+
+_CAUSES = {
+    Cause.CPU: "short of cpu",
+    Cause.SMT: "slowed by busy hyperthreads beside it",
+    Cause.MEMORY: "short of memory",
+    Cause.LLC: "short of cache (LLC)",
+    Cause.MBW: "short of memory bandwidth",
+    Cause.IO: "held up by busy disks",
+    Cause.STORAGE: "held up by slow storage",
+    Cause.NETWORK: "held up by a full network link",
+    Cause.THROTTLED: "held back by its own CPU limit",
+    Cause.NEIGHBOUR: "slowed by work that nobody declared",
+    Cause.HYPERVISOR: "slowed by the hypervisor, which takes CPU time",
+    Cause.SELF: "at the limit of its own load",
+    Cause.REMOTE: "slowed by something outside of this host's resources",
+}
+
+
+_SIGNALS = {
+    "cpu_some_pct": "waiting for a CPU (PSI)",
+    "memory_some_pct": "waiting for memory (PSI)",
+    "io_some_pct": "waiting for disks (PSI)",
+    "cpi": "cycles per instruction",
+    "slowdown": "time per unit of work",
+    "fall of mips": "instructions per second",
+    "llc_occupancy_bytes": "last-level cache held",
+    "mbw_bytes_per_s": "memory bandwidth",
+    "network_pct": "network link",
+    "cpu_throttled_pct": "held back by its own CPU limit",
+}
+_PERFORMANCE = re.compile(r"(work|delay) \((\w+)\)")
+_WORK_SOURCES = {"sli": "", "mips": " (MIPS)", "cpu": " (CPU time)"}
+_LATENCY = re.compile(r"latency_(p\d+)_ms")
+
+
+def parse_at(content: str, now: datetime.datetime) -> float:
+    """A moment as people write it, in seconds since the epoch. A time of day that lies ahead is yesterday's.
+
+    Raises:
+        ParseError: no such form.
+    """
+    if found := _AGO.fullmatch(content.strip()):
+        return now.timestamp() - float(found[1]) * SECONDS_PER_UNIT[found[2]]
+    try:
+        moment = datetime.time.fromisoformat(content)
+    except ValueError:
+        pass
+    else:
+        today = now.replace(
+            hour=moment.hour, minute=moment.minute, second=moment.second, microsecond=moment.microsecond
+        )
+        return (today if today <= now else today - datetime.timedelta(days=1)).timestamp()
+    try:
+        return datetime.datetime.fromisoformat(content).timestamp()
+    except ValueError as exc:
+        raise ParseError("a time", content, _TIME_ALLOWED) from exc
+
+
+def answer_parts(
+    data: Mapping[str, Any], workload: str, *, limit: int | None = None, at: str = "", verbose: bool = False
+) -> list[Part]:
+    """The daemon's answer to explain. ``limit``: list so many decisions; None: the change that counts, and the latest.
+
+    ``at``: the moment that was asked for; empty: now.
+    """
+    decisions = decode(tuple[Decision, ...], data["decisions"], "decisions")
+    after = decode(tuple[Aftermath, ...], data.get("aftermath", []), "aftermath")
+    offset_s = data["clock"]["unix_s"] - data["clock"]["monotonic_s"]
+    status = decode(WorkloadStatus, data["workload"], "workload")
+    origin = [text(f"Declared by {status.spec.declared_by}.")] if status.spec.declared_by else []
+    if data["kind"] == "batch":
+        return [*origin, *batch_parts(status, decisions[: limit or 1], offset_s)]
+    listed = explain_parts if limit is not None else summary_parts
+    nothing = text(f"No decision about {workload} is remembered" + (" from before then." if at else " yet."))
+    now = [text(f"Its last sample says: {status.condition}.")] if status.condition and not at else []
+    host = data.get("host") if not at else None
+    around = [] if host is None else [text(*host_lines(decode(HostAccount, host, "host")))]
+    return [*origin, *now, *around, *(listed(decisions, offset_s, verbose=verbose, after=after) or [nothing])]
+
+
+def explain_parts(
+    decisions: Sequence[Decision],
+    offset_s: float,
+    *,
+    verbose: bool = False,
+    after: Sequence[Aftermath] = (),
+) -> list[Part]:
+    """Sentences about each decision, in the order given, worded by the mode in which it was made.
+
+    ``offset_s``: seconds since the epoch minus the agent's monotonic clock, to show times of day. ``after``: what
+    followed, for each decision.
+    """
+    known = {item.decided_at_s: item for item in after}
+    parts: list[Part] = []
+    for decision in decisions:
+        followed = known.get(decision.at_s, Aftermath(decision.at_s))
+        parts.append(_sentences(decision, offset_s, followed, verbose))
+        if verbose:
+            parts += _numbers(decision)
+    return parts
+
+
+def summary_parts(
+    decisions: Sequence[Decision], offset_s: float, *, verbose: bool = False, after: Sequence[Aftermath] = ()
+) -> list[Part]:
+    """The last decision that was more than a hold, then what has been decided since. Newest first in ``decisions``."""
+    place = next((i for i, decision in enumerate(decisions) if decision.action is not Action.HOLD), None)
+    if place is None:
+        return explain_parts(decisions[:1], offset_s, verbose=verbose, after=after)
+    parts = explain_parts([decisions[place]], offset_s, verbose=verbose, after=after)
+    if place:
+        times = "once" if place == 1 else f"{place} times"
+        parts.append(
+            text(Styled(f"Since then nothing changed; the reason or health did {times}. The latest:", "dim"))
+        )
+        parts += explain_parts(decisions[:1], offset_s, verbose=verbose, after=after)
+    return parts
+
+
+def batch_parts(item: WorkloadStatus, decisions: Sequence[Decision], offset_s: float) -> list[Part]:
+    """Why a batch workload has what it has. ``decisions``: those that changed its settings, newest first."""
+    lines: list[Cell] = [Styled(f"{item.spec.name}: {settings_text(item.in_force)}", "bold")]
+    if item.condition:
+        lines.append(f"  It is {item.condition}{_for_how_long(item)}.")
+    if available(item.recent_cores):
+        floor = f"; min_cores is {item.spec.min_cores:g}" if item.spec.min_cores else ""
+        lines.append(f"  It got {item.recent_cores:.2f} cores over the last 10 s{floor}.")
+    if item.outcome is not None:
+        lines.append(f"  Lately: {item.outcome.text}.")
+    parts: list[Part] = [text(*lines)]
+    if not decisions:
+        parts.append(text("No decision that changed it is remembered."))
+        return parts
+    return [*parts, *explain_parts(decisions, offset_s)]
+
+
+def _for_how_long(item: WorkloadStatus) -> str:
+    return f", for {duration(item.starved_s)}" if item.starved_s >= 1.0 else ""
+
+
+def _sentences(decision: Decision, offset_s: float, after: Aftermath, verbose: bool) -> Part:
+    verdict = decision.verdict
+    moment = datetime.datetime.fromtimestamp(decision.at_s + offset_s).astimezone()
+    lines: list[Cell] = [
+        Styled(f"{moment:%Y-%m-%d %H:%M:%S}  {decision.workload}", "bold"),
+        Styled(f"  It was {_health(decision)}.", HEALTH_STYLE[verdict.health]),
+    ]
+    lines += [f"    {_evidence(item)}" for item in verdict.evidence]
+    action = (_OBSERVED if decision.mode is Mode.OBSERVE else _ACTIONS)[decision.action]
+    lines.append(f"  perphd {action}: {decision.reason}.")
+    if decision.chosen != decision.current:
+        lines.append(f"    from {decision.current}")
+        lines.append(f"    to   {decision.chosen}")
+    elif decision.action is not Action.HOLD:
+        lines.append(f"    stays at {decision.chosen}")
+    if decision.action is not Action.HOLD:
+        lines += _what_followed(after, verbose)
+    return text(*lines)
+
+
+def _what_followed(after: Aftermath, verbose: bool) -> list[Cell]:
+    lines: list[Cell] = []
+    if after.written:
+        files = "one file" if len(after.written) == 1 else f"{len(after.written)} files"
+        lines.append(f"  {files} {after.result}." if not verbose else f"  {files} {after.result}:")
+        lines += [f"    {write}" for write in after.written] if verbose else []
+    if after.outcome is not None:
+        lines.append(
+            f"  Afterwards: {after.outcome.text}; it was {'kept' if after.outcome.kept else 'undone'}."
+        )
+    return lines
+
+
+def _health(decision: Decision) -> str:
+    verdict = decision.verdict
+    since = decision.at_s - verdict.since_s
+    words = str(verdict.health)
+    if verdict.health is Health.UNKNOWN:
+        words = "not possible to judge it"
+    if verdict.cause not in (Cause.NONE, Cause.UNKNOWN):
+        words += f", {_CAUSES[verdict.cause]}"
+    if verdict.culprit:
+        words += f" because of {group_name(verdict.culprit)}"
+    return f"{words} (for {duration(since)})" if since >= 1 else words
+
+
+def _evidence(item: Evidence) -> str:
+    """One line of what was looked at: in words, with units, beside what it is compared with."""
+    name, unit, beside = _SIGNALS.get(item.signal, item.signal), item.unit, "expected"
+    if name is not item.signal:
+        beside = "usually"
+    elif (found := _PERFORMANCE.fullmatch(item.signal)) and found[1] == "work":
+        name, beside = f"work{_WORK_SOURCES.get(found[2], f' ({found[2]})')}", "target"
+    elif found:
+        latency = _LATENCY.fullmatch(found[2])
+        name = f"{latency[1]} latency" if latency else f"delay ({found[2]})"
+        unit, beside = delay_unit(found[2]), "at most"
+    if isinstance(item.observed, Unavailable):
+        return item.text or f"{name}: {item.observed.reason}"
+    seen = f"{name}: {_amount(item.observed, unit)}"
+    # "Usually 0" says nothing, and what is compared with the usual in words needs no second figure.
+    if available(item.expected) and not (beside == "usually" and (not item.expected or "usual" in item.text)):
+        seen += f", {beside} {_amount(item.expected, unit)}"
+    return f"{seen} ({item.text})" if item.text else seen
+
+
+def _amount(value: Reading, unit: str) -> str:
+    if unit in ("B", "B/s") and available(value):
+        return f"{format_bytes(value)}{unit.removeprefix('B')}"
+    return number(value, unit)
+
+
+def _numbers(decision: Decision) -> list[Part]:
+    lines: list[Cell] = [
+        f"  policy {decision.policy}",
+        f"  target: work {_or_reason(decision.target_work)}, delay {_or_reason(decision.target_delay)}",
+    ]
+    parts: list[Part] = [text(*lines)]
+    if decision.candidates:
+        rows = [
+            (
+                Styled(str(item.allocation), "bold" if item.allocation == decision.chosen else ""),
+                _score(item.prediction),
+                number(item.prediction.support) if item.prediction is not None else NONE,
+                f"{item.score:.2f}" if math.isfinite(item.score) else NONE,
+                number(item.batch_cores_lost),
+                item.verdict,
+            )
+            for item in decision.candidates
+        ]
+        columns = (
+            "  CONSIDERED",
+            "MODEL [LOWER, UPPER]",
+            "SAMPLES",
+            "USED",
+            "COSTS BATCH (CORES)",
+            "VERDICT",
+        )
+        parts.append(table("", columns, [(f"  {row[0]}", *row[1:]) for row in rows], right=(2, 3, 4)))
+        rules = {item.estimate.basis for item in decision.candidates if item.estimate is not None}
+        parts += [
+            text(f"  USED is an estimate where it differs from MODEL: {rule}") for rule in sorted(rules)
+        ]
+    return parts
+
+
+def _score(prediction: Prediction | None) -> str:
+    """The model's own answer; nothing where no model was asked."""
+    if prediction is None or not math.isfinite(prediction.score):
+        return NONE
+    return f"{prediction.score:.2f} [{prediction.lower:.2f}, {prediction.upper:.2f}]"
+
+
+def _or_reason(reading: float | Unavailable) -> str:
+    return f"unknown ({reading.reason})" if isinstance(reading, Unavailable) else number(reading)

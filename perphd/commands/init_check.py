@@ -1,0 +1,72 @@
+"""Asks each proposed LRA for its indicators as the daemon would, and says what is missing. Changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from perphd.agent.proposal import Proposed
+from perphd.domain.errors import PerphError
+from perphd.domain.reading import Awaited, Reading, Unavailable, available
+from perphd.domain.workload import SliSpec
+from perphd.host.cgroup.hierarchy import Hierarchies
+from perphd.monitor.sli import open_source
+
+BETWEEN_S = 1.2
+"""Time between two questions: a rate needs both, and PostgreSQL reports once a second."""
+_WITHIN_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one LRA's indicator said. ``rate_per_s`` Unavailable: why it could not be had."""
+
+    name: str
+    source: str
+    rate_per_s: Reading
+    latency_ms: Reading
+
+
+async def measure(items: Sequence[Proposed], hierarchies: Hierarchies) -> tuple[Measured, ...]:
+    """Ask every proposed LRA whose indicator is a server to ask, all at the same time.
+
+    The source tcp is not asked: it would attach programs to control groups.
+    """
+    asked = [item for item in items if item.spec.sli is not None and item.spec.sli.source != "tcp"]
+    return tuple(await asyncio.gather(*(_ask(item, hierarchies) for item in asked)))
+
+
+async def _ask(item: Proposed, hierarchies: Hierarchies) -> Measured:
+    assert item.spec.sli is not None
+    spec, name = _with_what_exists(item.spec.sli), item.spec.name
+    try:
+        source = open_source(spec, item.cgroup, hierarchies)
+    except PerphError as exc:
+        return Measured(name, spec.source, Unavailable(str(exc)), Unavailable(str(exc)))
+    try:
+        async with asyncio.timeout(_WITHIN_S):
+            await source.read(time.monotonic())
+            await asyncio.sleep(BETWEEN_S)
+            reading = await source.read(time.monotonic())
+    except TimeoutError:
+        silent = Unavailable(f"no answer within {_WITHIN_S:g} s")
+        return Measured(name, spec.source, silent, silent)
+    finally:
+        await source.close()
+    return Measured(name, spec.source, reading.work_rate_per_s, reading.latency_p95_ms)
+
+
+def answers(measured: Measured) -> bool:
+    """True if the source answered, if only to say that the next reading is not due yet."""
+    return available(measured.rate_per_s) or isinstance(measured.rate_per_s, Awaited)
+
+
+def _with_what_exists(spec: SliSpec) -> SliSpec:
+    """Without the password file that is yet to be written, as some servers let root in without one, and without tcp."""
+    path = spec.get("password_file")
+    missing = {"password_file"} if path and not Path(path).exists() else set()
+    without = missing | ({"latency"} if spec.get("latency") == "tcp" else set())
+    return replace(spec, options=tuple(pair for pair in spec.options if pair[0] not in without))

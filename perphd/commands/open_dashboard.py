@@ -1,0 +1,38 @@
+"""perphctl dashboard: the dashboard in the browser, served from this process."""
+
+from __future__ import annotations
+
+import click
+
+from perphd.commands.base import Out, command
+from perphd.domain.errors import PerphError
+
+
+def add_dashboard_command(cli: click.Group) -> None:
+    """Add the command to perphctl."""
+    command(cli)(dashboard)
+
+
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="On loopback [default: a free one].")
+@click.option("--admin", is_flag=True, help="Let the page pause, resume and set the mode.")
+@click.option(
+    "--url-file",
+    metavar="FILE",
+    help="Keep a link that was not used yet in this file, instead of printing one.",
+)
+def dashboard(out: Out, port: int, admin: bool, url_file: str | None) -> None:
+    """Serve the dashboard for a browser on this host.
+
+    Prints a link that opens it once; the browser then has a session. Until Ctrl-C. From another machine, forward the
+    port: ssh -L 9477:127.0.0.1:9477 HOST perphctl dashboard --port 9477
+
+    The page is read-only unless --admin is given; the daemon asks for the same rights as of every perphctl.
+    """
+    import asyncio
+
+    from perphd.commands.dashboard.serving import serve
+
+    try:
+        asyncio.run(serve(out.client, port, admin, url_file, click.echo))
+    except OSError as exc:
+        raise PerphError(f"127.0.0.1:{port}: cannot listen: {exc.strerror or exc}") from exc

@@ -1,0 +1,83 @@
+"""perphctl pause and resume: the operator's brake."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from perphd.commands.base import Out, command
+from perphd.domain.units import SECONDS_PER_UNIT
+
+if TYPE_CHECKING:
+    _Parameter = click.ParamType[float]
+else:
+    _Parameter = click.ParamType  # no generic class before click 8.2
+
+_DURATION: Final = re.compile(r"([0-9]{1,7}(?:\.[0-9]{1,3})?)\s*(s|m|min|h|d)?")
+
+
+class Duration(_Parameter):
+    """A length of time as people write it: 90s, 30m, 1h, 2d; seconds without a unit."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The length in seconds."""
+        found = _DURATION.fullmatch(str(value).strip())
+        if found is None or not float(found[1]):
+            self.fail(
+                f"{value!r} is not a length of time (allowed: more than 0, such as 90s, 30m, 1h, 2d)",
+                param,
+                ctx,
+            )
+        return float(found[1]) * SECONDS_PER_UNIT[found[2]]
+
+
+def add_pause_commands(cli: click.Group) -> None:
+    """Add the commands of this module."""
+    command(cli)(pause)
+    command(cli)(resume)
+
+
+@click.argument("workload", metavar="[WORKLOAD]", required=False)
+@click.option(
+    "--for", "for_s", type=Duration(), metavar="TIME", help="Ends by itself after 90s, 30m, 1h, 2d ..."
+)
+@click.option("--reason", default="", metavar="TEXT", help="Shown in status, log and events.")
+def pause(out: Out, workload: str | None, for_s: float | None, reason: str) -> None:
+    """Stop changing anything, and restore what was changed.
+
+    For one WORKLOAD or for all. perphd goes on measuring. The pause outlives reload, restart and upgrade; without --for
+    it lasts until resume. For automation, creating the file daemon.pause_file (/etc/perphd/pause) does the same.
+    """
+    from perphd.control.render import pause_text, restore_parts
+    from perphd.control.table import text
+    from perphd.domain.control import Pause
+    from perphd.domain.wire import decode
+    from perphd.isolation.restore_report import RestoreReport
+
+    answer = out.client.send("POST", "pause", {"workload": workload, "for_s": for_s, "reason": reason})
+    begun = decode(Pause, answer["pause"])
+    report = decode(RestoreReport, answer["restored"])
+    out.show(answer, lambda: [text(pause_text(begun)), *restore_parts(report)])
+
+
+@click.argument("workload", metavar="[WORKLOAD]", required=False)
+def resume(out: Out, workload: str | None) -> None:
+    """End a pause.
+
+    Of one WORKLOAD, or every pause that was set by hand. One that a file has set ends when the file is removed.
+    """
+    from perphd.control.render import pause_text
+    from perphd.control.table import text
+    from perphd.domain.control import Pause
+    from perphd.domain.wire import decode
+
+    answer = out.client.send("POST", "resume", {"workload": workload})
+    ended = [item["workload"] or "all workloads" for item in answer["ended"]]
+    still = decode(tuple[Pause, ...], answer["still"], "still")
+    lines = [f"{name}: resumed" for name in ended] or ["No pause was set by hand."]
+    lines += [f"Still in force: {pause_text(item)}" for item in still]
+    out.show(answer, lambda: [text(*lines)])

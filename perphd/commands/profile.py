@@ -1,0 +1,213 @@
+"""``perphd profile``: explore an application's allocations on purpose, and keep what that told as a warm start."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from perphd.commands.number import Number
+from perphd.config.file import DEFAULT_PATH
+from perphd.domain.errors import PerphError
+from perphd.domain.extras import how_to_get
+
+if TYPE_CHECKING:
+    from perphd.agent.profiling.run import Plan
+
+_EXIT_FAILED = 1
+_TELLING = 5
+"""Allocations from which their own time tells how long the others take; the first one comes after the reference."""
+_EVERY_S = 10.0
+"""Time between two lines of progress without a terminal."""
+
+
+@click.command()
+@click.argument("app")
+@click.option("--config", "config_path", default=DEFAULT_PATH, show_default=True, help="Configuration file.")
+@click.option("--simulated", is_flag=True, help="APP is an archetype of profiles/, on a simulated host.")
+@click.option(
+    "--points", type=click.IntRange(20, 20_000), help="Allocations to try [default: 10 %, 20 to 1000]."
+)
+@click.option("--settle", type=click.IntRange(0, 600), default=4, show_default=True, help="Periods left out.")
+@click.option(
+    "--measure", type=click.IntRange(1, 600), default=3, show_default=True, help="Periods measured."
+)
+@click.option(
+    "--max-loss",
+    type=Number(1, 99),
+    default=30.0,
+    show_default=True,
+    help="Per cent of work it may lose.",
+)
+@click.option(
+    "--max-delay",
+    type=Number(1.1, 1000),
+    default=3.0,
+    show_default=True,
+    help="Times its delay may grow.",
+)
+@click.option(
+    "--when-it-suffers",
+    type=click.Choice(["stop", "skip"]),
+    default="stop",
+    show_default=True,
+    help="End, or go on with allocations that are not as tight.",
+)
+@click.option("--fresh", is_flag=True, help="Begin anew; without it an earlier run is taken up.")
+@click.option(
+    "--engine", type=click.Choice(["lightgbm", "numpy"]), help="What trains [default: lightgbm if there]."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the sample and of training.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False), help="Where to save [default: in the state directory]."
+)
+def profile(app: str, config_path: str, simulated: bool, out: str | None, **asked: Any) -> None:
+    """Explore what APP does with less, and save a warm start for its model.
+
+    Its CPUs, memory, cache ways and bandwidth are lowered, each as far as this host can set it, from generous to
+    tight. Everything is given back as soon as APP suffers, at the end, and after Ctrl-C; a run that ended early is
+    taken up where it was. The daemon must not run meanwhile; after a crash "perphd restore" gives everything back.
+    """
+    from perphd.agent.profiling.explorer import Guard, Pacing, Stop
+    from perphd.agent.profiling.run import ProfileOptions, find_lra, profile_live, profile_simulated
+    from perphd.config.file import load
+    from perphd.predictor.profile.training import NO_LIGHTGBM, best_engine
+
+    teller = _teller(app)
+    pacing = Pacing(asked["settle"], asked["measure"], skip=asked["when_it_suffers"] == "skip")
+    engine = asked["engine"] or best_engine()
+    if asked["engine"] is None and engine == "numpy":
+        teller.say(NO_LIGHTGBM)
+    elif asked["engine"] == "lightgbm" and best_engine() == "numpy":
+        raise click.UsageError(f"lightgbm is not installed: {how_to_get('worker')}")
+    try:
+        guard = None
+        config = None if simulated else load(config_path)
+        spec = None if config is None else find_lra(config, app)
+        if spec is not None:
+            guard = Guard(spec.objective, asked["max_loss"], asked["max_delay"])
+        options = ProfileOptions(
+            points=asked["points"],
+            guard=guard,
+            pacing=pacing,
+            fresh=asked["fresh"],
+            seed=asked["seed"],
+            engine=engine,
+            out=Path(out) if out else Path(f"{app}.profile.json") if simulated else None,
+        )
+        if config is None or spec is None:
+            result = asyncio.run(profile_simulated(app, options, teller))
+        else:
+            result = asyncio.run(profile_live(config, spec, options, teller))
+    except PerphError as exc:
+        _refuse(exc)
+    finally:
+        teller.close()
+    if result.outcome.stop is Stop.SUFFERED:
+        click.echo(
+            f"{app} suffered ({result.outcome.reason}): everything was given back at once, and exploring ended."
+        )
+        click.echo("The same command goes on where it was, and leaves out what is as tight as that.")
+    elif result.outcome.stop is Stop.INTERRUPTED:
+        click.echo(
+            f"interrupted: {result.measured} allocations are known; the same command takes them up again"
+        )
+        raise SystemExit(130)
+    if result.profile is None:
+        raise SystemExit(_EXIT_FAILED)
+    metrics = result.profile.metrics
+    click.echo(
+        f"{app}: {metrics.rows} samples, {result.profile.origin.engine}, {result.profile.origin.rounds} trees; "
+        f"held out (10-fold): R2 {metrics.r2:.4f}, mean error {metrics.mape:.1%}"
+    )
+    if metrics.refusal:
+        click.echo(f"not signed off: {metrics.refusal}. It is kept, and is no warm start")
+    click.echo(f"saved: {result.path}")
+
+
+class _Lines:
+    """Progress as plain lines, for logs and pipes."""
+
+    def __init__(self, app: str) -> None:
+        self._app = app
+        self._began_s = self._told_s = time.monotonic()
+        self._known, self._each_s = 0, 0.0
+
+    def begin(self, plan: Plan) -> None:
+        for axis in plan.axes:
+            self.say(f"explored: {axis}")
+        for why in plan.left_out:
+            self.say(f"not explored: {why}")
+        again = f", {plan.known} of them known from before" if plan.known else ""
+        minutes = math.ceil(plan.takes_s / 60.0)
+        self.say(
+            f"{plan.points} of {plan.cells} allocations{again}: about {minutes} min if {self._app} bears them all"
+        )
+        self._each_s = plan.takes_s / max(plan.points - plan.known, 1)
+        self._known, self._began_s = plan.known, time.monotonic()
+
+    def step(self, step: Any) -> None:
+        if step.complaint:
+            self.say(f"it suffers: {step.complaint}; everything is given back")
+        now_s = time.monotonic()
+        if now_s - self._told_s >= _EVERY_S or step.done == step.total:
+            self._told_s = now_s
+            done = step.done - self._known
+            each_s = (now_s - self._began_s) / done if done >= _TELLING else self._each_s
+            left_s = each_s * (step.total - step.done)
+            self.say(f"{step.done} of {step.total}, about {left_s / 60:.0f} min left")
+
+    def say(self, text: str) -> None:
+        click.echo(text)
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        pass
+
+
+class _Bar(_Lines):
+    """Progress as a bar with the time left."""
+
+    def __init__(self, app: str) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        super().__init__(app)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[work]}"),
+        )
+        self._task: Any = None
+
+    def begin(self, plan: Plan) -> None:
+        super().begin(plan)
+        self._task = self._bar.add_task("exploring", total=plan.points, completed=plan.known, work="")
+        self._bar.start()
+
+    def step(self, step: Any) -> None:
+        if step.complaint:
+            self.say(f"it suffers: {step.complaint}; everything is given back")
+        work = "" if step.work is None else f"work {step.work:.0%}"
+        self._bar.update(self._task, completed=step.done, work=work)
+
+    def say(self, text: str) -> None:
+        self._bar.console.print(text, highlight=False)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def _teller(app: str) -> _Lines:
+    return _Bar(app) if sys.stdout.isatty() else _Lines(app)
+
+
+def _refuse(error: PerphError) -> NoReturn:
+    click.echo(f"perphd: {error}", err=True)
+    raise SystemExit(_EXIT_FAILED)

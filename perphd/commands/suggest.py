@@ -1,0 +1,56 @@
+"""perphctl suggest: which undeclared groups are worth declaring, and the lines to paste."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from perphd.commands.base import Out, command
+from perphd.commands.render_host import group_name
+from perphd.control.render import duration
+from perphd.control.table import Part, table, text
+from perphd.domain.reading import Reading, available
+from perphd.domain.suggestion import Gain, Suggestion
+
+
+def add_suggest_command(cli: click.Group) -> None:
+    """Put the command into the group."""
+
+    @command(cli)
+    def suggest(out: Out) -> None:
+        """Name undeclared control groups worth declaring as batch.
+
+        For each: what it uses, whom it slowed, what declaring it would gain, and the lines for the configuration.
+        """
+        data = out.client.get("suggest")
+        out.show(data, lambda: list(_parts(data)))
+
+
+def _parts(data: Any) -> Iterator[Part]:
+    from perphd.domain.wire import decode
+
+    found = decode(tuple[Suggestion, ...], data["suggestions"])
+    if not found:
+        yield text("No undeclared control group uses enough to be worth declaring.")
+        return
+    rows = [
+        (group_name(item.group), f"{item.cpu_cores:.2f}", *_gain_cells(item.gains), item.text)
+        for item in found
+    ]
+    yield table("", ("GROUP", "CPUS", "SLOWED", "WORK", "DELAY", "WHY"), rows, right=(1,))
+    pasted = [item.config for item in found if item.config]
+    if pasted:
+        yield text("To paste into the configuration:", "", *"\n".join(pasted).rstrip("\n").split("\n"))
+
+
+def _gain_cells(gains: tuple[Gain, ...]) -> tuple[str, str, str]:
+    if not gains:
+        return "-", "-", "-"
+    most = max(gains, key=lambda gain: gain.named_s)
+    return f"{most.lra} for {duration(most.named_s)}", _times(most.work_ratio), _times(most.delay_ratio)
+
+
+def _times(ratio: Reading) -> str:
+    return f"x {ratio:.2f}" if available(ratio) else "-"

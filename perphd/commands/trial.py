@@ -1,0 +1,169 @@
+"""perphctl trial: a randomised experiment that says what perphd does on this host."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perphd.commands.base import Out, command
+from perphd.commands.number import Number
+from perphd.commands.pause import Duration
+from perphd.control.client import NotPermitted, Refused
+from perphd.domain.errors import PerphError
+
+if TYPE_CHECKING:
+    from perphd.trial.record import TrialRecord
+
+
+def add_trial_commands(cli: click.Group) -> None:
+    """Add the group to perphctl."""
+    cli.add_command(trial)
+
+
+@click.group()
+def trial() -> None:
+    """Measure what perphd does for this host.
+
+    perphd observes and enforces in turn, in random order. The report compares both, with confidence intervals.
+    """
+
+
+@command(trial)
+@click.option("--hours", type=Number(), required=True, help="How long: 24 covers a day of load.")
+@click.option(
+    "--block", "block_s", type=Duration(), default="10m", show_default=True, metavar="TIME",
+    help="Length of a block.",
+)  # fmt: skip
+@click.option(
+    "--washout", "washout_s", type=Duration(), metavar="TIME",
+    help="Start of each block that is not used [default: a quarter of it, at most 2m].",
+)  # fmt: skip
+@click.option(
+    "--bound", "bound_pct", type=Number(), metavar="PERCENT", help="Harm that ends the trial [default: 25]."
+)
+@click.option("--seed", type=int, help="Of the random order [default: random, and recorded].")
+def start(
+    out: Out, hours: float, block_s: float, washout_s: float | None, bound_pct: float | None, seed: int | None
+) -> None:
+    """Begin a trial: perphd enforces in half of the blocks.
+
+    Workloads whose own mode is observe are left out. The trial ends by itself after its last block, at once when an
+    application is harmed, and when the mode, the workloads or the policy are changed. The modes are then as before.
+    It goes on after a restart of perphd, unless the configured modes have changed.
+    """
+    from perphd.control.render import duration
+    from perphd.domain.wire import decode
+    from perphd.trial.design import DEFAULT_BOUND_PCT, DesignRefused, Request
+    from perphd.trial.record import TrialRecord
+
+    body = {"hours": hours, "block_s": block_s, "washout_s": washout_s, "seed": seed}
+    if bound_pct is not None:
+        body["bound_pct"] = bound_pct
+    try:
+        Request(hours, block_s, washout_s, DEFAULT_BOUND_PCT if bound_pct is None else bound_pct, seed)
+    except DesignRefused as exc:
+        option = "--" + exc.key.removesuffix("_s").removesuffix("_pct")
+        raise click.UsageError(f"{option}: {exc}; allowed: {exc.allowed}") from exc
+    answer = out.client.send("POST", "trial", body)
+    plan = decode(TrialRecord, answer["record"], "record").plan
+    sentences = [
+        f"Trial {plan.trial} has begun: {plan.blocks} blocks of {duration(plan.block_s)}, seed {plan.seed}.",
+        f"Measured, as fixed now: {', '.join(metric.name for metric in plan.metrics)}.",
+        f"It ends at once if an LRA is harmed by more than {plan.bound_pct:g} %. See perphctl trial status.",
+    ]
+    if plan.left_out:
+        sentences.append(f"Never enforced, as configured: {', '.join(plan.left_out)}.")
+    out.say(answer, *sentences)
+
+
+@command(trial)
+def stop(out: Out) -> None:
+    """End the running trial; the modes are as before it."""
+    answer = out.client.send("DELETE", "trial", None)
+    out.say(answer, f"Trial {answer['record']['plan']['trial']} was stopped: perphctl trial report")
+
+
+@command(trial)
+def status(out: Out) -> None:
+    """Show the running trial, or how the last one ended."""
+    from perphd.commands.render_trial import status_parts
+    from perphd.domain.status import TrialStatus
+    from perphd.domain.wire import decode
+
+    data = out.client.get("trial")
+    record = _record(data)
+    running = None if data["running"] is None else decode(TrialStatus, data["running"], "running")
+    out.show(data, lambda: status_parts(record, running))
+
+
+@command(trial)
+@click.option(
+    "--file", "path", metavar="RECORD", help="Read this record (STATE_DIR/trials/*.json), ask no daemon."
+)
+@click.option("--html", "html_path", metavar="FILE", help="Write the report with charts into this file.")
+def report(out: Out, path: str | None, html_path: str | None) -> None:
+    """Say what the trial found.
+
+    The effect on every LRA's delay and work and on batch, with 95 % intervals; the carry-over; one sentence for a
+    manager. Also while the trial runs, with what it has so far.
+    """
+    from perphd.commands.render_trial import facts, html, report_parts, verdict
+    from perphd.domain.wire import encode
+    from perphd.trial.analysis import analyse
+
+    record = _record(out.client.get("trial")) if path is None else _read(path)
+    analysis = analyse(record)
+    data = {
+        "verdict": verdict(record, analysis),
+        "facts": list(facts(record, analysis)),
+        "analysis": encode(analysis),
+        "record": encode(record),
+    }
+    if html_path is not None:
+        write_text(html_path, html(record, analysis))
+        out.say(data, data["verdict"], f"{html_path}: written")
+        return
+    out.show(data, lambda: report_parts(record, analysis))
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file, or replace it whole.
+
+    Raises:
+        PerphError: it cannot be written; the old one is unchanged.
+    """
+    part = f"{path}.part"
+    try:
+        Path(part).write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError as exc:
+        raise PerphError(f"{path}: cannot be written: {exc.strerror or exc}") from exc
+
+
+def _record(data: Any) -> TrialRecord:
+    from perphd.domain.wire import decode
+    from perphd.trial.record import TrialRecord
+
+    if data["record"] is None:
+        text = "there was no trial yet: perphctl trial start --hours 24 begins one"
+        raise Refused(404, {"code": "not-found", "message": text})
+    return decode(TrialRecord, data["record"], "record")
+
+
+def _read(path: str) -> TrialRecord:
+    from perphd.domain.wire import WireError, from_json
+    from perphd.trial.record import TrialRecord
+
+    try:
+        return from_json(Path(path).read_text(encoding="utf-8"), TrialRecord)
+    except PermissionError as exc:
+        raise NotPermitted(f"{path}: this user may not read it") from exc
+    except OSError as exc:
+        raise PerphError(f"{path}: cannot be read: {exc.strerror or exc}") from exc
+    except UnicodeError as exc:
+        raise PerphError(f"{path}: is not the record of a trial: it is not UTF-8") from exc
+    except WireError as exc:
+        raise PerphError(f"{path}: is not the record of a trial: {exc}") from exc

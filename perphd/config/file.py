@@ -1,0 +1,495 @@
+"""The configuration: /etc/perphd/perphd.toml and its drop-ins, read strictly into frozen values.
+
+Order: the main file, then ``conf.d/*.toml`` beside it by name, then the workloads that were added at run time
+(``STATE_DIR/workloads.toml``). In tables a later file's keys win; workloads add up.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from perphd.admission.settings import PolicySettings
+from perphd.config.mistakes import mistakes
+from perphd.config.schema import keys_of, read_values, setting, show, unknown_key
+from perphd.config.tables import (
+    NOTIFY,
+    ContentionConfig,
+    ForecastConfig,
+    MetricsConfig,
+    ModelConfig,
+    NetworkConfig,
+    NotifyConfig,
+    OptInConfig,
+    QueueConfig,
+    SizingConfig,
+    WakeConfig,
+    WindowConfig,
+    check_metrics,
+    check_names,
+    read_notify,
+)
+from perphd.config.workloads import Declared, check_workloads, read_runtime, read_workloads
+from perphd.domain.errors import ConfigError
+from perphd.domain.units import parse_size_bytes
+from perphd.domain.workload import Kind, Mode, WorkloadSpec
+
+__all__ = [
+    "DEFAULT_PATH",
+    "Config",
+    "DaemonConfig",
+    "HostConfig",
+    "IsolationConfig",
+    "ResctrlConfig",
+    "SizingConfig",
+    "StoreConfig",
+    "load",
+    "parse",
+]
+
+DEFAULT_PATH = "/etc/perphd/perphd.toml"
+MAX_FILE_BYTES = 1 << 20
+"""Largest configuration file that is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonConfig:
+    """Table ``[daemon]``: how the daemon runs."""
+
+    mode: Mode = setting(
+        Mode.OBSERVE,
+        "observe: decide, write nothing and say what would be done; enforce: write; a workload may differ",
+    )
+    period_s: float = setting(1.0, "time between two samples of everything", low=0.1, high=60.0, unit="s")
+    attentive_period_s: float = setting(
+        0.25,
+        "the same while something is in flux (batch has come, a change is being judged, an LRA gets worse), if that is "
+        "shorter; not while an LRA's indicators are pushed, or come of a file, a command or few requests",
+        low=0.1,
+        high=60.0,
+        unit="s",
+        expert=True,
+    )
+    attentive_for_s: float = setting(
+        4.0,
+        "so long after the last such event samples are taken so often",
+        low=0.0,
+        high=60.0,
+        unit="s",
+        expert=True,
+    )
+    state_dir: str = setting(
+        "/var/lib/perphd", "journal of original values, models, workloads added at run time", kind="path"
+    )
+    socket: str = setting("/run/perphd/perphd.sock", "Unix socket of the control API", kind="socket")
+    read_group: str = setting("perphd", "members may ask (status, explain, query ...)", kind="group")
+    admin_group: str = setting(
+        "perphd-admin", "members may also change (mode, workloads, restore ...)", kind="group"
+    )
+    policy: Literal["perph", "none", "static"] = setting(
+        "perph", "who decides: perph; or for comparison nobody (none) or a static partition of the cores"
+    )
+    on_stop: Literal["restore", "keep"] = setting(
+        "restore", "at stop: give every kernel file its original value back, or leave what is in force"
+    )
+    on_restart: Literal["restore", "keep"] = setting(
+        "keep",
+        "the same when systemd stops the daemon in order to start it again (systemctl restart; an upgrade of the "
+        "Debian package gives everything back)",
+    )
+    pause_file: str = setting(
+        "/etc/perphd/pause",
+        "while this file exists, perphd changes nothing and everything is restored; its first line is the reason",
+        kind="path",
+    )
+    model_save_s: float = setting(
+        300.0,
+        "what was learned about LRAs is written to state_dir so often, and at stop; 0: never",
+        low=0.0,
+        high=86400.0,
+        unit="s",
+        expert=True,
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severity that is logged")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Table ``[store]``: the local time-series store behind ``perphctl query`` and ``export``."""
+
+    enabled: bool = setting(True, "keep samples, decisions and outcomes on disk")
+    path: str = setting("", "the database; empty: perphd.db in state_dir", kind="optional-path")
+    retention_h: float = setting(168.0, "older rows are deleted", low=0.1, high=87600.0, unit="h")
+    max_size_bytes: int = setting(
+        parse_size_bytes("512M"), "the oldest rows are deleted beyond this size", kind="size", key="max_size"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HostConfig:
+    """Table ``[host]``: the host that is controlled."""
+
+    kind: Literal["auto", "simulated"] = setting(
+        "auto", "auto: this machine, with what it has. simulated: the embedded simulated host, no root needed"
+    )
+    root: str = setting(
+        "",
+        "directory whose proc and sys are taken for the host's, such as one of perphd sim mount; empty: this "
+        "machine's own. perf events, taskstats and D-Bus are then not used: they would tell of another machine",
+        kind="optional-path",
+        expert=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class IsolationConfig:
+    """Table ``[isolation]``: how settings are written."""
+
+    units: Literal["systemd", "leave"] = setting(
+        "systemd",
+        "workloads that are units of systemd, on cgroup v2: set through its run-time properties, or left alone",
+    )
+    changes_per_s: float = setting(
+        1.0,
+        "a knob that swings may change so often after a burst of 20 changes",
+        low=0.01,
+        high=100.0,
+        unit="/s",
+        expert=True,
+    )
+    adopt_s: float = setting(
+        0.0,
+        "what was kept over a restart stays so long where the policy has not decided anew; 0: it is given back at the "
+        "first tick, so that what is learned from then on is not taken for what an untouched host does",
+        low=0.0,
+        high=3600.0,
+        unit="s",
+        expert=True,
+    )
+    deadline_s: float = setting(
+        2.0,
+        "the writes of one change may take so long together before they are undone, and made again fewer at a time",
+        low=0.1,
+        high=60.0,
+        unit="s",
+        expert=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ResctrlConfig:
+    """Table ``[resctrl]``: cache and memory bandwidth by Intel RDT or AMD QoS."""
+
+    monitor_in_observe: bool = setting(
+        False,
+        "measure cache occupancy and memory bandwidth also of workloads that are only observed: their threads are "
+        "moved into monitor groups of perphd's, which changes nothing about what they may use",
+    )
+
+
+TABLES: Mapping[str, type] = {
+    "daemon": DaemonConfig,
+    "isolation": IsolationConfig,
+    "store": StoreConfig,
+    "policy": PolicySettings,
+    "host": HostConfig,
+    "network": NetworkConfig,
+    "resctrl": ResctrlConfig,
+    "sizing": SizingConfig,
+    "model": ModelConfig,
+    "wake": WakeConfig,
+    "metrics": MetricsConfig,
+    "window": WindowConfig,
+    "forecast": ForecastConfig,
+    "queue": QueueConfig,
+    "contention": ContentionConfig,
+    "opt_in": OptInConfig,
+}
+"""The tables that may stand once in a file; ``[[lra]]``, ``[[batch]]`` and ``[[notify]]`` may be repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything the operator decided.
+
+    ``workloads``: those with a control group; ``matches``: those whose control groups are to be found.
+    ``sources``: the files it came from, in order. ``warnings``: sentences about things that are accepted but
+    odd. ``runtime``: names of the workloads that were added at run time.
+    """
+
+    daemon: DaemonConfig = field(default_factory=DaemonConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    isolation: IsolationConfig = field(default_factory=IsolationConfig)
+    policy: PolicySettings = field(default_factory=PolicySettings)
+    host: HostConfig = field(default_factory=HostConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    resctrl: ResctrlConfig = field(default_factory=ResctrlConfig)
+    sizing: SizingConfig = field(default_factory=SizingConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    wake: WakeConfig = field(default_factory=WakeConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    window: WindowConfig = field(default_factory=WindowConfig)
+    notify: tuple[NotifyConfig, ...] = ()
+    forecast: ForecastConfig = field(default_factory=ForecastConfig)
+    queue: QueueConfig = field(default_factory=QueueConfig)
+    contention: ContentionConfig = field(default_factory=ContentionConfig)
+    opt_in: OptInConfig = field(default_factory=OptInConfig)
+    workloads: tuple[WorkloadSpec, ...] = ()
+    matches: tuple[WorkloadSpec, ...] = ()
+    sources: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    runtime: tuple[str, ...] = ()
+
+    @property
+    def store_path(self) -> str:
+        """Where the time-series store is kept."""
+        return self.store.path or f"{self.daemon.state_dir}/perphd.db"
+
+    @property
+    def count(self) -> int:
+        """How many workloads are declared."""
+        return len(self.workloads) + len(self.matches)
+
+    def of_kind(self, kind: Kind) -> tuple[WorkloadSpec, ...]:
+        """The workloads of this kind, in the order of the files."""
+        return tuple(spec for spec in self.workloads if spec.kind is kind)
+
+
+def nothing_to_do(config: Config) -> str:
+    """Why perphd would never change anything with this configuration, in a sentence; empty if it might."""
+    kinds = {spec.kind for spec in (*config.workloads, *config.matches)}
+    kinds |= {*config.opt_in.unit_kinds, *config.opt_in.container_kinds}
+    if not kinds:
+        return "no workload is declared: perphd looks at the host alone (perphctl init proposes workloads)"
+    if Kind.BATCH not in kinds:
+        return "no batch is declared: nothing can give way, so nothing will ever be done for the LRAs"
+    if Kind.LRA not in kinds:
+        return "no LRA is declared: there is nothing to protect from batch"
+    return ""
+
+
+RELOADED_TABLES: Final = ("resctrl", "opt_in")
+"""Tables that a reload takes over as a whole."""
+RELOADED: Final = ("mode", "on_stop", "on_restart")
+"""Keys of ``[daemon]`` that a running daemon takes over from a file that is read again."""
+
+
+def reloaded(running: Config, read: Config) -> tuple[Config, tuple[str, ...]]:
+    """What is in force after a reload, and the keys that differ and take a restart, as ``table.key``.
+
+    Workloads and their own settings are taken over, and what ``RELOADED`` names.
+    """
+    waiting: list[str] = []
+    for table in TABLES:
+        before, after = getattr(running, table), getattr(read, table)
+        if table in RELOADED_TABLES:
+            continue
+        changed = [f.name for f in fields(before) if getattr(before, f.name) != getattr(after, f.name)]
+        waiting += [f"{table}.{name}" for name in changed if table != "daemon" or name not in RELOADED]
+    daemon = replace(running.daemon, **{name: getattr(read.daemon, name) for name in RELOADED})
+    kept = {table: getattr(running, table) for table in TABLES} | {"daemon": daemon}
+    kept |= {table: getattr(read, table) for table in RELOADED_TABLES}
+    if running.notify != read.notify:
+        waiting.append(NOTIFY)
+    return replace(read, **kept, notify=running.notify), tuple(waiting)
+
+
+def parse(text: str, source: str) -> Config:
+    """Read one file's text.
+
+    Raises:
+        ConfigError: it is not TOML, or a key or value is refused.
+    """
+    return _assemble([_parse_part(text, source)])
+
+
+def load(path: str | Path = DEFAULT_PATH, *, runtime: bool = True) -> Config:
+    """Read the configuration file, its drop-ins and (``runtime``) the workloads added at run time.
+
+    A workload added at run time gives way to a declared one that has its name or cgroup (with a warning): the
+    files are what the operator sees.
+
+    Raises:
+        ConfigError: a file cannot be read, may be changed by everybody, or holds something that is refused.
+    """
+    main = Path(path)
+    parts = [_parse_part(_read(main), str(main))]
+    parts += [_parse_part(_read(drop_in), str(drop_in)) for drop_in in drop_ins(main)]
+    config = _assemble(parts)
+    return _with_runtime(config) if runtime else config
+
+
+def refusals(path: str | Path) -> tuple[ConfigError, ...]:
+    """Everything that ``load`` would refuse, as far as single mistakes can be told apart; empty: nothing."""
+    main = Path(path)
+    try:
+        files = [main, *drop_ins(main)]
+        raws = [(file, read_toml(file)) for file in files]
+    except ConfigError as exc:
+        return (exc,)
+    found: list[ConfigError] = []
+    for file, raw in raws:
+
+        def read(raw: dict[str, Any], source: str = str(file)) -> None:
+            part = _part(raw, source)
+            if len(files) == 1:  # else others may complete it
+                _assemble([part])
+
+        found += mistakes(raw, read)
+    if not found:
+        try:
+            load(path)
+        except ConfigError as exc:
+            found.append(exc)
+    return tuple(found)
+
+
+def drop_ins(main: Path) -> list[Path]:
+    """The files in ``conf.d`` beside the main file, in the order in which they are read.
+
+    Raises:
+        ConfigError: the folder cannot be listed.
+    """
+    directory = main.parent / "conf.d"
+    try:
+        names = sorted(name for name in os.listdir(directory) if name.endswith(".toml") and name[0] != ".")
+    except (FileNotFoundError, NotADirectoryError):
+        names = []
+    except OSError as exc:
+        raise ConfigError(str(directory), "", f"cannot be listed: {exc.strerror}") from exc
+    return [directory / name for name in names]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What one file says, unchecked.
+
+    Raises:
+        ConfigError: it cannot be read, may be changed by everybody, or is not TOML.
+    """
+    return _toml(_read(path), str(path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    source: str
+    tables: Mapping[str, Mapping[str, Any]]
+    workloads: tuple[Declared, ...]
+    notify: tuple[NotifyConfig, ...]
+
+
+def _parse_part(text: str, source: str) -> _Part:
+    return _part(_toml(text, source), source)
+
+
+def _part(raw: dict[str, Any], source: str) -> _Part:
+    known = [*TABLES, NOTIFY, *(kind.value for kind in Kind)]
+    for name in raw:
+        if name not in known:
+            raise _unknown_table(source, name, known)
+    tables = {
+        name: read_values(table, raw[name], source, name) for name, table in TABLES.items() if name in raw
+    }
+    return _Part(source, tables, read_workloads(raw, source), read_notify(raw, source))
+
+
+def _unknown_table(source: str, name: str, known: list[str]) -> ConfigError:
+    # A key above the first [table] header is the usual slip: say where it belongs.
+    homes = [table for table, cls in TABLES.items() if any(key.name == name for key in keys_of(cls))]
+    if homes:
+        problem = f"belongs into a table: write it below [{homes[0]}]"
+        return ConfigError(source, name, problem, ", ".join(known))
+    return unknown_key(source, name, name, known)
+
+
+def _toml(text: str, source: str) -> dict[str, Any]:
+    if len(text) > MAX_FILE_BYTES:
+        raise ConfigError(source, "", "is too large", f"at most {MAX_FILE_BYTES} bytes")
+    try:
+        return tomllib.loads(text)
+    except ValueError as exc:  # TOMLDecodeError, and what int() says about very long digits
+        raise ConfigError(source, "", f"is not TOML: {exc}") from exc
+    except RecursionError as exc:
+        raise ConfigError(source, "", "is nested too deeply") from exc
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as exc:
+        raise ConfigError(str(path), "", f"cannot be read: {exc.strerror}") from exc
+    except ValueError as exc:  # a NUL in the name
+        raise ConfigError(show(str(path)), "", f"cannot be read: {exc}") from exc
+    if status.st_mode & stat.S_IWOTH and stat.S_ISREG(status.st_mode):
+        # It names commands that run with the daemon's rights.
+        raise ConfigError(str(path), "", "may be changed by everybody; take that right away (chmod o-w)")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as exc:
+        raise ConfigError(str(path), "", f"is not UTF-8 text (byte {exc.start})") from exc
+
+
+def _assemble(parts: list[_Part]) -> Config:
+    merged: dict[str, dict[str, Any]] = {name: {} for name in TABLES}
+    for part in parts:
+        for name, values in part.tables.items():
+            merged[name].update(values)
+    declared = [item for part in parts for item in part.workloads]
+    check_workloads(declared)
+    metrics = MetricsConfig(**merged["metrics"])
+    check_metrics(metrics, next((part.source for part in reversed(parts) if "metrics" in part.tables), ""))
+    receivers = tuple(receiver for part in parts for receiver in part.notify)
+    check_names(receivers, parts[-1].source)
+    return Config(
+        daemon=DaemonConfig(**merged["daemon"]),
+        isolation=IsolationConfig(**merged["isolation"]),
+        store=StoreConfig(**merged["store"]),
+        policy=PolicySettings(**merged["policy"]),
+        host=HostConfig(**merged["host"]),
+        network=NetworkConfig(**merged["network"]),
+        resctrl=ResctrlConfig(**merged["resctrl"]),
+        sizing=SizingConfig(**merged["sizing"]),
+        model=ModelConfig(**merged["model"]),
+        wake=WakeConfig(**merged["wake"]),
+        metrics=metrics,
+        window=WindowConfig(**merged["window"]),
+        notify=receivers,
+        forecast=ForecastConfig(**merged["forecast"]),
+        queue=QueueConfig(**merged["queue"]),
+        contention=ContentionConfig(**merged["contention"]),
+        opt_in=OptInConfig(**merged["opt_in"]),
+        workloads=tuple(item.spec for item in declared if item.spec.cgroup),
+        matches=tuple(item.spec for item in declared if not item.spec.cgroup),
+        sources=tuple(part.source for part in parts),
+    )
+
+
+def _with_runtime(config: Config) -> Config:
+    added = read_runtime(config.daemon.state_dir)
+    if not added:
+        return config
+    # The declared files were checked; give them precedence by checking each addition against all before it.
+    kept = [Declared(spec, "the configuration", spec.name) for spec in (*config.workloads, *config.matches)]
+    warnings, names = list(config.warnings), []
+    for item in added:
+        try:
+            check_workloads([*kept, item])
+        except ConfigError as exc:
+            warnings.append(f"workload {item.spec.name!r}, added at run time, is left out: {exc}")
+        else:
+            kept.append(item)
+            names.append(item.spec.name)
+    return replace(
+        config,
+        workloads=tuple(item.spec for item in kept if item.spec.cgroup),
+        matches=tuple(item.spec for item in kept if not item.spec.cgroup),
+        sources=(*config.sources, added[0].source),
+        warnings=tuple(warnings),
+        runtime=tuple(names),
+    )

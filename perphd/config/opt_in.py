@@ -1,0 +1,286 @@
+"""Workloads that declare themselves: in their unit's own files, or by labels and annotations of their containers.
+
+What they say is read as a ``[[lra]]`` or ``[[batch]]`` table is, with the same refusals. What they may say is less: the
+operator opens each door in ``[opt_in]``, and some keys stay the operator's in any case.
+
+* A unit's files in the system's folders are root's: who writes them can run commands as root anyway. Still it is the
+  operator who says what outranks others (``priority``, ``mode``, floors of batch, other bands) and which commands
+  perphd runs.
+* Labels and annotations are written by whoever may start a container or a pod, with no right over the host. They say
+  nothing that makes perphd read or connect to anything, and ask for no more than is usual.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from perphd.config.match import MatchKind, instance_name, parse_match
+from perphd.config.schema import Key, keys_of, read_value, setting, show, unknown_key
+from perphd.config.tables import OptInConfig
+from perphd.config.workloads import WORKLOAD_TABLES, read_workload
+from perphd.domain.errors import ConfigError, ParseError
+from perphd.domain.workload import LABEL_PREFIX, Kind, Mode, Objective, WorkloadSpec
+from perphd.host.fs import KernelFs
+from perphd.host.lookup import Container, Lookup
+from perphd.host.unit_sections import UnitSection, UnitSections
+
+SECTION: Final = "X-Perphd"
+DECLARATION: Final = "[opt_in]"
+"""What stands for the name of a declaration where a workload declared itself. No workload can have it."""
+MAX_BYTES: Final = 4096
+"""The longest value."""
+_BOTH: Final = {
+    Kind.LRA: ("kind", "band", "mode", "class", "tolerance_pct", "delay_tolerance_pct", "latency_percentile"),
+    Kind.BATCH: ("kind", "band", "mode"),
+}
+"""Keys that every workload may say of itself."""
+_UNITS_TOO: Final = {Kind.LRA: ("min_work_rate_per_s", "max_latency_ms", "sli"), Kind.BATCH: ()}
+"""Keys that only a unit may."""
+_NOT_THE_UNIT: Final = ("command",)
+"""SLI sources that stand in files of the configuration alone: an operator finds there what perphd runs as root."""
+_USUAL_BAND: Final = {Kind.LRA: "silver", Kind.BATCH: "copper"}
+_ELSEWHERE: Final = frozenset({"band"})
+"""Keys that tell a cluster's scheduler something, and alone declare nothing to this host."""
+_SANDBOX: Final = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
+_KEY: Final = re.compile(r"[A-Za-z0-9._-]{1,63}", re.ASCII)
+_NUMBER: Final = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?", re.ASCII)
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A workload that declares itself; ``problem``: why it is not taken, instead of ``spec``. ``who``: for people."""
+
+    who: str
+    cgroup: str
+    spec: WorkloadSpec | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where declarations come from: what may be said there, and how it is named to people."""
+
+    table_key: str
+    kinds: tuple[Kind, ...]
+    bands: tuple[str, ...]
+    is_unit: bool
+
+    def keys(self, kind: Kind) -> tuple[str, ...]:
+        return _BOTH[kind] + (_UNITS_TOO[kind] if self.is_unit else ())
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    kind: Kind = setting(doc="lra or batch")
+
+
+class OptIn:
+    """Looks on one host for workloads that declare themselves."""
+
+    def __init__(self, fs: KernelFs, lookup: Lookup) -> None:
+        self._lookup = lookup
+        self._sections = UnitSections(fs, SECTION)
+
+    def offers(self, config: OptInConfig) -> Iterator[Offer]:
+        """Those that run: units by their path, then containers."""
+        self._sections.look_anew()
+        if config.units:
+            for unit, cgroup in sorted(self._lookup.units(), key=lambda item: item[1]):
+                if unit.endswith((".service", ".slice", ".scope")) and (section := self._sections.of(unit)):
+                    yield _of_unit(section, cgroup, config)
+        if config.containers:
+            for item in sorted(self._lookup.containers(), key=lambda item: item.cgroup):
+                if said := _said(item.labels or {}):
+                    yield _of_container(item, said, config)
+
+    def remarks(self, config: OptInConfig) -> list[str]:
+        """Mistakes in the sections of this host's units, running or not; also if none is read."""
+        self._sections.look_anew()
+        found: list[str] = []
+        for unit in self._sections.units():
+            if (section := self._sections.of(unit)) is None:
+                continue
+            if config.units:
+                found += filter(None, (_of_unit(section, f"/{unit}", config).problem,))
+            else:
+                found.append(
+                    f"{unit} declares itself in {section.last}, which is not read: units is empty in {DECLARATION}"
+                )
+        return found
+
+
+def _of_unit(section: UnitSection, cgroup: str, config: OptInConfig) -> Offer:
+    origin = _Origin("units", config.unit_kinds, config.more_bands, is_unit=True)
+    unit, places = section.unit, section.assigned
+    kept = "drop-in" if section.is_drop_in else "file"
+    spec = WorkloadSpec(
+        _unit_name(unit, cgroup), Kind.BATCH, cgroup, match=f"{MatchKind.UNIT}:{unit}",
+        declared_by=f"the unit's {kept} {section.last}",
+    )  # fmt: skip
+
+    def place(key: str) -> tuple[str, str]:
+        at = places.get(key)
+        return (f"{at.path}:{at.line}" if at else section.last), f"{SECTION}.{key}"
+
+    if section.odd:
+        line = section.odd[0]
+        refused = ConfigError(
+            f"{line.path}:{line.line}", SECTION, f"{show(line.value)} assigns nothing", "KEY=VALUE"
+        )
+        return Offer(unit, cgroup, problem=str(refused))
+    return _offer(unit, spec, {key: item.value for key, item in places.items()}, origin, place)
+
+
+def _of_container(item: Container, said: Mapping[str, str], config: OptInConfig) -> Offer:
+    origin = _Origin("containers", config.container_kinds, config.more_bands, is_unit=False)
+    who = f"container {show(item.name)}"
+    spec = WorkloadSpec(
+        instance_name("container", (item.name,), item.cgroup), Kind.BATCH, item.cgroup,
+        match=_container_match(item.name), declared_by=f"labels or annotations of {who}",
+    )  # fmt: skip
+    return _offer(who, spec, said, origin, lambda key: (who, f"{LABEL_PREFIX}{key}"))
+
+
+def _offer(
+    who: str,
+    place_of: WorkloadSpec,
+    said: Mapping[str, str],
+    origin: _Origin,
+    place: Callable[[str], tuple[str, str]],
+) -> Offer:
+    """The offer of ``who``. ``place_of``: its name, control group and match; ``place``: where a key stands."""
+    try:
+        spec = read_declaration(said, origin)
+    except ConfigError as exc:
+        source, where = place(exc.key)
+        return Offer(who, place_of.cgroup, problem=str(ConfigError(source, where, exc.problem, exc.allowed)))
+    taken = replace(
+        spec,
+        name=place_of.name,
+        cgroup=place_of.cgroup,
+        match=place_of.match,
+        declared_by=place_of.declared_by,
+    )
+    return Offer(who, place_of.cgroup, taken)
+
+
+def read_declaration(said: Mapping[str, str], origin: _Origin) -> WorkloadSpec:
+    """What the texts say, as a workload without a place.
+
+    Raises:
+        ConfigError: a key or value is refused, with the key alone as its place.
+    """
+    kind = _kind(said, origin)
+    table: dict[str, Any] = {"name": "x", "cgroup": "/x"}
+    keys = {key.name: key for key in keys_of(WORKLOAD_TABLES[kind])}
+    accepted = origin.keys(kind)
+    for name, value in said.items():
+        head, dot, option = name.partition(".")
+        where = _where(name)
+        if name == "sli" and name in accepted:
+            raise ConfigError("", where, "is a table", "sli.source, sli.OPTION")
+        if head not in accepted or (dot and head != "sli"):
+            if name in keys or head in ("sli", "policy"):
+                raise ConfigError("", where, _reserved(origin), ", ".join(_shown(accepted)))
+            raise unknown_key("", where, name, _shown(accepted))
+        if len(value) > MAX_BYTES:
+            raise ConfigError("", where, "is too long", f"at most {MAX_BYTES} characters")
+        if dot:
+            table.setdefault("sli", {})[option] = value
+        elif head != "kind":
+            table[head] = _typed(keys[head], value)
+    try:
+        spec = read_workload(kind, table, "", "-")
+    except ConfigError as exc:
+        raise ConfigError("", exc.key.removeprefix("-."), exc.problem, exc.allowed) from exc
+    _check_grants(spec, origin)
+    return spec
+
+
+def _kind(said: Mapping[str, str], origin: _Origin) -> Kind:
+    (key,) = keys_of(_Head)
+    if "kind" not in said:
+        known = origin.keys(Kind.LRA)
+        if (name := next((name for name in said if name.partition(".")[0] not in known), None)) is not None:
+            raise unknown_key("", _where(name), name, _shown(known))
+        raise ConfigError("", "kind", "is missing", key.allowed)
+    kind: Kind = read_value(key, said["kind"], "", "kind")
+    if kind not in origin.kinds:
+        allowed = ", ".join(f'"{each}"' for each in origin.kinds)
+        raise ConfigError(
+            "", "kind", f"{show(str(kind))} is not what {origin.table_key} allows in {DECLARATION}", allowed
+        )
+    return kind
+
+
+def _check_grants(spec: WorkloadSpec, origin: _Origin) -> None:
+    """Refuse whatever would give a workload more than the operator allows."""
+    usual = _USUAL_BAND[spec.kind]
+    if spec.band not in (None, usual, *origin.bands):
+        allowed = ", ".join(f'"{band}"' for band in (usual, *origin.bands))
+        raise ConfigError("", "band", f"{show(spec.band)} is not what bands allows in {DECLARATION}", allowed)
+    if spec.mode is Mode.ENFORCE:
+        raise ConfigError("", "mode", "'enforce' is for the operator to say", f'"{Mode.OBSERVE}"')
+    if spec.sli is not None and spec.sli.source in _NOT_THE_UNIT:
+        problem = f"{show(spec.sli.source)} runs as root: it stands in a file of the configuration alone"
+        raise ConfigError("", "sli.source", problem, "another source")
+    if origin.is_unit:
+        return
+    for item in fields(Objective):
+        usually, asked = getattr(Objective(), item.name), getattr(spec.objective, item.name)
+        if item.name.endswith("tolerance_pct") and asked < usually:
+            problem = f"{asked:g} asks for more than is usual, which is for the operator to say"
+            raise ConfigError("", item.name, problem, f"a number from {usually:g} on")
+
+
+def _reserved(origin: _Origin) -> str:
+    who = "a unit" if origin.is_unit else "a container"
+    return f"is not {who}'s to say: it belongs into the operator's configuration"
+
+
+def _where(name: str) -> str:
+    """A key as a refusal shows it: whoever labels a container chooses its characters."""
+    return name if _KEY.fullmatch(name) else show(name)
+
+
+def _shown(keys: tuple[str, ...]) -> list[str]:
+    return [key if key != "sli" else "sli.source" for key in dict.fromkeys(keys)]
+
+
+def _typed(key: Key, text: str) -> str | int | float:
+    """The text as TOML would have it; what is no number stays text, and is refused as such."""
+    if key.type_name in ("number", "integer") and _NUMBER.fullmatch(text):
+        return float(text) if "." in text else int(text)
+    return text
+
+
+def _said(labels: Mapping[str, str]) -> dict[str, str]:
+    """What is said to perphd; empty for a pod's sandbox, and where only a scheduler is told something."""
+    if (
+        any(labels.get(key) == "sandbox" for key in _SANDBOX)
+        or labels.get("io.kubernetes.container.name") == "POD"
+    ):
+        return {}
+    said = {
+        key.removeprefix(LABEL_PREFIX): value for key, value in labels.items() if key.startswith(LABEL_PREFIX)
+    }
+    return said if said.keys() - _ELSEWHERE else {}
+
+
+def _unit_name(unit: str, cgroup: str) -> str:
+    """A service without its suffix, everything else with it, if that can be a name."""
+    name = unit.removesuffix(".service")
+    return name if _NAME.fullmatch(name) else instance_name("unit", (unit,), cgroup)
+
+
+def _container_match(name: str) -> str:
+    """How a recreated container is found again; empty if its name stands for more than itself."""
+    try:
+        match = parse_match(f"{MatchKind.CONTAINER}:{name}")
+    except ParseError:
+        return ""
+    return "" if match.is_many else str(match)

@@ -1,0 +1,458 @@
+"""Workloads in configuration files, API requests and STATE_DIR/workloads.toml: one format, one set of checks."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from perphd.admission.settings import PolicySettings
+from perphd.config.match import MAX_BASE, is_lasting, parse_match
+from perphd.config.schema import file_value, keys_of, read_values, setting, show
+from perphd.domain.errors import ConfigError, PerphError
+from perphd.domain.workload import Exploration, Kind, Mode, Objective, SliSpec, Touch, WorkloadSpec
+from perphd.host.state_files import replace_text
+from perphd.monitor.sli import measured_percentiles, validate_options
+
+RUNTIME_FILE = "workloads.toml"
+VERSION_FROM = '"auto", "none", "file:/PATH" or "label:KEY"'
+MAX_VERSION_FROM = 1000
+_NAME_DOC = "its name everywhere: commands, metrics, records"
+_CGROUP_DOC = (
+    "its control group: the path below the cgroup root, the same in every hierarchy; "
+    "waited for if it is not there. This or match"
+)
+_MATCH_DOC = (
+    "how its control group is found, as unit:NAME, slice:NAME, cgroup:/PATH, container:NAME, label:KEY=VALUE, "
+    "pidfile:/PATH or, through the control API alone, pid:NUMBER; with wildcards a "
+    "workload for each that is found (see Finding control groups)"
+)
+_MODE_DOC = "observe or enforce for this workload alone; default: the daemon's mode"
+
+
+_RESERVED_DOC = (
+    "memory that is reserved for it, where the shaper starts from; 0: it takes no part in [sizing]"
+)
+_SHAPE_DOC = (
+    "no: the shaper advises alone; core, elastic: it may limit, freeze and end it; elastic workloads of an application "
+    "make room before its core ones"
+)
+_APPLICATION_DOC = "its application, which goes on only with all its core workloads; default: its name"
+_BAND_DOC = "its class of service, {}; reported by status --json, without an effect yet"
+
+
+@dataclass(frozen=True, slots=True)
+class LraTable:
+    """Table ``[[lra]]``: one long-running application that is kept at its performance."""
+
+    name: str = setting(doc=_NAME_DOC, kind="name")
+    cgroup: str = setting("", _CGROUP_DOC, kind="cgroup")
+    match: str = setting("", _MATCH_DOC, kind="match")
+    priority: int = setting(
+        100,
+        "who is served first when several LRAs want more cores than there are: the higher one; equals share fairly",
+        low=0,
+        high=10000,
+    )
+    mode: Mode | None = setting(None, _MODE_DOC)
+    tolerance_pct: float = setting(
+        10.0,
+        "accepted loss against the performance that this load would get without batch",
+        low=0.1,
+        high=90.0,
+        unit="%",
+    )
+    delay_tolerance_pct: float = setting(
+        50.0,
+        "accepted growth of the delay signal over what this load would see without batch",
+        low=1.0,
+        high=1000.0,
+        unit="%",
+    )
+    min_work_rate_per_s: float | None = setting(
+        None,
+        "an absolute objective instead of tolerance_pct: at least so much work (in units of the work signal)",
+        low=1e-9,
+        high=1e15,
+        unit="1/s",
+    )
+    max_latency_ms: float | None = setting(
+        None,
+        "an absolute objective instead of tolerance_pct: at most this latency; needs [lra.sli]",
+        low=1e-6,
+        high=1e9,
+        unit="ms",
+    )
+    latency_percentile: Literal["p50", "p95", "p99"] = setting(
+        "p95", "the percentile that is the delay signal and that max_latency_ms limits"
+    )
+    app_class: Literal["none", "database", "streaming", "web", "cache"] = setting(
+        "none",
+        "what kind of application it is: its model begins from what is known of the class; perphd profile, or a model "
+        "that was learned here, says more and comes first",
+        key="class",
+    )
+    version_from: str = setting(
+        "auto",
+        "what tells one version of it from another; each has a model of its own, a new one beginning from the last. "
+        "auto: a container's image, else the program's file; file:PATH: the first line of that, which everybody who "
+        "may ask is shown (so it takes root, or a file of the configuration); label:KEY: a label of its container; "
+        "none: all versions share one model",
+    )
+    band: Literal["gold", "silver"] | None = setting(
+        None, _BAND_DOC.format("gold (cores of its own) or silver (a guaranteed share); default: silver")
+    )
+    reserved_memory_bytes: int = setting(0, _RESERVED_DOC, kind="size", key="reserved_memory")
+    shape: Literal["no", "core", "elastic"] = setting("no", f"{_SHAPE_DOC}. Never while it is degraded")
+    application: str = setting("", _APPLICATION_DOC, kind="name")
+    touch: Touch = setting(
+        Touch.BATCH,
+        "what perphd may change for its sake: batch, only batch's settings, so that its own cores and cache are never "
+        "narrowed; all, cores and cache ways of its own as well",
+    )
+    exploration: Exploration = setting(
+        Exploration.BATCH,
+        "what perphd may try without knowing what comes of it: off, nothing; batch, settings of batch that are not "
+        "predicted to be worse for it; all, everything, steps aside from what is enough included. After a handful of "
+        "changes that do not reach the target, none is made for ten minutes or more",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTable:
+    """Table ``[[batch]]``: work that gives way."""
+
+    name: str = setting(doc=_NAME_DOC, kind="name")
+    cgroup: str = setting("", _CGROUP_DOC, kind="cgroup")
+    match: str = setting("", _MATCH_DOC, kind="match")
+    mode: Mode | None = setting(None, _MODE_DOC)
+    min_cores: float | None = setting(
+        None,
+        "CPU time that it gets, in CPUs, averaged over ten seconds, whatever the host is full of, as far as its weight "
+        "among the control groups beside it can give that; it is never confined to fewer physical cores either. "
+        "Default: no CPU time is guaranteed, and it keeps one core; where several LRAs need every core, as an idle "
+        "guest on theirs",
+        low=0.0,
+        high=4096.0,
+        unit="cores",
+    )
+    max_starvation_s: float | None = setting(
+        None,
+        "the longest time that it waits for a CPU without any progress; default: unlimited",
+        low=5.0,
+        high=86400.0,
+        unit="s",
+    )
+    min_memory_bytes: int = setting(
+        0, "its memory.high is never set below this", kind="size", key="min_memory"
+    )
+    band: Literal["silver", "copper"] | None = setting(
+        None, _BAND_DOC.format("copper (what is left) or silver (a guaranteed share); default: copper")
+    )
+    takes_hints: bool = setting(
+        False,
+        "it reads its file of hints (how-to/hints.md) and uses less of a contended device when asked to: it is asked "
+        "before perphd limits it",
+    )
+    reserved_memory_bytes: int = setting(0, _RESERVED_DOC, kind="size", key="reserved_memory")
+    shape: Literal["no", "core", "elastic"] = setting("no", _SHAPE_DOC)
+    application: str = setting("", _APPLICATION_DOC, kind="name")
+
+
+WORKLOAD_TABLES: Mapping[Kind, type] = {Kind.LRA: LraTable, Kind.BATCH: BatchTable}
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A workload and where it was declared: file (or request) and key."""
+
+    spec: WorkloadSpec
+    source: str
+    key: str
+
+
+class WorkloadNames:
+    """The names of these workloads, and of all that are found for them."""
+
+    def __init__(self, declared: Iterable[WorkloadSpec]) -> None:
+        declared = tuple(declared)
+        self._names = frozenset(spec.name for spec in declared)
+        self._heads = tuple(f"{spec.name}." for spec in declared if spec.match)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and (name in self._names or name.startswith(self._heads))
+
+
+def read_workloads(raw: Mapping[str, Any], source: str) -> tuple[Declared, ...]:
+    """The ``[[lra]]`` and ``[[batch]]`` tables of a parsed file.
+
+    Raises:
+        ConfigError: a key or value is refused. Duplicates are the matter of ``check_workloads``.
+    """
+    found: list[Declared] = []
+    for kind in Kind:
+        tables = raw.get(kind.value, [])
+        if not isinstance(tables, list):
+            raise ConfigError(
+                source,
+                kind.value,
+                f"{show(tables)} is not a list of tables",
+                f"any number of tables, each beginning with [[{kind.value}]]",
+            )
+        for number, table in enumerate(tables):
+            key = f"{kind.value}[{number}]"
+            spec = read_workload(kind, table, source, key)
+            if spec.match and not is_lasting(spec.match):
+                problem = (
+                    f"{show(spec.match)} cannot stand in a file: once that process has ended, or after a restart of "
+                    "the host, another has its number; pid: is taken at run time only, through the control API"
+                )
+                raise ConfigError(source, f"{key}.match", problem, '"pidfile:/PATH", "unit:NAME" ...')
+            found.append(Declared(spec, source, key))
+    return tuple(found)
+
+
+def read_workload(kind: Kind, raw: object, source: str, key: str) -> WorkloadSpec:
+    """One workload from its table; the control API gives its request bodies here too.
+
+    Raises:
+        ConfigError: a key or value is refused.
+    """
+    if kind is Kind.BATCH:
+        values = _placed(read_values(BatchTable, raw, source, key), source, key)
+        return WorkloadSpec(kind=Kind.BATCH, **values)
+    values = _placed(read_values(LraTable, raw, source, key, extra=("sli", "policy")), source, key)
+    assert isinstance(raw, Mapping)
+    sli = _read_sli(raw["sli"], source, f"{key}.sli") if "sli" in raw else None
+    if values.get("max_latency_ms") is not None:
+        _check_latency_is_measured(values, sli, source, f"{key}.max_latency_ms")
+    names = [item.name for item in fields(Objective) if item.name in values]
+    objective = Objective(**{name: values.pop(name) for name in names})
+    _check_version_from(values.get("version_from", "auto"), source, f"{key}.version_from")
+    values = {"touch": Touch.BATCH, "exploration": Exploration.BATCH, **values}
+    own = read_values(PolicySettings, raw["policy"], source, f"{key}.policy") if "policy" in raw else {}
+    return WorkloadSpec(
+        kind=Kind.LRA, objective=objective, sli=sli, policy=tuple(sorted(own.items())), **values
+    )
+
+
+def _check_latency_is_measured(values: Mapping[str, Any], sli: SliSpec | None, source: str, key: str) -> None:
+    limit = f"{values['max_latency_ms']:g} cannot be judged"
+    if sli is None:
+        problem = f"{limit}: no latency is measured without [lra.sli]"
+        raise ConfigError(source, key, problem, "max_latency_ms together with [lra.sli]")
+    wanted = values.get("latency_percentile", Objective().latency_percentile)
+    measured = measured_percentiles(sli)
+    if wanted in measured:
+        return
+    problem = f"{limit}: the source {sli.source} measures no latency as it is configured"
+    allowed = 'latency = "tcp" in [lra.sli], or a source that measures latency'
+    if sli.source == "prometheus":
+        problem = f"{limit}: [lra.sli] names no metric for {wanted}"
+        allowed = f"latency_{wanted} or latency_histogram in [lra.sli]"
+    raise ConfigError(source, key, problem, allowed)
+
+
+def _check_version_from(value: str, source: str, key: str) -> None:
+    kind, colon, rest = value.partition(":")
+    fits = (
+        value in ("auto", "none") or (kind == "file" and rest.startswith("/")) or (kind == "label" and rest)
+    )
+    if not fits or "\0" in value or len(value) > MAX_VERSION_FROM or (colon and kind in ("auto", "none")):
+        raise ConfigError(source, key, f"{show(value)} says nothing of a version", VERSION_FROM)
+
+
+def _placed(values: dict[str, Any], source: str, key: str) -> dict[str, Any]:
+    """The values, with exactly one of ``cgroup`` and ``match``."""
+    if "cgroup" not in values and "match" not in values:
+        raise ConfigError(source, f"{key}.cgroup", "is missing", "cgroup, or match")
+    if "cgroup" in values and "match" in values:
+        problem = "is one too many: cgroup says already which control group it is"
+        raise ConfigError(source, f"{key}.match", problem, "one of cgroup and match")
+    if "match" in values and parse_match(values["match"]).is_many and len(values["name"]) > MAX_BASE:
+        problem = (
+            f"{show(values['name'])} is too long: what is found gets names of its own that begin with it"
+        )
+        raise ConfigError(source, f"{key}.name", problem, f"at most {MAX_BASE} characters with this match")
+    return {"cgroup": "", **values}
+
+
+def check_workloads(declared: Sequence[Declared]) -> None:
+    """Every name once, every cgroup once, no cgroup inside another workload's.
+
+    Raises:
+        ConfigError: at the later of the two that collide.
+    """
+    names: dict[str, Declared] = {}
+    cgroups: dict[str, Declared] = {}
+    for item in declared:
+        spec = item.spec
+        if (other := names.get(spec.name)) is not None:
+            raise ConfigError(
+                item.source,
+                f"{item.key}.name",
+                f"{spec.name!r} is already the name of {_where(other, item)}",
+                "a name that no other workload has",
+            )
+        names[spec.name] = item
+        if not spec.cgroup:
+            continue  # found at run time, and compared with the others then
+        for path, other in cgroups.items():
+            if (relation := relation_of(spec.cgroup, path)) is not None:
+                raise ConfigError(
+                    item.source,
+                    f"{item.key}.cgroup",
+                    f"{spec.cgroup!r} {relation} of workload {other.spec.name!r} ({_where(other, item)})",
+                    "a cgroup that no other workload has, contains or is inside of",
+                )
+        cgroups[spec.cgroup] = item
+
+
+def is_inside(cgroup: str, ancestor: str) -> bool:
+    """True if ``cgroup`` lies strictly below ``ancestor``."""
+    return cgroup.startswith(ancestor.rstrip("/") + "/") and cgroup != ancestor
+
+
+def read_runtime(state_dir: str) -> tuple[Declared, ...]:
+    """The workloads that were added at run time and last; none if there is no such file.
+
+    Raises:
+        ConfigError: the file is there and cannot be read or understood.
+    """
+    path = f"{state_dir}/{RUNTIME_FILE}"
+    try:
+        with open(path, "rb") as file:
+            raw = tomllib.loads(file.read().decode())
+    except FileNotFoundError:
+        return ()
+    except OSError as exc:
+        raise ConfigError(path, "", f"cannot be read: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise ConfigError(path, "", f"is not TOML: {exc}") from exc
+    for name in raw:
+        if name not in WORKLOAD_TABLES:
+            raise ConfigError(path, name, "only workloads stand in this file", "[[lra]], [[batch]]")
+    return read_workloads(_lasting(raw), path)
+
+
+def _lasting(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Without processes, which a perphd before this one wrote down: that must not keep this one from starting."""
+
+    def lasts(table: object) -> bool:
+        return not (isinstance(table, Mapping) and str(table.get("match", "")).startswith("pid:"))
+
+    return {
+        name: [table for table in tables if lasts(table)] if isinstance(tables, list) else tables
+        for name, tables in raw.items()
+    }
+
+
+def write_runtime(state_dir: str, specs: Iterable[WorkloadSpec]) -> None:
+    """Replace the workloads added at run time, atomically: after a crash the old or the new file is there.
+
+    Raises:
+        ConfigError: the state directory cannot be written.
+    """
+    text = "# Workloads added with perphctl. perphd writes this file; declare lasting ones in /etc/perphd.\n"
+    text += "".join(f"\n{to_toml(spec)}" for spec in specs)
+    replace_text(Path(state_dir) / RUNTIME_FILE, text)
+
+
+def remember_runtime(state_dir: str, spec: WorkloadSpec) -> None:
+    """Keep a workload added at run time over restarts; one of the same name is replaced.
+
+    Not one of a process: see ``is_lasting``.
+
+    Raises:
+        ConfigError: the file cannot be read or written.
+    """
+    if spec.match and not is_lasting(spec.match):
+        return
+    others = [item.spec for item in read_runtime(state_dir) if item.spec.name != spec.name]
+    write_runtime(state_dir, [*others, spec])
+
+
+def forget_runtime(state_dir: str, name: str) -> bool:
+    """Drop a workload added at run time; False if it was none (it is declared in a file, then).
+
+    Raises:
+        ConfigError: the file cannot be read or written.
+    """
+    before = read_runtime(state_dir)
+    kept = [item.spec for item in before if item.spec.name != name]
+    if len(kept) == len(before):
+        return False
+    write_runtime(state_dir, kept)
+    return True
+
+
+def to_table(spec: WorkloadSpec) -> dict[str, Any]:
+    """The table that reads back as this workload: keys as in a file, what equals its default left out."""
+    table: dict[str, Any] = {}
+    for key in keys_of(WORKLOAD_TABLES[spec.kind]):
+        owner = spec.objective if hasattr(spec.objective, key.field) else spec
+        value = getattr(owner, key.field)
+        if key.required or value != key.default:
+            table[key.name] = file_value(key, value)
+    if spec.sli is not None:
+        table["sli"] = {"source": spec.sli.source, **dict(spec.sli.options)}
+    if spec.policy:
+        table["policy"] = dict(spec.policy)
+    return table
+
+
+def to_toml(spec: WorkloadSpec) -> str:
+    """The workload as a TOML table."""
+    table = to_table(spec)
+    subtables = {name: table.pop(name) for name in ("sli", "policy") if name in table}
+    lines = [f"[[{spec.kind}]]", *(f"{name} = {_literal(value)}" for name, value in table.items())]
+    for title, subtable in subtables.items():
+        lines.append(f"[{spec.kind}.{title}]")
+        lines += [f"{name} = {_literal(value)}" for name, value in subtable.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _literal(value: str | int | float) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        escaped = "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in escaped)
+        return f'"{escaped}"'
+    return repr(value)
+
+
+def _read_sli(raw: object, source: str, key: str) -> SliSpec:
+    if not isinstance(raw, Mapping):
+        raise ConfigError(source, key, f"{show(raw)} is not a table", "a table [lra.sli] with a key source")
+    options: dict[str, str] = {}
+    for name, value in raw.items():
+        if not isinstance(value, str | int | float):
+            problem = f"{show(value)} is not a plain value"
+            raise ConfigError(source, f"{key}.{name}", problem, "text, a number, true, false")
+        options[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
+    if "source" not in options:
+        raise ConfigError(source, f"{key}.source", "is missing", "the name of an SLI source")
+    try:
+        return validate_options(options.pop("source"), options)
+    except ConfigError as exc:
+        raise ConfigError(source, f"{key}.{exc.key}" if exc.key else key, exc.problem, exc.allowed) from exc
+    except PerphError as exc:
+        raise ConfigError(source, key, str(exc)) from exc
+
+
+def relation_of(cgroup: str, other: str) -> str | None:
+    """How two control groups are in each other's way, in words; None: not at all."""
+    if cgroup == other:
+        return "is also the cgroup"
+    if is_inside(cgroup, other):
+        return "is inside the cgroup"
+    if is_inside(other, cgroup):
+        return "contains the cgroup"
+    return None
+
+
+def _where(other: Declared, item: Declared) -> str:
+    return other.key if other.source == item.source else f"{other.key} in {other.source}"

@@ -1,0 +1,69 @@
+"""Serialises and rate-limits read-only requests so that they cannot monopolise the event loop.
+
+The loop that answers also samples and decides. It goes on between any two answers and keeps most of the time: after an
+answer the next reader waits for a multiple of the CPU time that the answer took. A monitoring system that asks every
+few seconds does not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from perphd.control.errors import ApiError, Code
+from perphd.control.limits import Limits
+
+Later = Callable[[float, Callable[[], None]], object]
+"""Calls a function after a number of seconds."""
+
+
+class ReadSlot:
+    """The right to be answered now. A stream or a query, which does not occupy the loop, ends it early."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._end: Callable[[], None] | None = end
+
+    def end(self) -> None:
+        """Admit the next reader after the rest. Ending twice is fine."""
+        end, self._end = self._end, None
+        if end is not None:
+            end()
+
+
+class ReadThrottle:
+    """Admits one reader at a time, in the order of asking.
+
+    Args:
+        limits: how long the rest is, and how many may wait.
+        cpu_s: the CPU time of the loop's thread.
+        later: default: the running loop's.
+    """
+
+    def __init__(
+        self, limits: Limits, cpu_s: Callable[[], float] = time.thread_time, later: Later | None = None
+    ) -> None:
+        self._limits, self._cpu_s, self._later = limits, cpu_s, later
+        self._lock = asyncio.Lock()
+        self._waiting = 0
+
+    async def take(self) -> ReadSlot:
+        """Wait for admission.
+
+        Raises:
+            ApiError: more are waiting than there can be connections: some have left, and are waited for all the same.
+        """
+        if self._waiting >= self._limits.connections:
+            raise ApiError(Code.BUSY, f"{self._waiting} requests are waiting already; try again")
+        self._waiting += 1
+        try:
+            await self._lock.acquire()
+        finally:
+            self._waiting -= 1
+        began_s = self._cpu_s()
+        return ReadSlot(lambda: self._rest(began_s))
+
+    def _rest(self, began_s: float) -> None:
+        took_s = max(self._cpu_s() - began_s, self._limits.least_answer_s)
+        later = self._later if self._later is not None else asyncio.get_running_loop().call_later
+        later(self._limits.rest * took_s, self._lock.release)

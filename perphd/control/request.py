@@ -1,0 +1,75 @@
+"""Reading requests of the control API: bodies, queries, numbers, and what is refused in them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from aiohttp import web
+
+from perphd.config.schema import show, unknown_key
+from perphd.control.errors import ApiError, Code
+from perphd.control.port import Done
+
+BODY: Final = "the request"
+"""The source that refusals of a request's values name."""
+
+
+async def read_body(request: web.Request, within_s: float, known: Sequence[str] = ()) -> dict[str, Any]:
+    """The body as an object; with ``known``, one that has no other keys.
+
+    Raises:
+        ApiError: it is no JSON object, or has an unknown key.
+        TimeoutError: it was not complete in time.
+    """
+    async with asyncio.timeout(within_s):
+        raw = await request.read()
+    try:
+        body = json.loads(raw.decode(), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as exc:
+        reason = "nested too deeply" if isinstance(exc, RecursionError) else str(exc)
+        raise ApiError(Code.REFUSED, f"the body is not JSON: {reason}", "", "a JSON object") from exc
+    if not isinstance(body, dict):
+        raise ApiError(Code.REFUSED, f"the body is {show(body)}", "", "a JSON object")
+    if known:
+        only(body, known)
+    return body
+
+
+async def done(result: Done) -> None:
+    """Wait for what the agent does, if it takes long."""
+    if inspect.isawaitable(result):
+        await result
+
+
+def only(given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuse keys that are not known."""
+    for name in given:
+        if name not in known:
+            raise unknown_key(BODY, name, name, known)
+
+
+def whole(value: object, key: str, highest: int) -> int:
+    """A whole number from 1 to ``highest``. Raises ApiError."""
+    allowed = f"a whole number from 1 to {highest}"
+    try:
+        number = int(value) if isinstance(value, str | int) and not isinstance(value, bool) else 0
+    except ValueError:
+        number = 0
+    if not 1 <= number <= highest:
+        raise ApiError(Code.REFUSED, f"{show(value)} is not {allowed}", key, allowed)
+    return number
+
+
+def reading(key: str, value: object) -> float:
+    """A reading that is not negative. Raises ApiError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
+        raise ApiError(Code.REFUSED, f"{show(value)} is not a reading", key, "a number from 0 to 1e18")
+    return float(value)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")

@@ -1,0 +1,51 @@
+"""Small files, replaced atomically. Those of the state directory are whole after a crash as well."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from perphd.domain.errors import ConfigError
+
+
+def replace_readable(target: Path, text: str) -> None:
+    """Replace a file of the runtime directory that every user may read; make its folder if needed. Raises OSError."""
+    target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    target.parent.chmod(0o755)  # the daemon's umask keeps its files from other users
+    temporary = target.with_name(f"{target.name}.new")
+    with temporary.open("w", encoding="utf-8") as file:
+        os.fchmod(file.fileno(), 0o644)
+        file.write(text)
+    os.replace(temporary, target)
+
+
+def replace_text(target: Path, text: str, mode: int | None = None) -> None:
+    """Replace a file's text, synced to disk; its directory is made if it is missing.
+
+    ``mode``: its permissions from the first byte on, whatever the umask is; None: what the umask leaves of 0640.
+
+    Raises:
+        ConfigError: it cannot be written; the old file is unchanged.
+    """
+    temporary = target.with_name(f".{target.name}.new")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o640 if mode is None else mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+        directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as exc:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise ConfigError(str(target), "", f"cannot be written: {exc.strerror}") from exc

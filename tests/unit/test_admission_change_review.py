@@ -1,0 +1,138 @@
+"""What follows from a change: what it is to cure, when it is not waited for, when it is taken back and regretted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perphd.admission import change_review
+from perphd.admission.detector import DetectorState, Judgement
+from perphd.admission.lra_context import LraContext
+from perphd.admission.lra_state import LraState
+from perphd.admission.outcomes import Pending, alive
+from perphd.admission.rescue import Move
+from perphd.admission.settings import PolicySettings
+from perphd.domain.allocation import IDLE, Allocation, CpuGrant
+from perphd.domain.decision import Action, Cause, Health, Verdict
+from perphd.domain.policy import HostView, Snapshot, WorkloadView
+from perphd.domain.reading import Unavailable
+from perphd.domain.sample import Sample
+from perphd.domain.workload import Kind, WorkloadSpec
+from tests.unit.admission_world import KNOBS, topology
+
+NOW_S = 100.0
+STRONG, WEAK = Allocation(CpuGrant(4, 2, IDLE)), Allocation(CpuGrant(4, 3, IDLE))
+MORE_CACHE = replace(WEAK, llc_ways=4)
+NOISE = 0.02
+
+
+def lra(in_force: Allocation = WEAK, *, enforced: bool = True, since_s: float = 0.0) -> LraContext:
+    sample = Sample("db", NOW_S, 1.0, load_per_s=50.0)
+    view = WorkloadView(
+        WorkloadSpec("db", Kind.LRA, "/db"), sample, protection=in_force, protected_since_s=since_s,
+        enforceable=KNOBS, enforced=enforced,
+    )  # fmt: skip
+    return LraContext(PolicySettings(), Snapshot(0, NOW_S, 1.0, HostView(topology(4)), (view,), None), view)
+
+
+def judged(score: float, *, blatant: bool = False, since_s: float = NOW_S) -> Judgement:
+    verdict = Verdict(Health.DEGRADED, Cause.CPU, since_s, ())
+    return Judgement(verdict, DetectorState(), score, blatant=blatant)
+
+
+def after(action: Action, before: Allocation, now: Allocation, *scores: float) -> tuple[LraState, Pending]:
+    pending = Pending(90.0, before, now, action, 0.8, load=50.0)
+    return replace(LraState.new(0.0), pending=pending, scores=scores, stride=4), pending
+
+
+def test_a_change_is_remembered_with_what_it_is_to_cure() -> None:
+    known = replace(LraState.new(0.0), scores=(1.2, 1.1, 1.1, 1.1), slack_since_s=80.0)
+    grow = Move(Action.GROW, STRONG, "")
+    calm = change_review.decided(lra(), known, grow, judged(0.9))
+    assert calm.pending is not None
+    assert calm.pending.score_before == pytest.approx(1.1)
+    assert replace(calm.pending, score_before=0.0) == Pending(NOW_S, WEAK, STRONG, Action.GROW, 0.0, 50.0)
+    assert calm.scores == ()
+    assert calm.slack_since_s is None
+    sudden = change_review.decided(lra(), known, grow, judged(0.5, blatant=True)).pending
+    assert sudden is not None
+    assert sudden.score_before == 0.5  # not the good time before
+    fresh = change_review.decided(lra(), LraState.new(0.0), grow, judged(0.9)).pending
+    assert fresh is not None
+    assert isinstance(fresh.score_before, Unavailable)
+    assert change_review.decided(lra(), known, Move(Action.RELEASE, STRONG, ""), judged(0.9)).pending is None
+
+
+def test_what_was_refused_is_not_asked_for_again_at_once() -> None:
+    state, pending = after(Action.GROW, WEAK, STRONG)
+    refused = change_review.in_force(lra(WEAK), state)
+    assert refused.pending is None
+    assert alive(refused.cooldowns, NOW_S) == (STRONG,)
+    elsewhere = change_review.in_force(lra(MORE_CACHE), state)  # set by others: it was not refused
+    assert elsewhere.pending is None
+    assert elsewhere.cooldowns == ()
+    assert change_review.in_force(lra(WEAK, enforced=False), state).cooldowns == ()  # nothing was tried
+    assert change_review.in_force(lra(STRONG), state).pending == pending
+
+
+def test_growth_is_not_waited_for_when_it_is_plainly_too_little() -> None:
+    _, pending = after(Action.GROW, WEAK, STRONG)
+    settling = lra(STRONG, since_s=NOW_S)
+    assert (
+        change_review.overtaken(settling, pending, judged(0.5, blatant=True), 70.0)
+        == "its load goes on rising: "
+    )
+    assert change_review.overtaken(settling, pending, judged(0.9), 70.0) == ""
+    still = change_review.overtaken(lra(STRONG), pending, judged(0.8, blatant=True), 70.0)
+    assert (
+        still == "the last step has not helped: "
+    )  # settled: what it does is seen, the load does not matter
+    assert change_review.overtaken(lra(STRONG), pending, judged(0.8, blatant=True, since_s=80.0), 50.0) == ""
+    assert (
+        change_review.overtaken(lra(STRONG), pending, judged(0.9, blatant=True), 50.0) == ""
+    )  # it began to help
+
+
+def test_a_step_back_that_explains_the_trouble_is_only_taken_back() -> None:
+    state, pending = after(Action.SHRINK, STRONG, WEAK)
+    assert change_review.beyond(lra(), state, pending, 0.7, 50.0) == ""
+    assert change_review.beyond(lra(), state, pending, 0.7, 70.0) == "its load has risen: "
+    assert change_review.beyond(lra(), state, pending, 0.3, 50.0).startswith("far below its target")
+    doubted = replace(state, quarantine=replace(state.quarantine, until_s=NOW_S + 1.0))
+    assert change_review.beyond(lra(), doubted, pending, 0.3, 50.0) == ""
+
+
+def test_a_step_back_that_was_too_much_is_undone_and_regretted() -> None:
+    state, pending = after(Action.SHRINK, STRONG, WEAK, 0.8, 0.8)
+    came = change_review.judge(lra(), state, pending, NOISE)
+    assert came is not None
+    assert not came.outcome.kept
+    assert came.undo is not None
+    assert (came.undo.action, came.undo.chosen) == (Action.ROLLBACK, STRONG)
+    assert "with a cooldown of 60 s" in came.undo.reason
+    assert alive(came.state.cooldowns, NOW_S) == (WEAK,)
+    assert came.state.pending is None
+    assert came.state.stride == 1
+
+
+def test_nothing_is_said_while_it_is_open_and_more_may_follow_what_left_room() -> None:
+    state, pending = after(Action.SHRINK, STRONG, WEAK)
+    assert change_review.judge(lra(), state, pending, NOISE) is None
+    assert change_review.judge(lra(), replace(state, scores=(0.99,)), pending, 0.2) is None
+    came = change_review.judge(lra(), replace(state, scores=(1.3, 1.3)), pending, NOISE)
+    assert came is not None
+    assert came.undo is None
+    assert came.outcome.kept
+    assert came.state.stride > 1
+    assert came.state.cooldowns == ()
+
+
+@pytest.mark.parametrize(("now", "kept"), [(MORE_CACHE, False), (STRONG, True)])
+def test_of_what_did_not_help_cache_goes_back_at_once_and_cores_stay(now: Allocation, kept: bool) -> None:
+    state, pending = after(Action.GROW, WEAK, now, *[0.8] * 6)
+    came = change_review.judge(lra(now), state, pending, NOISE)
+    assert came is not None
+    assert came.outcome.kept is kept
+    assert (came.undo is None) is kept
+    assert came.state.quarantine.failures == 1

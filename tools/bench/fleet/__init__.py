@@ -1,0 +1,1 @@
+"""Schedulers of the published works on simulated fleets."""

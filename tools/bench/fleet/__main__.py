@@ -1,0 +1,179 @@
+"""Schedulers of published works on simulated fleets: tables for docs/benchmarks.md.
+
+python -m tools.bench.fleet [--seeds 5] [--applications 10000] [--only allocation,sizes,preemption,shaping]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.batch.elastic import rebalanced
+from perphd.sim.cluster.applications import Order, Rule, Served, run
+from perphd.sim.cluster.workloads import google_2011
+from tools.bench.fleet.rules import malleable, rigid
+from tools.bench.fleet.shaping import CASES, ShapedFigures, shaped
+
+HOSTS: Final = 100
+RULES: Final[dict[str, Rule]] = {"rigid": rigid, "malleable": malleable, "flexible": rebalanced}
+LOADS: Final = (0.8, 0.9, 1.0)
+PREEMPTION_LOAD: Final = 0.9
+SHAPED: Final = 400
+"""Applications of a run with shaping."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One run: turnaround of all, queueing of interactive ones, and what was allocated."""
+
+    mean_s: float
+    median_s: float
+    queued_interactive_s: float
+    queued_batch_s: float
+    allocated_ratio: float
+    waiting: float
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run's settings."""
+
+    rule: str
+    order: Order
+    load: float
+    interactive: bool = False
+    preemptive: bool = False
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(prog="tools.bench.fleet", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--applications", type=int, default=10_000)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument(
+        "--only", type=lambda text: text.split(","), default=["allocation", "sizes", "preemption"]
+    )
+    options = parser.parse_args()
+    with ProcessPoolExecutor(options.processes) as pool:
+        tables = Tables(pool, options.seeds, options.applications)
+        for name in options.only:
+            getattr(tables, name)()
+
+
+class Tables:
+    """The tables of this bench."""
+
+    def __init__(self, pool: ProcessPoolExecutor, seeds: int, applications: int) -> None:
+        self._pool, self._seeds, self._count = pool, seeds, applications
+
+    def allocation(self) -> None:
+        """Rigid, malleable and flexible allocation of batch work."""
+        print(
+            "| load | order | rule | mean turnaround, s | median, s | of rigid's median | allocated | waiting |"
+        )
+        print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+        for load in LOADS:
+            for order in (Order.FIFO, Order.SJF):
+                found = {name: self._figures(Case(name, order, load)) for name in RULES}
+                for name, runs in found.items():
+                    ratios = [
+                        one.median_s / base.median_s for one, base in zip(runs, found["rigid"], strict=True)
+                    ]
+                    print(
+                        f"| {load:.1f} | {order.value} | {name} | {_spread([one.mean_s for one in runs])} | "
+                        f"{_spread([one.median_s for one in runs])} | {_spread(ratios)} | "
+                        f"{statistics.mean(one.allocated_ratio for one in runs):.0%} | "
+                        f"{statistics.mean(one.waiting for one in runs):.0f} |",
+                        flush=True,
+                    )
+
+    def sizes(self) -> None:
+        """One, two and three dimensions of size."""
+        print("| order | rule | mean turnaround, s | median, s |\n| --- | --- | --- | --- |")
+        for name in ("rigid", "flexible"):
+            for order in (Order.SJF, Order.SJF_2D, Order.SJF_3D, Order.HRRN):
+                runs = self._figures(Case(name, order, PREEMPTION_LOAD))
+                print(
+                    f"| {order.value} | {name} | {_spread([one.mean_s for one in runs])} | "
+                    f"{_spread([one.median_s for one in runs])} |",
+                    flush=True,
+                )
+
+    def preemption(self) -> None:
+        """Interactive applications beside batch, with and without preemption of elastic components."""
+        print(
+            "| order | preemptive | interactive queued (median), s | batch queued (median), s | mean turnaround, s |"
+        )
+        print("| --- | --- | --- | --- | --- |")
+        for order in (Order.FIFO, Order.SRPT):
+            for preemptive in (False, True):
+                if preemptive and order is Order.FIFO:
+                    continue
+                runs = self._figures(Case("flexible", order, PREEMPTION_LOAD, True, preemptive))
+                print(
+                    f"| {order.value} | {'yes' if preemptive else 'no'} | "
+                    f"{_spread([one.queued_interactive_s for one in runs])} | "
+                    f"{_spread([one.queued_batch_s for one in runs])} | {_spread([one.mean_s for one in runs])} |",
+                    flush=True,
+                )
+
+    def shaping(self) -> None:
+        """Sizes that follow forecasts, in the loop of a scheduler."""
+        print("| mode | limit | forecaster | K1 | K2 | turnaround, s | ratio | slack | crashed | ended |")
+        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+        base: list[ShapedFigures] = []
+        for case in CASES:
+            runs = [
+                each.result()
+                for each in [self._pool.submit(shaped, case, seed, SHAPED) for seed in range(self._seeds)]
+            ]
+            base = base or runs
+            ratios = [one.mean_s / each.mean_s for one, each in zip(base, runs, strict=True)]
+            print(
+                f"| {case.mode.value} | {case.limit.value} | {case.forecaster} | {case.k1:.0%} | {case.k2:.0f} | "
+                f"{_spread([one.mean_s for one in runs])} | {_spread(ratios)} | "
+                f"{statistics.mean(one.slack_ratio for one in runs):.0%} | "
+                f"{statistics.mean(one.crashed_ratio for one in runs):.1%} | "
+                f"{statistics.mean(one.preempted for one in runs):.0f} |",
+                flush=True,
+            )
+
+    def _figures(self, case: Case) -> list[Figures]:
+        return [
+            each.result()
+            for each in [self._pool.submit(figures, case, seed, self._count) for seed in range(self._seeds)]
+        ]
+
+
+def figures(case: Case, seed: int, count: int) -> Figures:
+    """One run and its figures."""
+    applications, capacity = google_2011(seed, count, HOSTS, case.load, case.interactive)
+    return _of(run(applications, capacity, RULES[case.rule], case.order, case.preemptive))
+
+
+def _of(served: Served) -> Figures:
+    turnaround = [each.turnaround_s for each in served.completions]
+    interactive = [each.queued_s for each in served.completions if each.application.interactive]
+    batch = [each.queued_s for each in served.completions if not each.application.interactive]
+    return Figures(
+        statistics.mean(turnaround),
+        statistics.median(turnaround),
+        statistics.median(interactive) if interactive else 0.0,
+        statistics.median(batch),
+        served.allocated_ratio,
+        served.waiting,
+    )
+
+
+def _spread(values: list[float]) -> str:
+    """Mean and standard deviation over the seeds."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):.3g} ± {deviation:.2g}"
+
+
+if __name__ == "__main__":
+    main()
