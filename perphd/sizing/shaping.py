@@ -162,10 +162,16 @@ def advance(
 def schedule(
     state: ShapingState, names: Collection[str], rules: ShapingRules, now_s: float, due: bool | None = None
 ) -> tuple[float, tuple[str, ...], tuple[str, ...]]:
-    """When the last interval ended, the workloads that learn from theirs at this look, and those that do later."""
+    """When the last interval ended, the workloads that learn from theirs at this look, and those that do later.
+
+    Whoever has not learned from the last interval when the next one ends learns now, and that one ends a look later:
+    where looks are as rare as intervals, the first workloads would learn at every look, and the others never.
+    """
     closed_s = now_s if state.closed_s is None else state.closed_s
     passed = (now_s - closed_s) / rules.interval_s
     ended = passed >= 1 - JITTER_SHARE if due is None else due and passed >= LEAST_SHARE
+    if ended and state.pending:
+        return closed_s, state.pending, ()
     if ended:
         closed_s = now_s
     pending = tuple(names) if ended else state.pending

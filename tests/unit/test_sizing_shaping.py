@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -340,6 +341,20 @@ def test_where_all_fit_beside_each_other_every_plan_is_of_a_few(monkeypatch: pyt
     host.look(*many[1:])
     assert "w00" not in host.state.members
     assert "w00" not in host.look(*many[1:], seconds=60).limits
+
+
+@pytest.mark.parametrize("seconds_a_look", [1, 4, 9, 10, 15])
+@pytest.mark.parametrize("k1", [0.05, 1.0])
+def test_everybody_has_a_target_however_rare_looks_are(seconds_a_look: int, k1: float) -> None:
+    """Six that reserve twice what there is, as on a host whose rounds are late."""
+    rules = ShapingRules(Mode.OPTIMISTIC, INTERVAL_S, ShaperSettings(k1=k1))
+    subjects = tuple(_subject(f"w{i}", reserved=1000) for i in range(6))
+    state = ShapingState()
+    for look in range(1, 2 + math.ceil(3 * INTERVAL_S / seconds_a_look)):
+        state, _ = advance(state, subjects, 3000.0 * MIB, rules, float(look * seconds_a_look))
+    assert {name for name, member in state.members.items() if member.target_bytes is not None} == {
+        subject.name for subject in subjects
+    }
 
 
 def test_where_not_all_fit_the_plan_of_all_decides_once_all_are_learned_from() -> None:
