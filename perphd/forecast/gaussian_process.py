@@ -70,17 +70,20 @@ class GaussianProcess:
         columns, targets, (middle, scale) = self._standardised(values)
         if targets is None:
             return SeriesForecast(float(values[-1]), 0.0)
-        mean, variance = conditioned(columns[:-1], targets, columns[-1], *fitted)
+        mean, variance = conditioned(columns, targets, *fitted)
         return SeriesForecast(middle + scale * mean, scale * math.sqrt(max(0.0, variance)))
 
     def _standardised(self, values: Floats) -> tuple[Floats, Floats | None, tuple[float, float]]:
         """Columns of all patterns, the one to forecast last; targets; middle and scale. No targets if constant."""
         recent = np.ascontiguousarray(values[-self.history :])
         targets = recent[self.lags :]
-        middle, scale = float(np.mean(targets)), float(np.std(targets))
+        n = len(targets)
+        # numpy's mean and std take three times as long for so few values.
+        middle = float(np.add.reduce(targets)) / n
+        centred = targets - middle
+        scale = math.sqrt(float(np.add.reduce(centred * centred)) / n)
         if scale <= 1e-9 * max(1e-300, float(np.max(np.abs(recent)))):
             return np.empty((0, 0)), None, (middle, 0.0)
-        n = len(targets)
         columns = np.empty((n + 1, self.lags + 1))
         columns[:, 0] = np.arange(n + 1)
         size = recent.itemsize
@@ -88,20 +91,25 @@ class GaussianProcess:
         columns -= np.add.reduce(columns[:-1]) / n
         spread = np.sqrt(np.einsum("ij,ij->j", columns[:-1], columns[:-1]) / n)
         columns /= np.where(spread > 0, spread, 1.0)
-        return columns, (targets - middle) / scale, (middle, scale)
+        return columns, centred / scale, (middle, scale)
 
 
 def conditioned(
-    patterns: Floats, targets: Floats, pattern: Floats, length: float, noise: float, signal: float
+    columns: Floats, targets: Floats, length: float, noise: float, signal: float
 ) -> tuple[float, float]:
-    """Mean and variance of the next observation, given targets of mean 0 (Eqs. 4.1 and 4.2, plus noise)."""
+    """Mean and variance of the next observation, given targets of mean 0 (Eqs. 4.1 and 4.2, plus noise).
+
+    ``columns``: the pattern before each target, and last the one before the next observation.
+    """
     n = len(targets)
-    every = np.concatenate((patterns, pattern[None]))
-    kernel = np.exp(_distances(patterns, every) / -length)
+    kernel = np.exp(_distances(columns[:-1], columns) / -length)
     to_new = kernel[:, n]
     known = kernel[:, :n]
     known.flat[:: n + 1] += noise
-    solved = np.linalg.solve(known, np.stack((targets, to_new), axis=1))
+    both = np.empty((n, 2))
+    both[:, 0] = targets
+    both[:, 1] = to_new
+    solved = np.linalg.solve(known, both)
     mean, explained = (to_new @ solved).tolist()
     return mean, signal * (1.0 + noise - explained)
 

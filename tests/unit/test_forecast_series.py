@@ -148,7 +148,7 @@ def test_the_posterior_is_that_of_the_textbook_on_five_points() -> None:
     gram = np.array([[kernel(a, b) for b in patterns] for a in patterns]) + signal * noise * np.eye(5)
     cross = np.array([kernel(a, new) for a in patterns])
     inverse = np.linalg.inv(gram)
-    mean, variance = conditioned(patterns, targets, new, length, noise, signal)
+    mean, variance = conditioned(np.vstack((patterns, new)), targets, length, noise, signal)
     assert mean == pytest.approx(float(cross @ inverse @ targets))
     assert variance == pytest.approx(float(signal - cross @ inverse @ cross + signal * noise))
 
@@ -159,7 +159,7 @@ def test_the_posterior_is_that_of_scikit_learn() -> None:
     kernel = Matern(length_scale=2.0, nu=0.5) + WhiteKernel(0.1)
     reference = GaussianProcessRegressor(kernel, optimizer=None).fit(patterns, targets)
     mean, deviation = reference.predict(new[None, :], return_std=True)
-    found, variance = conditioned(patterns, targets, new, 2.0, 0.1, 1.0)
+    found, variance = conditioned(np.vstack((patterns, new)), targets, 2.0, 0.1, 1.0)
     assert (found, math.sqrt(variance)) == pytest.approx((float(mean[0]), float(deviation[0])))
 
 
