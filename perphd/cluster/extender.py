@@ -4,10 +4,10 @@
     prioritize   1 to 10: position of a node's score between the worst and the best candidate; 0: unknown
     preempt      a node stays only if every victim there is copper: gold and silver are never preempted
 
-The scheduler sends node names (``nodeCacheCapable: true``) or whole nodes; the answer has the same form. A node without
-a document, or with a stale one, is judged by its requests alone, which the scheduler has checked itself: it passes the
-filter, and ranks below every known node. If all are stale, the balanced policy ranks them. If no node is known,
-scheduling proceeds as without perphd.
+The scheduler sends node names (``nodeCacheCapable: true``) or whole nodes (``calls`` reads both); the answer has the same
+form. A node without a document, or with a stale one, is judged by its requests alone, which the scheduler has checked
+itself: it passes the filter, and ranks below every known node. If all are stale, the balanced policy ranks them. If no
+node is known, scheduling proceeds as without perphd.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from perphd.cluster.asking import AskingPod, ExtenderError, asking_pod, items, member
+from perphd.cluster.asking import AskingPod, ExtenderError, asking_pod, items
+from perphd.cluster.calls import SchedulerCall
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.node_profile import profile_of
 from perphd.cluster.scheduling.fleet import Fleet, Mask, NodeScore, Rows, Scores
@@ -159,13 +160,13 @@ class Explanation:
     best: tuple[NodeScore, ...]
 
 
-def judged(known: KnownNodes, call: Any, policy: str, now_s: float) -> Judged:
+def judged(known: KnownNodes, call: SchedulerCall, policy: str, now_s: float) -> Judged:
     """The policy's verdict on a filter or prioritize call.
 
     Raises:
-        ExtenderError: it is not such a call.
+        ExtenderError: its pod is invalid.
     """
-    asked, names = asking(call), candidates(call)
+    asked, names = asking_pod(call.pod), call.names
     rows = known.rows(names)
     documented = np.nonzero(rows >= 0)[0]
     is_fresh = known.fresh(rows[documented], now_s)
@@ -180,23 +181,23 @@ def judged(known: KnownNodes, call: Any, policy: str, now_s: float) -> Judged:
     return Judged(asked, names, places, scores, roomy, room, stale, fallback)
 
 
-def filtered(known: KnownNodes, call: Any, policy: str, now_s: float) -> dict[str, Any]:
+def filtered(known: KnownNodes, call: SchedulerCall, policy: str, now_s: float) -> dict[str, Any]:
     """The API's answer to a filter call. Raises as ``judged``."""
     return filter_answer(judged(known, call, policy, now_s), call)
 
 
-def filter_answer(verdict: Judged, call: Any) -> dict[str, Any]:
-    """The API's answer to a filter call, from its verdict."""
+def filter_answer(verdict: Judged, call: SchedulerCall) -> dict[str, Any]:
+    """The API's answer to a filter call, from its verdict; ``msgspec.json.encode`` writes it."""
     failed = verdict.failures()
     answer: dict[str, Any] = {"FailedNodes": failed, "FailedAndUnresolvableNodes": {}, "Error": ""}
-    kept = [name for name in verdict.names if name not in failed]
-    if isinstance(call.get("NodeNames"), list):
+    if call.nodes is None:
+        kept = [name for name in verdict.names if name not in failed]
         return {**answer, "Nodes": None, "NodeNames": kept}
-    whole = {each["metadata"]["name"]: each for each in call["Nodes"]["items"]}
-    return {**answer, "Nodes": {**call["Nodes"], "items": [whole[name] for name in kept]}, "NodeNames": None}
+    places = [place for place, name in enumerate(verdict.names) if name not in failed]
+    return {**answer, "Nodes": call.nodes.only(places), "NodeNames": None}
 
 
-def prioritized(known: KnownNodes, call: Any, policy: str, now_s: float) -> list[dict[str, Any]]:
+def prioritized(known: KnownNodes, call: SchedulerCall, policy: str, now_s: float) -> list[dict[str, Any]]:
     """The API's answer to a prioritize call: every candidate with 0 to 10. Raises as ``judged``."""
     return priority_answer(judged(known, call, policy, now_s))
 
@@ -237,7 +238,9 @@ def preempted(call: Any, is_copper: Callable[[str], bool]) -> dict[str, Any]:
     Raises:
         ExtenderError: it is not such a call.
     """
-    asking(call)
+    if not isinstance(call, Mapping):
+        raise ExtenderError("the call is not an object")
+    asking_pod(call.get("Pod"))
     whole, meta = call.get("NodeNameToVictims"), call.get("NodeNameToMetaVictims")
     by_node = whole if isinstance(whole, Mapping) and whole else meta
     if not isinstance(by_node, Mapping):
@@ -266,26 +269,3 @@ def _copper_uid(victim: Any, is_copper: Callable[[str], bool]) -> str | None:
         return asked.uid if (asked := asking_pod(victim)).band is QosBand.COPPER else None
     uid = victim.get("UID")
     return uid if isinstance(uid, str) and is_copper(uid) else None
-
-
-def asking(call: Any) -> AskingPod:
-    """The pod of a call. Raises ExtenderError if there is none."""
-    if not isinstance(call, Mapping):
-        raise ExtenderError("the call is not an object")
-    return asking_pod(call.get("Pod"))
-
-
-def candidates(call: Any) -> list[str]:
-    """The candidates' names. Raises ExtenderError if the call has none."""
-    names = call.get("NodeNames")
-    if isinstance(names, list) and all(isinstance(name, str) for name in names):
-        return names
-    if call.get("Nodes") is None:
-        raise ExtenderError("the call has neither NodeNames nor Nodes")
-    found = []
-    for item in items(call.get("Nodes"), "items"):
-        name = member(item, "Nodes.items.metadata").get("name")
-        if not isinstance(name, str):
-            raise ExtenderError("a node has no name")
-        found.append(name)
-    return found

@@ -19,7 +19,7 @@ from perphd.cluster.document import NodeDocument
 from perphd.cluster.extender import filtered
 from perphd.commands.cli import cli
 from perphd.domain.errors import PerphError
-from tests.unit.test_cluster_extender import call, document
+from tests.unit.test_cluster_extender import call, document, read
 
 
 def _given(each: NodeDocument) -> NodeDocument:
@@ -38,7 +38,7 @@ def extender() -> Iterator[str]:
     cache.put("tight", partial(_given, document(free=1.0)))
     cache.put("odd", _broken)
     server = ExtenderServer(cache, "optum")
-    assert filtered(cache.known, call("roomy"), "optum", 0.0)["NodeNames"] == ["roomy"]
+    assert filtered(cache.known, read(call("roomy")), "optum", 0.0)["NodeNames"] == ["roomy"]
     loop, started, port = asyncio.new_event_loop(), threading.Event(), [0]
 
     async def serve() -> None:
@@ -47,7 +47,7 @@ def extender() -> Iterator[str]:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         port[0] = runner.addresses[0][1]
-        await server._filter(call("roomy", "tight"))
+        await server._filter(json.dumps(call("roomy", "tight")).encode())
         started.set()
 
     def run() -> None:

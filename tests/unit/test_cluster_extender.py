@@ -6,11 +6,13 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perphd.cluster.asking import ExtenderError, asking_pod, quantity
+from perphd.cluster.calls import SchedulerCall, filter_call, prioritize_call
 from perphd.cluster.document import (
     CacheHeadroom,
     CopperRoom,
@@ -67,6 +69,10 @@ def call(*names: str, pod: Any = POD) -> dict[str, Any]:
     return {"Pod": pod, "Nodes": None, "NodeNames": list(names)}
 
 
+def read(data: Any) -> SchedulerCall:
+    return filter_call(json.dumps(data).encode())
+
+
 def test_a_pod_as_the_scheduler_describes_it() -> None:
     asked = asking_pod(POD)
     assert asked.band is QosBand.COPPER
@@ -111,7 +117,7 @@ def test_what_is_no_quantity(text: object) -> None:
 
 def test_filter_keeps_what_has_room_and_says_why_not() -> None:
     nodes = known(roomy=document(), tight=document(free=1.0), full=document(used=15.5))
-    answer = filtered(nodes, call("roomy", "tight", "full", "unknown"), "optum", 10.0)
+    answer = filtered(nodes, read(call("roomy", "tight", "full", "unknown")), "optum", 10.0)
     assert answer["NodeNames"] == ["roomy", "unknown"]
     assert "copper may still take 1 CPUs" in answer["FailedNodes"]["tight"]
     assert "predicted CPU use" in answer["FailedNodes"]["full"]
@@ -123,7 +129,7 @@ def test_whole_nodes_come_back_whole() -> None:
     nodes = known(a=document(), b=document(free=0.0))
     items = [{"metadata": {"name": name, "labels": {"zone": name}}, "spec": {}} for name in "ab"]
     given = {"Pod": POD, "Nodes": {"metadata": {"resourceVersion": "7"}, "items": items}, "NodeNames": None}
-    answer = filtered(nodes, given, "optum", 0.0)
+    answer = json.loads(msgspec.json.encode(filtered(nodes, read(given), "optum", 0.0)))
     assert answer["Nodes"] == {"metadata": {"resourceVersion": "7"}, "items": items[:1]}
     assert answer["NodeNames"] is None
 
@@ -132,7 +138,7 @@ def test_priorities_follow_the_score_and_unknown_nodes_come_last() -> None:
     nodes = known(hurts=document(loss=0.2), calm=document(), stale=document(made=-100.0))
     given = {
         each["Host"]: each["Score"]
-        for each in prioritized(nodes, call("hurts", "calm", "stale", "new"), "optum", 0.0)
+        for each in prioritized(nodes, read(call("hurts", "calm", "stale", "new")), "optum", 0.0)
     }
     assert given == {"hurts": 1, "calm": 10, "stale": 0, "new": 0}
 
@@ -140,23 +146,23 @@ def test_priorities_follow_the_score_and_unknown_nodes_come_last() -> None:
 def test_an_older_document_does_not_replace_a_newer_one() -> None:
     nodes = known(a=document(made=5.0))
     nodes.put("a", document(free=0.0, made=4.0))
-    assert filtered(nodes, call("a"), "optum", 6.0)["NodeNames"] == ["a"]
+    assert filtered(nodes, read(call("a")), "optum", 6.0)["NodeNames"] == ["a"]
     nodes.put("a", document(free=0.0, made=6.0))
-    assert filtered(nodes, call("a"), "optum", 6.0)["NodeNames"] == []
+    assert filtered(nodes, read(call("a")), "optum", 6.0)["NodeNames"] == []
 
 
 def test_without_forecasts_what_is_reserved_counts_for_certain() -> None:
     missing = Unavailable("no forecast")
     blind = tuple(ResourceForecast(name, missing, missing, missing, missing) for name in ("cpu", "memory"))
     nodes = known(a=document(used=15.0, forecast=blind), b=document(used=13.0, forecast=blind))
-    assert filtered(nodes, call("a", "b"), "distribution", 0.0)["NodeNames"] == ["b"]
+    assert filtered(nodes, read(call("a", "b")), "distribution", 0.0)["NodeNames"] == ["b"]
 
 
 @pytest.mark.parametrize("policy", ["optum", "optum-eq11", "distribution", "balanced", "borg", "n-sigma"])
 def test_every_policy_that_documents_serve_answers(policy: str) -> None:
     nodes = known(a=document(), b=document(used=6.0))
-    assert filtered(nodes, call("a", "b"), policy, 0.0)["NodeNames"] == ["a", "b"]
-    assert sorted(each["Score"] for each in prioritized(nodes, call("a", "b"), policy, 0.0))[-1] == 10
+    assert filtered(nodes, read(call("a", "b")), policy, 0.0)["NodeNames"] == ["a", "b"]
+    assert sorted(each["Score"] for each in prioritized(nodes, read(call("a", "b")), policy, 0.0))[-1] == 10
 
 
 _KEYS = "Pod Nodes NodeNames metadata spec containers resources requests cpu items name labels".split()
@@ -169,8 +175,50 @@ _JSON = st.recursive(
 
 @given(_JSON)
 def test_nonsense_is_an_extender_error_or_an_answer(data: Any) -> None:
-    for answer in (filtered, prioritized):
+    text = json.dumps(data).encode()
+    for reading in (filter_call, prioritize_call):
         try:
-            answer(known(a=document()), data, "optum", 0.0)
+            asked = reading(text)
+            msgspec.json.encode(filtered(known(a=document()), asked, "optum", 0.0))
+            msgspec.json.encode(prioritized(known(a=document()), asked, "optum", 0.0))
         except ExtenderError:
             continue
+
+
+_NAME = st.text("abc-0", min_size=1, max_size=4)
+_NODE = st.fixed_dictionaries(
+    {"metadata": st.fixed_dictionaries({"name": _NAME, "labels": _JSON}), "spec": _JSON, "status": _JSON}
+)
+
+
+@given(st.lists(_NODE, max_size=6, unique_by=lambda node: node["metadata"]["name"]), st.booleans())
+def test_both_forms_of_a_call_have_the_same_candidates_and_answers(nodes: list[Any], spaces: bool) -> None:
+    """The bytes of a node may hold anything; they come back as they were."""
+    names = [each["metadata"]["name"] for each in nodes]
+    whole = {"Pod": POD, "Nodes": {"kind": "NodeList", "metadata": {"x": 1.50}, "items": nodes}}
+    text = json.dumps(whole, indent=2 if spaces else None).encode()
+    fleet = known(**{name: document(free=float(len(name))) for name in names})
+    assert list(filter_call(text).names) == list(prioritize_call(text).names) == names
+    by_name = filtered(fleet, read(call(*names)), "optum", 0.0)
+    by_node = json.loads(msgspec.json.encode(filtered(fleet, filter_call(text), "optum", 0.0)))
+    assert by_node["FailedNodes"] == by_name["FailedNodes"]
+    kept = [each for each in nodes if each["metadata"]["name"] in by_name["NodeNames"]]
+    assert by_node["Nodes"] == {**whole["Nodes"], "items": kept}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "complaint"),
+    [
+        ('{"items": [{"metadata": {"name": "a"}}, {"metadata": {}}]}', r"Nodes.items\[1\]: .*name"),
+        ('{"items": [7]}', r"Nodes.items\[0\]"),
+        ('{"items": {}}', "Nodes"),
+        ('"all"', "Nodes"),
+        ("null", "neither NodeNames nor Nodes"),
+    ],
+)
+def test_a_wrong_list_of_nodes_is_named_by_its_place(nodes: str, complaint: str) -> None:
+    for reading in (filter_call, prioritize_call):
+        with pytest.raises(ExtenderError) as told:
+            reading(f'{{"Pod": {{}}, "Nodes": {nodes}}}'.encode())
+        if reading is filter_call:
+            assert told.match(complaint)

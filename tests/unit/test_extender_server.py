@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import random
 import time
@@ -21,6 +22,7 @@ from perphd.adapters.kubernetes.documents import DocumentCache, follow_address, 
 from perphd.adapters.kubernetes.extender import ExtenderServer
 from perphd.adapters.kubernetes.extender_program import main
 from perphd.adapters.kubernetes.recording import Recorder, replayed
+from perphd.cluster.calls import SchedulerCall
 from perphd.cluster.document import NodeDocument
 from perphd.domain.wire import encode
 from tests.unit.test_cluster_extender import POD, call, document
@@ -80,6 +82,22 @@ async def test_nonsense_is_answered_with_400(body: str) -> None:
             answer = await client.post(f"/{verb}", data=body)
             assert answer.status == 400
             assert (await answer.json())["Error"].startswith("perphd: ")
+
+
+async def test_a_compressed_call_is_read_and_a_large_one_refused() -> None:
+    names = call("roomy", *(f"other-{i}" for i in range(2000)))
+    packed = gzip.compress(json.dumps(names).encode())
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    async with serving(ExtenderServer(filled(Clock(), roomy=document()), "optum")) as client:
+        answer = await client.post("/filter", data=packed, headers=headers)
+        assert (await answer.json())["NodeNames"] == names["NodeNames"]
+        # A body that is not what its header says is the caller's error.
+        assert (await client.post("/filter", data=b"{}", headers=headers)).status == 400
+    small = ExtenderServer(filled(Clock()), "optum", most_body=2 * len(packed))
+    async with serving(small) as client:
+        assert (await client.post("/filter", data=packed, headers=headers)).status == 413
+        assert (await client.post("/filter", json=names)).status == 413
+        assert (await client.post("/filter", json=call("a"))).status == 200
 
 
 async def test_a_document_grows_old_by_arrival_and_not_by_the_clock_of_its_node() -> None:
@@ -265,7 +283,7 @@ def test_a_decision_takes_no_longer_than_published(nodes: int, most_ms: float) -
     for i in range(nodes):
         each = document(chance.uniform(1, 15.9), chance.uniform(0, 8), chance.uniform(0, 0.1), 1.0)
         cache.known.put(f"node-{i}", each)
-    asked = call(*(f"node-{i}" for i in range(nodes)))
+    asked = SchedulerCall(POD, [f"node-{i}" for i in range(nodes)])
     times = []
     for _ in range(30):
         start = time.thread_time()  # of this thread: others on the machine do not count

@@ -5,7 +5,6 @@ Its only state, the nodes' documents and the last explanations, can be rebuilt b
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import OrderedDict, deque
@@ -13,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from aiohttp import web
 
@@ -21,6 +21,7 @@ from perphd.adapters.kubernetes.binding import Binder
 from perphd.adapters.kubernetes.documents import DocumentCache
 from perphd.adapters.kubernetes.recording import Recorder
 from perphd.cluster.asking import ExtenderError
+from perphd.cluster.calls import SchedulerCall, filter_call, json_value, prioritize_call
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.extender import (
     Explanation,
@@ -35,7 +36,7 @@ from perphd.domain.decision import Health
 from perphd.domain.wire import encode, json_of
 
 MOST_BODY: Final = 256 << 20
-"""Largest call in bytes; 5,000 whole nodes take about 25 MB."""
+"""Largest call in bytes, after decompression; 5,000 whole nodes take about 25 MB."""
 MOST_PODS: Final = 10_000
 """Number of pods whose last explanations are kept."""
 MOST_TIMES: Final = 1000
@@ -72,6 +73,7 @@ class ExtenderServer:
         is_copper: True if the pod with this UID is known to be copper.
         recorder: records calls and answers; None: no recording.
         clock: seconds since 1970.
+        most_body: size limit of a call in bytes, after decompression.
     """
 
     def __init__(
@@ -82,7 +84,9 @@ class ExtenderServer:
         is_copper: Callable[[str], bool] = lambda uid: False,
         recorder: Recorder | None = None,
         clock: Callable[[], float] = time.time,
+        most_body: int = MOST_BODY,
     ) -> None:
+        self._most_body = most_body
         self._cache, self._policy, self._binder = cache, policy, binder
         self._is_copper, self._recorder, self._clock = is_copper, recorder, clock
         self._explained: OrderedDict[str, dict[str, Explanation]] = OrderedDict()
@@ -90,7 +94,7 @@ class ExtenderServer:
 
     def app(self) -> web.Application:
         """The application with all routes."""
-        app = web.Application(client_max_size=MOST_BODY)
+        app = web.Application(client_max_size=self._most_body)
         app.add_routes(
             [
                 web.post("/filter", self._timed("filter", self._filter)),
@@ -107,31 +111,32 @@ class ExtenderServer:
         return app
 
     def _timed(
-        self, verb: str, handler: Callable[[Any], Awaitable[Any]]
+        self, verb: str, handler: Callable[[bytes], Awaitable[Any]]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         counts = self.counts[verb]
 
         async def handle(request: web.Request) -> web.Response:
-            body = await request.read()
-            start = time.perf_counter()
             try:
-                answer = await handler(json.loads(body))
-            except (ExtenderError, ValueError, RecursionError) as exc:
+                body = await request.read()
+                start = time.perf_counter()
+                answer = await handler(body)
+            except (ExtenderError, ValueError, web.RequestPayloadError) as exc:
                 counts.errors += 1
                 return web.json_response({"Error": f"perphd: {exc}"}, status=400)
-            response = web.Response(text=json.dumps(answer), content_type="application/json")
+            response = web.Response(body=msgspec.json.encode(answer), content_type="application/json")
             counts.took(time.perf_counter() - start)
             return response
 
         return handle
 
-    async def _filter(self, call: Any) -> Any:
+    async def _filter(self, data: bytes) -> Any:
+        call = filter_call(data)
         return filter_answer(self._judged("filter", call), call)
 
-    async def _prioritize(self, call: Any) -> Any:
-        return priority_answer(self._judged("prioritize", call))
+    async def _prioritize(self, data: bytes) -> Any:
+        return priority_answer(self._judged("prioritize", prioritize_call(data)))
 
-    def _judged(self, verb: str, call: Any) -> Judged:
+    def _judged(self, verb: str, call: SchedulerCall) -> Judged:
         now_s = self._clock()
         verdict = judged(self._cache.known, call, self._policy, now_s)
         pod = verdict.asked.pod.name
@@ -141,18 +146,18 @@ class ExtenderServer:
         if len(self._explained) > MOST_PODS:
             self._explained.popitem(last=False)
         if self._recorder is not None:
-            self._recorder.call(now_s, verb, self._policy, call["Pod"], verdict)
+            self._recorder.call(now_s, verb, self._policy, call.pod, verdict)
         return verdict
 
-    async def _preempt(self, call: Any) -> Any:
-        return preempted(call, self._is_copper)
+    async def _preempt(self, data: bytes) -> Any:
+        return preempted(json_value(data), self._is_copper)
 
-    async def _bind(self, call: Any) -> Any:
+    async def _bind(self, data: bytes) -> Any:
         if self._binder is None:
             raise ExtenderError(
                 "bind is not configured here (--bind): remove bindVerb from the scheduler's configuration"
             )
-        return {"Error": await self._binder.bind(call)}
+        return {"Error": await self._binder.bind(json_value(data))}
 
     async def _explain(self, request: web.Request) -> web.Response:
         pod = request.query.get("pod", "")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from perphd.cluster.calls import SchedulerCall
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.extender import Judged, KnownNodes, filter_answer, judged, priority_answer
 from perphd.domain.errors import PerphError
@@ -35,7 +36,7 @@ def digest_of(value: Any) -> str:
 
 def answer_of(verdict: Judged, verb: str, names: Sequence[str]) -> Any:
     """The answer to a call by node names, whatever the form of its candidates."""
-    return filter_answer(verdict, {"NodeNames": names}) if verb == "filter" else priority_answer(verdict)
+    return filter_answer(verdict, SchedulerCall(None, names)) if verb == "filter" else priority_answer(verdict)
 
 
 class Recorder:
@@ -158,7 +159,7 @@ def replayed(lines: Iterable[str]) -> Iterator[Replayed]:
                 lists[line["names"]] = line["list"]
             else:
                 names, verb, policy = lists[line["names"]], line["call"], line["policy"]
-                verdict = judged(known, {"Pod": line["pod"], "NodeNames": names}, policy, line["at"])
+                verdict = judged(known, SchedulerCall(line["pod"], names), policy, line["at"])
                 is_same = digest_of(answer_of(verdict, verb, names)) == line["answer"]
                 yield Replayed(line["at"], verb, verdict.asked.pod.name, policy, is_same, verdict)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
