@@ -35,19 +35,19 @@ class _CallForNames(msgspec.Struct):
     Nodes: _NamedNodes | None = None
 
 
-class RawNodes(msgspec.Struct, omit_defaults=True):
+class RawNodes(msgspec.Struct, omit_defaults=True, rename={"api_version": "apiVersion"}):
     """A NodeList whose nodes are undecoded JSON."""
 
     items: list[msgspec.Raw] | None = None
     metadata: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     kind: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    apiVersion: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    api_version: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
     def only(self, places: Sequence[int]) -> RawNodes:
         """The list with the nodes at these indices."""
         items = self.items or []
         kept = [items[place] for place in places]
-        return RawNodes(kept, self.metadata, self.kind, self.apiVersion)
+        return RawNodes(kept, self.metadata, self.kind, self.api_version)
 
 
 class _CallForNodes(msgspec.Struct):

@@ -4,10 +4,10 @@
     prioritize   1 to 10: position of a node's score between the worst and the best candidate; 0: unknown
     preempt      a node stays only if every victim there is copper: gold and silver are never preempted
 
-The scheduler sends node names (``nodeCacheCapable: true``) or whole nodes (``calls`` reads both); the answer has the same
-form. A node without a document, or with a stale one, is judged by its requests alone, which the scheduler has checked
-itself: it passes the filter, and ranks below every known node. If all are stale, the balanced policy ranks them. If no
-node is known, scheduling proceeds as without perphd.
+The scheduler sends node names (``nodeCacheCapable: true``) or whole nodes (``calls`` reads both); the answer has the
+same form. A node without a document, or with a stale one, is judged by its requests alone, which the scheduler has
+checked itself: it passes the filter, and ranks below every known node. If all are stale, the balanced policy ranks
+them. If no node is known, scheduling proceeds as without perphd.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def test_nonsense_is_an_extender_error_or_an_answer(data: Any) -> None:
 
 
 _NAME = st.text("abc-0", min_size=1, max_size=4)
-_NODE = st.fixed_dictionaries(
+_NODE: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {"metadata": st.fixed_dictionaries({"name": _NAME, "labels": _JSON}), "spec": _JSON, "status": _JSON}
 )
 

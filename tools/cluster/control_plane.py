@@ -109,6 +109,16 @@ class ControlPlane:
         return f"https://127.0.0.1:{self._api}"
 
     @property
+    def api_port(self) -> int:
+        """Of the API server, on 127.0.0.1."""
+        return self._api
+
+    @property
+    def etcd_url(self) -> str:
+        """Of the store, for clients."""
+        return f"http://127.0.0.1:{self._etcd}"
+
+    @property
     def token_file(self) -> Path:
         """With the token of an administrator."""
         return self.folder / "token"
@@ -150,7 +160,7 @@ class ControlPlane:
 
     def start_etcd(self) -> None:
         """The store; its data stay over a restart."""
-        url, peer = f"http://127.0.0.1:{self._etcd}", f"http://127.0.0.1:{self._peer}"
+        url, peer = self.etcd_url, f"http://127.0.0.1:{self._peer}"
         self._run(
             "etcd", "--data-dir", f"{self.folder}/etcd", "--listen-client-urls", url, "--advertise-client-urls", url,
             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
@@ -161,7 +171,7 @@ class ControlPlane:
         """kube-apiserver with RBAC, until it is ready. Without the plugins whose other half is a controller."""
         key = str(self.folder / "sa.key")
         self._run(
-            "kube-apiserver", "--etcd-servers", f"http://127.0.0.1:{self._etcd}", "--bind-address", "127.0.0.1",
+            "kube-apiserver", "--etcd-servers", self.etcd_url, "--bind-address", "127.0.0.1",
             "--secure-port", str(self._api), "--cert-dir", f"{self.folder}/certs",
             "--service-cluster-ip-range", "10.0.0.0/24", "--service-account-issuer", "https://lab",
             "--service-account-key-file", key, "--service-account-signing-key-file", key,

@@ -128,7 +128,9 @@ async def _measured(url: str, extender: psutil.Process, nodes: int, calls: int) 
                     times.append(1e3 * (time.perf_counter() - start))
                     assert answer.status == 200, text[:300]
                     answered = json.loads(text)
-                    kept = answered["NodeNames"] or answered["Nodes"]["items"] if verb == "filter" else answered
+                    kept = (
+                        answered["NodeNames"] or answered["Nodes"]["items"] if verb == "filter" else answered
+                    )
                     assert len(kept) > nodes // 10, "too few nodes are left to measure an answer"
                 cpu_ms = 1e3 * (sum(extender.cpu_times()[:2]) - before) / count
                 p50, p99 = np.quantile(times, (0.5, 0.99))

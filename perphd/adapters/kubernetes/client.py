@@ -19,7 +19,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import aiohttp
 
@@ -113,7 +113,7 @@ class ApiClient:
         self._access, self._timeout_s = access, timeout_s
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> ApiClient:
+    async def __aenter__(self) -> Self:
         context: ssl.SSLContext | bool = True
         if self._access.ca_file:
             try:
