@@ -32,15 +32,14 @@ from perphd.host.resctrl import (
     wanted_schemata,
     why_not,
 )
-from perphd.isolation.applied_state import AppliedState
 from perphd.isolation.cache_plan import KNOB, CachePlan, Draft, Look, Placement, has_any, is_group, left_out
 from perphd.isolation.group_jobs import CacheResult, GroupJobs, Job
 from perphd.isolation.group_watch import GroupWatch, SeenGroup
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
+from perphd.isolation.knob_states import KnobStates
 from perphd.isolation.pools import Pool, Want, assign
 from perphd.isolation.refusals import Refusals
-from perphd.isolation.watch import ConflictWatch
 
 
 class Caches:
@@ -55,15 +54,14 @@ class Caches:
         fs: KernelFs,
         cgroups: Cgroups,
         journal: Journal,
-        watch: ConflictWatch,
-        applied: AppliedState,
+        knobs: KnobStates,
         refusals: Refusals,
         lock_wait_s: float = LOCK_WAIT_S,
     ) -> None:
         self._fs, self._cgroups, self._journal = fs, cgroups, journal
-        self._applied, self._refusals = applied, refusals
+        self._knobs, self._refusals = knobs, refusals
         self._mounted = Mounted(fs)
-        self._changes = GroupWatch(watch)
+        self._changes = GroupWatch(knobs)
         self._jobs = GroupJobs(cgroups, journal, self._changes, refusals, self._note, lock_wait_s)
         self._targets: dict[str, Settings] = {}
         self._members: dict[str, frozenset[str]] = {}
@@ -173,8 +171,7 @@ class Caches:
 
     def _forget_in_force(self, specs: Sequence[WorkloadSpec]) -> None:
         for spec in specs:
-            for setting in RESCTRL_SETTINGS:
-                self._applied.drop((spec.name, setting))
+            self._knobs.drop(spec.name, *RESCTRL_SETTINGS)
 
     def _plan(
         self,
@@ -454,7 +451,7 @@ class Caches:
             target = self._targets.get(name, UNTOUCHED)
             settings = settings_of(groups.resctrl.info, target, found.schemata)
         for setting in RESCTRL_SETTINGS:
-            self._applied.set((name, setting), settings.get(setting, KEEP))  # type: ignore[arg-type]
+            self._knobs.set((name, setting), settings.get(setting, KEEP))  # type: ignore[arg-type]
 
     # -- apply ---------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perphd.domain.allocation import KEEP, NO_LIMIT, Keep, Limit
+from perphd.domain.backoff import BackoffRule
 from perphd.domain.errors import KernelError
 from perphd.domain.plan import Key
 from perphd.domain.units import PAGE_BYTES, format_bytes
@@ -30,9 +31,8 @@ LEAST_STEP_BYTES: Final = 16 << 20
 """Smallest step in bytes."""
 STEP_EVERY_S: Final = 5.0
 """Pause after a step, in which its effect shows."""
-FIRST_HOLD_S: Final = 60.0
-LONGEST_HOLD_S: Final = 960.0
-"""Bounds of the pause after trouble, which doubles from 60 s to 960 s."""
+HOLD: Final = BackoffRule(60.0, 960.0)
+"""Backoff of the next step after trouble."""
 STALLED_PCT: Final = 10.0
 """PSI memory "some avg10" in percent above which throttling counts as trouble."""
 COMES_BACK_SHARE: Final = 0.5
@@ -158,9 +158,8 @@ class Ceilings:
 
     def _relieve(self, key: Key, step: _Step, use: MemoryUse, trouble: str, now_s: float) -> Aim:
         before = self._holds.get(key)
-        length_s = FIRST_HOLD_S
-        if before is not None and now_s - before.until_s <= LONGEST_HOLD_S:
-            length_s = min(2 * before.length_s, LONGEST_HOLD_S)
+        is_recent = before is not None and now_s - before.until_s <= HOLD.longest_s
+        length_s = HOLD.after(before.length_s if before is not None and is_recent else 0.0)
         above = step.above if math.isfinite(step.above) else 0.0
         up = float(_pages_up(max(above, use.current_bytes + _step_bytes(use))))
         reason = f"raised to {format_bytes(up)} and held for {length_s:g} s: {trouble}"

@@ -24,12 +24,12 @@ from perphd.host.resctrl import LOCK_WAIT_S
 from perphd.host.resctrl_counters import CountedGroups
 from perphd.host.systemd_bus import NoAnswer
 from perphd.host.systemd_fs import Lasting
-from perphd.isolation.applied_state import Applied, AppliedState
 from perphd.isolation.caches import Caches
 from perphd.isolation.counting import Counting
 from perphd.isolation.gates import Gate, PlanContext, RateLimiter, TransactionSize, hold_unpaired
 from perphd.isolation.group_jobs import CacheResult
 from perphd.isolation.journal import Journal
+from perphd.isolation.knob_states import Applied, Conflict, KnobStates
 from perphd.isolation.monitor_groups import Asked, MonitorGroups
 from perphd.isolation.planner import Wanted, plan
 from perphd.isolation.readback import ReadBack
@@ -40,7 +40,7 @@ from perphd.isolation.restore import restore_journal
 from perphd.isolation.restore_report import RestoreReport
 from perphd.isolation.survey import Refuse, Survey
 from perphd.isolation.transaction import Result, Transaction
-from perphd.isolation.watch import Conflict, ConflictWatch
+from perphd.isolation.watch import ConflictWatch
 from perphd.isolation.worker import GroupWriter, Worker
 
 DISKS_S = 10.0
@@ -92,14 +92,12 @@ class Executor:
         self._worker = Worker(in_thread, 2 * deadline_s)
         self._lock = asyncio.Lock()
         self._read = ReadBack(fs, journal)
-        self._watch = ConflictWatch(journal)
-        self._refusals, self._rates = Refusals(), RateLimiter(changes_per_s)
-        self._applied = AppliedState()
+        self._knobs = KnobStates()
+        self._watch = ConflictWatch(journal, self._knobs)
+        self._refusals, self._rates = Refusals(self._knobs), RateLimiter(self._knobs, changes_per_s)
         self._reclaimer = Reclaimer(fs, in_thread)
         lock_wait_s = LOCK_WAIT_S if in_thread else 0.0
-        self._caches = Caches(
-            fs, self._cgroups, journal, self._watch, self._applied, self._refusals, lock_wait_s
-        )
+        self._caches = Caches(fs, self._cgroups, journal, self._knobs, self._refusals, lock_wait_s)
         self._size = TransactionSize(deadline_s, lambda write: _is_reclaim(write) or self._caches.owns(write))
         self._gates: tuple[Gate, ...] = (
             self._refusals.hold,
@@ -115,13 +113,13 @@ class Executor:
             in_thread=in_thread,
             background=background,
         )
-        self._release = Release(fs, journal, self._read, self._watch, self._applied, self._caches)
+        self._release = Release(fs, journal, self._read, self._watch, self._knobs, self._caches)
         self._release.forget_unwritten()
         self._adopt_s, self._adopted_s = adopt_s, -1.0
         self._adopted = {entry.workload for entry in journal.originals.values()} if adopt_s > 0 else set()
         self._specs: dict[str, WorkloadSpec] = {}
-        read, watch, applied, refusals = self._read, self._watch, self._applied, self._refusals
-        self._survey = Survey(fs, self._cgroups, hierarchies, read, watch, applied, refusals, refuse, kubelet)
+        read, watch, knobs, refusals = self._read, self._watch, self._knobs, self._refusals
+        self._survey = Survey(fs, self._cgroups, hierarchies, read, watch, knobs, refusals, refuse, kubelet)
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -153,15 +151,15 @@ class Executor:
 
     def in_force(self, name: str) -> Settings:
         """Settings that perphd has set on this workload, as last read back; KEEP for all others."""
-        return self._applied.in_force(name)
+        return self._knobs.in_force(name)
 
     def not_enforceable(self, name: str) -> tuple[NotEnforceable, ...]:
         """Settings of the last plan that this workload could not be given, or that could not be restored."""
-        return self._applied.not_enforceable(name)
+        return self._knobs.not_enforceable(name)
 
     def limited(self, name: str) -> tuple[NotEnforceable, ...]:
         """Settings of the last plan that are only partly in force, with the reason (a step, a bound, a guard)."""
-        return self._applied.limited(name)
+        return self._knobs.limited(name)
 
     def blocked(self, name: str) -> tuple[str, ...]:
         """Fields of ``Settings`` of this workload that differ from what the last plan wanted.
@@ -169,7 +167,7 @@ class Executor:
         They cannot be set here, were refused, were yielded to another program, or their write is outstanding: not
         applied, failed and rolled back, or stuck in the kernel.
         """
-        return self._applied.blocked(name)
+        return self._knobs.blocked(name)
 
     def waiting(self, name: str) -> frozenset[str]:
         """Cache and bandwidth settings of this workload whose writes are outstanding.
@@ -177,7 +175,7 @@ class Executor:
         The writer is late, or another program holds resctrl's lock.
         """
         waits = RESCTRL_SETTINGS if self._caches.waits(name) else ()
-        return self._applied.pending(name).intersection(RESCTRL_SETTINGS) | frozenset(waits)
+        return self._knobs.pending(name).intersection(RESCTRL_SETTINGS) | frozenset(waits)
 
     def groups_disturbed(self) -> bool:
         """True if another program has removed or changed one of perphd's resctrl groups since the last look."""
@@ -185,7 +183,7 @@ class Executor:
 
     def conflicts(self) -> tuple[Conflict, ...]:
         """Knobs that another program has written since perphd did."""
-        return self._watch.conflicts
+        return self._knobs.conflicts
 
     def forget_conflicts(self, workload: str | None = None) -> None:
         """Forget conflicts and refusals of one workload (None: of all), after a mode change or a reload."""
@@ -241,10 +239,10 @@ class Executor:
         now_s = self._planned_s = self._clock() if now_s is None else now_s
         self._tell_reclaimed()
         if (late := self._groups.late()) is not None:
-            self._applied.written(late.through)
+            self._knobs.written(late.through)
             self._tell(late)
         if self._worker.is_busy:
-            self._applied.waiting(targets, specs)
+            self._knobs.waiting(targets, specs)
             return ChangeSet((), (), "an earlier change is still being written")
         self._look_at_disks(self._clock())
         if self._on_plan is not None:
@@ -285,7 +283,7 @@ class Executor:
         for gate in self._gates:
             changes = gate(changes, context)
         limited = (*self._survey.limited, *caches.limited)
-        self._applied.planned(targets, changes.writes, changes.skipped, limited, caches.pending)
+        self._knobs.planned(targets, changes.writes, changes.skipped, limited, caches.pending)
         return changes
 
     def _still_adopted(self, targets: Mapping[str, Settings], now_s: float) -> frozenset[str]:
@@ -339,7 +337,7 @@ class Executor:
                 written = await self._groups.run(lambda: self._caches.apply(groups))
                 late = written is None
                 if written is not None:
-                    self._applied.written(written.through)
+                    self._knobs.written(written.through)
                     done.failed, done.at_fault = written.failed, written.at_fault
                     done.written += written.written
                     done.undone += written.undone
@@ -362,7 +360,7 @@ class Executor:
 
     def _reclaim(self, requests: Sequence[Write]) -> None:
         self._reclaimer.submit(requests, dict(self._read.identities))
-        self._applied.written((request.workload, request.knob) for request in requests)
+        self._knobs.written((request.workload, request.knob) for request in requests)
 
     def _tell_reclaimed(self) -> None:
         for request, outcome in self._reclaimer.outcomes():
@@ -373,7 +371,7 @@ class Executor:
         started = self._clock()
         result = transaction.run(writes)
         if result.failed is not None and result.at_fault is None:
-            self._watch.unrecorded(self._applied.targets, self._clock(), result.failed)
+            self._watch.unrecorded(self._knobs.targets, self._clock(), result.failed)
             return result  # nothing was written
         self._watch.recorded()
         touched = {write.path for write in result.written}
@@ -388,7 +386,7 @@ class Executor:
         else:
             self._size.in_time(len(writes), self._clock() - started)
             self._refusals.succeeded({write.key for write in result.written}, planned)
-            self._applied.written(write.key for write in writes)
+            self._knobs.written(write.key for write in writes)
         # A failed request to systemd may still take effect, so a file that holds its original proves nothing.
         asked = isinstance(result.failed, Busy | Broken) and not result.too_slow
         unclear = asked and isinstance(self._fs, Lasting)
@@ -448,7 +446,7 @@ class Executor:
             self._watch.reset(name)
             self._refusals.reset(name)
             self._survey.forget(name)
-            self._rates.forget(name)
+            self._knobs.forget(name)
         return report
 
     async def release_gone(self) -> RestoreReport | None:
@@ -468,7 +466,7 @@ class Executor:
             return None
         for file in (*done.restored, *done.already, *done.gone):
             self._watch.forget(file.path)
-            self._applied.drop((file.workload, file.knob))
+            self._knobs.drop(file.workload, file.knob)
         self._tell_restored(done)
         return done
 

@@ -14,6 +14,7 @@ from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
 from perphd.domain.plan import ChangeSet, Key, NotEnforceable, Stage, Write
 from perphd.host.cgroup.group import Knob
 from perphd.host.cgroup.knobs import LIST_SETTINGS, Value
+from perphd.isolation.knob_states import KnobStates
 
 BURST: Final = 20
 """Capacity of a knob's token bucket: changes that are not rate-limited at first, or after a quiet time."""
@@ -76,12 +77,6 @@ def hold_unpaired(changes: ChangeSet, plan: PlanContext) -> ChangeSet:
     return ChangeSet(kept, (*changes.skipped, *told), changes.reason)
 
 
-@dataclass(slots=True)
-class _Bucket:
-    left: float
-    at_s: float
-
-
 class RateLimiter:
     """A token bucket per knob: enough for every rescue, too few for a loop that oscillates.
 
@@ -89,9 +84,8 @@ class RateLimiter:
         per_s: tokens added per second; None: no limit.
     """
 
-    def __init__(self, per_s: float | None) -> None:
-        self._per_s = per_s
-        self._buckets: dict[Key, _Bucket] = {}
+    def __init__(self, knobs: KnobStates, per_s: float | None) -> None:
+        self._knobs, self._per_s = knobs, per_s
 
     def hold(self, changes: ChangeSet, plan: PlanContext) -> ChangeSet:
         """Hold knobs that have changed too often; restores are never held.
@@ -116,18 +110,14 @@ class RateLimiter:
     def changed(self, key: Key, now_s: float) -> None:
         """Count a change of the knob."""
         if self._per_s is not None:
-            self._buckets[key] = _Bucket(max(0.0, self._left(key, now_s) - 1.0), now_s)
-
-    def forget(self, workload: str) -> None:
-        """Forget the knobs of a workload that was removed."""
-        for key in [key for key in self._buckets if key[0] == workload]:
-            del self._buckets[key]
+            self._knobs.of(key).tokens = max(0.0, self._left(key, now_s) - 1.0), now_s
 
     def _left(self, key: Key, now_s: float) -> float:
-        bucket = self._buckets.get(key)
-        if bucket is None or self._per_s is None:
+        state = self._knobs.find(key)
+        if state is None or state.tokens is None or self._per_s is None:
             return float(BURST)
-        return min(float(BURST), bucket.left + max(0.0, now_s - bucket.at_s) * self._per_s)
+        left, at_s = state.tokens
+        return min(float(BURST), left + max(0.0, now_s - at_s) * self._per_s)
 
 
 class TransactionSize:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import rdt
+from perphd.domain.backoff import BackoffRule
 from perphd.domain.errors import KernelError
 from perphd.domain.plan import Key, Write
 from perphd.domain.workload import WorkloadSpec
@@ -25,8 +26,8 @@ from perphd.isolation.pools import Pool
 from perphd.isolation.refusals import Refusals
 from perphd.isolation.transaction import as_failure
 
-LONGEST_RETRY_S: Final = 8.0
-"""Longest pause between retries when another program takes the lock at every try, although each look finds it free."""
+LOCK_RETRY: Final = BackoffRule(1.0, 8.0)
+"""Backoff when another program takes the lock at every try, although each look finds it free."""
 
 
 @dataclass(slots=True)
@@ -176,8 +177,7 @@ class GroupJobs:
     def _failed(self, job: Job, error: KernelError) -> None:
         if isinstance(error, LockHeld):
             before = 0.0 if self._lock is None else self._lock.pause_s
-            pause_s = min(LONGEST_RETRY_S, 2 * before or 1.0)
-            self._lock = _Lock(str(error), self._now_s, pause_s)
+            self._lock = _Lock(str(error), self._now_s, LOCK_RETRY.after(before))
             return
         for key, value in job.values.items():
             self._refusals.failed(key, value, error, self._now_s)

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import rdt
-from perphd.domain.plan import Key
 from perphd.host.cgroup.knobs import RESCTRL_SETTINGS
 from perphd.host.fs import Identity
-from perphd.isolation.watch import Conflict, ConflictWatch
+from perphd.isolation.knob_states import Conflict, KnobStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +33,10 @@ class _Inside:
 
 
 class GroupWatch:
-    """Reports conflicts to ``ConflictWatch``, from readings passed to it."""
+    """Reports conflicts to the records of knobs, from readings passed to it."""
 
-    def __init__(self, watch: ConflictWatch) -> None:
-        self._watch = watch
+    def __init__(self, knobs: KnobStates) -> None:
+        self._knobs = knobs
         self._left: dict[str, SeenGroup] = {}
         self._inside: dict[str, _Inside] = {}
 
@@ -98,13 +97,14 @@ class GroupWatch:
     def _conflict(
         self, names: Iterable[str], path: str, what: str, found: str = "", expected: str = ""
     ) -> None:
-        keys: list[Key] = [(name, setting) for name in names for setting in RESCTRL_SETTINGS]
-        self._watch.interfered(keys, path, what, found, expected)
+        for name in names:
+            for setting in RESCTRL_SETTINGS:
+                self._knobs.interfered((name, setting), path, what, found, expected)
 
     def yielded(self, name: str) -> Conflict | None:
         """The conflict because of which perphd leaves this workload's group alone; None: there is none."""
         return next(
-            (found for setting in RESCTRL_SETTINGS if (found := self._watch.yielded((name, setting)))), None
+            (found for setting in RESCTRL_SETTINGS if (found := self._knobs.yielded((name, setting)))), None
         )
 
     # -- what perphd does ----------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class FileState:
 
 
 @dataclass(frozen=True, slots=True)
-class KnobState:
+class KnobReading:
     """One setting of one workload as read back.
 
     ``files``: those of ``knob`` in its order; for a v1 cpuset then the ``cpuset.cpus`` of all descendants, parents
@@ -56,7 +56,7 @@ class KnobState:
 class Wanted:
     """A setting as read back, with its target."""
 
-    state: KnobState
+    state: KnobReading
     target: Value
 
 
@@ -108,11 +108,11 @@ def _ordered(made: Sequence[_Made]) -> Iterator[Write]:
                     yield from (write for write in item.writes if write.stage is stage)
 
 
-def _write(state: KnobState, path: str, value: str, before: str, stage: Stage) -> Write:
+def _write(state: KnobReading, path: str, value: str, before: str, stage: Stage) -> Write:
     return _make_write(state.workload, state.knob.setting, path, value, before, stage)
 
 
-def _plan_limit(state: KnobState, target: Value) -> list[Write]:
+def _plan_limit(state: KnobReading, target: Value) -> list[Write]:
     """Plan a limit or protection held in one file."""
     lead = state.files[0]
     if target is KEEP:
@@ -127,7 +127,7 @@ def _plan_limit(state: KnobState, target: Value) -> list[Write]:
     return [_write(state, lead.path, text, lead.now, Stage.GROW if grows else Stage.SHRINK)]
 
 
-def _plan_lines(state: KnobState, target: Value) -> list[Write]:
+def _plan_lines(state: KnobReading, target: Value) -> list[Write]:
     """Plan a weight, ceilings or latency targets by disk, in one file or (v1) one per kind of ceiling."""
     found = {file.path: _found(file) for file in state.files}
     texts = found if target is KEEP else encode(state.knob, target, found)
@@ -147,7 +147,7 @@ def _plan_lines(state: KnobState, target: Value) -> list[Write]:
     return writes
 
 
-def _plan_freeze(state: KnobState, target: Value) -> list[Write]:
+def _plan_freeze(state: KnobReading, target: Value) -> list[Write]:
     """Plan freezing (first) and thawing (last). A group that was found frozen stays frozen."""
     lead = state.files[0]
     if target is True and not is_frozen(_found(lead)):
@@ -161,7 +161,7 @@ def _plan_freeze(state: KnobState, target: Value) -> list[Write]:
     return [_write(state, lead.path, text, lead.now, Stage.DEMOTE if is_frozen(text) else Stage.PROMOTE)]
 
 
-def _plan_weight(state: KnobState, target: Value) -> list[Write]:
+def _plan_weight(state: KnobReading, target: Value) -> list[Write]:
     """Plan weight and idle; idle is cleared first, since clearing resets the weight.
 
     The weight never exceeds the original, except to grant a floor.
@@ -197,7 +197,7 @@ def _plan_weight(state: KnobState, target: Value) -> list[Write]:
     return [_write(state, weight.path, wanted_weight, weight.now, Stage.PROMOTE if rises else Stage.DEMOTE)]
 
 
-def _plan_list(state: KnobState, target: Value) -> list[Write]:
+def _plan_list(state: KnobReading, target: Value) -> list[Write]:
     """Plan the CPUs or memory nodes of a group; on v1 also of its descendants, whose lists must lie within."""
     root = state.files[0]
     around = CpuSet.parse(state.around)
@@ -241,7 +241,7 @@ def _plan_list(state: KnobState, target: Value) -> list[Write]:
     return writes
 
 
-def _wanted_list(state: KnobState, target: Value, around: CpuSet) -> dict[str, CpuSet]:
+def _wanted_list(state: KnobReading, target: Value, around: CpuSet) -> dict[str, CpuSet]:
     """CPUs by path: the target (or original) for the group, and as much of their originals as fits for descendants."""
     root, *below = state.files
     noun = "CPUs" if state.knob.setting == "cpus" else "memory nodes"
@@ -267,7 +267,7 @@ def _wanted_list(state: KnobState, target: Value, around: CpuSet) -> dict[str, C
     return wanted
 
 
-def attainable(state: KnobState, wanted: CpuSet) -> CpuSet:
+def attainable(state: KnobReading, wanted: CpuSet) -> CpuSet:
     """The part of these CPUs that the group may have: those of its original list, or any if it had none."""
     found, around = _found_list(state.files[0]), CpuSet.parse(state.around)
     cpus = wanted & found if found else wanted

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from perphd.domain.allocation import KEEP
@@ -13,29 +12,13 @@ from perphd.domain.plan import ChangeSet, Key, NotEnforceable
 from perphd.host.cgroup.group import Knob
 from perphd.host.cgroup.knobs import Value
 from perphd.isolation.gates import PlanContext
-from perphd.isolation.watch import LONGEST_WAIT_S, longer_s
+from perphd.isolation.knob_states import KnobStates, Refusal
+from perphd.isolation.watch import RETRY
 
 TRIES_AT_ONCE: Final = 3
 """Failures in a row after which a value waits between retries."""
 KEPT: Final = 32
 """Number of refused values remembered per knob; the oldest is dropped first."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """``wait_s``: pause after ``at_s`` before a retry; 0: none, infinite: no retry."""
-
-    failures: int
-    at_s: float
-    wait_s: float
-    reason: str
-
-    def waits(self, now_s: float) -> bool:
-        return math.isinf(self.wait_s) or 0 <= now_s - self.at_s < self.wait_s
-
-    def __str__(self) -> str:
-        again = "" if math.isinf(self.wait_s) else f"tried again after {self.wait_s:g} s: "
-        return f"{again}{self.reason}"
 
 
 class Refusals:
@@ -46,8 +29,8 @@ class Refusals:
     at a time under a shared backoff until one succeeds: they usually have one cause, such as a hanging systemd.
     """
 
-    def __init__(self) -> None:
-        self._by_key: dict[Key, dict[Value, _Refusal]] = {}
+    def __init__(self, knobs: KnobStates) -> None:
+        self._knobs = knobs
         self._pause_s = 0.0
         self._paused_s = 0.0
         self._retried: frozenset[Key] = frozenset()
@@ -61,7 +44,7 @@ class Refusals:
         """Hold the knobs whose target was refused and is not due for a retry; knobs without a target pass."""
         planned, now_s = plan.planned, plan.now_s
         held: dict[Key, str] = {}
-        due: dict[Key, _Refusal] = {}
+        due: dict[Key, Refusal] = {}
         for key in dict.fromkeys(write.key for write in changes.writes):
             refusal = self._of(key, planned[key][1]) if key in planned else None
             if refusal is None or refusal.wait_s == 0:
@@ -79,51 +62,53 @@ class Refusals:
             ]
         )
 
-    def _one_at_a_time(self, due: Mapping[Key, _Refusal], now_s: float) -> dict[Key, str]:
+    def _one_at_a_time(self, due: Mapping[Key, Refusal], now_s: float) -> dict[Key, str]:
         """The due retries that the shared backoff still holds, with reasons."""
         if not due or not self._pause_s:
             return {}
         turn = (
             () if 0 <= now_s - self._paused_s < self._pause_s else (min(due, key=lambda key: due[key].at_s),)
         )
-        why = f"retried within {LONGEST_WAIT_S:g} s, one at a time with other failing writes"
+        why = f"retried within {RETRY.longest_s:g} s, one at a time with other failing writes"
         return {key: f"{why}: {refusal.reason}" for key, refusal in due.items() if key not in turn}
 
-    def _of(self, key: Key, target: Value) -> _Refusal | None:
-        return self._by_key.get(key, {}).get(target)
+    def _of(self, key: Key, target: Value) -> Refusal | None:
+        state = self._knobs.find(key)
+        return None if state is None else state.refused.get(target)
 
     def failed(self, key: Key, target: Value, error: KernelError, now_s: float) -> None:
         """Record that the kernel refused this target."""
-        refusals = self._by_key.setdefault(key, {})
+        refusals = self._knobs.of(key).refused
         before = refusals.pop(target, None)
         failures = 1 if before is None else before.failures + 1
         may_pass = isinstance(error, Busy | Full | Broken)
         if may_pass and failures < TRIES_AT_ONCE:
             wait_s = 0.0
         elif may_pass or target is KEEP:
-            wait_s = longer_s(0.0 if before is None else before.wait_s)
+            wait_s = RETRY.after(0.0 if before is None else before.wait_s)
         else:
             wait_s = math.inf
-        refusals[target] = _Refusal(failures, now_s, wait_s, str(error))
+        refusals[target] = Refusal(failures, now_s, wait_s, str(error))
         if len(refusals) > KEPT:
             del refusals[next(iter(refusals))]
         if key in self._retried and not (self._pause_s and self._paused_s == now_s):  # count once per try
-            self._pause_s, self._paused_s = longer_s(self._pause_s), now_s
+            self._pause_s, self._paused_s = RETRY.after(self._pause_s), now_s
 
     def took(self, key: Key, target: Value) -> None:
         """Record that the kernel accepted this target."""
-        self._by_key.get(key, {}).pop(target, None)
+        if (state := self._knobs.find(key)) is not None:
+            state.refused.pop(target, None)
 
     def succeeded(self, keys: Iterable[Key], planned: Mapping[Key, tuple[Knob, Value]]) -> None:
         """Record that the kernel accepted the targets planned for these knobs."""
         for key in keys:
             if key in planned:
-                self._by_key.get(key, {}).pop(planned[key][1], None)
+                self.took(key, planned[key][1])
             if key in self._retried:
                 self._pause_s = 0.0
 
     def reset(self, workload: str | None = None) -> None:
         """Forget refusals of one workload (None: of all), so that everything is retried at once."""
         self._pause_s = 0.0
-        for key in [key for key in self._by_key if workload in (None, key[0])]:
-            del self._by_key[key]
+        for state in self._knobs.all(workload):
+            state.refused.clear()

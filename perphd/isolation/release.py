@@ -20,12 +20,12 @@ from perphd.host.cgroup.knobs import LIST_SETTINGS, Value
 from perphd.host.egress_fs import is_egress
 from perphd.host.fs import KernelFs, read_text
 from perphd.host.systemd_fs import UNIT_DEVICE, Lasting
-from perphd.isolation.applied_state import AppliedState
 from perphd.isolation.cache_plan import is_group
 from perphd.isolation.caches import Caches
 from perphd.isolation.descendants import descendant_lists, is_untouched
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
+from perphd.isolation.knob_states import KnobStates
 from perphd.isolation.readback import ReadBack
 from perphd.isolation.restore import is_group_entry, restore_journal
 from perphd.isolation.restore_report import FileReport, RestoreReport
@@ -34,7 +34,7 @@ from perphd.isolation.watch import ConflictWatch
 
 
 class Release:
-    """Closes restored originals in the journal and updates ``watch`` and ``applied``.
+    """Closes restored originals in the journal and updates ``watch`` and ``knobs``.
 
     Synchronous: its calls may block in the kernel.
     """
@@ -45,11 +45,11 @@ class Release:
         journal: Journal,
         read: ReadBack,
         watch: ConflictWatch,
-        applied: AppliedState,
+        knobs: KnobStates,
         caches: Caches,
     ) -> None:
         self._fs, self._journal, self._read = fs, journal, read
-        self._watch, self._applied, self._caches = watch, applied, caches
+        self._watch, self._knobs, self._caches = watch, knobs, caches
 
     # -- at the start --------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class Release:
                 closed += [entry.path for entry in group]
                 for entry in group:
                     self._watch.forget(entry.path)
-                self._applied.drop(key)
+                self._knobs.drop(*key)
             elif key in planned:
                 self._note(key, planned[key][0], texts)
         self._close_out(closed)
@@ -152,7 +152,7 @@ class Release:
             files = [self._read.file(path, identity, texts.get(path)) for path in knob.paths]
             lists = knob.setting in LIST_SETTINGS
             around = self._read.around(knob.directory, knob.paths[0]) if lists else ""
-            self._applied.note(key, knob, files, around)
+            self._knobs.note(key, knob, files, around)
 
     def _holds_original(self, entry: Original, written: bool, texts: dict[str, str]) -> bool:
         """True if the file holds its original. ``texts``: known texts by path; texts read here are added."""
@@ -191,8 +191,8 @@ class Release:
         self._caches.removed(file.path for file in (*report.restored, *report.gone))
         for entry in originals:
             self._watch.forget(entry.path)
-            self._applied.drop((entry.workload, entry.knob))
-        self._applied.given_back(names)
+            self._knobs.drop(entry.workload, entry.knob)
+        self._knobs.given_back(names)
         return report
 
     def not_given_back(self, names: frozenset[str] | None, why: Busy) -> RestoreReport:
@@ -215,7 +215,7 @@ class Release:
             return True
         except KernelError:
             return False
-        return self._applied.targets.get(entry.workload, UNTOUCHED).egress_max is KEEP
+        return self._knobs.targets.get(entry.workload, UNTOUCHED).egress_max is KEEP
 
     # -- the record ----------------------------------------------------------------------------------------------
 

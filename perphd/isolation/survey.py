@@ -26,10 +26,10 @@ from perphd.host.cgroup.knobs import (
 )
 from perphd.host.fs import KernelFs, read_text
 from perphd.host.kubelet import Kubelet
-from perphd.isolation.applied_state import AppliedState
 from perphd.isolation.ceilings import CEILINGS, Ceilings, read_use
 from perphd.isolation.descendants import DescendantList
-from perphd.isolation.planner import FileState, KnobState, Wanted, attainable
+from perphd.isolation.knob_states import KnobStates
+from perphd.isolation.planner import FileState, KnobReading, Wanted, attainable
 from perphd.isolation.readback import ReadBack
 from perphd.isolation.reclaim import RECLAIM
 from perphd.isolation.refusals import Refusals
@@ -39,7 +39,7 @@ Refuse: TypeAlias = Callable[[str], str | None]
 """Maps a cgroup path to the reason why its files must not be written directly (a systemd unit), or None."""
 BELOW_S = 60.0
 """Interval between looks at the descendants of a confined cgroup (v1); each descendant costs 45 us."""
-_make_state, _make_wanted = maker(KnobState), maker(Wanted)
+_make_state, _make_wanted = maker(KnobReading), maker(Wanted)
 
 
 class Survey:
@@ -60,13 +60,13 @@ class Survey:
         hierarchies: Hierarchies,
         read: ReadBack,
         watch: ConflictWatch,
-        applied: AppliedState,
+        knobs: KnobStates,
         refusals: Refusals,
         refuse: Refuse | None,
         kubelet: Kubelet | None = None,
     ) -> None:
         self._fs, self._cgroups, self._hierarchies = fs, cgroups, hierarchies
-        self._read, self._watch, self._applied, self._refuse = read, watch, applied, refuse
+        self._read, self._watch, self._knobs, self._refuse = read, watch, knobs, refuse
         self._refusals, self._kubelet = refusals, kubelet
         self._claimed: set[str] = set()
         self._changed: set[tuple[str, str]] = set()
@@ -128,14 +128,12 @@ class Survey:
                 directories[controller] = directory
             if getattr(target, setting) is not KEEP or (directory, setting) in self._changed:
                 active.append(setting)
-            else:
-                self._applied.drop((spec.name, setting))
+        self._knobs.drop(spec.name, *(setting for setting in CONTROLLERS if setting not in active))
         if not active:
             return items
         group = self._cgroups.group(spec.cgroup)
         if not group.exists():
-            for setting in active:
-                self._applied.drop((spec.name, setting))
+            self._knobs.drop(spec.name, *active)
             return items
         reason = None if self._refuse is None else self._refuse(spec.cgroup)
         for setting in active:
@@ -180,8 +178,8 @@ class Survey:
             return reason
         around = self._read.around(knob.directory, knob.paths[0]) if setting in LIST_SETTINGS else ""
         self._watch.look(key, identity, files, around if knob.version == 1 else "")
-        self._applied.note(key, knob, files, around)
-        conflict = self._watch.yielded(key)
+        self._knobs.note(key, knob, files, around)
+        conflict = self._knobs.yielded(key)
         if conflict is not None:
             return str(conflict)
         foreign = any(self._watch.is_foreign(file) for file in files)
@@ -216,7 +214,7 @@ class Survey:
             state = self._with_below(key, state, target)
         return _make_wanted(state, target)
 
-    def _with_below(self, key: Key, state: KnobState, target: Value) -> KnobState:
+    def _with_below(self, key: Key, state: KnobReading, target: Value) -> KnobReading:
         """The state with the group's descendants, if any of them may need a write.
 
         If the group has its target, descendants are checked only now and then: one may have been created during the
@@ -293,7 +291,7 @@ class Survey:
         self.limited.append(NotEnforceable(*key, reason))
 
 
-def _is_attained(state: KnobState, target: Value) -> bool:
+def _is_attained(state: KnobReading, target: Value) -> bool:
     """True if the group has its target CPUs, so that its descendants need no look."""
     try:
         return isinstance(target, CpuSet) and CpuSet.parse(state.files[0].now) == attainable(state, target)

@@ -21,7 +21,7 @@ from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import ChangeSet
 from perphd.domain.reading import available
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
-from perphd.isolation.applied_state import Applied
+from perphd.isolation import Applied
 from perphd.isolation.journal_lock import JournalInUse
 from perphd.monitor.query import run_query
 from perphd.monitor.sli import SliReading

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from perphd.domain.allocation import KEEP, NO_LIMIT, Limit, Settings
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.isolation import Executor, Journal, restore
-from perphd.isolation.ceilings import FIRST_HOLD_S, LEAST_STEP_BYTES, STEP_EVERY_S, Ceilings, MemoryUse
+from perphd.isolation.ceilings import HOLD, LEAST_STEP_BYTES, STEP_EVERY_S, Ceilings, MemoryUse
 from tests.unit.isolation_kernel import FakeKernel
 
 MB = 1 << 20
@@ -69,12 +69,12 @@ def test_trouble_takes_the_step_back_and_holds_longer_each_time(hurt: MemoryUse,
     back = ceilings.high(KEY, 900 * MB, 300 * MB, hurt, 2.0)
     assert back.value == 1100 * MB, "a step above use"
     assert says in back.reason
-    held = ceilings.high(KEY, 1100 * MB, 300 * MB, replace(hurt, stalled_pct=0.0), 2.0 + FIRST_HOLD_S - 0.1)
+    held = ceilings.high(KEY, 1100 * MB, 300 * MB, replace(hurt, stalled_pct=0.0), 2.0 + HOLD.first_s - 0.1)
     assert held.value == 1100 * MB
-    again = ceilings.high(KEY, 1100 * MB, 300 * MB, replace(hurt, stalled_pct=0.0), 3.0 + FIRST_HOLD_S)
+    again = ceilings.high(KEY, 1100 * MB, 300 * MB, replace(hurt, stalled_pct=0.0), 3.0 + HOLD.first_s)
     assert again.value == 900 * MB
     worse = replace(hurt, kill_events=9)
-    assert f"{2 * FIRST_HOLD_S:g} s" in ceilings.high(KEY, 900 * MB, 300 * MB, worse, 70.0).reason
+    assert f"{2 * HOLD.first_s:g} s" in ceilings.high(KEY, 900 * MB, 300 * MB, worse, 70.0).reason
 
 
 def test_throttling_without_stalls_and_stalls_without_throttling_are_no_trouble() -> None:

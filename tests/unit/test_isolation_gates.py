@@ -12,6 +12,7 @@ from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.isolation import Executor, Journal
 from perphd.isolation.gates import BURST, RateLimiter
+from perphd.isolation.knob_states import KnobStates
 from tests.unit.isolation_kernel import FakeKernel
 
 SPECS = [WorkloadSpec("pi", Kind.BATCH, "/pi"), WorkloadSpec("db", Kind.LRA, "/db")]
@@ -19,7 +20,7 @@ SPECS = [WorkloadSpec("pi", Kind.BATCH, "/pi"), WorkloadSpec("db", Kind.LRA, "/d
 
 @given(gaps=st.lists(st.floats(0, 5), max_size=200), per_s=st.floats(0.1, 10))
 def test_in_any_time_no_more_than_a_burst_and_the_rate(gaps: list[float], per_s: float) -> None:
-    limiter, now_s, changes = RateLimiter(per_s), 0.0, 0
+    limiter, now_s, changes = RateLimiter(KnobStates(), per_s), 0.0, 0
     for gap in gaps:
         now_s += gap
         if not limiter.wait(("pi", "cpus"), now_s):

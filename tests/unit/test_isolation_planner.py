@@ -13,18 +13,18 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.plan import NotEnforceable, Stage
 from perphd.host.cgroup.group import Knob
 from perphd.host.cgroup.knobs import Value
-from perphd.isolation.planner import FileState, KnobState, Wanted, plan
+from perphd.isolation.planner import FileState, KnobReading, Wanted, plan
 
 
 def state(
     setting: str, version: int, workload: str = "w", around: str = "0-3", **files: tuple[str, str | None]
-) -> KnobState:
+) -> KnobReading:
     names = {name: name.replace("__", ".", 1) for name in files}
     states = tuple(
         FileState(f"/cg/{workload}/{names[n]}", now, original) for n, (now, original) in files.items()
     )
     knob = Knob(setting, version, f"/cg/{workload}", tuple(file.path for file in states))
-    return KnobState(workload, knob, states, around)
+    return KnobReading(workload, knob, states, around)
 
 
 def steps(*wanted: Wanted) -> list[tuple[str, str, Stage]]:
@@ -56,7 +56,7 @@ def test_donors_shrink_before_receivers_grow_and_demotion_comes_first() -> None:
 
 
 def test_of_nested_groups_parents_widen_first_and_children_narrow_first() -> None:
-    def nested(setting: str, file: str, now: str, original: str) -> tuple[KnobState, KnobState]:
+    def nested(setting: str, file: str, now: str, original: str) -> tuple[KnobReading, KnobReading]:
         outer = state(setting, 2, "a", "0-3", **{file: (now, original)})
         return outer, state(setting, 2, "a/b", "0-3", **{file: (now, original)})
 
@@ -238,7 +238,7 @@ def test_v1_trees_move_through_valid_states_only(
         FileState(f"{path}/cpuset.cpus", str(now[path]), None if originals is None else str(originals[path]))
         for path in TREE
     )
-    root = KnobState("w", Knob("cpus", 1, TREE[0], (files[0].path,)), files, "0-3")
+    root = KnobReading("w", Knob("cpus", 1, TREE[0], (files[0].path,)), files, "0-3")
     held = {f"{path}/cpuset.cpus": cpus for path, cpus in now.items()}
     for write in plan([Wanted(root, target)]).writes:
         assert write.before == str(held[write.path])

@@ -17,8 +17,9 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.systemd_bus import NoAnswer
 from perphd.host.systemd_fs import refusal
 from perphd.isolation import Applied, Executor, Journal
+from perphd.isolation.knob_states import KnobStates
 from perphd.isolation.refusals import TRIES_AT_ONCE, Refusals
-from perphd.isolation.watch import FIRST_WAIT_S, LONGEST_WAIT_S, longer_s
+from perphd.isolation.watch import RETRY
 from tests.unit.isolation_kernel import FakeKernel
 from tests.unit.isolation_systemd import FakeSystemd
 
@@ -75,7 +76,7 @@ async def test_giving_back_that_fails_is_told_and_tried_until_it_is_done(bench: 
     assert bench.executor.blocked("pi") == ("cpus",), "no CPUs for batch that the LRA cannot leave"
     assert bench.executor.in_force("pi") == Settings(cpus=CpuSet.of([1, 2, 3]))
     bench.kernel.before_write = None
-    bench.now_s += LONGEST_WAIT_S
+    bench.now_s += RETRY.longest_s
     assert (await bench.go({})).ok
     assert (await bench.go({})).ok
     assert bench.executor.in_force("db") == bench.executor.in_force("pi") == UNTOUCHED
@@ -168,11 +169,11 @@ async def test_units_come_into_force_and_are_given_back_when_a_bus_that_hung_ans
                 tries.append(now_s[0])
             assert all(executor.blocked(spec.name) == ("cpu_weight",) for spec in specs)
             now_s[0] += 1.0
-        assert sum(1 for at_s in tries if at_s > 1000.0) <= 1000.0 / LONGEST_WAIT_S + 1, (
+        assert sum(1 for at_s in tries if at_s > 1000.0) <= 1000.0 / RETRY.longest_s + 1, (
             "not once a minute for each"
         )
         systemd.fault = None
-        until_s = now_s[0] + 2 * LONGEST_WAIT_S
+        until_s = now_s[0] + 2 * RETRY.longest_s
         while now_s[0] < until_s:
             assert (await executor.apply(executor.plan(wanted, specs))).ok
             now_s[0] += 1.0
@@ -353,10 +354,10 @@ async def test_work_for_which_no_thread_can_be_started_is_not_done_later_unseen(
 
 
 def test_waits_double_up_to_the_longest() -> None:
-    waits = [longer_s(0.0)]
+    waits = [RETRY.after(0.0)]
     while len(waits) < 7:
-        waits.append(longer_s(waits[-1]))
-    assert waits == [FIRST_WAIT_S, 4.0, 8.0, 16.0, 32.0, LONGEST_WAIT_S, LONGEST_WAIT_S]
+        waits.append(RETRY.after(waits[-1]))
+    assert waits == [RETRY.first_s, 4.0, 8.0, 16.0, 32.0, RETRY.longest_s, RETRY.longest_s]
 
 
 @pytest.mark.parametrize(
@@ -370,7 +371,7 @@ def test_waits_double_up_to_the_longest() -> None:
 def test_only_what_is_wanted_and_wrong_in_principle_is_refused_for_good(
     error: KernelError, target: int, now: bool, later: bool
 ) -> None:
-    refusals, key = Refusals(), ("pi", "cpu_weight")
+    refusals, key = Refusals(KnobStates()), ("pi", "cpu_weight")
     refusals.failed(key, target, error, 100.0)
     assert bool(refusals.why_not(key, target, 100.0)) is now
     assert bool(refusals.why_not(key, target, 1e9)) is later
