@@ -1,5 +1,5 @@
 """The node's batch queue: jobs and their states, admission by distribution, planning, elastic shares.
 
-Everything here is a pure function of values, except ``store``, which keeps jobs in an SQLite file. Nothing reads or
-writes the host, and nothing reads a clock.
+All modules are pure functions of values, except ``store``, which keeps jobs in an SQLite file. No module
+reads or writes the host, or reads a clock.
 """

@@ -1,17 +1,18 @@
-"""Admission by distribution: the probability that a host with one more job needs more than it has (DistSched, 5.2).
+"""Admission by distribution: the probability that a host with one more job runs short (DistSched, 5.2).
 
     P(over) = sum over (job, running) of [n * job + running > capacity] P(job) P(running)          (5.1)
+
     P(running = x) = sum over k of P(first = k) P(rest = x - k)                                    (5.2)
 
-The n tasks of one job share one draw of their usage. A job is admitted if P(over) is at most epsilon for every
-resource; epsilon is the knob. The law of what runs is conditioned on what was observed of it: ``conditioned`` mixes the
-prior, cut to values of at least the observed peak, with the usage that was observed, and drops a prior that the job
-has outgrown.
+The n tasks of one job share one draw of their usage. A job is admitted if P(over) is at most epsilon for
+every resource; epsilon is the tunable. ``conditioned`` updates the distribution of a running job with its
+observed usage: it truncates the prior to values of at least the observed peak, mixes it with the observed
+usage, and drops a prior that the job has exceeded.
 
-Usages are not independent: load follows the hour for all of them. Convolution alone understates P(over), so
-``TotalUsage.law`` mixes it with the case in which all usages are at the same quantile. ``calibration`` learns the
-weight of what was observed, the correlation, and what predicted probabilities have meant. ``Reliability`` compares
-predictions with what happened, by decile.
+Usages are not independent, because load follows the hour of the day for all jobs. Convolution alone
+understates P(over), so ``TotalUsage.law`` mixes it with the case in which all usages are at the same
+quantile. ``calibration`` learns the weight of observed usage, the correlation, and a correction of the
+predicted probabilities. ``Reliability`` compares predictions with outcomes, by decile.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from perphd.forecast.grid import (
 from perphd.forecast.histogram import Histogram, share_to, shares_to
 
 EPSILON_HARD: Final = 0.01
-"""Accepted P(over) of memory and cache ways: too much of them is an eviction."""
+"""Accepted P(over) of memory and cache ways, where exceeding the capacity causes evictions."""
 EPSILON_SOFT: Final = 0.1
-"""Accepted P(over) of CPU and bandwidth: too much of them is only slower."""
+"""Accepted P(over) of CPU and bandwidth, where exceeding the capacity only slows jobs down."""
 LEAST_OBSERVED_S: Final = 60.0
-"""A workload that was observed for less than this counts by its prior alone."""
+"""Seconds of observation below which a workload counts by its prior alone."""
 DECILES: Final = 10
 
 
@@ -57,13 +58,16 @@ class WorkloadUsage:
 def conditioned(
     usage: WorkloadUsage, capacity: float, cells: int = CELLS, observed_weight: float = 0.5
 ) -> GridDistribution:
-    """The law of what the workload will use, given what it has used. ``Calibration`` learns the weight."""
+    """Distribution of a workload's future usage, given its usage so far.
+
+    ``Calibration`` learns ``observed_weight``.
+    """
     prior, seen = usage.prior, usage.observed
     if not seen.count or usage.observed_s < LEAST_OBSERVED_S:
         return usage_law(prior, capacity, cells) if prior.count else _whole(capacity, cells)
     observed = usage_law(seen, capacity, cells)
     if not prior.count or seen.least > prior.most or seen.most >= prior.most:
-        return observed  # it has outgrown its history
+        return observed  # the job has exceeded its history
     cut = _at_least(prior, seen.most, capacity, cells)
     shares = observed_weight * observed.shares + (1.0 - observed_weight) * cut.shares
     over = observed_weight * observed.over + (1.0 - observed_weight) * cut.over
@@ -71,7 +75,7 @@ def conditioned(
 
 
 def _at_least(prior: Histogram, least: float, capacity: float, cells: int) -> GridDistribution:
-    """``prior`` given that the value is at least ``least``."""
+    """``prior``, conditioned on values of at least ``least``."""
     below = share_to(prior, least)
     return of_law(
         lambda values: np.clip((shares_to(prior, values) - below) / (1.0 - below), 0.0, 1.0), capacity, cells
@@ -79,30 +83,30 @@ def _at_least(prior: Histogram, least: float, capacity: float, cells: int) -> Gr
 
 
 def usage_law(histogram: Histogram, capacity: float, cells: int = CELLS) -> GridDistribution:
-    """The law of one usage of many that are summed."""
+    """Distribution of one usage, on the grid shared by all usages that are summed."""
     return of_law(lambda values: shares_to(histogram, values), capacity, cells)
 
 
 def _whole(capacity: float, cells: int) -> GridDistribution:
-    """A workload of which nothing is known: it may need everything."""
+    """A workload without any history: it may need the whole capacity."""
     return of_outcomes({capacity: 1.0}, capacity, cells)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TotalUsage:
-    """The law of a sum of usages: if they are independent, and if all of them are at the same quantile."""
+    """Distribution of a sum of usages, for independent usages and for usages that are all at the same quantile."""
 
     independent: GridDistribution
     together: GridDistribution
 
     def plus(self, other: TotalUsage) -> TotalUsage:
-        """The sum of both. The order in which usages are summed makes no difference."""
+        """The sum of both; the order of summation makes no difference."""
         return TotalUsage(
             added(self.independent, other.independent), _comonotone(self.together, other.together)
         )
 
     def law(self, correlation: float) -> GridDistribution:
-        """``correlation`` times the law of equal quantiles, and the rest that of independence."""
+        """Mixture: equal quantiles with weight ``correlation``, independence with the rest."""
         if correlation <= 0:
             return self.independent
         return GridDistribution(
@@ -113,28 +117,29 @@ class TotalUsage:
 
 
 def total_of(usages: Sequence[GridDistribution]) -> TotalUsage:
-    """The sum of one usage or more."""
+    """Sum of at least one usage."""
     totals = [TotalUsage(usage, usage) for usage in usages]
     return reduce(TotalUsage.plus, totals)
 
 
 def _comonotone(first: GridDistribution, second: GridDistribution) -> GridDistribution:
-    """The sum of two usages at the same quantile. Between the steps of either of them it is constant."""
+    """Sum of two usages at the same quantile. It is constant between the steps of either one."""
     cells, steps = first.cells, (np.cumsum(first.shares), np.cumsum(second.shares))
     levels = np.concatenate(((0.0,), *steps, (1.0,)))
     levels.sort()
     levels = np.minimum(levels, 1.0)
     middles, widths = (levels[:-1] + levels[1:]) / 2, np.diff(levels)
-    places = steps[0].searchsorted(middles) + steps[1].searchsorted(middles)  # beyond the grid: over it
+    # past the end of the grid: exceeds the capacity
+    places = steps[0].searchsorted(middles) + steps[1].searchsorted(middles)
     shares = np.bincount(np.minimum(places, cells + 1), widths, cells + 2).astype(np.float64)
     return GridDistribution(first.capacity, shares[: cells + 1], float(shares[cells + 1]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResourceRisk:
-    """One resource of the host: the law of what runs, that of one task of the candidate, and the accepted P(over).
+    """One resource of the host: distributions of the running total and of one task of the candidate.
 
-    ``calibration``: what predictions of this resource have meant so far.
+    ``epsilon``: the accepted P(over). ``calibration``: corrects predictions of this resource.
     """
 
     running: GridDistribution
@@ -145,7 +150,10 @@ class ResourceRisk:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Whether a job is admitted, and P(over) of every resource. ``reason`` names those that stand against it."""
+    """Whether a job is admitted, and P(over) by resource.
+
+    ``reason`` names the resources that exceed their epsilon.
+    """
 
     admitted: bool
     over: Mapping[str, float]
@@ -153,7 +161,7 @@ class Admission:
 
 
 def admission(risks: Mapping[str, ResourceRisk], tasks: int = 1) -> Admission:
-    """Admit a job of ``tasks`` tasks if no resource is likelier to be exceeded than its epsilon."""
+    """Admit a job of ``tasks`` tasks if P(over) of every resource is at most its epsilon."""
     over = {
         name: risk.calibration.corrected(probability_over(risk.running, risk.task, tasks))
         for name, risk in risks.items()
@@ -167,7 +175,7 @@ def admission(risks: Mapping[str, ResourceRisk], tasks: int = 1) -> Admission:
 
 
 def with_job(risk: ResourceRisk, tasks: int = 1) -> GridDistribution:
-    """The law of what runs once the candidate has started."""
+    """Distribution of the total usage after the candidate has started."""
     return added(risk.running, multiplied(risk.task, tasks))
 
 
@@ -179,9 +187,10 @@ def expected_utility(
     requests: tuple[float, float],
     utility: Callable[[float], float],
 ) -> float:
-    """E[U(T)] of a job of ``work_cpu_s`` beside what runs (5.3); ``utility`` takes the run time.
+    """E[U(T)] of a job of ``work_cpu_s`` beside the running jobs (5.3); ``utility`` takes the run time.
 
-    ``cpu`` and ``running`` are outcomes with their probabilities; ``requests`` are those of the job and of what runs.
+    ``cpu`` and ``running`` map outcomes to probabilities; ``requests`` are those of the job and of the
+    running jobs.
     """
     total = 0.0
     for needed, p in cpu.items():
@@ -192,13 +201,13 @@ def expected_utility(
 
 
 def no_eviction(probabilities: Sequence[float]) -> float:
-    """The probability that no host evicts, from P(eviction) of each."""
+    """The probability that no host evicts, given P(eviction) of each host."""
     return float(np.prod([1.0 - p for p in probabilities]))
 
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """Predictions of P(over) by decile: how many there were, their sum, and how often it came true."""
+    """Predictions of P(over) by decile: their number, their sum, and the number of times the event occurred."""
 
     counts: tuple[int, ...] = (0,) * DECILES
     predicted: tuple[float, ...] = (0.0,) * DECILES
@@ -211,7 +220,7 @@ class Reliability:
         return self.squared / sum(self.counts) if sum(self.counts) else 0.0
 
     def rates(self) -> tuple[tuple[float, float, int], ...]:
-        """Mean prediction, observed rate and number of each decile that has any."""
+        """Mean prediction, observed rate and count of each decile that is not empty."""
         return tuple(
             (predicted / count, happened / count, count)
             for count, predicted, happened in zip(self.counts, self.predicted, self.happened, strict=True)
@@ -220,7 +229,7 @@ class Reliability:
 
 
 def with_prediction(reliability: Reliability, predicted: float, happened: bool) -> Reliability:
-    """The diagram with one more prediction that was checked."""
+    """A copy with one more verified prediction."""
     place = min(DECILES - 1, int(predicted * DECILES))
 
     def raised(values: Sequence[float], by: float) -> tuple[float, ...]:

@@ -1,24 +1,25 @@
-"""Elastic jobs: core components that a job needs, and elastic ones that make it faster (Zoe; Pace 2018, chapter 3).
+"""Elastic jobs: core components that a job needs, elastic ones that make it faster (Zoe; Pace 2018, chapter 3).
 
-A job has C core and E elastic components of one unit each, and its work is W = T (C + E). With G elastic components
-it runs at the rate C + G. The rule serves as few jobs as fill the capacity, and gives what is left to elastic
-components in the order of service:
+A job has C core and E elastic components of one unit each, and its work is W = T (C + E). With G elastic
+components it runs at the rate C + G. The rule serves the smallest number of jobs that fills the capacity, and
+gives the remainder to elastic components in the order of service:
 
-    while sum of (C + E) of those in service < capacity:
+    while sum of (C + E) of the jobs in service < capacity:
         serve the next job if its core fits beside all cores in service, else stop
     give elastic components to the jobs in service, oldest first, until nothing is left
 
-A job with a higher priority takes elastic components of others, never core ones. The youngest job in service loses its
-elastic components first, since the oldest are given theirs first.
+A job with a higher priority takes elastic components of others, never core ones. The youngest job in service
+loses its elastic components first.
 
 Differences from the printed algorithms, each with a test:
 
-* A core fits if it is *at most* what is left. With "less than", a job as large as the host blocks the queue forever.
-* A preempting job needs ``C <= free + elastic components granted``. Against the sum of *wanted* elastic components, the
-  printed test overcommits: 13 of 10 units in the example.
+* A core fits if it is *at most* the free capacity. With "less than", a job as large as the host blocks the queue
+  forever.
+* A preempting job needs ``C <= free + elastic components granted``. The printed test uses the sum of *wanted* elastic
+  components, which overcommits: 13 of 10 units in the example.
 * A job whose core exceeds the capacity is refused at submission.
-* The queue of preempting jobs is tested for emptiness before its head is read. While a job is in it, no other job is
-  admitted: smaller ones would keep it waiting without end.
+* The queue of preempting jobs is tested for emptiness before its head is read. While it is not empty, no other job is
+  admitted; otherwise smaller jobs would delay it indefinitely.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class ElasticRequest:
-    """One job: units of its core, of its elastic part, and its priority. ``granted`` are its elastic units in use.
+    """One job: units of its core and of its elastic part, its priority, and its elastic units in use (``granted``).
 
     ``unit``: elastic units are granted in multiples of this, one component each.
     """
@@ -44,7 +45,7 @@ class ElasticRequest:
 
 @dataclass(frozen=True, slots=True)
 class ElasticShares:
-    """Jobs in service, preempting jobs and the queue, each in order. ``free`` is what no job uses."""
+    """Jobs in service, preempting jobs and waiting jobs, each in order."""
 
     capacity: int
     serving: tuple[ElasticRequest, ...] = ()
@@ -58,7 +59,7 @@ class ElasticShares:
 
 
 def arrived(shares: ElasticShares, job: ElasticRequest) -> ElasticShares:
-    """The shares after a submission. Raises ``ValueError`` for a job that never fits."""
+    """The shares after a submission. Raises ``ValueError`` for a job that can never fit."""
     if not 0 < job.core <= shares.capacity or job.elastic < 0:
         raise ValueError(f"{job.name} needs a core of 1 to {shares.capacity} units, not {job.core}")
     job = replace(job, granted=0)
@@ -67,12 +68,12 @@ def arrived(shares: ElasticShares, job: ElasticRequest) -> ElasticShares:
             return rebalanced(replace(shares, serving=_ordered(shares.serving, job)))
         return replace(shares, preempting=_ordered(shares.preempting, job))
     waiting = replace(shares, waiting=_ordered(shares.waiting, job))
-    # Without preemption an arrival takes only what no component uses.
+    # Without preemption, an arrival takes only free units.
     return rebalanced(waiting) if waiting.waiting[0] is job and job.core <= shares.free else waiting
 
 
 def departed(shares: ElasticShares, name: str) -> ElasticShares:
-    """The shares after a job has ended or was cancelled, wherever it was."""
+    """The shares after a job has ended or was cancelled, whatever its state."""
     serving, preempting, waiting = (
         tuple(job for job in jobs if job.name != name)
         for jobs in (shares.serving, shares.preempting, shares.waiting)
@@ -83,7 +84,7 @@ def departed(shares: ElasticShares, name: str) -> ElasticShares:
 
 
 def rebalanced(shares: ElasticShares) -> ElasticShares:
-    """The shares with as many jobs in service as fill the capacity, and elastic components given oldest first."""
+    """The shares with jobs served until the capacity is full, and elastic components granted oldest first."""
     serving, waiting = list(shares.serving), list(shares.waiting)
     while (
         waiting and not shares.preempting and sum(job.core + job.elastic for job in serving) < shares.capacity
@@ -101,6 +102,6 @@ def rebalanced(shares: ElasticShares) -> ElasticShares:
 
 
 def _ordered(jobs: Sequence[ElasticRequest], job: ElasticRequest) -> tuple[ElasticRequest, ...]:
-    """``jobs`` with ``job`` behind all of at least its priority."""
+    """``jobs`` with ``job`` inserted after all jobs of the same or a higher priority."""
     place = next((n for n, each in enumerate(jobs) if each.priority < job.priority), len(jobs))
     return (*jobs[:place], job, *jobs[place:])

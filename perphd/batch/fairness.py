@@ -1,8 +1,8 @@
-"""Which waiting jobs may be chosen, so that none waits without end (Prophet, ICAC 2016).
+"""Which waiting jobs may be chosen, without starvation (Prophet, ICAC 2016).
 
-A job has a deadline of its own: its arrival plus three times the average wait at that time. Once it has passed, the job
-is started before all others, as soon as it fits. Otherwise the choice is among the longest-waiting half, by how well a
-job fits what will be available; a job that would over-allocate too much is left out.
+Each job becomes overdue three times the average wait after its arrival. An overdue job starts before all
+others, as soon as it fits. Otherwise the choice is among the longest-waiting half, by how well a job fits the
+resources that will be available. Jobs that would over-allocate too much are left out.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Final
 from perphd.qos.availability import GREATEST_OVER_RATIO
 
 PATIENCE: Final = 3.0
-"""Average waits after which a job goes first."""
+"""Multiple of the average wait after which a job goes first."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartCandidate:
-    """A waiting job: whether CPU and memory have room for all of it, and how it fits the shared resources.
+    """A waiting job: whether its CPU and memory fit, and how it fits the shared resources.
 
     ``distance`` and ``over_ratio`` are those of ``perphd.qos.availability``.
     """
@@ -34,7 +34,7 @@ class StartCandidate:
 
 
 def overdue_after(arrived_s: float, average_wait_s: float) -> float:
-    """When a job that arrives now goes first."""
+    """The time from which a job that arrives now goes first."""
     return arrived_s + PATIENCE * average_wait_s
 
 

@@ -1,12 +1,13 @@
-"""Elastic jobs of the queue: each worker is a job of its own, and together they are a gang.
+"""Elastic jobs of the queue: each worker is a job, and the workers together are a gang.
 
-    least   workers of the core: they start together or not at all
-    most    workers altogether; those beyond the core are elastic and run on what is left
+    least   workers of the core; they start together or not at all
+    most    all workers; those beyond the core are elastic and use the remaining CPUs
 
-Workers are stored at once, so that their numbers follow each other: the first one's number names the gang. A slot is a
-worker that runs. How many elastic workers a gang may run is decided by ``perphd.batch.elastic``, in thousandths of a
-CPU: cores first, then elastic workers in the order of arrival. An urgent job takes elastic workers of the youngest gang
-first; they stand still until it has run. Once no worker of the core is left, none starts; those that run go on.
+All workers are stored at once with consecutive numbers; the first number names the gang. A slot is a running
+worker. ``perphd.batch.elastic`` decides how many elastic workers a gang may run, in thousandths of a CPU:
+cores first, then elastic workers in the order of arrival. An urgent job takes elastic workers of the youngest
+gang first; they stay frozen until it has run. When the last worker of the core has ended, no further worker
+starts; running ones continue.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from perphd.batch.elastic import ElasticRequest, ElasticShares, arrived, rebalan
 from perphd.batch.job import JobState, QueuedJob
 
 UNITS: Final = 1000
-"""Units of ``ElasticShares`` in a CPU."""
+"""``ElasticShares`` units per CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Workers of one elastic job that run now, and the bounds of their number."""
+    """Running workers of one elastic job, and the bounds of their number."""
 
     granted: int
     least: int
@@ -34,7 +35,7 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """The workers of one elastic job that have not ended, in order."""
+    """Workers of one elastic job that have not ended, in order."""
 
     number: int
     core: tuple[QueuedJob, ...]
@@ -42,7 +43,7 @@ class Gang:
 
     @property
     def one(self) -> QueuedJob:
-        """Any worker: they are alike."""
+        """Any worker; all are alike."""
         return (*self.core, *self.elastic)[0]
 
     def in_state(self, state: JobState) -> list[QueuedJob]:
@@ -51,7 +52,7 @@ class Gang:
 
 
 def gang_of(job: QueuedJob) -> int | None:
-    """The number of the gang that the job is a worker of; None if it is not elastic."""
+    """The number of the job's gang; None if the job is not elastic."""
     if job.spec.elastic is None or job.spec.array is None:
         return None
     return job.id - job.spec.array[0]
@@ -81,9 +82,9 @@ def gangs_of(jobs: Iterable[QueuedJob]) -> list[Gang]:
 def led(
     startable: Sequence[QueuedJob],
 ) -> tuple[list[QueuedJob], dict[int, tuple[int, ...]], list[QueuedJob]]:
-    """Jobs to consider, those that start together with each of them, and elastic workers that could start.
+    """Jobs to consider, the jobs that start together with each of them, and elastic workers that could start.
 
-    Of a core that waits, the first worker stands for all.
+    The first worker of a waiting core represents all of them.
     """
     considered: list[QueuedJob] = []
     together: dict[int, tuple[int, ...]] = {}
@@ -104,7 +105,7 @@ def led(
 
 
 def slots_of(live: Iterable[QueuedJob]) -> dict[int, Slots]:
-    """The slots of every gang of these jobs, by its number."""
+    """The slots of every gang among these jobs, by gang number."""
     found = {}
     for gang in gangs_of(live):
         least, most = gang.one.spec.elastic or (1, 1)
@@ -119,9 +120,9 @@ def shares_of(
     waiting: Sequence[QueuedJob],
     cpus: Callable[[QueuedJob], float],
 ) -> ElasticShares:
-    """Who holds what of ``capacity`` CPUs.
+    """The shares of ``capacity`` CPUs.
 
-    ``waiting``: elastic workers that could start; ``cpus``: what a job needs.
+    ``waiting``: elastic workers that could start; ``cpus``: the CPUs that a job needs.
     """
     serving: list[tuple[tuple[float, int], ElasticRequest]] = []
     gangs = gangs_of([*active, *waiting])
@@ -148,7 +149,7 @@ def shares_of(
 
 
 def with_urgent(shares: ElasticShares, job: QueuedJob, cpus: float) -> ElasticShares:
-    """The shares with room made for an urgent job out of elastic ones; the same if that would not be enough."""
+    """The shares after elastic workers made room for an urgent job; unchanged if they cannot free enough."""
     units = max(1, min(math.ceil(UNITS * cpus), shares.capacity))
     if units > shares.capacity:
         return shares
@@ -157,7 +158,7 @@ def with_urgent(shares: ElasticShares, job: QueuedJob, cpus: float) -> ElasticSh
 
 
 def revoked(gangs: Sequence[Gang], shares: ElasticShares) -> list[QueuedJob]:
-    """Running elastic workers that are beyond their grant, the last of each gang first."""
+    """Running elastic workers that exceed their grant, the last of each gang first."""
     found = []
     for gang, granted in _grants(gangs, shares):
         running = gang.in_state(JobState.RUNNING)
@@ -166,9 +167,9 @@ def revoked(gangs: Sequence[Gang], shares: ElasticShares) -> list[QueuedJob]:
 
 
 def admitted(gangs: Sequence[Gang], shares: ElasticShares) -> list[QueuedJob]:
-    """Elastic workers that may run on what is free: those that stand still first, by gang in order of arrival.
+    """Elastic workers that may run on free CPUs: frozen ones first, by gang in order of arrival.
 
-    No slot of a younger gang goes to an older one: its worker would stand still for no urgent job's sake.
+    No slot moves from a younger gang to an older one: that would freeze a worker without an urgent job.
     """
     found = []
     free = shares.free

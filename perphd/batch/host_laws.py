@@ -1,12 +1,13 @@
-"""The laws of what uses a host, job by job: what admission, plans and preemptions reckon with.
+"""Distributions of the host's usage, job by job, for admission, plans and preemptions.
 
-A waiting job has the law of its history, a running one that law given what was observed of it (``admission``). Of a
-job without either, what it asked for counts. ``HostLaws`` also answers for a host on which jobs were added, stand
-still or are gone.
+A waiting job has the distribution of its history; a running one has that distribution conditioned on its
+observed usage (``admission``). A job without either counts by its request. ``HostLaws`` also answers for
+hypothetical hosts, with jobs added, frozen or removed.
 
-A look asks about many sets of jobs that differ in a few. Sums are therefore kept in a binary tree over the places of
-the jobs: a set that differs in k of n jobs costs at most k log n sums of two. Jobs have their places in the order in
-which they are expected to end, since preemption asks what is left once the first of them have.
+A scheduling pass asks about many sets of jobs that differ in a few members. Sums are therefore kept in a
+binary tree over the positions of the jobs: a set that differs in k of n jobs costs at most k log n pairwise
+sums. Jobs are ordered by expected end, since preemption asks how much is left once the first of them have
+ended.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Saved: TypeAlias = dict[str, dict[int, GridDistribution]]
 
 
 class HostLaws:
-    """The laws of what uses the host, with every job that this look adds."""
+    """Distributions of the host's usage, including the jobs that this pass adds."""
 
     def __init__(self, view: QueueView) -> None:
         self._view = view
@@ -58,7 +59,7 @@ class HostLaws:
         ends = {each.job.id: left_of(each, view.now_s).median_s for each in view.active}
         active = sorted(view.active, key=lambda each: (ends[each.job.id], each.job.id))
         self.ending: Final = tuple(each.job.id for each in active if each.job.state is JobState.RUNNING)
-        """The jobs that run as the look begins, in the order of their expected ends."""
+        """Jobs running at the start of the pass, by expected end."""
         self.expected_ends_s: Final = tuple(ends[number] for number in self.ending)
         self._places = {each.job.id: place for place, each in enumerate(active)}
         self._jobs: Saved = {
@@ -68,7 +69,7 @@ class HostLaws:
         self._totals: dict[tuple[GridDistribution | None, ...], TotalUsage] = {}
 
     def _active(self, resource: str, each: ActiveJob) -> GridDistribution:
-        """The law of a running job."""
+        """Distribution of a running job's usage."""
         if resource != MEMORY and each.job.state is JobState.FROZEN:
             return self._nothing[resource]
         usage = WorkloadUsage(each.outlook.of(resource), each.of(resource), each.observed_s)
@@ -80,7 +81,8 @@ class HostLaws:
     def admission(self, job: QueuedJob) -> Admission:
         """Whether the job is admitted beside everything that runs.
 
-        Beside no other job it is admitted whatever CPUs it asks for: it is only slower, and would wait forever.
+        While no other job runs, a job is admitted whatever CPUs it requests. It is only slower, and would
+        otherwise wait forever.
         """
         risks = {resource: self._risk(resource, job) for resource in self._view.resources}
         answer = admission(risks, self._view.tasks(job))
@@ -90,7 +92,7 @@ class HostLaws:
         return answer
 
     def add(self, job: QueuedJob) -> None:
-        """The job runs from now on, with those that start together with it."""
+        """Treat the job, and those that start together with it, as running."""
         for resource in self._view.resources:
             for number in (job.id, *self._view.together.get(job.id, ())):
                 self._places.setdefault(number, len(self._places))
@@ -98,53 +100,53 @@ class HostLaws:
         self._sums.clear()
 
     def saved(self) -> Saved:
-        """The laws of all jobs, for ``restored``."""
+        """The distributions of all jobs, for ``restored``."""
         return {resource: dict(laws) for resource, laws in self._jobs.items()}
 
     def restored(self, saved: Saved) -> None:
-        """As when ``saved`` was called."""
+        """Return to the state that ``saved`` returned."""
         self._jobs = {resource: dict(laws) for resource, laws in saved.items()}
         self._sums.clear()
 
     def standing(self, numbers: Sequence[int]) -> None:
-        """These stand still from now on."""
+        """Treat these jobs as frozen."""
         for resource in self._jobs:
             for number in numbers if resource != MEMORY else ():
                 self._jobs[resource][number] = self._nothing[resource]
         self._sums.clear()
 
     def without(self, numbers: Sequence[int]) -> None:
-        """These are gone from now on."""
+        """Treat these jobs as ended."""
         for resource in self._view.resources:
             for number in numbers:
                 self._jobs[resource].pop(number, None)
         self._sums.clear()
 
     def expected_share(self, resource: str, number: int) -> float:
-        """The mean use of a running job, as a share of the host."""
+        """Mean use of a running job, as a share of the host."""
         law = self._jobs[resource].get(number)
         return 0.0 if law is None else mean_of(law) / law.capacity
 
     def expected_use(self, resource: str, number: int) -> float:
-        """The mean use of a running job."""
+        """Mean use of a running job."""
         return self.expected_share(resource, number) * self._capacity[resource]
 
     def expected_need(self, resource: str, job: QueuedJob) -> float:
-        """The mean use of a waiting job."""
+        """Mean use of a waiting job."""
         return mean_of(self._task(resource, job))
 
     def margin(self, resource: str) -> float:
-        """By how much all that runs may exceed its mean with the accepted probability."""
+        """Excess of the total over its mean at the accepted probability."""
         law = self._running(resource)
         return max(0.0, quantile_of(law, 1.0 - self._view.epsilon[resource]) - mean_of(law))
 
     def thaws(self, job: QueuedJob) -> bool:
-        """True if all but memory, which it holds, has room for a frozen job."""
+        """True if the host has room for a frozen job's demand except memory, which it still holds."""
         names = [name for name in self._view.resources if name != MEMORY]
         return admission({name: self._risk(name, job) for name in names}).admitted
 
     def expected(self, job: QueuedJob) -> list[ExpectedSum]:
-        """What admission counts with, now that ``job`` was added; nothing while an event keeps room free."""
+        """Distributions that admitted ``job``, which has just been added; empty while an event keeps room free."""
         if self._view.copper_share < 1.0:
             return []
         return [
@@ -178,14 +180,14 @@ class HostLaws:
                 else total.law(self._calibration[resource].correlation)
             )
             share = self._view.copper_share
-            if share < 1.0:  # what an event keeps from copper counts as used
+            if share < 1.0:  # the part that an event keeps from copper counts as used
                 offer = max(0.0, capacity - min(capacity, quantile_of(self._others[resource], PLANNED_SHARE)))
                 jobs = added(jobs, of_outcomes({offer * (1.0 - share): 1.0}, capacity, CELLS))
             self._sums[resource] = added(self._others[resource], jobs)
         return self._sums[resource]
 
     def _total(self, laws: tuple[GridDistribution | None, ...]) -> TotalUsage | None:
-        """The sum of the laws at these places; None if there is none. Places are halved at a power of two."""
+        """Sum of the distributions at these positions; None if there are none. Splits at a power of two."""
         if len(laws) < 2:
             return TotalUsage(laws[0], laws[0]) if laws and laws[0] is not None else None
         known = self._totals.get(laws)
@@ -217,7 +219,7 @@ class HostLaws:
         )
 
     def _asked(self, resource: str, job: QueuedJob) -> GridDistribution:
-        """What a job asked for. Nobody asks for a shared resource: its part is that of the CPUs."""
+        """A job's request. Shared resources cannot be requested; their share follows that of the CPUs."""
         amounts = {CPU: job.spec.cpus, MEMORY: float(job.spec.memory_bytes)}
         capacity = self._capacity[resource]
         amount = amounts.get(resource, min(1.0, job.spec.cpus / self._capacity[CPU]) * capacity)

@@ -1,4 +1,4 @@
-"""Jobs of the batch queue: what was submitted, in which state it is, and which transitions there are.
+"""Jobs of the batch queue: their specification, states and transitions.
 
     queued ----> waiting ----> running <---> frozen
       |             |          |  |  ^         |
@@ -7,12 +7,13 @@
       v             v          v
     cancelled   cancelled   done, failed, cancelled
 
-A start has two steps. ``Started`` is stored before the unit is started, and names it. ``Confirmed`` follows when it
-runs. After a crash in between, the unit's name tells whether the job ran: ``recovery`` turns that evidence into an
-event. A job of which nobody knows whether it ran is failed, never started a second time.
+A start has two steps. ``Started`` is stored before the unit is started, and names it. ``Confirmed`` follows
+when the unit runs. After a crash in between, the unit's name shows whether the job ran, and ``recovery``
+turns that evidence into an event. If it is unknown whether a job ran, the job fails and is never started a
+second time.
 
-A preemption freezes a job, and may requeue it later; the work done is then lost. After one, a job has a back-off in
-which it is not preempted again. The back-off doubles with every preemption.
+A preemption freezes a job and may requeue it later; its work is then lost. Each preemption begins a backoff
+in which the job is not preempted again. The backoff doubles with every preemption.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ MAX_NAME: Final = 128
 
 
 class JobState(StrEnum):
-    """Where a job is in its life."""
+    """The state of a job."""
 
     QUEUED = "queued"  # accepted, not yet considered
     WAITING = "waiting"  # considered; its reason says why it does not run
     RUNNING = "running"
     FROZEN = "frozen"  # preempted, its memory kept
-    REQUEUED = "requeued"  # ran, its work is lost, and it is to run again
+    REQUEUED = "requeued"  # ran and lost its work; will run again
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
     @property
     def ended(self) -> bool:
-        """True if nothing more will happen to the job."""
+        """True if no further transition is possible."""
         return self in _ENDED
 
     @property
@@ -58,13 +59,13 @@ STARTABLE: Final = frozenset({JobState.QUEUED, JobState.WAITING, JobState.REQUEU
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What was submitted. ``deadline_s`` is on the system's clock (seconds since 1970); None is best effort.
+    """A submitted job. ``deadline_s`` is on the system's clock (seconds since 1970); None: best effort.
 
-    ``groups`` are supplementary groups. ``elastic`` is the least and the greatest number of workers of an elastic job.
-    ``after`` are jobs that must be done before this one starts. ``retries`` is how often it is started again after a
-    failure. ``limited``: ``memory_bytes`` is a limit as well. ``array`` is the job's place in its array and the array's
-    size. ``output`` is the file that the job's output is appended to; empty: perphd keeps it. ``hints``: the job takes
-    hints.
+    ``groups``: supplementary groups. ``elastic``: least and greatest number of workers of an elastic job.
+    ``after``: jobs that must be done before this one starts. ``retries``: number of restarts after failures.
+    ``limited``: ``memory_bytes`` is also a limit. ``array``: the job's index in its array, and the array's
+    size. ``output``: the file to which the job's output is appended; empty: perphd keeps the output.
+    ``hints``: the job reads backoff hints.
     """
 
     name: str
@@ -95,7 +96,7 @@ class JobSpec:
             *(text for pair in self.environment for text in pair),
         )
         if not self.command or not self.command[0]:
-            raise ValueError("a job has a command")
+            raise ValueError("the command of a job is empty")
         if any("\0" in text for text in texts):
             raise ValueError("the texts of a job contain no NUL")
         if not self.name or len(self.name) > MAX_NAME or "\n" in self.name:
@@ -116,11 +117,12 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """One job and all that happened to it. Times are on the system's clock, in seconds since 1970.
+    """One job with its history. Times are on the system's clock, in seconds since 1970.
 
-    ``attempt`` counts starts, ``failures`` those that ended with another status than 0. ``ran_s`` is the time that the
-    present attempt has run, up to ``since_s``, and ``lost_s`` the time that earlier ones ran in vain. ``boot`` is the
-    kernel's boot id at the last start, and ``cgroup`` where the present attempt runs, once that is known.
+    ``attempt`` counts starts, ``failures`` attempts that ended with a status other than 0. ``ran_s`` is the
+    run time of the present attempt up to ``since_s``, and ``lost_s`` that of earlier attempts whose work was
+    lost. ``boot`` is the kernel's boot id at the last start, and ``cgroup`` the control group of the present
+    attempt, once known.
     """
 
     id: int
@@ -142,11 +144,11 @@ class QueuedJob:
 
     @property
     def unit(self) -> str:
-        """The transient unit of the present attempt. Its name has no character of the user's."""
+        """Name of the transient unit of the present attempt; contains no text chosen by the user."""
         return f"perphd-job-{self.id}-{self.attempt}.service"
 
     def has_run_s(self, now_s: float) -> float:
-        """For how long the present attempt has run at ``now_s``."""
+        """Run time of the present attempt at ``now_s``, in seconds."""
         return self.ran_s + (max(0.0, now_s - self.since_s) if self.state is JobState.RUNNING else 0.0)
 
 
@@ -154,14 +156,14 @@ _UNIT: Final = re.compile(r"perphd-job-([0-9]+)-([0-9]+)\.service")
 
 
 def attempt_of(unit: str) -> tuple[int, int] | None:
-    """The job and the attempt that a unit of this name belongs to; None if it is no job's."""
+    """The job and the attempt that a unit name denotes; None if it is not a job's unit."""
     found = _UNIT.fullmatch(unit)
     return None if found is None else (int(found[1]), int(found[2]))
 
 
 @dataclass(frozen=True, slots=True)
 class Considered:
-    """The planner looked at the job and did not start it."""
+    """The planner considered the job and did not start it."""
 
     at_s: float
     reason: str
@@ -169,7 +171,7 @@ class Considered:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The job is about to be started, as its next attempt, in the boot of this id."""
+    """The job is about to start as its next attempt, in the boot with this id."""
 
     at_s: float
     reason: str = ""
@@ -178,7 +180,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """The unit of the present attempt runs, in this control group."""
+    """The unit of the present attempt runs in this control group."""
 
     at_s: float
     reason: str = ""
@@ -187,7 +189,7 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class FrozenFor:
-    """The job's processes stand still. ``preempted``: False for an elastic worker, which has no right to its slot."""
+    """The job was frozen. ``preempted``: False for an elastic worker, which has no claim to its slot."""
 
     at_s: float
     reason: str
@@ -196,7 +198,7 @@ class FrozenFor:
 
 @dataclass(frozen=True, slots=True)
 class Thawed:
-    """The job goes on."""
+    """The job continues after a freeze."""
 
     at_s: float
     reason: str = ""
@@ -204,7 +206,7 @@ class Thawed:
 
 @dataclass(frozen=True, slots=True)
 class RequeuedFor:
-    """The job was stopped to run again later. ``preempted``: for another job, which needs its back-off to be over."""
+    """The job was stopped to run again later. ``preempted``: for another job, which needs the backoff to be over."""
 
     at_s: float
     reason: str
@@ -213,7 +215,7 @@ class RequeuedFor:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The job's processes ended. A status above 255 or below 0 is that of whoever watched them."""
+    """The job's processes ended. A status above 255 or below 0 comes from the observer, not from the job."""
 
     at_s: float
     status: int
@@ -222,7 +224,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class CancelledBy:
-    """Somebody cancelled the job."""
+    """A user or an administrator cancelled the job."""
 
     at_s: float
     reason: str
@@ -230,7 +232,7 @@ class CancelledBy:
 
 @dataclass(frozen=True, slots=True)
 class NeverStarted:
-    """The present attempt was stored, and its unit never started."""
+    """The present attempt was stored, but its unit never started."""
 
     at_s: float
     reason: str = "the daemon ended before the unit started"
@@ -238,7 +240,7 @@ class NeverStarted:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Nobody knows what became of the present attempt. ``again``: it may use a retry, since it has surely ended."""
+    """The fate of the present attempt is unknown. ``again``: it has certainly ended, so a retry is allowed."""
 
     at_s: float
     reason: str = "nobody saw how the job ended"
@@ -261,14 +263,14 @@ JobEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class TransitionRefused:
-    """The job stays as it is, and why."""
+    """A refused transition: the unchanged job and the reason."""
 
     job: QueuedJob
     reason: str
 
 
 def after(job: QueuedJob, event: JobEvent) -> QueuedJob | TransitionRefused:
-    """``job`` after ``event``."""
+    """The job after the event, or the reason why the event cannot happen."""
     refusal = _refusal(job, event)
     if refusal:
         return TransitionRefused(job, f"job {job.id} is {job.state}: {refusal}")
@@ -332,11 +334,11 @@ def _refusal(job: QueuedJob, event: JobEvent) -> str:
 
 
 def _backoff(job: QueuedJob, at_s: float) -> str:
-    """Why ``job`` may not be preempted at ``at_s``. Silver never is."""
+    """Why ``job`` may not be preempted at ``at_s``; empty if it may. Silver is never preempted."""
     if job.spec.band.protected:
         return f"a {job.spec.band} job is never preempted"
     wait_s = job.not_preempted_before_s - at_s
-    return f"it was preempted before, and is not again for {wait_s:.0f} s" if wait_s > 0 else ""
+    return f"it was preempted before and is protected for another {wait_s:.0f} s" if wait_s > 0 else ""
 
 
 def _new_preemption(job: QueuedJob, event: RequeuedFor) -> bool:
@@ -361,24 +363,24 @@ def _exited(job: QueuedJob, event: Exited) -> QueuedJob:
 
 
 def _failed(job: QueuedJob) -> QueuedJob:
-    """One failure more: started again while there are retries left."""
+    """Count a failure; the job starts again while retries are left."""
     failed = replace(job, failures=job.failures + 1)
     return _again(failed) if failed.failures <= job.spec.retries else replace(failed, state=JobState.FAILED)
 
 
 class UnitEvidence(StrEnum):
-    """What is found of a job's unit when the daemon starts."""
+    """Evidence about a job's unit when the daemon starts."""
 
     RUNS = "runs"
     ENDED = "ended"  # its exit status is known
-    NEVER_STARTED = "never started"  # no trace of it since the boot or login in which it was to start
+    NEVER_STARTED = "never started"  # no trace of it since the boot or login in which it should have started
     UNKNOWN = "unknown"
 
 
 def recovery(
     job: QueuedJob, evidence: UnitEvidence, at_s: float, status: int = 0, boot: str = ""
 ) -> JobEvent | None:
-    """The event that brings ``job`` up to date after a restart; None if it is. ``boot``: the present boot's id."""
+    """The event that updates ``job`` after a restart; None if there is none. ``boot``: the present boot's id."""
     if not job.state.active:
         return None
     if job.boot != boot:

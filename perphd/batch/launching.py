@@ -1,4 +1,4 @@
-"""Which waiting jobs may start at all: those whose dependencies are done."""
+"""Dependencies: which waiting jobs may start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perphd.batch.job import STARTABLE, JobState, QueuedJob
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """Jobs that may start, and the others by number: why they wait, or why they never will start."""
+    """Jobs that may start, and reasons by job number for those that must wait or can never start."""
 
     startable: tuple[QueuedJob, ...]
     blocked: Mapping[int, str]
@@ -19,7 +19,10 @@ class Dependencies:
 
 
 def dependencies(live: Sequence[QueuedJob], ended: Mapping[int, JobState]) -> Dependencies:
-    """Sort waiting jobs by what they wait for. ``live``: all that have not ended; ``ended``: the others' states."""
+    """Classify waiting jobs by their dependencies.
+
+    ``live``: jobs that have not ended; ``ended``: the states of others.
+    """
     states = {job.id: job.state for job in live} | dict(ended)
     startable: list[QueuedJob] = []
     blocked: dict[int, str] = {}
@@ -36,7 +39,7 @@ def dependencies(live: Sequence[QueuedJob], ended: Mapping[int, JobState]) -> De
         over = [(number, state) for number, state in left if state is None or state.ended]
         if over:
             number, state = over[0]
-            told = "is not known any more" if state is None else f"is {state}"
+            told = "is no longer known" if state is None else f"is {state}"
             impossible[job.id] = f"job {number}, which it was to follow, {told}"
         elif is_elastic(job) and not cores.get(gang_of(job)):
             impossible[job.id] = "the core of its elastic job has ended"

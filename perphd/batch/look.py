@@ -1,4 +1,4 @@
-"""What one look at the queue is about, and what it decides."""
+"""Input and output of one scheduling pass over the queue."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ WAYS: Final = "cache_ways"
 BANDWIDTH: Final = "memory_bandwidth"
 RESOURCES: Final = (CPU, MEMORY)
 SHARED: Final = (WAYS, BANDWIDTH)
-"""Resources that admission considers where the host's amount of them is known."""
+"""Resources that admission considers if the host's capacity is known."""
 EVERY: Final = (*RESOURCES, *SHARED)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobOutlook:
-    """What the history of jobs like this one tells. An empty histogram: nothing.
+    """What the history of similar jobs says. An empty histogram: no history.
 
-    ``run_time_s``, ``cpus`` and ``memory_bytes`` are those of one attempt; ``shared``: use of ``SHARED`` resources.
+    ``run_time_s``, ``cpus`` and ``memory_bytes`` are those of one attempt; ``shared``: use of ``SHARED``
+    resources.
     """
 
     run_time_s: Histogram = field(default_factory=Histogram)
@@ -36,14 +37,14 @@ class JobOutlook:
     shared: Mapping[str, Histogram] = field(default_factory=dict)
 
     def of(self, resource: str) -> Histogram:
-        """The use of one resource."""
+        """Usage of one resource."""
         known = {CPU: self.cpus, MEMORY: self.memory_bytes}
         return known[resource] if resource in known else self.shared.get(resource, Histogram())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActiveJob:
-    """A job with a unit: what it used, how its end was moved, and whether its preemption is possible."""
+    """A job with a unit: its observed usage, and its extended end if it has outlived its history."""
 
     job: QueuedJob
     outlook: JobOutlook
@@ -54,20 +55,21 @@ class ActiveJob:
     shared: Mapping[str, Histogram] = field(default_factory=dict)
 
     def of(self, resource: str) -> Histogram:
-        """What was seen of its use of one resource."""
+        """Observed usage of one resource."""
         known = {CPU: self.cpus, MEMORY: self.memory_bytes}
         return known[resource] if resource in known else self.shared.get(resource, Histogram())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueueView:
-    """Everything that one look is about. ``others_*``: what everything else on the host was seen to use.
+    """The input of one scheduling pass. ``others_*``: observed usage of everything on the host that is not a job.
 
-    ``cpus`` and ``memory_bytes``: what the queue may use together with the others. ``preempts``: copper may be frozen.
-    ``most_running``: jobs with a unit at a time. ``epsilon``: accepted P(over) by resource. ``together``: the jobs that
-    start with a waiting one, or not at all. ``workers``: elastic workers that could start. ``doubted``: chance to meet
-    a deadline below which the history is taken to over-estimate the job. ``calibration``: by resource. ``shared``: the
-    host's amount of each ``SHARED`` resource that is known; ``others_shared``: what everything else used of it.
+    ``cpus`` and ``memory_bytes``: capacity for the queue and the others together. ``preempts``: copper may be
+    frozen. ``most_running``: limit of jobs with a unit. ``epsilon``: accepted P(over) by resource.
+    ``together``: the jobs that start with a waiting one, or not at all. ``workers``: elastic workers that
+    could start. ``doubted``: chance to meet a deadline below which the history is assumed to over-estimate
+    the job. ``calibration``: by resource. ``shared``: the host's capacity of each ``SHARED`` resource, if
+    known; ``others_shared``: the others' usage of it.
     """
 
     now_s: float
@@ -92,22 +94,22 @@ class QueueView:
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """What admission considers."""
+        """Resources that admission considers."""
         return (*RESOURCES, *(name for name in SHARED if name in self.shared))
 
     def others(self, resource: str) -> Histogram:
-        """What everything that is no job was seen to use of one resource."""
+        """Observed usage of one resource by everything that is not a job."""
         known = {CPU: self.others_cpus, MEMORY: self.others_memory}
         return known[resource] if resource in known else self.others_shared.get(resource, Histogram())
 
     def tasks(self, job: QueuedJob) -> int:
-        """Jobs that start with this one, itself included."""
+        """Number of jobs that start with this one, itself included."""
         return 1 + len(self.together.get(job.id, ()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpectedSum:
-    """The law of what ``members`` and everything else on the host use of a resource, as job ``job`` starts."""
+    """Distribution of the usage of ``members`` and everything else on the host, as ``job`` starts."""
 
     job: int
     resource: str
@@ -117,9 +119,9 @@ class ExpectedSum:
 
 @dataclass(frozen=True, slots=True)
 class QueueStep:
-    """What is to be done, in this order. ``reasons``: why jobs wait, by job; ``plan``: planned starts, by job.
+    """The output of a scheduling pass: actions in this order. ``reasons``: why jobs wait; ``plan``: planned starts.
 
-    ``revoke``: elastic workers that lose their slots. ``expected``: what admission counted with.
+    ``revoke``: elastic workers that lose their slots. ``expected``: the distributions that admission used.
     """
 
     requeue: tuple[int, ...] = ()

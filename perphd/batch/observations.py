@@ -1,7 +1,8 @@
-"""What running jobs were seen to use, and what that teaches about predictions. Used by one thread at a time.
+"""Observed usage of running jobs, and its comparison with predictions. For use in one thread at a time.
 
-For its first minute a job counts by its history. Then its usage is compared with its history, and the sum of what runs
-with the law that admitted it. When it is done, its greatest usage is compared with that of its first minute.
+In its first minute a job counts by its history. Its usage is then compared with its history, and the total of
+all running jobs with the distribution that admitted it. When the job is done, its peak usage is compared with
+that of its first minute.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from perphd.forecast.histogram import Histogram, insert, merge
 from perphd.forecast.running import Overrun
 
 HALF_S: Final = 3600.0
-"""What the others on the host use is remembered for one to two times this time."""
+"""Half of the longest time for which the usage of everything else on the host is remembered, in seconds."""
 
 
 @dataclass(slots=True)
 class Window:
-    """The distribution of the last one to two halves, and the last value."""
+    """Distribution over the last one to two halves, and the latest value."""
 
     before: Histogram = field(default_factory=Histogram)
     now: Histogram = field(default_factory=Histogram)
@@ -33,7 +34,7 @@ class Window:
     last: float = 0.0
 
     def add(self, value: float, seconds: float) -> None:
-        """One more value, which held for ``seconds``."""
+        """Add a value that held for ``seconds``."""
         if self.seconds >= HALF_S:
             self.before, self.now, self.seconds = self.now, Histogram(), 0.0
         self.now, self.seconds, self.last = insert(self.now, value), self.seconds + seconds, value
@@ -46,7 +47,7 @@ class Window:
 
 @dataclass(slots=True)
 class JobUse:
-    """What an attempt used so far. ``first``: its most in the first minute; ``scores``: against its history."""
+    """Usage of one attempt so far. ``first``: peaks of the first minute; ``scores``: relative to its history."""
 
     attempt: int
     seen: dict[str, Histogram] = field(default_factory=lambda: {name: Histogram() for name in EVERY})
@@ -58,7 +59,7 @@ class JobUse:
 
 
 class Observations:
-    """The running jobs and everything else as they were seen, by resource. ``calibration``: what jobs taught so far."""
+    """Observed usage of running jobs and of everything else, by resource. ``calibration``: learned from jobs."""
 
     def __init__(self, calibration: Mapping[str, Calibration] = MappingProxyType({})) -> None:
         self.calibration = {name: calibration.get(name, Calibration()) for name in EVERY}
@@ -67,14 +68,14 @@ class Observations:
         self._expected: dict[int, list[tuple[ExpectedSum, dict[int, float]]]] = {}
 
     def of(self, job: QueuedJob) -> JobUse:
-        """What this attempt of the job was seen to use."""
+        """Observed usage of this attempt."""
         use = self._uses.get(job.id)
         if use is None or use.attempt != job.attempt:
             use = self._uses[job.id] = JobUse(job.attempt)
         return use
 
     def active(self, job: QueuedJob, outlook: JobOutlook, now_s: float, cycle_s: float) -> ActiveJob:
-        """The job for a look; its end is moved if it outlives its history."""
+        """The job for a scheduling pass; its end is extended if it has outlived its history."""
         use = self.of(job)
         shared = {name: use.seen[name] for name in SHARED}
         each = ActiveJob(job, outlook, use.seen[CPU], use.seen[MEMORY], use.seconds, use.overrun, shared)
@@ -82,18 +83,18 @@ class Observations:
         return each
 
     def decided(self, sums: Sequence[ExpectedSum]) -> None:
-        """Jobs are about to start, admitted by these laws."""
+        """Remember the distributions that admitted the jobs that are about to start."""
         for number in {each.job for each in sums}:
             self._expected[number] = []
         for each in sums:
             self._expected[each.job].append((each, {}))
 
     def see_others(self, resource: str, used: float, seconds: float) -> None:
-        """What everything that is no job used over the last seconds."""
+        """Record the usage of everything that is not a job over the last ``seconds``."""
         self.others[resource].add(used, seconds)
 
     def see(self, job: QueuedJob, seconds: float, used: Mapping[str, float], outlook: JobOutlook) -> None:
-        """What the job used over the last seconds, by resource."""
+        """Record the job's usage over the last ``seconds``, by resource."""
         use = self.of(job)
         use.seconds += seconds
         use.cpu_s += seconds * used.get(CPU, 0.0)
@@ -107,7 +108,7 @@ class Observations:
             self._compare(job, use, outlook)
 
     def forget(self, job: QueuedJob, done: bool) -> JobUse | None:
-        """The attempt is over. Returns what it used; ``done``: it teaches how far jobs grow."""
+        """Forget an ended attempt and return its usage. ``done``: learn from it how far jobs grow."""
         self._expected.pop(job.id, None)
         use = self._uses.pop(job.id, None)
         if use is None or use.attempt != job.attempt:
@@ -120,7 +121,7 @@ class Observations:
         return use
 
     def _compare(self, job: QueuedJob, use: JobUse, outlook: JobOutlook) -> None:
-        """The first minute is over."""
+        """Compare the first minute's usage with the predictions."""
         for resource, seen in use.seen.items():
             prior = outlook.of(resource)
             if not seen.count:

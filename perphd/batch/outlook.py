@@ -30,19 +30,19 @@ from perphd.forecast.histogram import Floats
 DRAWS: Final = 64
 LEAST_DRAWS: Final = 8
 MOST_STARTS: Final = 20_000
-"""Starts that one answer may play, over all draws: some 0.1 s."""
+"""Maximum number of simulated starts per answer, over all draws: some 0.1 s."""
 _GRID: Final = 256
 
 
 def forecast_of(
     view: QueueView, number: int, outlook: Callable[[QueuedJob], JobOutlook]
 ) -> JobForecast | Unavailable:
-    """When job ``number`` will start and end. ``outlook``: what is known of a job that waits."""
+    """When job ``number`` will start and end. ``outlook``: history of a waiting job."""
     running = next((each for each in view.active if each.job.id == number), None)
     if running is not None:
         ran_s = running.job.has_run_s(view.now_s)
         if not running.outlook.run_time_s.count:
-            return Unavailable("no job like it has been done yet")
+            return Unavailable("no similar job has completed yet")
         ends = view.now_s + _quantiles(left_of(running, view.now_s))
         began_s = view.now_s - ran_s
         return JobForecast(
@@ -57,13 +57,13 @@ def forecast_of(
     if len(ahead) * LEAST_DRAWS > MOST_STARTS:
         return Unavailable(f"{len(ahead)} jobs are before it")
     if not outlook(job).run_time_s.count:
-        return Unavailable("no job like it has been done yet")
+        return Unavailable("no similar job has completed yet")
     starts, ends = _played(view, job, ahead, outlook)
     return JobForecast(_times(starts), _times(ends), _met(ends, job.spec.deadline_s))
 
 
 def _ahead(view: QueueView, number: int) -> list[QueuedJob]:
-    """The jobs that are tried before this one."""
+    """The jobs that the scheduler considers before this one."""
     first = candidates(view)
     named = {job.id for job in first}
     order = [*first, *(job for job in view.waiting if job.id not in named)]
@@ -111,7 +111,10 @@ def _start(
     busy: list[tuple[float, float, float]],
     waiting: list[tuple[float, float, float]],
 ) -> float:
-    """When the last of ``waiting`` starts; all are (seconds, CPUs, bytes). One that fits nowhere runs alone."""
+    """When the last of ``waiting`` starts; all are (seconds, CPUs, bytes).
+
+    A job too large for the host runs alone.
+    """
     cpus = room[0] - sum(each[1] for each in busy)
     memory = room[1] - sum(each[2] for each in busy)
     heap = list(busy)

@@ -1,17 +1,19 @@
 """Which copper jobs make room for a job with a deadline that is not admitted.
 
-Problem. A plan counts with expected consumption, admission with the law of it. A job may therefore be planned to start
-now and not be admitted. It then waits for room while its deadline comes nearer.
+Problem. A plan uses expected consumption, while admission uses its distribution. A job may therefore be
+planned to start now and not be admitted. It then waits for room while its deadline approaches.
 
-Approach. It is admitted after ``wait_s``, when enough of what runs is expected to have ended. Waiting costs it
+Approach. Without preemption it is admitted after ``wait_s``, when enough running jobs are expected to have
+ended. Waiting costs it
 
     gain = E[U(0)] - E[U(wait_s)]
 
-Copper jobs are taken by how much of the lacking resource they free for their cost, until the job is admitted. Those
-that turn out not to be needed are left alone. They are preempted if together they cost less than the gain.
+Copper jobs are selected by the amount of the lacking resource that they free per unit of cost, until the job
+is admitted. Jobs that turn out not to be needed are deselected. The rest are preempted if together they cost
+less than the gain.
 
-They are frozen and keep their work, unless memory is lacking: frozen jobs keep theirs. Jobs are requeued then, those
-that stand still already included.
+They are frozen and keep their work, unless memory is lacking: frozen jobs keep their memory. In that case
+jobs are requeued, including those that are already frozen.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from perphd.batch.utility import expected
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """The jobs to freeze and to requeue, and the admission of the job that they make room for."""
+    """The jobs to freeze and to requeue, and the admission of the job for which they make room."""
 
     freeze: tuple[int, ...]
     requeue: tuple[int, ...]
@@ -40,9 +42,9 @@ class Preemption:
 def preempted_for(
     view: QueueView, host: HostLaws, job: QueuedJob, answer: Admission, spared: Sequence[int] = ()
 ) -> Preemption | None:
-    """Make room on ``host`` for a job that was refused with ``answer``; None, and no change, if it does not pay.
+    """Make room on ``host`` for a job that was refused with ``answer``.
 
-    ``spared``: jobs that this look has dealt with.
+    Returns None and changes nothing if the cost exceeds the gain. ``spared``: jobs that this pass has already acted on.
     """
     lacking = [name for name, over in answer.over.items() if over > view.epsilon[name]]
     freezes = MEMORY not in lacking
@@ -70,7 +72,7 @@ def preempted_for(
 
 
 def _gain(view: QueueView, host: HostLaws, job: QueuedJob, before: Saved) -> float:
-    """What the job loses if it waits until enough of what runs is expected to have ended."""
+    """The job's loss if it waits until enough running jobs are expected to have ended."""
     ends = host.ending
     count = _fewest(host, before, job, len(ends), lambda n: host.without(ends[:n]))
     host.restored(before)
@@ -81,12 +83,12 @@ def _gain(view: QueueView, host: HostLaws, job: QueuedJob, before: Saved) -> flo
 
 
 def _freed(host: HostLaws, lacking: Sequence[str], number: int) -> float:
-    """What the end of this job frees of the lacking resources, as shares of the host."""
+    """The part of the lacking resources that this job's end frees, as shares of the host."""
     return sum(host.expected_share(name, number) for name in lacking)
 
 
 def _fewest(host: HostLaws, before: Saved, job: QueuedJob, most: int, take: Callable[[int], None]) -> int:
-    """The least n for which ``job`` is admitted after ``take(n)``; more than ``most`` if there is none."""
+    """The least n for which ``job`` is admitted after ``take(n)``; greater than ``most`` if there is none."""
 
     def admitted(count: int) -> bool:
         host.restored(before)
@@ -103,7 +105,7 @@ def _needed(
     found: Sequence[int],
     take: Callable[[Sequence[int]], None],
 ) -> list[int]:
-    """``found`` without those whose place the others make up for; the last one is known to be needed."""
+    """``found`` without the jobs that the others make unnecessary; the last one is known to be needed."""
     needed = list(found)
     for number in found[:-1]:
         host.restored(before)

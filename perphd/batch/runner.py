@@ -1,4 +1,4 @@
-"""What the queue asks of whoever starts jobs on this host: an interface without a host behind it."""
+"""The interface through which the queue starts jobs on a host; the implementation is elsewhere."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from perphd.domain.errors import PerphError
 
 
 class StartFailed(PerphError):
-    """Jobs cannot be started here now. This one was not started."""
+    """Jobs cannot be started on this host at present. This job was not started."""
 
 
 class JobRefused(PerphError):
-    """This job can never be started as it was submitted: another attempt would be refused as well."""
+    """This job can never be started as submitted: another attempt would be refused as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitState:
-    """What is found of a job's unit. ``status``: its exit status once it has ended; ``reason``: more about its end."""
+    """State of a job's unit. ``status``: exit status once it has ended; ``reason``: details about its end."""
 
     evidence: UnitEvidence
     status: int = 0
@@ -29,28 +29,28 @@ class UnitState:
 
 
 class JobRunner(Protocol):
-    """Starts jobs and looks after their processes. Calls block: they belong in the queue's thread."""
+    """Starts jobs and watches their processes. Calls block, so they belong in the queue's thread."""
 
     def start(self, job: QueuedJob, log: str) -> str:
-        """Start the present attempt, once at most, and return its control group.
+        """Start the present attempt, at most once, and return its control group.
 
-        ``log``: where output goes that the job does not send elsewhere.
+        ``log``: the file for output, unless the job names its own.
 
         Raises:
             StartFailed: it was not started.
-            JobRefused: it cannot be started.
-            KernelError: whether it was started is not known; ``look`` tells.
+            JobRefused: it can never be started as submitted.
+            KernelError: it is unknown whether it was started; ``look`` finds out.
         """
         ...
 
     def look(self, jobs: Sequence[QueuedJob]) -> Mapping[int, UnitState]:
-        """What is found of the present attempts. A job that cannot be looked at is left out."""
+        """The unit states of the present attempts, by job. Jobs whose unit cannot be read are left out."""
         ...
 
     def stop(self, unit: str) -> bool:
-        """End all processes of a unit and remove what is left of it; True once nothing is left."""
+        """End all processes of a unit and remove the unit; True once nothing is left."""
         ...
 
     def units(self) -> tuple[str, ...]:
-        """The units of jobs that exist, or of which records are left."""
+        """Units of jobs that exist or have left records."""
         ...

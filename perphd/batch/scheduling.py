@@ -1,21 +1,22 @@
-"""One look at the queue: which jobs start now, which stand still, and why every other one waits.
+"""One scheduling pass: which jobs start or freeze now, and why each other job waits.
 
-    candidates = deadlines that are ahead by their time, then overdue jobs, then the others by arrival
-    plan       = the planner's start times for the candidates, if a deadline is among them
+    candidates = jobs with a deadline ahead, by deadline, then overdue jobs, then the others by arrival
+    plan       = the planner's start times for the candidates, if one of them has a deadline
     start now  = in that order, each job that is admitted beside everything that runs
 
-A job is admitted by the law of its usage (``admission``). Everything on the host that is no job of the queue counts as
-one more usage, with the law that was observed of it.
+A job is admitted by the distribution of its usage (``admission``). Everything on the host that is not a job
+of the queue counts as one more usage, with its observed distribution.
 
-A job whose deadline has passed counts as one without. Such a job is overdue after three times the average wait. While
-an overdue job does not fit, only deadlines are started: smaller jobs would keep it waiting without end.
+A job whose deadline has passed counts as one without. Such a job is overdue after three times the average
+wait. While an overdue job does not fit, only jobs with deadlines start; otherwise smaller jobs would delay it
+indefinitely.
 
-Copper jobs make room for a job with a deadline that is not admitted, if waiting would cost it more (``preemption``).
-A frozen job goes on when nothing urgent waits. A job with a deadline that is admitted starts, even if the plan has it
-later, unless one before it was refused: nobody else is waiting for that room.
+Copper jobs make room for a job with a deadline that is not admitted, if waiting would cost it more
+(``preemption``). A frozen job continues when no urgent job waits. An admitted job with a deadline starts even
+if it is planned for later, unless a job before it was refused: otherwise no job waits for that room.
 
-The core of an elastic job starts as a whole. Its other workers start on what all jobs that fit have left, and are the
-first to stand still for an urgent job (``gangs``).
+The core of an elastic job starts as a whole. Its other workers start on the CPUs that all fitting jobs have
+left, and are the first to be frozen for an urgent job (``gangs``).
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ from perphd.batch.planner import JobPlan, PlanWindow, RunningJob, WaitingJob, gr
 from perphd.batch.preemption import preempted_for
 
 CONSIDERED: Final = 20
-"""Jobs that one look considers: with 32 running jobs, and if it refuses all, it takes 0.03 s of CPU time."""
+"""Jobs considered per pass. With 32 running jobs and all candidates refused, a pass takes 0.03 s of CPU time."""
 SLOTS: Final = 20
 SLOT_S: Final = (15.0, 600.0)
 TRIED_PREEMPTIONS: Final = 4
-"""Jobs for which one look tries to make room: they compete for the same."""
+"""Jobs per pass for which preemption is tried; all compete for the same room."""
 Improve: TypeAlias = Callable[[PlanWindow, Sequence[WaitingJob], Sequence[RunningJob], JobPlan], JobPlan]
 
 
 def candidates(view: QueueView) -> list[QueuedJob]:
-    """The jobs that a look considers, in the order in which they are tried.
+    """The jobs that a pass considers, in order.
 
-    Deadlines go before overdue jobs: on a crowded host most jobs without a deadline are overdue.
+    Jobs with deadlines go before overdue jobs: on a busy host, most jobs without a deadline are overdue.
     """
     urgent = [job for job in view.waiting if has_deadline(view, job)]
     urgent.sort(key=lambda job: (job.spec.deadline_s or 0.0, job.id))
@@ -63,18 +64,18 @@ def candidates(view: QueueView) -> list[QueuedJob]:
 
 
 def is_overdue(view: QueueView, job: QueuedJob) -> bool:
-    """True for a job without a deadline ahead that has waited three times as long as the average."""
+    """True for a job without a deadline ahead that has waited three times the average."""
     waited_s = view.now_s - job.submitted_s
     return not has_deadline(view, job) and waited_s > max(PATIENCE * view.average_wait_s, SLOT_S[0])
 
 
 def is_urgent(view: QueueView, job: QueuedJob) -> bool:
-    """True for a job that elastic workers give way to."""
+    """True for a job for which elastic workers are frozen."""
     return has_deadline(view, job) or is_overdue(view, job)
 
 
 def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
-    """What this look decides. ``improve``: turns the greedy plan into a better one."""
+    """Decide one scheduling pass. ``improve``: turns the greedy plan into a better one."""
     tried = candidates(view)
     host = HostLaws(view)
     plan = planned(view, host, tried, improve)
@@ -90,7 +91,7 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
     elastic = _Elastic(view)
     for job in _in_order(view, tried, plan):
         if len(starts) + view.tasks(job) > room:
-            reasons[job.id] = f"{view.most_running} jobs run, the most at a time ([queue] most_running)"
+            reasons[job.id] = f"{view.most_running} jobs are running, the limit ([queue] most_running)"
             continue
         if held_up is not None and not has_deadline(view, job):
             reasons[job.id] = f"job {held_up.id} has waited longest and goes first"
@@ -108,9 +109,9 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
         over[job.id] = answer.over
         planned_s = 0.0 if plan is None or job.id in elastic.served else plan.starts_s.get(str(job.id), 0.0)
         if has_deadline(view, job) and not refused_urgent:
-            planned_s = 0.0  # nobody is waiting for the room that it takes
+            planned_s = 0.0  # no other job waits for the room that it takes
         if answer.admitted and planned_s > 0.0:
-            reasons[job.id] = f"planned to start in {planned_s:.0f} s: others gain more by now"
+            reasons[job.id] = f"planned to start in {planned_s:.0f} s: other jobs gain more by starting now"
         elif answer.admitted:
             starts += [job.id, *view.together.get(job.id, ())]
             host.add(job)
@@ -142,7 +143,7 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
             if job.state is JobState.FROZEN:
                 thawed += [job.id] if job.id not in thawed and host.thaws(job) else []
             elif len(starts) >= room:
-                reasons[job.id] = f"{view.most_running} jobs run, the most at a time ([queue] most_running)"
+                reasons[job.id] = f"{view.most_running} jobs are running, the limit ([queue] most_running)"
             elif (answer := host.admission(job)).admitted:
                 starts.append(job.id)
                 host.add(job)
@@ -150,7 +151,7 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
                 reasons[job.id] = waiting_reason(view, job, answer.over)
     for job in view.workers:
         if job.id not in starts:
-            reasons.setdefault(job.id, "an elastic worker starts on what others leave")
+            reasons.setdefault(job.id, "elastic workers start on the CPUs that other jobs leave free")
     times = {} if plan is None else {int(name): start_s for name, start_s in plan.starts_s.items()}
     revoke = tuple(each for each in elastic.revoked if each not in requeued and each not in frozen)
     return QueueStep(
@@ -167,7 +168,7 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
 
 
 def waiting_reason(view: QueueView, job: QueuedJob, over: Mapping[str, float]) -> str:
-    """Why a job is not admitted, in plain words."""
+    """Why a job is not admitted, for its owner."""
     words = []
     if over[CPU] > view.epsilon[CPU]:
         cpus = job.spec.cpus * view.tasks(job)
@@ -185,7 +186,7 @@ def waiting_reason(view: QueueView, job: QueuedJob, over: Mapping[str, float]) -
 def planned(
     view: QueueView, host: HostLaws, tried: Sequence[QueuedJob], improve: Improve | None = None
 ) -> JobPlan | None:
-    """The plan for the candidates; None if no deadline is among them: they then start in their order."""
+    """The plan for the candidates; None if none has a deadline: they then start in order."""
     if not any(has_deadline(view, job) for job in tried):
         return None
     window, waiting, running = stated(view, host, tried)
@@ -196,7 +197,10 @@ def planned(
 def stated(
     view: QueueView, host: HostLaws, tried: Sequence[QueuedJob]
 ) -> tuple[PlanWindow, list[WaitingJob], list[RunningJob]]:
-    """The planner's problem. Jobs count by their means, and the room lacks what keeps admission's risk accepted."""
+    """The planner's problem.
+
+    Jobs count by their means; the capacity is reduced by the margin that admission requires.
+    """
     ahead_s = max((job.spec.deadline_s or 0.0) - view.now_s for job in tried)
     slot_s = min(max(ahead_s / (SLOTS * 0.75), SLOT_S[0]), SLOT_S[1])
     whole = {CPU: view.cpus, MEMORY: view.memory_bytes, **view.shared}
@@ -221,9 +225,9 @@ def stated(
 
 
 def _in_order(view: QueueView, tried: Sequence[QueuedJob], plan: JobPlan | None) -> list[QueuedJob]:
-    """Deadlines that the plan starts now, then overdue jobs, then the others that it starts now.
+    """Jobs with deadlines that the plan starts now, then overdue jobs, then the others that it starts now.
 
-    The order of the candidates is kept otherwise.
+    Within each group the order of the candidates is kept.
     """
     if plan is None:
         return list(tried)
@@ -239,7 +243,7 @@ def _in_order(view: QueueView, tried: Sequence[QueuedJob], plan: JobPlan | None)
 
 
 class _Elastic:
-    """The shares of elastic jobs in one look. ``revoked``: workers that lose their slots, to the jobs in ``served``."""
+    """Shares of elastic jobs in one pass. ``revoked``: workers that lose their slots to the jobs in ``served``."""
 
     def __init__(self, view: QueueView) -> None:
         self._view = view
@@ -251,7 +255,7 @@ class _Elastic:
         self.served: set[int] = set()
 
     def made_room(self, host: HostLaws, job: QueuedJob, answer: Admission) -> Admission:
-        """Take slots for an urgent job if that lets it start; else all keep theirs."""
+        """Take slots for an urgent job if that lets it start; otherwise change nothing."""
         if not self._gangs or not self._view.preempts:
             return answer
         shares = with_urgent(self._shares, job, self._view.tasks(job) * self._cpus(job))
@@ -266,11 +270,11 @@ class _Elastic:
             return answer
         self._shares = shares
         self.revoked += taken
-        self.served.add(job.id)  # a plan that counts with the workers says later
+        self.served.add(job.id)  # a plan that includes the workers would start it later
         return after
 
     def more(self, started: Sequence[QueuedJob]) -> list[QueuedJob]:
-        """Elastic workers that may run beside what runs and ``started``."""
+        """Elastic workers that may run beside the running jobs and ``started``."""
         if not self._gangs:
             return []
         shares = shares_of(self._room(), [*self._active, *started], self._view.workers, self._cpus)

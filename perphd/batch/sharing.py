@@ -1,10 +1,10 @@
-"""How a contended host divides CPU among its tasks, and whom memory contention evicts first (DistSched, 5.1.3, 5.4.1).
+"""How a contended host divides CPU among tasks, and the order of evictions (DistSched, 5.1.3, 5.4.1).
 
-CPU is soft. Every task is entitled to capacity * request / sum of requests. What a task does not need of its
-entitlement is divided among those that need more, in proportion to their requests, until all are satisfied or nothing
-is left (water-filling).
+CPU is soft. Every task is entitled to capacity * request / sum of requests. The unused part of a task's
+entitlement is divided among tasks that need more, in proportion to their requests, until all are satisfied or
+nothing is left (water-filling).
 
-Memory is hard. Batch goes first, then whoever uses most beyond its entitlement, then whoever uses most.
+Memory is hard. Batch is evicted first, then the workload furthest beyond its entitlement, then the largest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NOTHING = 1e-12
 
 
 def divided(capacity: float, requests: Sequence[float], demands: Sequence[float]) -> tuple[float, ...]:
-    """What each task gets by water-filling; never more than its demand."""
+    """The share of each task by water-filling; never more than its demand."""
     given = [0.0] * len(demands)
     hungry = {
         n for n, (request, demand) in enumerate(zip(requests, demands, strict=True)) if request > 0 < demand
@@ -41,11 +41,11 @@ def divided(capacity: float, requests: Sequence[float], demands: Sequence[float]
 def actual_cpu(
     capacity: float, request: float, others_request: float, needed: float, others_needed: float
 ) -> float:
-    """The CPU that a new task gets beside what runs (5.2.1).
+    """The CPU that a new task gets beside the running ones (5.2.1).
 
-    its need                  if that is within its share of the host
-    its share                 else, if what runs needs more than its own share
-    what is idle, or its need else, whichever is less
+    its need                       if that is within its share of the host
+    its share                      else, if the running tasks need more than their own share
+    min(idle CPU, its need)        else
     """
     share = capacity * request / (request + others_request)
     if needed <= share:
@@ -57,7 +57,7 @@ def actual_cpu(
 
 @dataclass(frozen=True, slots=True)
 class MemoryUser:
-    """A workload that holds memory, and what it is entitled to."""
+    """A workload that holds memory, and its entitlement."""
 
     name: str
     band: QosBand
@@ -66,7 +66,7 @@ class MemoryUser:
 
 
 def evicted(users: Sequence[MemoryUser], limit_bytes: int) -> tuple[str, ...]:
-    """Whom to evict, in order, until all that is left is within ``limit_bytes``. Only copper is ever evicted."""
+    """Workloads to evict, in order, until the rest is within ``limit_bytes``. Only copper is ever evicted."""
     used = sum(user.used_bytes for user in users)
     chosen: list[str] = []
     copper = [user for user in users if not user.band.protected]

@@ -26,7 +26,7 @@ _ROUNDING: Final = 1e-6
 def question(
     stated: IntegerProgram, plan: JobPlan, slot_s: float, time_limit_s: float = TIME_LIMIT_S
 ) -> dict[str, Any]:
-    """What the process reads; ``plan`` is where HiGHS starts."""
+    """Input for the solver process; ``plan`` is where HiGHS starts."""
     return {
         "worth": stated.worth.tolist(),
         "rows": stated.rows.tolist(),
@@ -37,7 +37,7 @@ def question(
 
 
 def better(stated: IntegerProgram, plan: JobPlan, answer: list[float] | None) -> Floats | None:
-    """The solution in ``answer`` if it is feasible and worth more than ``plan``: a solver is not trusted."""
+    """The solution in ``answer`` if it is feasible and better than ``plan``; the solver's output is verified."""
     if answer is None or len(answer) != len(stated.options):
         return None
     solution: Floats = np.asarray(np.round(np.array(answer)), dtype=np.float64)
@@ -52,7 +52,7 @@ def better(stated: IntegerProgram, plan: JobPlan, answer: list[float] | None) ->
 
 
 def solved(asked: dict[str, Any]) -> list[float] | None:
-    """The best solution that HiGHS finds within the time limit; None without one."""
+    """The best solution that HiGHS finds within the time limit; None if it finds none."""
     highspy: Any = importlib.import_module("highspy")
     columns, rows = len(asked["worth"]), np.array(asked["rows"], dtype=np.float64)
     if not columns:

@@ -1,8 +1,8 @@
-"""Where jobs are kept: an interface of four functions, and an SQLite file behind it.
+"""Persistent jobs: an interface of four functions, and an SQLite implementation.
 
-Every transition is one transaction, on disk before ``apply`` returns (WAL with ``synchronous = FULL``). A process that
-is killed at any moment leaves each job before or after a transition, never between. Transitions read, decide and write
-under one lock, so two processes cannot both start a job.
+Every transition is one transaction, on disk before ``apply`` returns (WAL with ``synchronous = FULL``). A
+process that is killed at any moment leaves each job before or after a transition, never between. Transitions
+read, decide and write under one lock, so two processes cannot both start a job.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ class QueueError(PerphError):
 
 
 class JobQueue(Protocol):
-    """Jobs that outlive the process."""
+    """Storage for jobs that survives the process."""
 
     def submit(self, specs: Sequence[JobSpec], at_s: float) -> list[QueuedJob]:
         """Store new jobs, all or none, and return them with their numbers."""
         ...
 
     def job(self, number: int) -> QueuedJob | None:
-        """The job of this number."""
+        """The job with this number; None if there is none."""
         ...
 
     def jobs(self, states: Collection[JobState] = ()) -> list[QueuedJob]:
-        """All jobs in one of these states, oldest first; in any state if none is named."""
+        """Jobs in one of these states, oldest first; jobs in any state if none is given."""
         ...
 
     def apply(self, number: int, event: JobEvent) -> QueuedJob | TransitionRefused:
-        """Store what ``event`` makes of the job. Raises ``KeyError`` if there is no such job."""
+        """Apply ``event`` to the job and store the result. Raises ``KeyError`` if there is no such job."""
         ...
 
 
@@ -79,7 +79,7 @@ class SqliteQueue:
     def submit(self, specs: Sequence[JobSpec], at_s: float) -> list[QueuedJob]:
         """Store new jobs, all or none, and return them with their numbers."""
         with self._transaction() as database:
-            # AUTOINCREMENT keeps the greatest number ever given, also of jobs that are forgotten.
+            # AUTOINCREMENT keeps the greatest number ever used, including those of forgotten jobs.
             row = database.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
             first = 1 if row is None else int(row[0]) + 1
             jobs = [QueuedJob(first + n, spec, at_s, since_s=at_s) for n, spec in enumerate(specs)]
@@ -90,13 +90,13 @@ class SqliteQueue:
         return jobs
 
     def job(self, number: int) -> QueuedJob | None:
-        """The job of this number."""
+        """The job with this number; None if there is none."""
         with self._errors("read"):
             row = self._database.execute("SELECT record FROM jobs WHERE id = ?", (number,)).fetchone()
         return None if row is None else _job(row[0])
 
     def jobs(self, states: Collection[JobState] = ()) -> list[QueuedJob]:
-        """All jobs in one of these states, oldest first; in any state if none is named."""
+        """Jobs in one of these states, oldest first; jobs in any state if none is given."""
         wanted = list(states or JobState)
         marks = ", ".join("?" * len(wanted))
         with self._errors("read"):
@@ -106,7 +106,7 @@ class SqliteQueue:
         return [_job(row[0]) for row in rows]
 
     def apply(self, number: int, event: JobEvent) -> QueuedJob | TransitionRefused:
-        """Store what ``event`` makes of the job. Raises ``KeyError`` if there is no such job."""
+        """Apply ``event`` to the job and store the result. Raises ``KeyError`` if there is no such job."""
         with self._transaction() as database:
             row = database.execute("SELECT record FROM jobs WHERE id = ?", (number,)).fetchone()
             if row is None:
@@ -124,7 +124,7 @@ class SqliteQueue:
         return job
 
     def transitions(self, number: int) -> list[tuple[float, str, JobState, str]]:
-        """Time, event, state after it and reason of all that happened to a job, oldest first."""
+        """Transitions of a job, oldest first: time, event, resulting state and reason."""
         with self._errors("read"):
             rows = self._database.execute(
                 "SELECT at_s, event, state, reason FROM transitions WHERE job = ? ORDER BY rowid", (number,)
@@ -134,7 +134,7 @@ class SqliteQueue:
         ]
 
     def forget(self, ended_before_s: float) -> int:
-        """Delete jobs that ended before this time, and return how many."""
+        """Delete jobs that ended before this time. Returns their number."""
         ended = [state for state in JobState if state.ended]
         with self._transaction() as database:
             found = database.execute(
@@ -173,7 +173,7 @@ class SqliteQueue:
                 yield self._database
                 self._database.execute("COMMIT")
             except BaseException:
-                if self._database.in_transaction:  # a full disk ends it by itself
+                if self._database.in_transaction:  # a full disk makes SQLite end the transaction by itself
                     self._database.execute("ROLLBACK")
                 raise
 

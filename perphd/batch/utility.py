@@ -1,16 +1,18 @@
-"""What it is worth to start a job at a time, from the distribution of its run time (3Sigma, 4.2 and 4.3.2).
+"""Expected utility of starting a job at a given time, from its run-time distribution (3Sigma, 4.2 and 4.3.2).
 
     E[U(s)] = integral over t of U(s + t) f(t) dt       s: start, f: density of the run time
 
-With a deadline D, U is U0 up to D and 0 after it, so E[U(s)] = U0 P(T <= D - s). Without one, U falls linearly to 0
-over the job's patience. Every U here is piecewise linear, so E[U(s)] follows from the survival S alone:
+With a deadline D, U is U0 up to D and 0 after it, so E[U(s)] = U0 P(T <= D - s). Without one, U falls
+linearly to 0 over the job's patience. Every U here is piecewise linear, so E[U(s)] follows from the survival
+S alone:
 
     E[U(s)] = U(s) - jumps * S + integral over t of U'(s + t) S(t) dt
 
-Over-estimates. If every known run time exceeds what is left before the deadline, E[U] is 0 and the job would never be
-tried. U then falls linearly after the deadline instead of at once: such a job ranks below those of the same U0 that
-are sure to meet theirs, and runs on what they leave. The adaptive rule applies this only if P(T < D - submitted) is
-below a threshold: people ask for deadlines that their jobs can meet, so a history that contradicts one is doubtful.
+Over-estimates. If every known run time exceeds the time left before the deadline, E[U] is 0 and the job would
+never be tried. U then falls linearly after the deadline instead of at once. Such a job ranks below jobs of
+the same U0 that are certain to meet their deadlines, and uses the resources that they leave. The adaptive
+rule applies this only if P(T < D - submitted) is below a threshold: users set deadlines that their jobs can
+meet, so a history that contradicts one is doubtful.
 """
 
 from __future__ import annotations
@@ -30,18 +32,18 @@ _POINTS: Final = 65
 
 @dataclass(frozen=True, slots=True)
 class RunTime:
-    """A law of run times: the probabilities of more than t seconds, of many t, and the time that none exceeds."""
+    """A distribution of run times, as its survival function. ``longest_s``: no run takes longer."""
 
     survivals: Callable[[Floats], Floats]
     longest_s: float
 
     def survival(self, after_s: float) -> float:
-        """The probability of more than ``after_s``."""
+        """The probability of a run time greater than ``after_s``."""
         return float(self.survivals(np.array([after_s]))[0])
 
     @property
     def median_s(self) -> float:
-        """The time that half of all do not exceed."""
+        """The median run time."""
         points = np.linspace(0.0, max(0.0, self.longest_s), _POINTS)
         return float(points[min(_POINTS - 1, int((self.survivals(points) > 0.5).sum()))])
 
@@ -55,17 +57,19 @@ class RunTime:
 
 
 def uniform(least_s: float, most_s: float) -> RunTime:
-    """Run times that are equally likely between two bounds."""
+    """Uniformly distributed run times."""
     return RunTime(lambda t: np.clip((most_s - t) / (most_s - least_s), 0.0, 1.0), most_s)
 
 
 def of_history(history: Histogram) -> RunTime:
-    """The law of a history that is not empty."""
+    """The distribution of a history that is not empty."""
     return RunTime(lambda t: 1.0 - shares_to(history, t), history.most)
 
 
 def remaining(history: Histogram, elapsed_s: float, overrun: Overrun) -> RunTime:
-    """The law of what is left of a job that has run for ``elapsed_s``; its moved end, once it outlives all history."""
+    """Distribution of the remaining time of a job after ``elapsed_s``; its extended end, if it outlived all
+    history.
+    """
     beyond = survival(history, elapsed_s) if history.count else 0.0
     if beyond > 0.0:
         return RunTime(
@@ -78,9 +82,9 @@ def remaining(history: Histogram, elapsed_s: float, overrun: Overrun) -> RunTime
 
 @dataclass(frozen=True, slots=True)
 class Utility:
-    """The worth of completing at a time from now. One of ``deadline_s`` and ``patience_s`` is set.
+    """The utility of completing at a time from now. One of ``deadline_s`` and ``patience_s`` is set.
 
-    ``decay_s``: with a deadline, for how long after it the worth falls to 0; 0: at once.
+    ``decay_s``: seconds after the deadline in which the utility falls to 0; 0: at once.
     """
 
     greatest: float
@@ -89,7 +93,7 @@ class Utility:
     decay_s: float = 0.0
 
     def at(self, completed_s: float) -> float:
-        """The worth of completing then."""
+        """The utility of completing at this time."""
         if self.deadline_s is None:
             return self.greatest * max(0.0, 1.0 - completed_s / self.patience_s)
         if completed_s <= self.deadline_s:
@@ -119,7 +123,7 @@ def expected_at(utility: Utility, starts_s: Floats, run_time: RunTime) -> Floats
 
 
 def overestimated(run_time: RunTime, given_s: float, threshold: float = OVERESTIMATE_THRESHOLD) -> bool:
-    """True if the history hardly allows for a deadline that gave the job ``given_s`` at its submission."""
+    """True if the history leaves little chance to meet a deadline set ``given_s`` after the submission."""
     return 1.0 - run_time.survival(given_s) < threshold
 
 
@@ -128,7 +132,7 @@ def adapted(
 ) -> Utility:
     """``utility``, falling slowly after its deadline if the history seems to over-estimate the job.
 
-    It falls for the longest run time, so that a start before the deadline is always worth something.
+    It falls over the longest run time, so that a start before the deadline always has some utility.
     """
     if utility.deadline_s is None or not overestimated(run_time, utility.deadline_s + waited_s, threshold):
         return utility

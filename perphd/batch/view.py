@@ -1,4 +1,4 @@
-"""The batch queue as it is shown: to clients, in the status, in metrics."""
+"""The batch queue as clients, the status and metrics present it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perphd.qos.bands import QosBand
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """A time that is not certain, in seconds since 1970: one in ten is earlier than ``p10``."""
+    """An uncertain time as quantiles, in seconds since 1970."""
 
     p10: float
     p50: float
@@ -20,7 +20,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class JobForecast:
-    """When a job will start and end, and the probability that it meets its deadline; Unavailable: it has none."""
+    """When a job will start and end, and the probability of meeting its deadline (Unavailable: it has none)."""
 
     start: Times
     end: Times
@@ -29,11 +29,11 @@ class JobForecast:
 
 @dataclass(frozen=True, slots=True)
 class JobDetail:
-    """What only a job's owner and administrators see.
+    """Details of a job that only its owner and administrators see.
 
-    Times are in seconds since 1970. ``ran_s``: of the present attempt; ``lost_s``: of earlier ones. ``array``: place
-    and size. ``output``: the file that the job's owner named. ``failures``: attempts with another status than 0.
-    ``elastic``: of a worker of an elastic job, the least and the greatest number of workers.
+    Times are in seconds since 1970. ``ran_s``: run time of the present attempt; ``lost_s``: of earlier ones.
+    ``array``: index and size. ``output``: the file that the job's owner named. ``failures``: attempts with a
+    status other than 0. ``elastic``: least and greatest number of workers, for a worker of an elastic job.
     """
 
     user: str
@@ -64,7 +64,7 @@ class JobDetail:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One job. ``detail`` None: it is somebody else's."""
+    """One job. ``detail`` is None for a job of another user."""
 
     id: int
     name: str
