@@ -1,4 +1,4 @@
-"""Quality of service: bands, the ledger of a host, unused capacity for copper, contention back-off, event mode.
+"""Quality of service: bands, the ledger of a host, overcommit for copper, contention backoff, event mode.
 
-Everything here is a pure function of values. Nothing reads or writes the host, and nothing reads a clock.
+All modules are pure functions of values. None reads or writes the host, or reads a clock.
 """

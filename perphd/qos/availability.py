@@ -1,22 +1,22 @@
 """When a shared resource will be free, and how well a job's demand over time fits (Prophet, ICAC 2016).
 
-A running job demands a peak in each of its stages. Between the breakpoints of all running jobs, what is available is
-constant:
+A running job has a peak demand in each of its stages. Between the breakpoints of all running jobs, the
+available amount is constant:
 
     A(t) = capacity - sum of the running jobs' peaks at t          negative: over-allocated
 
-A candidate with n stages of peak P_k is laid over that time line. For each piece of length d in which stage k meets a
-constant A:
+A candidate with n stages of peak P_k is compared with that timeline. For each interval of length d in which
+stage k meets a constant A:
 
     unused F += (A - P_k) d w_k  if P_k < A        w_k = 1 - k / n: near stages are predicted better
     over   O += (P_k - A) d w_k  if P_k > A
     overall   = 0.7 O + 0.3 F
 
-The published sums run over intervals that lie within one stage. Intervals that straddle a stage boundary would then
-count for nothing, so the pieces here are those between the breakpoints of both.
+The published sums only cover intervals that lie within one stage, and ignore those that straddle a stage
+boundary. The intervals here are therefore those between the breakpoints of both.
 
-The candidate with the least norm over all resources fits best. Each resource is divided by its capacity and by the
-candidate's length, so that devices of different speed weigh the same.
+The candidate with the smallest norm over all resources fits best. Each resource is divided by its capacity
+and by the candidate's length, so that devices of different speed have equal weight.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from dataclasses import dataclass
 from typing import Final
 
 ETA: Final = 0.3
-"""Weight of what is left unused; what is over-allocated weighs 1 - ETA."""
+"""Weight of unused resources; over-allocated ones weigh 1 - ETA."""
 GREATEST_OVER_RATIO: Final = 0.15
-"""A candidate that over-allocates more than this share of capacity and time waits, unless its deadline has passed."""
+"""Share of capacity and time above which an over-allocating candidate waits, unless its deadline has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemandStage:
-    """From ``start_s`` to ``end_s``, a job demands at most ``peak``, in the resource's unit (bytes/s, ways ...)."""
+    """A job's peak demand from ``start_s`` to ``end_s``, in the resource's unit (bytes/s, ways ...)."""
 
     start_s: float
     end_s: float
@@ -43,7 +43,7 @@ class DemandStage:
 
 @dataclass(frozen=True, slots=True)
 class AvailableInterval:
-    """From ``start_s`` to ``end_s`` (infinity at the end), ``available`` of the resource is free."""
+    """The amount of a resource that is free from ``start_s`` to ``end_s`` (infinity for the last interval)."""
 
     start_s: float
     end_s: float
@@ -59,12 +59,12 @@ class ResourceFit:
 
     @property
     def overall(self) -> float:
-        """The lower, the better it fits."""
+        """Weighted sum of both areas; a lower value is a better fit."""
         return (1.0 - ETA) * self.over + ETA * self.unused
 
 
 def availability(capacity: float, running: Sequence[Sequence[DemandStage]]) -> tuple[AvailableInterval, ...]:
-    """What is available from 0 on: constant between the merged breakpoints of all running jobs."""
+    """The free amount from time 0 on: constant between the merged breakpoints of all running jobs."""
     stages = [stage for job in running for stage in job if stage.end_s > max(0.0, stage.start_s)]
     times = sorted({0.0, *(max(0.0, t) for stage in stages for t in (stage.start_s, stage.end_s))})
     line: list[AvailableInterval] = []
@@ -79,7 +79,7 @@ def availability(capacity: float, running: Sequence[Sequence[DemandStage]]) -> t
 
 
 def fit(candidate: Sequence[DemandStage], line: Sequence[AvailableInterval]) -> ResourceFit:
-    """The areas that ``candidate``, which would start at 0, leaves unused and over-allocates."""
+    """Unused and over-allocated areas if ``candidate`` started at 0."""
     unused = over = 0.0
     for k, stage in enumerate(candidate):
         weight = 1.0 - k / len(candidate)
@@ -100,7 +100,7 @@ def distance(fits: Mapping[str, ResourceFit], capacities: Mapping[str, float], l
 
 
 def over_ratio(fits: Mapping[str, ResourceFit], capacities: Mapping[str, float], length_s: float) -> float:
-    """What is over-allocated of all resources together, as a share of capacity and time."""
+    """The over-allocated part of all resources together, as a share of capacity and time."""
     if length_s <= 0:
         return 0.0
     return sum(each.over / (capacities[name] * length_s) for name, each in fits.items())

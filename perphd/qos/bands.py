@@ -1,15 +1,15 @@
 """Bands: gold, silver and copper, and what each of them means for every knob of the kernel.
 
     band     CPU                                 memory                    under contention
-    gold     cores of its own, no siblings       protected without limit   never touched for somebody else
-    silver   a guaranteed share                  protected while others    never touched for somebody else
-                                                 have something to give
+    gold     exclusive cores, no siblings        protected without limit   never restricted for other workloads
+    silver   a guaranteed share                  protected while others    never restricted for other workloads
+                                                 can be reclaimed
     copper   the rest, at the lowest priority    reclaimed and killed      throttled, frozen, requeued
                                                  first
-    system   as silver: the host's own daemons
+    system   like silver: the host's own daemons
 
-One word of configuration chooses a whole column of mechanisms. For each aspect, a band has a ladder of mechanisms, the
-best first. ``chosen`` takes the first one that the host has, and reports those that it lacks.
+One configuration key thus selects a set of mechanisms. For each aspect, a band has a ladder of mechanisms,
+best first. ``chosen`` takes the first one that the host supports, and reports the better ones that it lacks.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class QosBand(StrEnum):
 
     @property
     def protected(self) -> bool:
-        """True if nobody else's need may take anything from it."""
+        """True if no other workload's demand may take resources from it."""
         return self is not QosBand.COPPER
 
 
 class Aspect(StrEnum):
-    """What a band decides."""
+    """An aspect of a workload that its band decides."""
 
     CORES = "cores"
     SIBLINGS = "siblings"
@@ -55,7 +55,7 @@ class Aspect(StrEnum):
 
 
 class Size(StrEnum):
-    """A value that the workload's grant or the host decides."""
+    """A value that depends on the workload's grant or on the host."""
 
     OWN_CORES = "cores of its own"
     SHARED_CORES = "all cores that no gold workload owns"
@@ -74,7 +74,7 @@ class Size(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mechanism:
-    """One way to give a band its meaning: the kernel's knob, the value, and the capability that it needs."""
+    """One way to implement an aspect of a band: the kernel's knob, its value, and the capability that it needs."""
 
     knob: str
     value: int | Size
@@ -86,7 +86,7 @@ Ladder: TypeAlias = tuple[Mechanism, ...]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The mechanism in force for one aspect, or None; ``missing`` are the better ones that the host lacks."""
+    """The mechanism in force for one aspect, or None; ``missing`` are better ones that the host lacks."""
 
     aspect: Aspect
     mechanism: Mechanism | None
@@ -95,7 +95,7 @@ class Choice:
     def __str__(self) -> str:
         lacks = ", ".join(m.knob for m in self.missing)
         if self.mechanism is None:
-            return f"{self.aspect}: nothing (this host lacks {lacks})"
+            return f"{self.aspect}: none (this host lacks {lacks})"
         text = f"{self.aspect}: {self.mechanism.knob} = {self.mechanism.value}"
         return f"{text} (this host lacks {lacks})" if lacks else text
 
@@ -137,7 +137,7 @@ MEANINGS: Final[Mapping[QosBand, Mapping[Aspect, Ladder]]] = MappingProxyType(
                 _at("cpu.weight", Size.RESERVED_CPUS),
             ),
             Aspect.SIBLINGS: (
-                _at("cpuset.cpus", Size.OWN_CORES),  # whole cores: no sibling is left to others
+                _at("cpuset.cpus", Size.OWN_CORES),  # whole cores: no sibling is left to other workloads
                 _at("PR_SCHED_CORE", 1, "core scheduling"),
             ),
             Aspect.CPU_PRIORITY: _SHARED[Aspect.CPU_PRIORITY],
@@ -181,11 +181,11 @@ MEANINGS: Final[Mapping[QosBand, Mapping[Aspect, Ladder]]] = MappingProxyType(
         },
     }
 )
-"""Every aspect of every band, with its mechanisms, best first. An aspect that is absent is left as it is found."""
+"""Mechanisms for every aspect of every band, best first. Absent aspects are left unchanged."""
 
 
 def chosen(band: QosBand, present: Collection[str]) -> tuple[Choice, ...]:
-    """For each aspect of ``band``, the best mechanism among those whose capability is ``present``."""
+    """The best mechanism for each aspect of ``band`` among those whose capability is ``present``."""
     return tuple(_choice(aspect, ladder, present) for aspect, ladder in MEANINGS[band].items())
 
 

@@ -1,20 +1,20 @@
-"""Back-off of copper on a contended device: disk, network or memory bandwidth (Prophet, ICAC 2016).
+"""Backoff of copper on a contended device: disk, network or memory bandwidth (Prophet, ICAC 2016).
 
-A device that is busy, yet moves much less than it does at its best, is over-allocated: it seeks, retransmits or
-thrashes. That test needs no model:
+A device that is busy, yet moves much less than it can, is over-allocated: it seeks, retransmits or thrashes.
+That test needs no model:
 
     contended = busy ratio >= BUSY and effective bandwidth < THETA * uncontended peak,  for two samples
 
-Back-off then goes in rounds. The culprits are the copper jobs with the greatest profiled demand, as few as are needed
-for the rest to fit the peak. A round restricts them by one rung; if the device is still contended at its end, the next
-round takes the next rung:
+Backoff then proceeds in rounds. The antagonists are the copper jobs with the greatest profiled demand, as few
+as are needed for the rest to fit the peak. Each round restricts them by one rung; if the device is still
+contended at its end, the next round applies the next rung:
 
     hint to the framework -> ceiling of the device (io.max, MBA, egress) -> cpu.max -> freeze in a duty cycle
 
-Back-off ends at the end of a round in which the device recovered, or after three rounds. The threshold for recovery
-(0.9 of the peak, or not busy) is above the one for contention. Contention that returns soon after a recovery is held
-back for twice as many rounds. After three rounds in vain, the pause before the next attempt doubles: a device can also
-be slow because its work is small and random.
+Backoff ends at the end of a round in which the device recovered, or after three rounds. The threshold for
+recovery (0.9 of the peak, or not busy) is above the one for contention. If contention returns soon after a
+recovery, the next restriction is held for twice as many rounds. After three unsuccessful rounds, the pause
+before the next attempt doubles: a device can also be slow because its requests are small and random.
 
 Gold, silver and the system are never restricted.
 """
@@ -34,7 +34,7 @@ CALM_BUSY_RATIO: Final = 0.8
 THETA: Final = 0.7
 RECOVERED: Final = 0.9
 SAMPLES: Final = 2
-"""Successive samples that a change of judgement needs."""
+"""Number of successive samples that must agree before the verdict changes."""
 ROUND_S: Final = 5.0
 MAX_ROUNDS: Final = 3
 RETURNS_WITHIN_S: Final = 30.0
@@ -42,18 +42,19 @@ MAX_HELD_ROUNDS: Final = 12
 FIRST_PAUSE_S: Final = 60.0
 MAX_PAUSE_S: Final = 3600.0
 PEAK_DECAY: Final = 0.01
-"""While the device is busy and not contended, its peak sinks by this share of the difference: media and links age."""
+"""Share of the difference by which the peak declines while the device is busy and not contended: hardware ages."""
 FIRST_SHARE: Final = 0.3
-"""What a culprit keeps in the first round, and of that in each further one, if all demands fit the device's peak in
-bytes: the device then lacks operations, seeks or cache, and a share of the bytes frees nothing."""
+"""Share kept by an antagonist in the first round, and of that in each further one, if all demands fit the
+device's peak in bytes. The device then lacks operations, seeks or cache, and limiting bytes in proportion
+would free nothing."""
 LEAST_SHARE: Final = 0.1
-"""A culprit keeps at least this share of its demand by the device's ceiling ..."""
+"""Least share of its demand that the device's ceiling leaves to an antagonist."""
 TIGHTER: Final = 0.3
-"""... and this much of that with each rung that follows: the one before was not enough."""
+"""Factor by which each further rung reduces the previous limit."""
 
 
 class RestrictionRung(StrEnum):
-    """How a culprit is restricted, mildest first."""
+    """How an antagonist is restricted, mildest first."""
 
     HINT = "hint"
     DEVICE_CEILING = "device ceiling"
@@ -66,7 +67,7 @@ _RUNGS: Final = tuple(RestrictionRung)
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """One device at one time: the share of time in which it was busy, and the bytes/s that it moved."""
+    """One sample of a device: the share of time in which it was busy, and its throughput in bytes/s."""
 
     at_s: float
     busy_ratio: Reading
@@ -75,7 +76,7 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A workload that uses the device, and what its profile says it demands now."""
+    """A workload that uses the device, with its present demand according to its profile."""
 
     name: str
     band: QosBand
@@ -85,7 +86,9 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """One culprit, the rung in force, and the bytes/s that it may still move; its share is ``limit_ratio``."""
+    """A restricted antagonist, the rung in force, and its limit in bytes/s (``limit_ratio``: as a share of
+    its demand).
+    """
 
     name: str
     rung: RestrictionRung
@@ -95,10 +98,10 @@ class Restriction:
 
 @dataclass(frozen=True, slots=True)
 class DeviceContention:
-    """What is remembered of one device between samples.
+    """State of one device between samples.
 
-    ``round`` is 0 while nothing is restricted. ``held`` is how many rounds a recovered device is held, and ``left`` how
-    many of them are to come.
+    ``round`` is 0 while no workload is restricted. ``held``: number of rounds for which a recovered device
+    stays restricted; ``left``: number of those still to come.
     """
 
     peak_bytes_s: float = 0.0
@@ -116,7 +119,7 @@ class DeviceContention:
 
 @dataclass(frozen=True, slots=True)
 class ContentionStep:
-    """What is remembered and restricted from now on. ``reason`` is empty if nothing changed."""
+    """The next state and its restrictions. ``reason`` is empty if nothing changed."""
 
     state: DeviceContention
     reason: str = ""
@@ -130,7 +133,7 @@ class ContentionStep:
 def observed(
     state: DeviceContention, sample: DeviceSample, contenders: Sequence[Contender]
 ) -> ContentionStep:
-    """The state after ``sample``. A sample without a reading changes nothing but the end of a round."""
+    """The state after ``sample``. A sample without readings can only end a round."""
     busy, moved = sample.busy_ratio, sample.effective_bytes_s
     if available(busy) and available(moved):
         state = _judged(state, busy, moved)
@@ -148,7 +151,7 @@ def observed(
 
 
 def _judged(state: DeviceContention, busy: float, moved: float) -> DeviceContention:
-    """The state with its counters and its peak brought up to date."""
+    """The state with its counters and peak updated."""
     low = busy >= BUSY_RATIO and moved < THETA * state.peak_bytes_s
     calm = busy < CALM_BUSY_RATIO or moved >= RECOVERED * state.peak_bytes_s
     peak = max(state.peak_bytes_s, moved)
@@ -185,41 +188,41 @@ def _round_over(state: DeviceContention, at_s: float, contenders: Sequence[Conte
 def _restricted(
     state: DeviceContention, round_: int, at_s: float, contenders: Sequence[Contender]
 ) -> ContentionStep:
-    """The state in its round ``round_``; as before if no copper uses the device."""
-    culprits, rest = _culprits(contenders, state.peak_bytes_s)
-    if not culprits:
+    """The state in round ``round_``; without restrictions if no copper uses the device."""
+    antagonists, rest = _antagonists(contenders, state.peak_bytes_s)
+    if not antagonists:
         return ContentionStep(replace(state, round=0, restrictions=(), low=0), "no copper uses the device")
-    wanted = sum(each.demand_bytes_s for each in culprits)
+    wanted = sum(each.demand_bytes_s for each in antagonists)
     ratio = min(1.0, max(LEAST_SHARE, (state.peak_bytes_s - rest) / wanted))
     if ratio >= 1.0:
         ratio = max(LEAST_SHARE, FIRST_SHARE**round_)
-    restrictions = tuple(_restriction(each, _rung(each, round_), ratio) for each in culprits)
+    restrictions = tuple(_restriction(each, _rung(each, round_), ratio) for each in antagonists)
     names = ", ".join(f"{each.name} by {each.rung}" for each in restrictions)
     started = replace(state, round=round_, round_ends_s=at_s + ROUND_S, calm=0, restrictions=restrictions)
     return ContentionStep(
-        started, f"round {round_}: the device is busy below {THETA:.0%} of its peak; restricts {names}"
+        started, f"round {round_}: the device is busy at less than {THETA:.0%} of its peak; restricting {names}"
     )
 
 
-def _restriction(culprit: Contender, rung: RestrictionRung, ratio: float) -> Restriction:
+def _restriction(antagonist: Contender, rung: RestrictionRung, ratio: float) -> Restriction:
     beyond = max(0, _RUNGS.index(rung) - _RUNGS.index(RestrictionRung.DEVICE_CEILING))
     ratio *= TIGHTER**beyond
-    return Restriction(culprit.name, rung, culprit.demand_bytes_s * ratio, ratio)
+    return Restriction(antagonist.name, rung, antagonist.demand_bytes_s * ratio, ratio)
 
 
-def _rung(culprit: Contender, round_: int) -> RestrictionRung:
-    """The rung of a round; who takes no hints begins with the device's ceiling."""
-    return _RUNGS[min(len(_RUNGS) - 1, round_ - 1 + (not culprit.takes_hints))]
+def _rung(antagonist: Contender, round_: int) -> RestrictionRung:
+    """The rung of a round. A job that reads no hints begins with the device's ceiling."""
+    return _RUNGS[min(len(_RUNGS) - 1, round_ - 1 + (not antagonist.takes_hints))]
 
 
-def _culprits(contenders: Sequence[Contender], peak_bytes_s: float) -> tuple[list[Contender], float]:
-    """The fewest copper jobs of greatest demand without which the rest fits the peak, and the demand of that rest."""
+def _antagonists(contenders: Sequence[Contender], peak_bytes_s: float) -> tuple[list[Contender], float]:
+    """The fewest copper jobs, by demand, without which the rest fits the peak, and the demand of that rest."""
     rest = sum(each.demand_bytes_s for each in contenders)
-    culprits: list[Contender] = []
+    antagonists: list[Contender] = []
     copper = [each for each in contenders if each.band is QosBand.COPPER and each.demand_bytes_s > 0]
     for each in sorted(copper, key=lambda one: (-one.demand_bytes_s, one.name)):
-        if culprits and rest <= peak_bytes_s:
+        if antagonists and rest <= peak_bytes_s:
             break
-        culprits.append(each)
+        antagonists.append(each)
         rest -= each.demand_bytes_s
-    return culprits, rest
+    return antagonists, rest

@@ -1,11 +1,11 @@
-"""Event mode: copper is cut to a share for a stated time, and comes back in a ramp.
+"""Event mode: copper is reduced to a share for a stated time, and returns in a ramp.
 
-    share(t) = copper_share                                        while the event lasts
-    share(t) = copper_share + (1 - copper_share) * (t - end) / ramp  until the ramp is over
+    share(t) = copper_share                                        during the event
+    share(t) = copper_share + (1 - copper_share) * (t - end) / ramp  during the ramp
     share(t) = 1                                                   before and after
 
-An event ends by itself. Its times are of the system's clock (seconds since 1970), and its record is plain JSON, so it
-outlives restarts and reboots.
+An event ends by itself. Its times are on the system's clock (seconds since 1970), and its record is plain
+JSON, so it survives restarts and reboots.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from perphd.qos.ledger import Amounts
 
 @dataclass(frozen=True, slots=True)
 class CopperEvent:
-    """From ``begins_s`` on, copper gets ``copper_share`` of its offer for ``duration_s``, then more for ``ramp_s``."""
+    """From ``begins_s`` on, copper gets ``copper_share`` of its offer for ``duration_s``, then more for
+    ``ramp_s``.
+    """
 
     begins_s: float
     duration_s: float
@@ -31,18 +33,18 @@ class CopperEvent:
     def __post_init__(self) -> None:
         times = (self.begins_s, self.duration_s, self.ramp_s)
         if not all(map(math.isfinite, times)) or self.duration_s <= 0 or self.ramp_s < 0:
-            raise ValueError("an event has a beginning, a duration above 0 s and a ramp of at least 0 s")
+            raise ValueError("an event needs a finite beginning, a duration above 0 s and a ramp of at least 0 s")
         if not 0 <= self.copper_share <= 1:
             raise ValueError(f"copper_share is from 0 to 1, not {self.copper_share}")
 
     @property
     def ends_s(self) -> float:
-        """When the ramp begins."""
+        """The time at which the ramp begins."""
         return self.begins_s + self.duration_s
 
     @property
     def over_s(self) -> float:
-        """When copper has all of its offer again."""
+        """The time at which copper has its full offer again."""
         return self.ends_s + self.ramp_s
 
 
@@ -62,14 +64,17 @@ def scaled(offer: Amounts, event: CopperEvent | None, now_s: float) -> Amounts:
 
 
 def ended_now(event: CopperEvent, now_s: float) -> CopperEvent | None:
-    """``event``, ended by hand: its ramp begins at ``now_s``. None if it had not begun; as it is if it has ended."""
+    """``event``, ended manually: its ramp begins at ``now_s``.
+
+    None if it had not begun; unchanged if it has ended.
+    """
     if now_s <= event.begins_s:
         return None
     return event if now_s >= event.ends_s else replace(event, duration_s=now_s - event.begins_s)
 
 
 def event_record(event: CopperEvent) -> dict[str, Any]:
-    """The event in values that JSON has."""
+    """The event as JSON values."""
     return {name: getattr(event, name) for name in CopperEvent.__slots__}
 
 

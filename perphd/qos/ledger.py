@@ -1,19 +1,20 @@
-"""The ledger of one host: who holds what, in which band, and what copper may still take.
+"""The ledger of one host: which workload holds what, in which band, and how much copper may still take.
 
-Invariants, of every ledger that the functions below return:
+Invariants of every ledger that the functions below return:
 
     cpus(gold) + cpus(silver) + cpus(system)       <= CPUs of the host
     memory(gold) + memory(silver) + memory(system) <= memory of the host
-    cores of two gold workloads are disjoint, and silver's cores are those that gold leaves
-    copper is granted within what is offered to it, and what it may still take is never negative
+    cores of two gold workloads are disjoint, and silver uses the cores that gold leaves
+    copper is granted at most its offer, and the amount that it may still take is never negative
 
-Copper's offer is measured slack, so it can shrink below what copper holds. ``copper_excess`` is then what copper must
-give back. No function takes anything from a protected holder: a grant ends by ``revoke`` of that holder, a reservation
-also by its time to live.
+Copper's offer is measured slack, so it can shrink below the amount that copper holds. ``copper_excess`` is
+then the amount that copper must give back. No function takes anything from a protected holder: a grant ends
+when ``revoke`` is called for that holder, and a reservation also when its time to live is over.
 
-Several schedulers may use one ledger without a lock (optimistic concurrency). Every change raises the generation. A
-demand states the generation on which it was computed, and is refused if that has passed. Bids for the same generation
-are collected for a short window; the one with the highest score wins a reservation, and all others are refused.
+Several schedulers may use one ledger without a lock (optimistic concurrency). Every change raises the
+generation. A request states the generation on which it was computed, and is refused if the ledger has changed
+since. Bids for the same generation are collected for a short window; the one with the highest score wins a
+reservation, and all others are refused.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from perphd.domain.topology import Topology
 from perphd.qos.bands import QosBand
 
 BID_WINDOW_S: Final = 0.1
-"""Bids that arrive within this time of the first one compete with it."""
+"""Time after the first bid in which further bids compete with it."""
 RESERVATION_TTL_S: Final = 10.0
-"""A winner that has not committed its reservation by then loses it."""
+"""Time to live of a reservation that its holder does not commit."""
 _ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """Logical CPUs (a share of them, if fractional) and memory."""
+    """Logical CPUs (fractions allowed) and memory."""
 
     cpus: float = 0.0
     memory_bytes: int = 0
@@ -48,11 +49,11 @@ class Amounts:
         return Amounts(self.cpus - other.cpus, self.memory_bytes - other.memory_bytes)
 
     def fits(self, room: Amounts) -> bool:
-        """True if ``room`` holds it."""
+        """True if it is at most ``room`` in both resources."""
         return self.cpus <= room.cpus + _ROUNDING and self.memory_bytes <= room.memory_bytes
 
     def at_least_nothing(self) -> Amounts:
-        """The same with 0 in place of what is negative."""
+        """The same with 0 in place of negative values."""
         return Amounts(max(0.0, self.cpus), max(0, self.memory_bytes))
 
     def __str__(self) -> str:
@@ -61,7 +62,7 @@ class Amounts:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What may be given out: whole physical cores, grouped by last-level cache, and memory."""
+    """Capacity that may be granted: whole physical cores, grouped by last-level cache, and memory."""
 
     domains: tuple[tuple[CpuSet, ...], ...]
     memory_bytes: int
@@ -73,7 +74,7 @@ class Capacity:
 
     @property
     def amounts(self) -> Amounts:
-        """All of it, as numbers."""
+        """The whole capacity, as numbers."""
         return Amounts(float(len(self.cpus)), self.memory_bytes)
 
 
@@ -88,7 +89,7 @@ def capacity_of(topology: Topology) -> Capacity:
 
 @dataclass(frozen=True, slots=True)
 class CapacityRequest:
-    """What a workload wants, and in which band. Gold's CPUs are rounded up to whole cores."""
+    """A workload's request, with its band. Gold's CPUs are rounded up to whole cores."""
 
     holder: str
     band: QosBand
@@ -97,9 +98,9 @@ class CapacityRequest:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a workload holds. ``cores`` are those that it owns: gold's alone.
+    """A workload's grant or reservation. ``cores``: the cores that it owns; only gold owns cores.
 
-    A reservation is a grant with the time ``expires_s`` at which it ends, unless its holder commits it by ``token``.
+    A reservation is a grant that ends at ``expires_s``, unless its holder commits it by ``token``.
     """
 
     holder: str
@@ -112,26 +113,26 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Bid:
-    """A demand with the score that its scheduler gave it; the higher, the better this host suits it."""
+    """A request with its scheduler's score; a higher score means that this host suits it better."""
 
     request: CapacityRequest
     score: float
 
 
 class RefusalCause(StrEnum):
-    """Why a ledger refuses."""
+    """Why a ledger refuses a request."""
 
-    STALE = "stale"  # computed on an earlier generation: read again
+    STALE = "stale"  # computed on an earlier generation; read the ledger again
     FULL = "full"  # does not fit
-    HELD = "held"  # the holder has a grant, a reservation or a bid already
+    HELD = "held"  # the holder already has a grant, a reservation or a bid
     UNKNOWN = "unknown"  # no such holder, or its reservation has expired
     OUTBID = "outbid"  # another bid of the same window won
-    INVALID = "invalid"  # asks for nothing, or for less than nothing
+    INVALID = "invalid"  # a request for nothing, or for a negative amount
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The ledger stays as it is, and why."""
+    """A refused request; the ledger is unchanged."""
 
     holder: str
     cause: RefusalCause
@@ -140,9 +141,9 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class HostLedger:
-    """All grants and reservations in the order in which they were made, and what copper is offered.
+    """All grants and reservations in the order in which they were made, and copper's offer.
 
-    ``used`` is what the protected workloads were last measured to use.
+    ``used``: latest measured use of the protected workloads.
     """
 
     capacity: Capacity
@@ -155,22 +156,22 @@ class HostLedger:
 
     @property
     def reserved(self) -> Amounts:
-        """What gold, silver and the system hold."""
+        """Total held by gold, silver and the system."""
         return _sum([grant.amounts for grant in self.grants if grant.band.protected])
 
     @property
     def copper_granted(self) -> Amounts:
-        """What copper holds."""
+        """Total held by copper."""
         return _sum([grant.amounts for grant in self.grants if not grant.band.protected])
 
     @property
     def copper_allocatable(self) -> Amounts:
-        """What copper may still take."""
+        """The amount that copper may still take."""
         return (self.copper_offered - self.copper_granted).at_least_nothing()
 
     @property
     def copper_excess(self) -> Amounts:
-        """What copper holds beyond its offer, and must give back."""
+        """The amount that copper holds beyond its offer, and must give back."""
         return (self.copper_granted - self.copper_offered).at_least_nothing()
 
     @property
@@ -184,7 +185,7 @@ class HostLedger:
         return self.capacity.cpus - self.gold_cores
 
     def held_by(self, holder: str) -> Holding | None:
-        """The grant or reservation of ``holder``."""
+        """The grant or reservation of ``holder``; None if there is none."""
         return next((grant for grant in self.grants if grant.holder == holder), None)
 
 
@@ -193,7 +194,7 @@ LedgerResult: TypeAlias = HostLedger | Refusal
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The end of a window of bids: the ledger after it, the winner's reservation, and everybody else's refusal."""
+    """The end of a bidding window: the ledger after it, the winner's reservation, and all refusals."""
 
     ledger: HostLedger
     winner: Holding | None = None
@@ -201,7 +202,10 @@ class Settlement:
 
 
 def grant(ledger: HostLedger, request: CapacityRequest, generation: int | None = None) -> LedgerResult:
-    """The ledger with ``request`` granted. With ``generation``, only if it is still that one (compare and swap)."""
+    """The ledger with ``request`` granted.
+
+    With ``generation``: only if the ledger still has it (compare and swap).
+    """
     refusal = _refusal(ledger, request, generation)
     if refusal is not None:
         return refusal
@@ -219,7 +223,7 @@ def revoke(ledger: HostLedger, holder: str, generation: int | None = None) -> Le
 
 
 def measured(ledger: HostLedger, used: Amounts, copper: Amounts) -> HostLedger:
-    """The ledger after a measurement: what the protected use, and what copper is offered from their slack.
+    """The ledger after a measurement: use of the protected workloads, and copper's offer from their slack.
 
     The offer is cut to the capacity. The generation rises only if the offer changes.
     """
@@ -245,9 +249,9 @@ def bid(ledger: HostLedger, offer: Bid, generation: int, now_s: float) -> Ledger
 
 
 def settled(ledger: HostLedger, now_s: float) -> Settlement:
-    """The ledger at ``now_s``: without expired reservations, and with the winner of a window that is over.
+    """The ledger at ``now_s``: without expired reservations, and with the winner of a window that has closed.
 
-    The highest score among the bids that fit wins; of equal scores, the earliest.
+    The highest score among the bids that fit wins; among equal scores, the earliest.
     """
     kept = tuple(held for held in ledger.grants if held.expires_s is None or held.expires_s > now_s)
     if len(kept) < len(ledger.grants):
@@ -272,7 +276,10 @@ def settled(ledger: HostLedger, now_s: float) -> Settlement:
 
 
 def commit(ledger: HostLedger, holder: str, token: int, now_s: float) -> LedgerResult:
-    """The ledger with the reservation of ``holder`` made a grant. Other changes since do not matter: it was held."""
+    """The ledger with the reservation of ``holder`` made a grant.
+
+    Changes in between do not matter: it was reserved.
+    """
     reserved = ledger.held_by(holder)
     if reserved is None or reserved.expires_s is None or reserved.expires_s <= now_s:
         return Refusal(
@@ -287,7 +294,7 @@ def commit(ledger: HostLedger, holder: str, token: int, now_s: float) -> LedgerR
 
 
 def violations(ledger: HostLedger) -> tuple[str, ...]:
-    """Every invariant that ``ledger`` breaks, in words; empty for each ledger that this module returns."""
+    """Descriptions of all invariants that ``ledger`` breaks; empty for every ledger that this module returns."""
     room, reserved = ledger.capacity.amounts, ledger.reserved
     found = [] if reserved.fits(room) else [f"{reserved} are reserved of {room}"]
     owned = CpuSet()
@@ -311,7 +318,7 @@ def violations(ledger: HostLedger) -> tuple[str, ...]:
 
 
 def _refusal(ledger: HostLedger, request: CapacityRequest, generation: int | None) -> Refusal | None:
-    """Why ``request`` is refused before anybody looks for room."""
+    """Why ``request`` is refused regardless of the free capacity; None if it is not."""
     holder, wanted = request.holder, request.amounts
     if generation is not None and generation != ledger.generation:
         return _stale(ledger, holder, generation)
@@ -333,7 +340,7 @@ def _stale(ledger: HostLedger, holder: str, generation: int) -> Refusal:
 
 
 def _fitted(ledger: HostLedger, request: CapacityRequest) -> Holding | Refusal:
-    """The grant of ``request``, if the host has room for it."""
+    """The grant of ``request``, if the host has room for it; else a refusal."""
     if request.band is QosBand.COPPER:
         if request.amounts.fits(ledger.copper_allocatable):
             return Holding(request.holder, request.band, request.amounts)
@@ -358,8 +365,8 @@ def _full(request: CapacityRequest, room: Amounts, words: str) -> Refusal:
 def _whole_cores(ledger: HostLedger, cpus: float) -> CpuSet:
     """Free physical cores with at least ``cpus`` CPUs, or all free ones.
 
-    They come from one cache if one has enough: from the one with the fewest free cores of those. Else the caches with
-    the most free cores come first.
+    They come from one cache if one has enough free cores: from the one with the fewest of these. Otherwise
+    the caches with the most free cores come first.
     """
     owned = ledger.gold_cores
     free = [[core for core in domain if not core & owned] for domain in ledger.capacity.domains]

@@ -1,4 +1,4 @@
-"""Copper's offer from window to window: everything that is no job counts as silver that reserves the whole host.
+"""Copper's offer, window by window. Everything that is not a job counts as silver that reserves the whole host.
 
     predicted = the peak of the last window of five minutes
     copper    = capacity - predicted - margin            memory: at most 80 % of the host together
@@ -17,7 +17,7 @@ from perphd.qos.overcommit import MEMORY_LIMIT_RATIO, WINDOW_S, Overcommit, Slac
 
 @dataclass(frozen=True, slots=True)
 class FollowedResource:
-    """One resource: its capacity, the peak of the present window, what was predicted and given for it."""
+    """One resource: its capacity, the peak of the present window, the prediction for it and the slack offered."""
 
     capacity: float
     limit: float | None = None
@@ -29,7 +29,7 @@ class FollowedResource:
 
 @dataclass(frozen=True, slots=True)
 class FollowedOffer:
-    """Both resources, and for how long the present window has lasted."""
+    """Offers of CPUs and memory, and the length of the present window so far."""
 
     cpus: FollowedResource
     memory: FollowedResource
@@ -38,7 +38,7 @@ class FollowedOffer:
 
 
 def followed(cpus: float, memory_bytes: float) -> FollowedOffer:
-    """Before anything was seen of a host of this size."""
+    """The initial state for a host of this size."""
     limit = MEMORY_LIMIT_RATIO * memory_bytes
     return FollowedOffer(FollowedResource(cpus), FollowedResource(memory_bytes, limit))
 
@@ -46,7 +46,7 @@ def followed(cpus: float, memory_bytes: float) -> FollowedOffer:
 def with_use(
     offer: FollowedOffer, seconds: float, cpus: float | None, memory_bytes: float | None
 ) -> FollowedOffer:
-    """The offer after ``seconds`` in which everything that is no job used this at most."""
+    """The offer after another ``seconds``, with the peak use of everything that is not a job."""
     known = replace(
         offer,
         cpus=_with_peak(offer.cpus, cpus),
@@ -59,7 +59,7 @@ def with_use(
 
 
 def shown(offer: FollowedOffer, at_unix_s: float) -> CopperOffer:
-    """The offer as it is published."""
+    """The offer in its published form."""
     return CopperOffer(offer.generation, at_unix_s, _shown(offer.cpus), _shown(offer.memory))
 
 
@@ -70,7 +70,7 @@ def _with_peak(resource: FollowedResource, used: float | None) -> FollowedResour
 
 
 def _next(resource: FollowedResource) -> FollowedResource:
-    """The window is over: learn from it, and make the next offer. A window that nobody measured teaches nothing."""
+    """Close the window: learn from it and compute the next offer. A window without measurements is skipped."""
     peak = resource.peak
     if peak is None:
         return replace(resource, predicted=None, given=None)

@@ -1,20 +1,21 @@
-"""Overcommit: how much copper may be offered from what gold and silver reserve and do not use.
+"""Overcommit: how much copper may be offered of the resources that gold and silver reserve and do not use.
 
-For each resource, over the window W (five minutes) that follows:
+For each resource, over the next window W (five minutes):
 
-    reclaimed  = reserved - q - margin         q: a high quantile of what the protected are predicted to use
+    reclaimed  = reserved - q - margin         q: a high quantile of the predicted use of the protected workloads
     unreserved = capacity - reserved
     copper     = max(0, reclaimed) + max(0, unreserved)
+
     memory also: q + margin + copper <= 80 % of the host
 
 ``margin`` follows from the forecast's own error. After each window, the residual
 
     z = (peak use - q) / reserved
 
-is known. The margin is the conformal bound of these residuals times what is reserved, for the coverage 99.2 %, and at
-least 5 % of what is reserved while there are too few residuals to show that quantile. Copper is overcommitted in a
-window if the peak use of the protected exceeds q + margin; ``Backtest`` counts such windows, and how much capacity the
-others gave.
+is known. The margin is the conformal bound of these residuals times the reserved amount, for a coverage of
+99.2 %, and at least 5 % of the reserved amount while there are too few residuals for that quantile. Copper is
+overcommitted in a window if the peak use of the protected workloads exceeds q + margin. ``Backtest`` counts
+such windows and the capacity offered.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from perphd.qos.ledger import Amounts, HostLedger, measured
 
 WINDOW_S: Final = 300.0
 COVERAGE: Final = 0.992
-"""A little more than the promised 99 %, since the calibration steers to its coverage from both sides."""
+"""Slightly above the promised 99 %, since the calibration approaches its coverage from both sides."""
 FIRST_MARGIN_RATIO: Final = 0.05
-"""The margin before there are residuals, as a share of what is reserved."""
+"""Margin before there are residuals, as a share of the reserved amount."""
 MEMORY_LIMIT_RATIO: Final = 0.8
-"""The share of the host's memory beyond which copper gets none."""
+"""Share of the host's memory above which copper gets none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backtest:
-    """Windows that are over: in how many the use exceeded its bound, and the capacity given, in units times windows."""
+    """Completed windows, those in which use exceeded its bound, and the capacity given, in units times windows."""
 
     windows: int = 0
     exceeded: int = 0
@@ -45,18 +46,18 @@ class Backtest:
 
     @property
     def exceeded_ratio(self) -> float:
-        """The share of windows in which the protected used more than copper had left them; 0 before the first."""
+        """Share of windows in which the protected workloads used more than copper left them; 0 before the first."""
         return self.exceeded / self.windows if self.windows else 0.0
 
     @property
     def given_ratio(self) -> float:
-        """The share of what was reserved that copper got; 0 before the first window."""
+        """The share of reserved capacity that copper got; 0 before the first window."""
         return self.given / self.reserved if self.reserved else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Overcommit:
-    """What was learned about the forecasts of one resource."""
+    """Calibration and backtest of the forecasts of one resource."""
 
     calibration: Calibration = field(
         default_factory=lambda: Calibration(coverage=COVERAGE, level=COVERAGE, first=FIRST_MARGIN_RATIO)
@@ -65,13 +66,13 @@ class Overcommit:
 
     @property
     def margin_ratio(self) -> float:
-        """The margin as a share of what is reserved: never negative, since q stands below it."""
+        """The margin as a share of the reserved amount; never negative, since q itself is a high quantile."""
         return max(0.0, self.calibration.multiplier)
 
 
 @dataclass(frozen=True, slots=True)
 class Slack:
-    """What copper may be offered of one resource, and from where: in CPUs or bytes."""
+    """Copper's offer of one resource and its sources, in CPUs or bytes."""
 
     reclaimed: float
     unreserved: float
@@ -82,7 +83,7 @@ class Slack:
 def slack(
     learned: Overcommit, capacity: float, reserved: float, predicted: float, limit: float | None = None
 ) -> Slack:
-    """The slack of one resource. ``predicted`` is q; ``limit`` is what protected use and copper may fill together."""
+    """The slack of one resource. ``predicted``: q; ``limit``: bound for protected use and copper together."""
     margin = learned.margin_ratio * reserved
     reclaimed = max(0.0, reserved - predicted - margin)
     unreserved = max(0.0, capacity - reserved)
@@ -95,9 +96,9 @@ def slack(
 def after_window(
     learned: Overcommit, reserved: float, predicted: float, given: Slack, peak: float
 ) -> Overcommit:
-    """What is known after a window for which ``given`` was offered and the protected used ``peak`` at most.
+    """The state after a window in which ``given`` was offered and the protected workloads used at most ``peak``.
 
-    A window in which nothing is reserved teaches nothing.
+    A window in which nothing was reserved is skipped.
     """
     if reserved <= 0:
         return learned
@@ -119,7 +120,7 @@ def after_window(
 def offered(
     ledger: HostLedger, cpu: Overcommit, memory: Overcommit, predicted: Amounts, used: Amounts
 ) -> HostLedger:
-    """The ledger with copper's offer for the next window, from the predicted use of everything that is protected."""
+    """The ledger with copper's offer for the next window, from the predicted use of all protected workloads."""
     room, reserved = ledger.capacity.amounts, ledger.reserved
     cpus = slack(cpu, room.cpus, reserved.cpus, predicted.cpus).copper
     limit = MEMORY_LIMIT_RATIO * room.memory_bytes

@@ -1,5 +1,5 @@
-"""Sizes: what a workload should reserve, decided from snapshots and answered as values.
+"""Sizes: how much a workload should reserve, decided from snapshots and returned as values.
 
-Nothing here reads or writes the host. The resource shaper and the memory fit return actions; the isolation layer alone
-carries them out.
+No module reads or writes the host. The resource shaper and the memory fit return actions; only the isolation
+layer carries them out.
 """

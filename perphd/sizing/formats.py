@@ -1,4 +1,4 @@
-"""Recommendations as text for systemd, Kubernetes and YARN. Nothing is applied."""
+"""Recommendations as text for systemd, Kubernetes and YARN. This module applies nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CLEAN: Final = re.compile(r"[^\x20-\x7e]")
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """What one workload should reserve. ``cgroup``: its path, empty where not known; ``notes`` become comments."""
+    """Recommended reservation of one workload. ``cgroup``: its path, empty if unknown; ``notes`` become comments."""
 
     workload: str
     cgroup: str
@@ -28,9 +28,9 @@ class Amounts:
 
 
 def systemd(found: Amounts) -> str:
-    """A drop-in: a CPU quota, memory that is not reclaimed, and the size from which the group is slowed.
+    """A systemd drop-in: a CPU quota, memory that is not reclaimed, and the size from which the group is throttled.
 
-    There is no MemoryMax: above it the kernel kills.
+    There is no MemoryMax, because the kernel kills a group that exceeds it.
     """
     unit = found.cgroup.rpartition("/")[2]
     known = _UNIT.fullmatch(unit)
@@ -50,7 +50,7 @@ def systemd(found: Amounts) -> str:
 
 
 def kubernetes(found: Amounts) -> str:
-    """A strategic merge patch with resource requests; limits stay as they are."""
+    """A strategic merge patch with resource requests; limits are unchanged."""
     lines = [
         f"# {_label(found)}: kubectl patch deployment NAME --patch-file FILE",
         *_comments(found),
@@ -89,7 +89,7 @@ def yarn(found: Amounts) -> str:
 
 
 FORMATS: Final = {"systemd": systemd, "kubernetes": kubernetes, "yarn": yarn}
-"""By the names that commands use."""
+"""Formatters by the names that commands use."""
 
 
 def printed(form: str, workloads: Sequence[Amounts]) -> str:

@@ -1,39 +1,40 @@
 """Memory fit: the smallest memory limit under which a workload still runs near its best (MEER; Xu 2019, chapter 3).
 
 Estimate. A footprint is a histogram of a container's memory use x with frequencies P(x). m tasks run in the
-container; a task's use is normal with mean mu and deviation sigma, so that the container's intervals are  m (mu +-
-z sigma), z = 1, 2, 3, with levels .6827, .9545, .9973:
+container; a task's use is normal with mean mu and deviation sigma, so that the container's intervals are  m
+(mu +- z sigma), z = 1, 2, 3, with levels .6827, .9545, .9973:
 
     R = sum over x of  x P(x) gamma(x),      gamma(x) = level of the smallest interval that holds x
 
-What lies outside all intervals is not defined in the publication. ``OutsideWeight.KEEP`` gives it the weight 1 and
-is the default: of all readings, those that keep it alone over-estimate without a dangerous under-estimate.
-``DROP`` gives it 0.
+The publication does not define gamma outside all intervals. ``OutsideWeight.KEEP`` gives such values the
+weight 1 and is the default: it is the only variant that over-estimates without a dangerous under-estimate.
+``DROP`` gives them 0.
 
 Search. An epoch is one phase of the workload, at least ``LEAST_SAMPLES`` samples, under a limit R:
 
     R(n) = max(estimate of epoch n - 1,  (1 - STEP) R(n - 1))
 
-The plain recursion does not stop by itself and overshoots by half, therefore the step. The search ends at the
-first epoch in the crash zone, with an immediate return to the last good limit; if more than ``TOLERANCE`` lies
-between that and the first bad one, it goes on halving the gap. The crash zone is a slow-down of more than
-``SLOWDOWN`` *and* evidence that memory is its cause:
+The plain recursion does not stop by itself and overshoots by half, hence the step. The search ends at the
+first epoch in the crash zone, with an immediate return to the last good limit. If more than ``TOLERANCE``
+lies between that and the first bad limit, it continues by bisection. The crash zone is a slowdown of more
+than ``SLOWDOWN`` *and* evidence that memory is its cause:
 
     share of time in garbage collection > .7,   or
-    working set > .8 of the limit, and memory pressure above the pilot's that explains the slow-down:
-    at least  EXPLAINED_SHARE (1 - performance / the pilot's);  refaults where the kernel tells no pressure
+    working set > .8 of the limit, and memory pressure above the pilot's that explains the slowdown:
+        at least  EXPLAINED_SHARE (1 - performance / the pilot's);  refaults if the kernel reports no pressure
 
-Where the witness of performance is no work that is done, but CPU time, swapping counts as work. There, a stall of all
-tasks for more than  SLOWDOWN / (1 + SLOWDOWN)  of the time, above the pilot's, is such a slow-down, too.
+If performance is measured as CPU time rather than completed work, swapping counts as work. A stall of all
+tasks for more than  SLOWDOWN / (1 + SLOWDOWN)  of the time, above the pilot's, then counts as a slowdown as
+well.
 
-Neither is enough alone: a full limit is what the search is for, and a neighbour's CPU slows as well. Without a
-witness of memory an epoch decides nothing and the limit stays; so it does without a witness of performance, unless
-memory is short: then the limit counts as bad. An epoch in the crash zone need not
-be endured: ``after_epoch(..., urgent=True)`` takes its first ``URGENT_SAMPLES`` samples for the verdict.
+Neither condition is enough alone: a full limit is the aim of the search, and CPU contention also slows a
+workload. Without a memory signal an epoch decides nothing and the limit stays. The same holds without a
+performance signal, unless memory is short: then the limit counts as bad. An epoch in the crash zone can be
+cut short: ``after_epoch(..., urgent=True)`` decides from its first ``URGENT_SAMPLES`` samples.
 
-Refaults are pages that the group needed and had lost; while there are many, the file cache that it uses is its working
-set, whatever list the kernel keeps it on. Where use stays above the limit (anonymous memory without swap cannot be
-reclaimed), the limit has no effect any more: the search ends at that use.
+Refaults are reads of pages that the group needed and had lost. While there are many, the file cache that it
+uses belongs to its working set, whichever list the kernel keeps it on. If use stays above the limit
+(anonymous memory without swap cannot be reclaimed), the limit has no effect, and the search ends at that use.
 """
 
 from __future__ import annotations
@@ -46,31 +47,31 @@ from typing import Final
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 
 LEVELS: Final = ((1.0, 0.6827), (2.0, 0.9545), (3.0, 0.9973))
-"""Deviations and level of each interval, the smallest first."""
+"""Width (in standard deviations) and level of each interval, the narrowest first."""
 SLOWDOWN: Final = 0.5
 STALLED: Final = SLOWDOWN / (1 + SLOWDOWN)
-"""Share of time in which all tasks wait for memory, above the pilot's, that is a slow-down by itself."""
+"""Share of time, above the pilot's, in which all tasks wait for memory, that counts as a slowdown by itself."""
 GREATEST_COLLECTION_RATIO: Final = 0.7
 FULL_RATIO: Final = 0.8
 STEP: Final = 0.05
 TOLERANCE: Final = 0.08
 LEAST_SAMPLES: Final = 60
 URGENT_SAMPLES: Final = 8
-"""Right after a limit was lowered the kernel drops some pages that are in use, until it knows them."""
+"""Samples before an urgent verdict. Just after a limit is lowered, the kernel drops some pages that are in use."""
 ATTAINED_RATIO: Final = 1.02
-"""Use that stays above the limit by this factor shows that the limit cannot be had."""
+"""Ratio of use to limit; use that stays above it shows that the limit cannot be attained."""
 PRESSURE_MARGIN: Final = 0.02
-"""Memory pressure (share of time) that is above the pilot's by less than this is the pilot's."""
+"""Memory pressure (share of time) above the pilot's that still counts as equal."""
 EXPLAINED_SHARE: Final = 0.2
-"""Pressure counts all tasks that wait at once, so that it shows a part of the time that is lost to memory."""
+"""Share of a slowdown that pressure must explain. Pressure counts only stalls of all tasks at once."""
 REFAULT_FACTOR: Final = 2.0
 LEAST_REFAULTS_PER_S: Final = 100.0
 SAFETY: Final = 0.05
-"""The recommendation stands this share above the last good limit."""
+"""Margin of the recommendation above the last good limit, as a share."""
 
 
 class OutsideWeight(Enum):
-    """Weight of what lies outside the widest interval."""
+    """Weight of values outside the widest interval."""
 
     KEEP = 1.0
     DROP = 0.0
@@ -86,7 +87,7 @@ def estimate_bytes(
     """The estimate from a footprint {bytes: samples} and a task's mean and deviation."""
     samples = sum(footprint.values())
     if samples <= 0:
-        raise ValueError("a footprint has samples")
+        raise ValueError("the footprint has no samples")
     return sum(
         used * count / samples * _level(used, tasks * task_mean, tasks * task_deviation, outside)
         for used, count in footprint.items()
@@ -96,10 +97,10 @@ def estimate_bytes(
 def estimate_of_container(
     footprint: Mapping[float, int], outside: OutsideWeight = OutsideWeight.KEEP
 ) -> float:
-    """The estimate around the container's own mean and deviation, where there is no pilot of single tasks."""
+    """The estimate from the container's own mean and deviation, for use without a pilot of single tasks."""
     samples = sum(footprint.values())
     if samples <= 0:
-        raise ValueError("a footprint has samples")
+        raise ValueError("the footprint has no samples")
     mean = sum(used * count for used, count in footprint.items()) / samples
     deviation = (sum((used - mean) ** 2 * count for used, count in footprint.items()) / samples) ** 0.5
     return estimate_bytes(footprint, mean, deviation, 1, outside)
@@ -113,7 +114,7 @@ def _level(used: float, mean: float, deviation: float, outside: OutsideWeight) -
 
 
 class FitPhase(Enum):
-    """How far a search is."""
+    """The phase of a search."""
 
     PILOT = "pilot"
     SEARCH = "search"
@@ -123,12 +124,13 @@ class FitPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FitEpoch:
-    """What one epoch showed.
+    """Measurements of one epoch.
 
-    ``performance``: work per second, any unit. ``working_set_bytes``: anonymous and active file memory, at most.
-    ``full_pressure_ratio``: share of time in which all tasks waited for memory. ``collection_ratio``: a JVM's
-    share of time in garbage collection. ``current_bytes``: all that it used, on average, and ``least_bytes`` at least.
-    ``is_work``: False if the performance is time or instructions that swapping takes as well.
+    ``performance``: work per second, in any unit. ``working_set_bytes``: peak of anonymous and active file
+    memory. ``full_pressure_ratio``: share of time in which all tasks waited for memory. ``collection_ratio``:
+    share of time that a JVM spent in garbage collection. ``current_bytes``: mean total use; ``least_bytes``:
+    its minimum. ``is_work``: False if the performance is CPU time or instructions, which swapping consumes as
+    well.
     """
 
     samples: int
@@ -145,7 +147,7 @@ class FitEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the witnesses say of one epoch, and in what words."""
+    """Whether an epoch was slow and short of memory, with an explanation. None: no signal."""
 
     slow: bool | None
     memory: bool | None
@@ -168,13 +170,13 @@ class MemoryFit:
 
     @property
     def recommended_bytes(self) -> float | None:
-        """The last good limit and a safety; None before there is one."""
+        """The last good limit plus a margin; None before there is one."""
         return None if self.last_good_bytes is None else self.last_good_bytes * (1 + SAFETY)
 
 
 @dataclass(frozen=True, slots=True)
 class FitView:
-    """A search as people see it. ``limit_bytes``: in force now; ``estimate_bytes``: of the last epoch's footprint."""
+    """A search for display. ``limit_bytes``: in force now; ``estimate_bytes``: from the last epoch's footprint."""
 
     workload: str
     phase: str
@@ -192,11 +194,11 @@ class FitView:
     reason: str
 
 
-_NONE_LEFT: Final = "no limit is left to try between the last good and the first bad"
+_NONE_LEFT: Final = "no limit is left to try between the last good one and the first bad one"
 
 
 def evidence(fit: MemoryFit, epoch: FitEpoch) -> Evidence:
-    """Whether an epoch was slow, and whether memory was why; None where no witness can tell."""
+    """Whether an epoch was slow, and whether memory was the cause; None for a question without a signal."""
     if fit.pilot is None:
         return Evidence(None, None, "no pilot to compare with")
     slow, memory = _is_slow(fit.pilot, epoch), _starved(fit, epoch)
@@ -207,7 +209,7 @@ def evidence(fit: MemoryFit, epoch: FitEpoch) -> Evidence:
 
 
 def _figures(pilot: FitEpoch, epoch: FitEpoch) -> str:
-    """What the witnesses said, as far as they said anything."""
+    """The available measurements as text."""
     found = []
     if not isinstance(epoch.performance, Unavailable) and not isinstance(pilot.performance, Unavailable):
         kept = epoch.performance / pilot.performance if pilot.performance > 0 else 0.0
@@ -222,23 +224,23 @@ def _figures(pilot: FitEpoch, epoch: FitEpoch) -> str:
 
 
 def is_crash(fit: MemoryFit, epoch: FitEpoch) -> bool:
-    """Whether an epoch, or its beginning, lies in the crash zone without a doubt."""
+    """Whether an epoch, or its beginning, is certainly in the crash zone."""
     if fit.limit_bytes is None or epoch.samples < URGENT_SAMPLES:
         return False
     return _is_bad(fit, epoch)
 
 
 def _is_bad(fit: MemoryFit, epoch: FitEpoch) -> bool:
-    """A witness of performance that falls silent while memory is short does not speak for the limit."""
+    """Whether the limit is bad. A missing performance signal does not count as good while memory is short."""
     return fit.pilot is not None and bool(_starved(fit, epoch)) and _is_slow(fit.pilot, epoch) is not False
 
 
 def after_epoch(fit: MemoryFit, epoch: FitEpoch, *, urgent: bool = False) -> MemoryFit:
-    """The search after one epoch under ``fit.limit_bytes``; its new limit is the action that is to be taken."""
+    """The search after one epoch under ``fit.limit_bytes``; its new limit is the action to take."""
     if fit.phase is FitPhase.CONVERGED:
         return fit
     if epoch.samples < fit.epoch_samples and not (urgent and is_crash(fit, epoch)):
-        return replace(fit, reason=f"{epoch.samples} of {fit.epoch_samples} samples: the epoch goes on")
+        return replace(fit, reason=f"{epoch.samples} of {fit.epoch_samples} samples: the epoch continues")
     if fit.pilot is None or fit.limit_bytes is None:
         return _piloted(fit, epoch)
     seen = evidence(fit, epoch)
@@ -247,7 +249,7 @@ def after_epoch(fit: MemoryFit, epoch: FitEpoch, *, urgent: bool = False) -> Mem
     least = epoch.least_bytes
     if not seen.slow and not isinstance(least, Unavailable) and least > ATTAINED_RATIO * fit.limit_bytes:
         found = replace(fit, phase=FitPhase.CONVERGED, last_good_bytes=least)
-        reason = "what it uses cannot be reclaimed: the limit has no effect any more"
+        reason = "its use cannot be reclaimed: the limit no longer has an effect"
         return replace(found, limit_bytes=found.recommended_bytes, reason=reason)
     if seen.slow is None or seen.memory is None or seen.slow:
         return replace(fit, reason=f"{seen.reason}: the limit stays")
@@ -255,9 +257,9 @@ def after_epoch(fit: MemoryFit, epoch: FitEpoch, *, urgent: bool = False) -> Mem
 
 
 def after_harm(fit: MemoryFit) -> MemoryFit:
-    """The search after its limit was in force while the application was degraded: whatever harmed it, that is bad.
+    """The search after the application was degraded under its limit, which counts as bad whatever the cause.
 
-    A neighbour may have done it; the result is then larger than it had to be, and never harmful.
+    If a neighbour was the cause, the result is larger than necessary, which does no harm.
     """
     if fit.limit_bytes is None:
         return fit
@@ -268,7 +270,7 @@ def after_harm(fit: MemoryFit) -> MemoryFit:
 
 def _piloted(fit: MemoryFit, epoch: FitEpoch) -> MemoryFit:
     if isinstance(epoch.performance, Unavailable):
-        return replace(fit, reason=f"no witness of performance: {epoch.performance.reason}")
+        return replace(fit, reason=f"no performance signal: {epoch.performance.reason}")
     peak = max(epoch.footprint)
     return replace(
         fit,
@@ -288,7 +290,7 @@ def _lowered(fit: MemoryFit, limit: float, epoch: FitEpoch) -> MemoryFit:
         middle = (limit + fit.first_bad_bytes) / 2
         figures = "" if fit.pilot is None else f" ({_figures(fit.pilot, epoch)})"
         return replace(
-            fit, phase=FitPhase.BISECT, limit_bytes=middle, reason=f"good: the gap is halved{figures}"
+            fit, phase=FitPhase.BISECT, limit_bytes=middle, reason=f"good: continuing by bisection{figures}"
         )
     lower = max(estimate_of_container(epoch.footprint), (1 - fit.step) * limit)
     if lower >= limit:
@@ -319,7 +321,7 @@ def _crashed(fit: MemoryFit, limit: float, seen: Evidence) -> MemoryFit:
 
 
 def _is_slow(pilot: FitEpoch, epoch: FitEpoch) -> bool | None:
-    """CPU time goes on where all of it is spent on swapping: there, stalls on memory alone are a slow-down, too."""
+    """Whether the epoch was slow. CPU time includes swapping, so stalls on memory alone count as a slowdown, too."""
     if not epoch.is_work and _stalled(pilot.full_pressure_ratio, epoch.full_pressure_ratio):
         return True
     return _slow(pilot.performance, epoch.performance)
@@ -332,14 +334,14 @@ def _slow(pilot: Reading, now: Reading) -> bool | None:
 
 
 def _stalled(pilot: Reading, now: Reading) -> bool:
-    """Whether all tasks wait for memory so long that it is a slow-down."""
+    """Whether all tasks wait for memory long enough for a slowdown."""
     if isinstance(pilot, Unavailable) or isinstance(now, Unavailable):
         return False
     return now - pilot > STALLED
 
 
 def _starved(fit: MemoryFit, epoch: FitEpoch) -> bool | None:
-    """Whether any witness says that memory is short; False only if one could have said so and none did."""
+    """Whether any signal shows a memory shortage; False only if a signal exists and none shows one."""
     share = epoch.collection_ratio
     if not isinstance(share, Unavailable) and share > GREATEST_COLLECTION_RATIO:
         return True
@@ -363,7 +365,7 @@ def _starved(fit: MemoryFit, epoch: FitEpoch) -> bool | None:
 
 
 def _lost(pilot: Reading, now: Reading) -> float:
-    """The share of the pilot's performance that is missing; 0 where nobody knows."""
+    """The missing share of the pilot's performance; 0 if unknown."""
     if isinstance(pilot, Unavailable) or isinstance(now, Unavailable) or pilot <= 0:
         return 0.0
     return max(0.0, 1.0 - now / pilot)

@@ -1,21 +1,21 @@
-"""What a workload should reserve of one resource, from its history.
+"""How much of one resource a workload should reserve, from its history.
 
 Two amounts answer two questions.
 
-``next_window``: what the resource shaper would leave it for the next window,
+``next_window``: the amount that the resource shaper would leave it for the next window,
 
     target = mean + K1 R + K2 spread,  never below present use, never above the reservation R unless use exceeds it
 
-with  mean + 3 spread  the calibrated 99 % bound. R less this amount can be lent to others now, and must be given back
-as soon as the forecast rises.
+where  mean + 3 spread  is the calibrated 99 % bound. R less this amount can be lent to others now, and must
+be given back as soon as the forecast rises.
 
-``recommended``: what to write into a unit file, which nobody revises every minute. It covers the whole history:
+``recommended``: the value for a unit file, which is rarely revised. It covers the whole history:
 
     T = max(peak, min(mean + K2 spread, 2 greatest)) + K1 T
 
-``peak`` is the greatest use of memory, whose shortage kills, and the 99th percentile of CPU use, whose shortage slows.
-T is the reservation that the rule leaves as it is: it does not depend on the present one. Where nothing is reserved,
-the shaper's R is the T of the forecast alone.
+``peak`` is the greatest use of memory, whose shortage kills, and the 99th percentile of CPU use, whose
+shortage slows. T is the fixed point of the rule: it does not depend on the present reservation. Where nothing
+is reserved, the shaper's R is the T of the forecast alone.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from perphd.sizing.shaper import Component, Demand, Mode, Resource, Role, Shaper
 BOUND_SPREADS: Final = 3.0
 """Spreads between a forecast's mean and its calibrated bound."""
 DAY_WINDOWS: Final = 1368
-"""Windows that count as a day: 95 % of 1440, since some are always missing."""
+"""Number of windows that counts as a day: 95 % of 1440, since some are always missing."""
 WEEK_WINDOWS: Final = 7 * DAY_WINDOWS
 HELD_BACK_RATIO: Final = 0.95
-"""From this share of its reservation, use may be what the reservation allows and not what the workload needs."""
+"""Share of its reservation from which use may be limited by the reservation."""
 GREATEST_RATIO: Final = 2.0
-"""A forecast and its buffer count up to this many times the greatest use."""
+"""A forecast and its buffer count up to this multiple of the greatest use."""
 SETTINGS: Final = ShaperSettings()
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Present use, and percentiles of the windows' greatest values."""
+    """Present use, and percentiles of the windows' maxima."""
 
     now: float
     p50: float
@@ -57,7 +57,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What is reserved and who says so; ``least``: what the workload must have in any case."""
+    """A reserved amount and its source; ``least``: the minimum that the workload must have."""
 
     amount: Reading
     source: str = ""
@@ -66,7 +66,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """One resource of one workload. A missing amount says why it is missing; ``reason`` explains ``recommended``."""
+    """Sizes of one resource of one workload. A missing amount has its reason; ``reason`` explains ``recommended``."""
 
     resource: Resource
     windows: int
@@ -81,7 +81,7 @@ class Recommendation:
 
 
 def usage(values: Sequence[float], now: Reading) -> Usage | Unavailable:
-    """Percentiles of a history; present use is the last complete window's where the present one has no sample."""
+    """Percentiles of a history. Present use is that of the last complete window if the present one has no sample."""
     if not values:
         return Unavailable("not measured")
     p50, p95, p99 = (float(q) for q in np.percentile(values, (50, 95, 99)))
@@ -92,7 +92,7 @@ def usage(values: Sequence[float], now: Reading) -> Usage | Unavailable:
 def recommend(
     resource: Resource, values: Floats, now: Reading, outlook: Outlook, reservation: Reservation
 ) -> Recommendation:
-    """The sizes for one history of complete windows and the outlook on it."""
+    """The sizes for a history of complete windows and its forecast."""
     used = usage(values.tolist(), now)
     found = outlook.next_window
     why = too_short(len(values)) if len(values) < LEAST_WINDOWS else ""
@@ -127,14 +127,14 @@ def _spread(found: NextWindow) -> float:
 
 
 def _ahead(resource: Resource, used: Usage, found: NextWindow) -> float:
-    """The forecast and its buffer. After a jump the bound may lie far beyond what any host has."""
+    """The forecast and its buffer, bounded: after a jump the bound may far exceed any host."""
     return min(found.mean + SETTINGS.k2[resource] * _spread(found), GREATEST_RATIO * used.greatest)
 
 
 def _target(
     resource: Resource, used: Usage, found: NextWindow, reservation: Reservation, samples: int
 ) -> float:
-    """The shaper's own answer for a component that it may only advise."""
+    """The shaper's target for an advisory component."""
     wanted = _ahead(resource, used, found) / (1 - SETTINGS.k1)
     held = reservation.amount
     reserved = max(wanted, reservation.least) if isinstance(held, Unavailable) else held
@@ -159,7 +159,7 @@ def _lasting(
     if amount < floor:
         return (
             floor,
-            "the least that the configuration asks for" if reservation.least == floor else "present use",
+            "the minimum that the configuration sets" if reservation.least == floor else "present use",
         )
     return amount, reason
 
@@ -167,7 +167,7 @@ def _lasting(
 def _confidence(windows: int, used: Usage, reservation: Reservation) -> str:
     held = reservation.amount
     if not isinstance(held, Unavailable) and used.greatest >= HELD_BACK_RATIO * held:
-        return "low: use reached the reservation, the need may be greater"
+        return "low: use reached the reservation, so demand may be higher"
     if windows < DAY_WINDOWS:
         return "low: less than a day of samples"
     return "medium: less than a week of samples" if windows < WEEK_WINDOWS else "high: a week of samples"

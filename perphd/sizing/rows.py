@@ -1,4 +1,4 @@
-"""Sizes as rows, one for each workload and resource: what reports, tables and other programs show of them."""
+"""Sizes as rows, one for each workload and resource, for reports, tables and other programs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from perphd.sizing.shaper import Resource
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The windows of one resource of one workload, oldest first.
+    """Windows of one resource of one workload, oldest first.
 
-    ``missing``: why there is none; empty if there are. ``most``: what the host has.
+    ``missing``: why there are none; empty if there are some. ``most``: the host's capacity.
     """
 
     workload: str
@@ -34,7 +34,10 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class SizeRow:
-    """One row, in cores or bytes. ``mean``, ``bound``: forecast of the next minute; ``size_now``: enough for it."""
+    """Sizes of one resource, in cores or bytes.
+
+    ``mean``, ``bound``: forecast of the next minute; ``size_now``: its target.
+    """
 
     workload: str
     resource: str
@@ -54,7 +57,7 @@ class SizeRow:
 
 
 def recommendation(history: History) -> Recommendation:
-    """The sizes for one history, its forecast included."""
+    """The sizes for one history and its forecast."""
     if history.missing:
         ahead = Outlook(0, Unavailable(history.missing))
     else:
@@ -64,7 +67,7 @@ def recommendation(history: History) -> Recommendation:
 
 
 def size_rows(histories: Iterable[History]) -> tuple[SizeRow, ...]:
-    """One row for each history, in their order."""
+    """One row for each history, in order."""
     return tuple(row(each.workload, recommendation(each)) for each in histories)
 
 
@@ -91,7 +94,7 @@ def row(workload: str, found: Recommendation) -> SizeRow:
 
 
 def saved(rows: Iterable[SizeRow]) -> dict[str, float]:
-    """By resource: what the recommendations reserve less than what is reserved, over rows that know both."""
+    """Reserved less recommended amounts by resource, over rows that have both."""
     found: dict[str, float] = {}
     for each in rows:
         if available(each.reserved) and available(each.recommended):

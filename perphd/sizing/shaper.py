@@ -1,31 +1,34 @@
-"""Resource shaper: what every component of a host should hold for the next interval (Pace 2018, chapter 4).
+"""Resource shaper: the size of every component of a host for the next interval (Pace 2018, chapter 4).
 
-Problem. Reservations are wrong; forecasts are uncertain; components that were given what they will probably need can
-collide. Decide before the kernel does who shrinks, freezes or ends.
+Problem. Reservations are wrong, and forecasts are uncertain. Components that hold only their probable demand
+can exceed the host together. The shaper decides, before the kernel does, which ones shrink, freeze or end.
 
-Size. For a component with reservation R, use u now, and a forecast of mean m and spread s of the next interval's
-maximum:
+Size. For a component with reservation R, use u now, and a forecast of mean m and spread s of the next
+interval's maximum:
 
     cap    = max(R, u)
     target = clip(m + K1 R + K2 s,  from max(u, least) to cap)
 
-cap itself while there are fewer than ``GRACE_SAMPLES`` samples, no forecast, a crash in the last interval, or
-``GREATEST_CRASHES`` crashes. A component that its owner did not give to the shaper is advised and never touched,
-and so is one that is degraded: it is placed first, at its target, or at its present use where there is no forecast.
+The size is cap itself with fewer than ``GRACE_SAMPLES`` samples, no forecast, a crash in the last interval,
+or ``GREATEST_CRASHES`` crashes. A component whose owner did not opt in is advised and never changed. The same
+holds for a degraded component. Such components are placed first, at their target, or at their present use
+without a forecast.
 
-Plan (Algorithm 3). Applications in the order of their rank; each needs room for all its core components, or all of
-it is preempted. Its elastic components follow, oldest first; one that does not fit is preempted alone. Two errata:
-a component that exactly fills the host stays, and the buffer is one per resource. ``guarded`` names the resources
-whose shortage preempts; a shortage of CPU slows and does not kill, so that by default it is memory alone.
+Plan (Algorithm 3). Applications are placed in the order of their rank. Each needs room for all its core
+components, or the whole application is preempted. Its elastic components follow, oldest first; one that does
+not fit is preempted alone. Two errata: a component that exactly fills the host stays, and there is one buffer
+per resource. ``guarded`` names the resources whose shortage preempts. A shortage of CPU slows and does not
+kill, so the default is memory alone.
 
-Preemption goes one rung further in every interval: reclaim, freeze, end. ``patient`` components stay on theirs: to
-freeze is enough while the remains fit. A component of which nothing can be reclaimed begins with freezing. Who is
-frozen still holds what cannot be reclaimed of it, and that counts: where the components that stay and these remains
-exceed the capacity, components end at once, elastic before core, youngest first. What is not known ends nobody: a
-component of which the remains cannot be read makes room by reclaim and freezing alone. Between two intervals
-(``early``) nobody returns and nobody goes a rung further but for that reason.
+Preemption moves one rung further in every interval: reclaim, freeze, end. ``patient`` components stay on
+their rung, since freezing is enough while the remains fit. A component without reclaimable memory begins with
+freezing. A frozen component still holds its unreclaimable memory, and that counts: if the components that
+stay and these remains exceed the capacity, components end at once, elastic before core, youngest first. An
+unknown value never ends a component: if its remains cannot be read, it makes room only by reclaim and
+freezing. Between two intervals (``early``) no component returns, and none moves a rung further except for
+that reason.
 
-Everything is a value; nothing is carried out.
+All results are values; nothing is carried out here.
 """
 
 from __future__ import annotations
@@ -41,22 +44,22 @@ from perphd.domain.reading import Reading, Unavailable, available, value_or
 GRACE_SAMPLES: Final = 10
 GREATEST_CRASHES: Final = 5
 HIGH_MARGIN: Final = 0.05
-"""``memory.high`` stands this share above the target."""
+"""Distance of ``memory.high`` above the target, as a share."""
 GUARD_FULL_RATIO: Final = 0.05
-"""From this share of time in which all tasks wait for memory, ``memory.high`` is lifted."""
+"""Share of time in which all tasks wait for memory, from which ``memory.high`` is lifted."""
 STUCK_RATIO: Final = 0.9
-"""A component of whose use this share cannot be reclaimed is frozen without an attempt to reclaim."""
+"""Share of unreclaimable use from which a component is frozen without an attempt to reclaim."""
 
 
 class Resource(Enum):
-    """What is sized: cores, or bytes of memory."""
+    """A sized resource: cores, or bytes of memory."""
 
     CPU = "cpu"
     MEMORY = "memory"
 
 
 class Mode(Enum):
-    """What becomes of a plan."""
+    """How a plan is applied."""
 
     OFF = "off"
     OBSERVE = "observe"
@@ -65,14 +68,14 @@ class Mode(Enum):
 
 
 class Role(Enum):
-    """Whether an application works without the component."""
+    """Whether an application can run without the component."""
 
     CORE = "core"
     ELASTIC = "elastic"
 
 
 class Rung(Enum):
-    """How a component gives up what it holds, mildest first."""
+    """How a component makes room, mildest first."""
 
     RECLAIM = "reclaim"
     FREEZE = "freeze"
@@ -86,9 +89,10 @@ RUNGS: Final = tuple(Rung)
 class Demand:
     """One resource of one component.
 
-    ``held``: the size in force. ``mean`` and ``spread`` forecast the next interval's maximum; a calibrated forecast
-    gives the spread that makes  mean + 3 spread  its bound. ``unreclaimable``: of what is used, the part that only
-    ends with its owner, such as anonymous memory without swap. Where that is not known, its owner is not ended.
+    ``held``: the size in force. ``mean`` and ``spread`` forecast the next interval's maximum; a calibrated
+    forecast sets the spread so that  mean + 3 spread  is its bound. ``unreclaimable``: the part of the use
+    that is freed only when its owner ends, such as anonymous memory without swap. If it is unknown, the owner
+    is not ended.
     """
 
     reserved: float
@@ -102,7 +106,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One control group. ``rank`` orders applications (smaller first); ``rung``: how far it is preempted already."""
+    """One control group.
+
+    ``rank`` orders applications (smaller first); ``rung``: how it is being preempted already.
+    """
 
     name: str
     application: str
@@ -130,7 +137,7 @@ class ShaperSettings:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What one component should hold of one resource, and why."""
+    """The target of one component for one resource, with the reason."""
 
     component: str
     resource: Resource
@@ -140,7 +147,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """A component that makes room, and the rung it goes to."""
+    """A component that makes room, and its next rung."""
 
     component: str
     rung: Rung
@@ -159,7 +166,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A component that was preempted and fits again: it resumes."""
+    """A preempted component that fits again and resumes."""
 
     component: str
 
@@ -170,9 +177,9 @@ ShapingAction: TypeAlias = Preemption | Resize | Release
 
 @dataclass(frozen=True, slots=True)
 class ShapingPlan:
-    """Sizes of all components; what a writer would do (``proposed``) and what it is to do (``actions``), in order.
+    """Sizes of all components, possible actions (``proposed``) and those to carry out (``actions``), in order.
 
-    ``reclaimable``: capacity less the sizes of all that stay.
+    ``reclaimable``: capacity less the sizes of all components that stay.
     """
 
     sizes: tuple[Size, ...]
@@ -189,9 +196,9 @@ def shape(
     *,
     early: bool = False,
 ) -> ShapingPlan:
-    """The plan for one interval, or for what is left of one (``early``).
+    """The plan for one interval, or for the rest of one (``early``).
 
-    ``capacity``: what the host has for these components.
+    ``capacity``: the host's amounts for these components.
     """
     chosen = settings or ShaperSettings()
     sizes = {component.name: _sizes(component, chosen) for component in components}
@@ -254,7 +261,7 @@ def _target(
 ) -> tuple[float, str]:
     cap = max(demand.reserved, demand.used)
     if component.samples < GRACE_SAMPLES:
-        return cap, f"{component.samples} of {GRACE_SAMPLES} intervals seen: the reservation stands"
+        return cap, f"{component.samples} of {GRACE_SAMPLES} intervals observed: keeping the reservation"
     if component.crashes >= GREATEST_CRASHES:
         return cap, f"{component.crashes} crashes: no longer shaped"
     if component.crashed:
@@ -275,7 +282,7 @@ def _target(
 
 
 def _placed(component: Component, size: Size, demand: Demand) -> float:
-    """What a component takes of the host in the plan."""
+    """A component's share of the host in the plan."""
     known = not isinstance(demand.mean, Unavailable) and component.samples >= GRACE_SAMPLES
     return size.target if _touchable(component) or known else demand.used
 
@@ -302,7 +309,7 @@ def _evicted(
     found: dict[str, str] = {}
     for component in components:
         if early and component.rung is not None and _touchable(component):
-            found[component.name] = "made room already: it returns at the end of an interval at the earliest"
+            found[component.name] = "already makes room: it returns at the end of an interval at the earliest"
         elif _touchable(component):
             ranked.setdefault((component.rank, component.application), []).append(component)
     for (_, application), members in sorted(ranked.items(), key=lambda item: item[0]):
@@ -332,7 +339,7 @@ def _rungs(
     evicted: Mapping[str, str],
     early: bool,
 ) -> dict[str, Rung]:
-    """How far each component that makes room goes."""
+    """The next rung of each component that makes room."""
     leaving = [component for component in components if component.name in evicted]
     rungs = {component.name: _next_rung(component, early) for component in leaving}
     ending = sorted(leaving, key=lambda each: (each.role is Role.CORE, -each.rank, each.age_s))
@@ -351,12 +358,12 @@ def _rungs(
 
 
 def _is_known(component: Component) -> bool:
-    """Whether it is known what a component would still hold while it is frozen."""
+    """Whether the remains of a frozen component are known."""
     return all(available(demand.unreclaimable) for demand in component.demands.values())
 
 
 def _remains(component: Component, resource: Resource) -> float:
-    """What a component still holds after reclaim, while it is frozen; nothing where that is not known."""
+    """The amount that a component holds after reclaim, while frozen; 0 if unknown."""
     return value_or(component.demands[resource].unreclaimable, 0.0) if resource in component.demands else 0.0
 
 
@@ -386,8 +393,8 @@ class MemoryLimits:
 def memory_limits(target_bytes: float, full_ratio: Reading, refaults_rise: bool) -> MemoryLimits:
     """``memory.low`` at the target; ``memory.high`` above it, lifted while the workload waits for memory.
 
-    ``full_ratio``: share of the last window in which all tasks waited for memory. Without that reading there is no
-    ``memory.high``: a workload of anonymous memory without swap would stall at it unseen.
+    ``full_ratio``: share of the last window in which all tasks waited for memory. Without that reading there
+    is no ``memory.high``: a workload of anonymous memory without swap would stall at it undetected.
     """
     stalled = isinstance(full_ratio, Unavailable) or full_ratio > GUARD_FULL_RATIO or refaults_rise
     return MemoryLimits(int(target_bytes), None if stalled else int(target_bytes * (1 + HIGH_MARGIN)))

@@ -1,4 +1,4 @@
-"""The resource shaper as people see it: what commands decode without loading what decides."""
+"""The resource shaper for display; commands decode it without importing the shaper itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perphd.domain.reading import Reading
 
 @dataclass(frozen=True, slots=True)
 class ShapedWorkload:
-    """One workload as people see it. ``model``: the forecaster that counts; empty where none does."""
+    """One workload for display. ``model``: the forecaster in use; empty if none."""
 
     workload: str
     role: str
@@ -26,7 +26,7 @@ class ShapedWorkload:
 
 @dataclass(frozen=True, slots=True)
 class ShaperView:
-    """The shaper as people see it. ``reclaimable_bytes``: capacity less the targets of all that stay."""
+    """The shaper for display. ``reclaimable_bytes``: capacity less the targets of all workloads that stay."""
 
     mode: str
     interval_s: float

@@ -1,28 +1,29 @@
-"""The resource shaper over time: from one look at the workloads to the next. ``perphd.agent.shaping`` is its shell.
+"""The resource shaper over time, one pass after another. ``perphd.agent.shaping`` supplies its input and output.
 
-At every look the greatest use of the interval is updated. Where there are many workloads, a look is at some of them:
-those whose turn it is, those that ``schedule`` lets learn now, and those that ``is_notable`` names. A plan is made
+Every pass updates the interval's peak use. With many workloads, a pass only covers some of them: the next
+ones in order, those that ``schedule`` lets learn now, and those that ``is_notable`` selects. A plan is made
 
-- when an interval has ended: its maxima enter the forecasters, a few workloads at a look, so that no look takes long
-  and all are done within ``LEARNING_SHARE`` of the next interval, and then ``shaper.shape`` decides;
-- early, in pessimistic mode, when a workload outgrows its target or the use of all exceeds the capacity: the forecast
-  was wrong, and waiting for the end of the interval would leave the choice of a victim to the kernel;
-- of some workloads alone, as soon as each is learned from or outgrows its target, while the sizes of all fit beside
-  the reservations of these: nobody has to make room then, and the others' sizes stand. Only where they do not fit is
-  the plan of all made when the interval has ended, or early;
+- when an interval has ended: its maxima enter the forecasters, a few workloads per pass, so that no pass takes long
+  and all are done within ``LEARNING_SHARE`` of the next interval. Then ``shaper.shape`` decides.
+- early, in pessimistic mode, when a workload outgrows its target or the total use exceeds the capacity: the forecast
+  was wrong, and waiting for the end of the interval would leave the choice of a victim to the kernel.
+- for some workloads alone, as soon as each has learned or outgrows its target, while the sizes of all others fit
+  beside the reservations of these. No workload has to make room then, and the other sizes stay. If they do not fit, a
+  plan of all is made when the interval has ended, or early.
 - at once after a crash (an out-of-memory kill in the workload's group). The workload gets its reservation back, its
-  history begins anew with the grace of ``GRACE_SAMPLES`` intervals, and the fifth crash ends its shaping.
+  history restarts with the grace of ``GRACE_SAMPLES`` intervals, and the fifth crash ends its shaping.
 
-The forecast mean and bound come from the forecast worker (``Subject.ahead``), which runs all models and gives those of
-the best; an interval then ends when the worker has forecast the next one (``due``). Where it says nothing, they come
-from a ladder with the two models that cost microseconds: without the worker, in intervals that are not the worker's,
-and for a workload that crashed or started over until ``LEAST_OWN`` intervals have passed, because the worker's history
-goes further back. While the worker's forecasts count, the ladder learns the values and no scores: its bound then begins
-at three spreads. Where the ladder trusts no model, the reservation stands.
+The forecast mean and bound come from the forecast worker (``Subject.ahead``), which runs all models and
+returns the best one's forecast; an interval then ends when the worker has forecast the next one (``due``). If
+the worker has no forecast, they come from a ladder with the two models that cost microseconds: without the
+worker, with intervals other than the worker's, and for a workload that crashed or restarted until
+``LEAST_OWN`` intervals have passed, because the worker's history goes further back. While the worker's
+forecasts are used, the ladder learns values without scores: its bound then begins at three spreads. If the
+ladder trusts no model, the reservation stays.
 
-Limits. A target below the reservation becomes ``memory.low`` at the target and ``memory.high`` above it; a target at
-the reservation becomes nothing, so that K1 = 100 % changes nothing. ``memory.high`` is lifted as soon as the workload
-stalls on memory or reads given-up pages again, and returns after ``GUARD_INTERVALS`` intervals without either.
+Limits. A target below the reservation becomes ``memory.low`` at the target and ``memory.high`` above it. A
+target at the reservation sets no limit, so that K1 = 100 % changes nothing. ``memory.high`` is lifted as soon
+as the workload stalls on memory or refaults, and returns after ``GUARD_INTERVALS`` intervals without either.
 """
 
 from __future__ import annotations
@@ -68,24 +69,24 @@ from perphd.sizing.shaping_state import (
 MODELS: Final = (LastValue(), Smoothing())
 KEPT: Final = max(model.history for model in MODELS) + 1
 BOUND_SPREADS: Final = 3.0
-"""The ladder's bound stands this number of spreads above its mean."""
+"""Distance of the ladder's bound above its mean, in spreads."""
 LEAST_OWN: Final = 60
 GUARD_INTERVALS: Final = 3
 LEARN_PER_LOOK: Final = 2
-"""At least; more where all would not be done in time otherwise."""
+"""Minimum; more if all would not be done in time otherwise."""
 LEARNING_SHARE: Final = 1 / 2
 FROZEN_INTERVALS: Final = 30
-"""A workload that could not resume for so many intervals is ended: its owner can run it elsewhere."""
+"""Intervals after which a workload that could not resume is ended: its owner can run it elsewhere."""
 REFAULT_FACTOR: Final = 2.0
 LEAST_REFAULTS_PER_S: Final = 100.0
-"""Refaults rise when they exceed twice their usual rate, and at least this one."""
+"""Refaults count as rising when they exceed twice their usual rate and at least this one."""
 ENDING_S: Final = 10.0
-"""A group that still uses memory this long after its processes were ended has not ended, or runs again."""
+"""A group that still uses memory this many seconds after its processes were ended has not ended, or runs again."""
 USUAL_GAIN: Final = 0.1
 JITTER_SHARE: Final = 0.05
-"""An interval may end this share early: looks jitter."""
+"""Share by which an interval may end early, because passes jitter."""
 LEAST_SHARE: Final = 0.5
-"""... and one that the worker ends, this early: its first forecasts come at any time."""
+"""The same for an interval that the worker ends: its first forecasts come at any time."""
 
 
 _AS_FOUND: Final = ShapedLimits()
@@ -106,10 +107,11 @@ def advance(
     due: bool | None = None,
     looked: Collection[str] | None = None,
 ) -> tuple[ShapingState, ShapingStep]:
-    """The state and the limits after one look at ``now_s``. A missing reading decides nothing.
+    """The state and the limits after one pass at ``now_s``. A missing reading decides nothing.
 
-    ``due``: whether an interval ends now because the worker has forecast the next one; None: the clock says when.
-    ``looked``: the workloads that are looked at, new ones among them; None: all. The others are as they were.
+    ``due``: whether an interval ends now because the worker has forecast the next one; None: the clock
+    decides. ``looked``: the workloads that the pass covers, including new ones; None: all. The others are
+    unchanged.
     """
     if rules.mode is Mode.OFF:
         return ShapingState(), ShapingStep({})
@@ -162,10 +164,11 @@ def advance(
 def schedule(
     state: ShapingState, names: Collection[str], rules: ShapingRules, now_s: float, due: bool | None = None
 ) -> tuple[float, tuple[str, ...], tuple[str, ...]]:
-    """When the last interval ended, the workloads that learn from theirs at this look, and those that do later.
+    """When the last interval ended, the workloads that learn from it in this pass, and those that learn later.
 
-    Whoever has not learned from the last interval when the next one ends learns now, and that one ends a look later:
-    where looks are as rare as intervals, the first workloads would learn at every look, and the others never.
+    A workload that has not learned from the last interval when the next one ends learns now, and that next
+    interval ends a pass later. Otherwise, with passes as rare as intervals, the first workloads would learn
+    in every pass, the others never.
     """
     closed_s = now_s if state.closed_s is None else state.closed_s
     passed = (now_s - closed_s) / rules.interval_s
@@ -181,7 +184,7 @@ def schedule(
 
 
 def is_notable(member: Member, sample: Sample) -> bool:
-    """Whether a workload is to be looked at now, whosever turn it is: it has no room, stalls, or is a new group."""
+    """Whether a pass must cover a workload out of order: it has no room, stalls, or has a new group."""
     used, full, refaults = sample.memory_working_set_bytes, sample.memory_full_pct, sample.refaults_per_s
     if sample.quality and sample.has(Quality.RESTARTED):
         return True
@@ -195,8 +198,8 @@ def is_notable(member: Member, sample: Sample) -> bool:
 
 
 def _seen(member: Member, subject: Subject, now_s: float, notes: list[tuple[str, str]]) -> Member:
-    """The member after one reading: its greatest use, its crashes, its usual refaults."""
-    if subject.restarted:  # who makes room is the job that was there before, not this one
+    """The member with one more reading: its peak use, its crashes, its usual refaults."""
+    if subject.restarted:  # the job that makes room is the previous one, not this one
         member = Member(now_s, crashes=member.crashes, anew=True)
     if not isinstance(subject.kills, Unavailable):
         if member.kills is not None and subject.kills > member.kills:
@@ -223,7 +226,7 @@ def _seen(member: Member, subject: Subject, now_s: float, notes: list[tuple[str,
 
 
 def _usual(before: float | None, rate: Reading) -> float | None:
-    """The usual rate of refaults, which a burst moves slowly."""
+    """The usual rate of refaults; a burst moves it slowly."""
     if isinstance(rate, Unavailable) or before is None:
         return before if isinstance(rate, Unavailable) else rate
     return before + USUAL_GAIN * (min(rate, 2 * before + 1) - before)
@@ -248,7 +251,7 @@ def _crashed(member: Member, subject: Subject, now_s: float) -> Member:
 
 
 def _learned(member: Member, subject: Subject) -> Member:
-    """The member after an interval, whose greatest use has entered the forecasters. Frozen time teaches nothing."""
+    """The member after an interval whose peak has entered the forecasters. Frozen intervals are skipped."""
     window, ladder = member.greatest_bytes, member.ladder
     if window is None or member.rung is Rung.FREEZE:
         pass
@@ -274,7 +277,7 @@ def _chosen(
     regular: bool,
     crashes: int,
 ) -> tuple[Collection[str], float, bool]:
-    """The workloads that are planned now, the room that there is for them, and whether a plan of all is due later."""
+    """The workloads to plan now, the room for them, and whether a plan of all is due later."""
     if isinstance(capacity, Unavailable):
         return (), 0.0, state.tight and not regular
     early = rules.mode is Mode.PESSIMISTIC and not regular
@@ -289,7 +292,7 @@ def _chosen(
 
 
 def _outgrown(fresh: Sequence[Subject], members: Mapping[str, Member]) -> list[str]:
-    """The workloads that have no target yet, or use more than that."""
+    """Workloads that have no target yet or exceed it."""
     found = []
     for subject in fresh:
         member = members[subject.name]
@@ -303,7 +306,9 @@ def _outgrown(fresh: Sequence[Subject], members: Mapping[str, Member]) -> list[s
 def _room_beside(
     chosen: Collection[str], subjects: Sequence[Subject], members: Mapping[str, Member], capacity: float
 ) -> float | None:
-    """What the sizes of all others leave; None if these may need more, or if somebody makes room already."""
+    """The room that the sizes of all others leave; None if these may need more, or if a workload already
+    makes room.
+    """
     held = wanted = 0.0
     for subject in subjects:
         name, used = subject.name, subject.used_bytes
@@ -325,7 +330,7 @@ def _room_beside(
 
 
 def _exceeds(subjects: Sequence[Subject], members: Mapping[str, Member], capacity: float) -> bool:
-    """Whether those that are there use more than there is."""
+    """Whether the present workloads use more than the capacity."""
     if sum(value_or(subject.used_bytes, 0.0) for subject in subjects) <= capacity:
         return False
     there = (subject for subject in subjects if is_there(subject, members[subject.name]))
@@ -333,7 +338,7 @@ def _exceeds(subjects: Sequence[Subject], members: Mapping[str, Member], capacit
 
 
 def _ranks(present: Sequence[Subject], members: Mapping[str, Member]) -> dict[str, int]:
-    """Applications in the order in which they are placed: LRAs first, then by arrival."""
+    """Applications in the order of placement: LRAs first, then by arrival."""
     began: dict[str, tuple[bool, float, str]] = {}
     for subject in present:
         key = (not subject.lra, members[subject.name].began_s, subject.application)
@@ -380,12 +385,12 @@ def _component(subject: Subject, member: Member, rank: int, now_s: float) -> Com
 
 
 def _ahead(subject: Subject, member: Member) -> MemoryForecast | None:
-    """The worker's forecast, if its history is about this workload as it is now."""
+    """The worker's forecast, if its history covers this workload in its present form."""
     return None if member.anew and member.ladder.seen < LEAST_OWN else subject.ahead
 
 
 def _model(subject: Subject, member: Member) -> str:
-    """The forecaster that counts; empty where none does."""
+    """The forecaster in use; empty if none."""
     ahead = _ahead(subject, member)
     return (member.ladder.acting or "") if ahead is None else ahead.model
 
@@ -398,7 +403,7 @@ def _decide(
     now_s: float,
     notes: list[tuple[str, str]],
 ) -> list[tuple[str, str]]:
-    """Let the members have what a plan gives them; returns whom it ends."""
+    """Apply a plan to the members. Returns the workloads that it ends, with the reason."""
     sizes = {size.component: size for size in plan.sizes}
     proposed: dict[str, tuple[ShapingAction, ...]] = {}
     for action in plan.proposed:
@@ -436,7 +441,7 @@ def _decide(
 def _limits(
     subject: Subject, member: Member, rules: ShapingRules, now_s: float
 ) -> tuple[Member, ShapedLimits]:
-    """What one workload is to have now, and the member with its guard."""
+    """The present limits of one workload, and the member with its guard updated."""
     acts = rules.mode in (Mode.OPTIMISTIC, Mode.PESSIMISTIC)
     if not acts or not subject.shaped or subject.degraded or member.target_bytes is None:
         return member, _AS_FOUND

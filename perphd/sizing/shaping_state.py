@@ -1,4 +1,4 @@
-"""The values of ``perphd.sizing.shaping``: what it decides from, what it remembers, and what follows."""
+"""Types of ``perphd.sizing.shaping``: its input, state and output."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from perphd.forecast.ladder import SeriesLadder
 from perphd.sizing.shaper import Mode, Role, Rung, ShaperSettings, ShapingAction
 
 EMPTY_BYTES: Final = 256 << 10
-"""A group that uses less holds no process worth a size."""
+"""A group that uses less memory holds no process worth sizing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShapingRules:
-    """What the operator chose. ``hard_limit``: ``memory.max`` follows the target too."""
+    """The operator's settings. ``hard_limit``: ``memory.max`` follows the target too."""
 
     mode: Mode
     interval_s: float
@@ -27,11 +27,12 @@ class ShapingRules:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One workload as it is now.
+    """The present state of one workload.
 
-    ``shaped``: its owner gave it to the shaper; without that it is advised. ``kills``: out-of-memory kills in its group
-    so far. ``full_ratio``: share of time in which all its tasks waited for memory. ``restarted``: its group is another
-    one than at the last look, with the same path. ``ahead``: the worker's forecast of the interval that begins now.
+    ``shaped``: its owner opted in to the shaper; otherwise it is only advised. ``kills``: out-of-memory kills
+    in its group so far. ``full_ratio``: share of time in which all its tasks waited for memory.
+    ``restarted``: the group at its path was replaced since the last pass. ``ahead``: the worker's forecast of
+    the interval that begins now.
     """
 
     name: str
@@ -57,10 +58,10 @@ NOT_YET: Final = "no interval has ended yet"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
-    """What is remembered of one workload.
+    """The shaper's memory of one workload.
 
-    ``target_bytes`` None: none decided yet. ``anew``: its history began again here. ``model``: which forecast counted.
-    ``proposed``: what the last plan of it would do.
+    ``target_bytes`` None: none decided yet. ``anew``: its history was restarted here. ``model``: the
+    forecaster in use. ``proposed``: the actions that the last plan proposed for it.
     """
 
     began_s: float
@@ -82,9 +83,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapingState:
-    """All workloads, the end of the last interval, and whose maximum is yet to be learned from.
+    """All workloads, the end of the last interval, and those that have not learned from it yet (``pending``).
 
-    ``limits``: of the last look at each workload that is there. ``tight``: the plan of all is due once all are learned.
+    ``limits``: from the last pass over each present workload. ``tight``: a plan of all is due once all have
+    learned.
     """
 
     members: Mapping[str, Member] = field(default_factory=dict)
@@ -96,7 +98,7 @@ class ShapingState:
 
 @dataclass(frozen=True, slots=True)
 class ShapedLimits:
-    """What one workload is to have; None: as it was found."""
+    """The limits of one workload; None: unchanged."""
 
     low_bytes: int | None = None
     high_bytes: int | None = None
@@ -106,7 +108,7 @@ class ShapedLimits:
 
 @dataclass(frozen=True, slots=True)
 class ShapingStep:
-    """What follows from one look: limits in force, workloads to end with the reason, and sentences to announce."""
+    """Output of one pass: limits in force, workloads to end with the reason, and notes to announce."""
 
     limits: Mapping[str, ShapedLimits]
     ends: tuple[tuple[str, str], ...] = ()
@@ -114,7 +116,7 @@ class ShapingStep:
 
 
 def is_there(subject: Subject, member: Member) -> bool:
-    """Whether the workload runs, and is not about to end."""
+    """Whether the workload runs and is not about to end."""
     return (
         not isinstance(subject.used_bytes, Unavailable)
         and subject.used_bytes >= EMPTY_BYTES

@@ -1,4 +1,4 @@
-"""The shaper's state in words and numbers."""
+"""The shaper's state as text and numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perphd.sizing.shaping_state import Member, ShapingRules, ShapingState, Subj
 def view(
     state: ShapingState, subjects: Sequence[Subject], capacity: Reading, rules: ShapingRules
 ) -> ShaperView:
-    """The state in words and numbers."""
+    """The state as text and numbers."""
     rows = []
     for subject in subjects:
         member = state.members.get(subject.name) or Member(0.0)
@@ -41,7 +41,7 @@ def view(
 
 
 def _reclaimable(state: ShapingState, subjects: Sequence[Subject], capacity: Reading) -> Reading:
-    """Capacity less what every workload that is there should hold: target, or reservation before there is one."""
+    """Capacity less the size of every present workload: its target, or its reservation before there is one."""
     if isinstance(capacity, Unavailable):
         return capacity
     held = 0.0
@@ -55,7 +55,7 @@ def _reclaimable(state: ShapingState, subjects: Sequence[Subject], capacity: Rea
 
 
 def _worded(action: object) -> str:
-    """What an action does; empty for a new size that nobody would see a difference in."""
+    """Description of an action; empty for a new size too close to the old one to matter."""
     if isinstance(action, Preemption):
         return f"{action.component}: {action.rung.value} ({action.reason})"
     component = getattr(action, "component", "")

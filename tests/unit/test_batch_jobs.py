@@ -101,8 +101,8 @@ def test_a_preempted_job_is_frozen_then_requeued_as_one_preemption() -> None:
     again = _lived(frozen, RequeuedFor(150, "job 9 still needs it"))
     assert (again.state, again.preemptions, again.lost_s) == (JobState.REQUEUED, 1, 100.0)
     later = _lived(again, Started(160), Confirmed(160))
-    assert "not again for 40 s" in _why_not(later, FrozenFor(360, "x"))
-    assert "not again for 40 s" in _why_not(later, RequeuedFor(360, "x"))
+    assert "protected for another 40 s" in _why_not(later, FrozenFor(360, "x"))
+    assert "protected for another 40 s" in _why_not(later, RequeuedFor(360, "x"))
     second = _lived(later, FrozenFor(100 + PREEMPTION_BACKOFF_S, "x"))
     assert second.not_preempted_before_s == 100 + 3 * PREEMPTION_BACKOFF_S  # doubled
     thawed = _lived(second, Thawed(500))
@@ -181,8 +181,8 @@ def test_no_history_ends_twice_or_preempts_within_the_back_off(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"command": ()}, "has a command"),
-        ({"command": ("",)}, "has a command"),
+        ({"command": ()}, "command of a job is empty"),
+        ({"command": ("",)}, "command of a job is empty"),
         ({"command": ("a\0b",)}, "no NUL"),
         ({"name": ""}, "one line"),
         ({"name": "a\nb"}, "one line"),

@@ -90,7 +90,7 @@ def test_a_host_without_partitions_falls_back_and_names_what_it_lacks() -> None:
         str(by_aspect[Aspect.MEMORY_PROTECTION])
         == "memory protection: memory.low = its reserved memory (this host lacks memory.min)"
     )
-    assert str(by_aspect[Aspect.IO_LATENCY]) == "io latency: nothing (this host lacks io.latency)"
+    assert str(by_aspect[Aspect.IO_LATENCY]) == "io latency: none (this host lacks io.latency)"
 
 
 def test_copper_is_killed_and_scheduled_after_everybody_else() -> None:

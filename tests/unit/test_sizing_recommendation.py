@@ -126,7 +126,7 @@ def test_never_below_the_least_nor_present_use():
     values = np.ones(100)
     least = of(values, Resource.MEMORY, Reservation(Unavailable("none set"), "", 8.0))
     assert (least.next_window, least.recommended) == (8.0, 8.0)
-    assert least.reason == "the least that the configuration asks for"
+    assert least.reason == "the minimum that the configuration sets"
     burst = recommend(Resource.MEMORY, values, 6.0, outlook(values), NONE_SET)
     assert number(burst.next_window) >= 6.0
     assert number(burst.recommended) >= 6.0
@@ -134,7 +134,7 @@ def test_never_below_the_least_nor_present_use():
 
 def test_a_reservation_that_use_reaches_lowers_confidence():
     found = of(np.full(3000, 0.97), Resource.CPU, Reservation(1.0, "cpu.max"))
-    assert found.confidence == "low: use reached the reservation, the need may be greater"
+    assert found.confidence == "low: use reached the reservation, so demand may be higher"
     assert of(np.ones(100), Resource.CPU).confidence == "low: less than a day of samples"
     assert of(np.ones(10_000), Resource.CPU).confidence == "high: a week of samples"
 
