@@ -37,7 +37,7 @@ _EXPLODES: Final = 1.001
 
 @dataclass(frozen=True, slots=True)
 class ArimaModel:
-    """Order and coefficients; ``variance`` is that of one step's error, less the fit's freedom."""
+    """Order and coefficients; ``variance``: of the one-step error, corrected for degrees of freedom."""
 
     d: int
     constant: float
@@ -54,7 +54,7 @@ class ArimaModel:
 
 @dataclass(frozen=True, slots=True)
 class Arima:
-    """The order with the least AIC, found again after ``refit_every`` windows."""
+    """ARIMA of the order with the least AIC; the order is selected again after ``refit_every`` windows."""
 
     history: int = 100
     name: str = "arima"
@@ -145,7 +145,7 @@ def _solve(columns: Floats, wanted: Floats) -> Floats:
 
 
 def _step(slopes: Floats, wanted: Floats) -> Floats:
-    """A step of Gauss and Newton by the normal equations: a poor one is halved, so accuracy buys nothing."""
+    """A Gauss-Newton step by the normal equations. A poor step is halved, so accuracy buys nothing."""
     try:
         return np.asarray(np.linalg.solve(slopes.T @ slopes, slopes.T @ wanted), dtype=np.float64)
     except np.linalg.LinAlgError:
@@ -173,7 +173,7 @@ def _errors(w: Floats, constant: float, phi: Floats, theta: Floats, start: int) 
 
 
 def _filtered(signal: Floats, theta: Floats) -> Floats:
-    """``signal`` through 1 / theta(L), from errors of 0."""
+    """``signal`` filtered by 1 / theta(L), with zero initial errors."""
     return np.array(_recursion(signal.tolist(), theta)) if len(theta) else signal
 
 
@@ -189,7 +189,7 @@ def _recursion(signal: list[float], theta: Floats) -> list[float]:
 
 
 def _filtered_columns(columns: Floats, theta: Floats) -> Floats:
-    """Every column through 1 / theta(L): the filter's response to one impulse, as a matrix, times the columns."""
+    """Every column filtered by 1 / theta(L): the filter's impulse response, as a matrix, times the columns."""
     n = len(columns)
     response = np.array([0.0] * (n - 1) + _recursion([1.0] + [0.0] * (n - 1), theta))
     size = response.itemsize

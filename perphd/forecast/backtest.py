@@ -18,14 +18,14 @@ import numpy as np
 from perphd.forecast.histogram import Floats
 
 TOLERANCE: Final = 0.1
-"""An under-estimate of at most this share is none."""
+"""Share by which a prediction may be too low without counting as an under-estimate."""
 BUDGET: Final = 0.01
 """Greatest accepted probability of an under-estimate."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeakScore:
-    """How one predictor did: number of predictions, under-estimates, and the distribution of its errors."""
+    """Errors of one predictor: number of predictions, under-estimates, and the distribution of errors."""
 
     predictions: int
     under_ratio: float
@@ -37,20 +37,20 @@ class PeakScore:
 
 
 def errors(predicted: Floats, actual: Floats) -> Floats:
-    """Relative errors, where there was any usage to predict."""
+    """Relative errors, at samples with any usage."""
     used = actual > 0
     return np.asarray((predicted[used] - actual[used]) / actual[used], dtype=np.float64)
 
 
 def horizon_peaks(usage: Floats, horizon: int) -> Floats:
-    """The peak of the ``horizon`` samples from each sample on, as far as all of them are known."""
+    """The peak of the ``horizon`` samples from each sample on, where all of them are known."""
     if horizon < 1 or len(usage) < horizon:
         return np.empty(0)
     return np.asarray(np.lib.stride_tricks.sliding_window_view(usage, horizon).max(axis=1), dtype=np.float64)
 
 
 def score(found: Floats) -> PeakScore:
-    """The score of a predictor with these errors, of which there is at least one."""
+    """The score of a predictor with these errors, of which there must be at least one."""
     under = int(np.sum(found < -TOLERANCE))
     return PeakScore(
         len(found),
@@ -64,6 +64,6 @@ def score(found: Floats) -> PeakScore:
 
 
 def chosen(scores: Mapping[str, PeakScore], budget: float = BUDGET) -> str | None:
-    """The predictor with the least mean error among those within ``budget``; None: requests stand."""
+    """The predictor with the least mean error among those within ``budget``; None: use the requests."""
     eligible = {name: found for name, found in scores.items() if found.under_bound <= budget}
     return min(eligible, key=lambda name: (eligible[name].mean_error, name), default=None)

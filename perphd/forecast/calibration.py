@@ -25,18 +25,18 @@ from perphd.forecast.histogram import Floats
 KEPT_RESIDUALS: Final = 500
 GAIN: Final = 0.01
 NORMAL_MULTIPLIER: Final = 3.0
-"""Spreads of the bound before there are residuals: the three-sigma rule of the shaper."""
+"""Multiplier of the spread before there are residuals: the three-sigma rule of the shaper."""
 GREATEST_LEVEL: Final = 1.05
-"""A level above 1 asks for more than any residual: the greatest one, widened by the excess."""
+"""Greatest level. A level above 1 means the greatest residual, widened by the excess."""
 WIDENING: Final = 20.0
 """Factor between the level's excess over 1 and the share by which the greatest residual is widened."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calibration:
-    """Residuals of one forecaster on one series, newest last, and the level that is asked of them.
+    """Residuals of one forecaster on one series, newest last, and the requested level.
 
-    ``first`` is the multiplier before there are residuals, and the least one while there are too few.
+    ``first`` is the multiplier before there are residuals, and its minimum while there are too few.
     """
 
     coverage: float = 0.99
@@ -57,7 +57,7 @@ class Calibration:
         beyond = 1.0 + WIDENING * max(0.0, self.level - 1.0)
         few = n < 1.0 / (
             1.0 - self.coverage
-        )  # too few to show the quantile: the first multiplier stands below
+        )  # too few residuals for the quantile: the first multiplier is the minimum
         return max(greatest * beyond, self.first if few else 0.0)
 
 
@@ -75,12 +75,12 @@ def with_residual(calibration: Calibration, residual: float, missed: bool) -> Ca
 
 
 def pinball(share: float, bound: float, value: float) -> float:
-    """Pinball loss of a quantile: misses cost ``share``, slack costs 1 - ``share`` per unit."""
+    """Pinball loss of a quantile: misses cost ``share`` and slack costs 1 - ``share`` per unit."""
     return share * (value - bound) if value > bound else (1.0 - share) * (bound - value)
 
 
 def appended(values: Floats, value: float, most: int) -> Floats:
-    """The latest ``most`` of ``values`` and ``value``, as a new array."""
+    """The latest ``most`` values of ``values`` with ``value`` appended, as a new array."""
     kept = min(len(values), most - 1)
     found = np.empty(kept + 1)
     found[:kept] = values[len(values) - kept :]

@@ -1,8 +1,8 @@
-"""One series followed window by window: its ladder, and how the bounds that were given did.
+"""One series followed window by window: its ladder, and the scores of its past bounds.
 
-A gap of ``LONG_GAP`` windows or more starts a series again, because it moves every season. Shorter gaps are skipped. A
-long history of a new series is not replayed from its start: the ladder is given all but its latest windows at once and
-forecasts these one by one, fits included, as it would have done while they came.
+A gap of ``LONG_GAP`` windows or more restarts a series, because it shifts every season. Shorter gaps are
+skipped. The long history of a new series is not replayed from its start: the ladder receives all but its
+latest windows at once and forecasts these one by one, fits included, as if they arrived live.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from perphd.forecast.ladder import (
 from perphd.forecast.series import NEVER
 
 LEAST_WINDOWS: Final = 60
-"""Windows before anything is said of a series: an hour. Fewer scores do not tell the models apart."""
+"""Windows before a series is forecast: an hour. Fewer scores do not separate the models."""
 LONG_GAP: Final = 10
-"""Missing windows in a row that end a stretch."""
+"""Consecutive missing windows that end a stretch."""
 CHOICE: Final = "ladder"
 HEAVY: Final = frozenset(model.name for model in MODELS if 60 <= model.refit_every < NEVER)
-"""Models whose fits take some milliseconds."""
+"""Models whose fits take several milliseconds."""
 _KEPT: Final = max(model.history for model in MODELS) + 1
 _NORMAL: Final = NormalDist()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelScore:
-    """How one model did: mean pinball loss of its 99 % bound in the series' unit, and the share that it covered.
+    """Scores of one model: mean pinball loss of its 99 % bound in the series' unit, and the share of values covered.
 
     ``name`` is ``ladder`` for the bounds of whichever model acted at the time.
     """
@@ -58,10 +58,11 @@ class ModelScore:
 
 @dataclass(frozen=True, slots=True)
 class NextWindow:
-    """The next window's greatest value.
+    """Forecast of the next window's maximum.
 
-    ``p99`` is the calibrated bound. ``p90`` lies between it and the mean as if errors were normal. Neither exceeds what
-    the host has. Models do not know that, and after a jump their bound may lie far beyond it: then ``capped`` is true.
+    ``p99`` is the calibrated bound. ``p90`` lies between it and the mean as if errors were normal. Neither
+    exceeds the host's capacity. Models do not know the capacity, and after a jump their bound may far exceed
+    it: then ``capped`` is true.
     """
 
     model: str
@@ -83,7 +84,10 @@ class Followed:
 
 
 def started(numbers: Sequence[int], values: Sequence[float], replayed: int) -> Followed | None:
-    """A new series from its history, the latest ``replayed`` windows forecast one by one; None without a value."""
+    """A new series from its history; the latest ``replayed`` windows are forecast one by one.
+
+    None without a value.
+    """
     first = _latest_start(numbers)
     stretch = np.asarray(values[first:], dtype=np.float64)
     if not len(stretch):
@@ -97,10 +101,10 @@ def started(numbers: Sequence[int], values: Sequence[float], replayed: int) -> F
 def continued(
     series: Followed, numbers: Sequence[int], values: Sequence[float], *, may_fit: bool = True
 ) -> Followed:
-    """The series after further windows; those that it has seen are ignored, and a long gap starts it again.
+    """The series after further windows; known ones are ignored, and a long gap restarts it.
 
-    ``may_fit``: False puts off what costs most: ``HEAVY`` models that are due to be fitted again forecast with the
-    parameters that they have.
+    ``may_fit``: False defers the most expensive part: ``HEAVY`` models that are due for a fit forecast with
+    their present parameters.
     """
     new = [(number, value) for number, value in zip(numbers, values, strict=True) if number > series.number]
     if not new:
@@ -112,14 +116,14 @@ def continued(
 
 
 def next_window(series: Followed, most: float = math.inf) -> NextWindow | Unavailable:
-    """The forecast of the next window, or why there is none. ``most``: what the host has."""
+    """The forecast of the next window, or the reason why there is none. ``most``: the host's capacity."""
     ladder = series.ladder
     if ladder.seen < LEAST_WINDOWS:
         return Unavailable(too_short(ladder.seen))
     found = ladder.forecast
     if ladder.acting is None or ladder.bound is None or found is None or not math.isfinite(ladder.bound):
-        return Unavailable("no model reaches its coverage of 99 %: the reservation stands")
-    most = max(most, float(ladder.values[-1]))  # a reading is believed, whatever the host is said to have
+        return Unavailable("no model reaches its coverage of 99 %: keeping the reservation")
+    most = max(most, float(ladder.values[-1]))  # a reading takes precedence over the stated capacity
     mean = min(max(0.0, found.mean), most)
     capped, bound = ladder.bound > most, min(max(mean, ladder.bound), most)
     p90 = mean + (bound - mean) * _NORMAL.inv_cdf(0.9) / _NORMAL.inv_cdf(COVERAGE)
@@ -127,25 +131,25 @@ def next_window(series: Followed, most: float = math.inf) -> NextWindow | Unavai
 
 
 def scores(series: Followed) -> tuple[ModelScore, ...]:
-    """The scores of every model that has some, and of the choice among them."""
+    """Scores of every model that has some, and of the ladder's choice."""
     tracks = [(model.name, series.ladder.tracks.get(model.name)) for model in MODELS]
     found = [_score(name, track.losses, track.missed) for name, track in tracks if track is not None]
     return tuple(each for each in (*found, choice_score(series)) if each is not None)
 
 
 def choice_score(series: Followed) -> ModelScore | None:
-    """The score of the bounds that were given; None while there was none."""
+    """The score of the ladder's own bounds; None before the first."""
     return _score(CHOICE, series.losses, series.missed)
 
 
 def too_short(windows: int) -> str:
-    """Why a history is refused."""
+    """Why a history of this length is refused."""
     left = LEAST_WINDOWS - windows
     return f"{windows} of {LEAST_WINDOWS} windows: {left} more minute{'' if left == 1 else 's'} of samples"
 
 
 def latest_stretch(numbers: Sequence[int], values: Sequence[float]) -> Floats:
-    """The values since the last long gap. ``numbers``: of their windows, ascending."""
+    """Values since the last long gap. ``numbers``: their window numbers, ascending."""
     return np.asarray(values[_latest_start(numbers) :], dtype=np.float64)
 
 
@@ -157,7 +161,7 @@ def _latest_start(numbers: Sequence[int]) -> int:
 
 
 def heavy_fits(series: Followed) -> int:
-    """How many ``HEAVY`` models were fitted for the next window's forecast."""
+    """Number of ``HEAVY`` models that were fitted for the next window's forecast."""
     tracks = series.ladder.tracks
     return sum(name in tracks and tracks[name].fitted_at == series.ladder.seen for name in HEAVY)
 

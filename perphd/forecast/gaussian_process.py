@@ -23,14 +23,14 @@ from perphd.forecast.histogram import Floats
 from perphd.forecast.series import Fitted, SeriesForecast
 
 LENGTHS: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""Lengths that are tried, in units of the root of the number of columns."""
+"""Candidate lengths, in units of the square root of the number of columns."""
 NOISES: Final = (1e-4, 1e-3, 1e-2, 0.05, 0.2, 1.0)
-"""Shares of noise that are tried."""
+"""Candidate noise shares."""
 
 
 @dataclass(frozen=True, slots=True)
 class GaussianProcess:
-    """``lags`` values in a pattern, ``patterns`` latest ones: 10 and 10 in the thesis, 20 and 50 see a season."""
+    """``lags`` values per pattern, the latest ``patterns``. The thesis uses 10 and 10; 20 and 50 cover a season."""
 
     lags: int = 20
     patterns: int = 50
@@ -39,7 +39,7 @@ class GaussianProcess:
 
     @property
     def history(self) -> int:
-        """Values in all patterns."""
+        """Number of values in all patterns."""
         return self.lags + self.patterns
 
     @property

@@ -1,18 +1,19 @@
-"""Distributions on a fixed grid: sums of independent usages by convolution, rounded to the safe side.
+"""Distributions on a fixed grid: sums of independent usages by convolution, rounded upwards.
 
-A grid of G cells over [0, capacity] holds P(X = k w), w = capacity / G, k = 0..G, and one more cell for "more than
-the capacity". ``of_outcomes`` and ``of_histogram`` round every value up to its cell. A sum of n terms is then
-over-estimated by at most n w and never under-estimated. The cost is one convolution a term, whatever the number of
-outcomes.
+A grid of G cells over [0, capacity] holds P(X = k w), w = capacity / G, k = 0..G, and one more cell for "more
+than the capacity". ``of_outcomes`` and ``of_histogram`` round every value up to its cell. A sum of n terms is
+then over-estimated by at most n w and never under-estimated. The cost is one convolution per term, whatever
+the number of outcomes.
 
     P(A + B = x) = sum_k P(A = k) P(B = x - k)
 
-Convolution assumes independence. Tasks of one job share one draw of their usage: ``multiplied`` takes n times one
-draw.
+Convolution assumes independence. Tasks of one job share one draw of their usage: ``multiplied`` takes n times
+one draw.
 
-A sum of many usages on a coarse grid is over-estimated by much: 14 jobs on 256 cells by 2.7 % of the capacity on
-average. ``of_law`` therefore divides each value among the two grid points beside it, in proportion to its distance from
-them. A sum then keeps its mean, but for an eighth of a cell a term on average.
+On a coarse grid, a sum of many usages is over-estimated considerably: 14 jobs on 256 cells by 2.7 % of the
+capacity on average. ``of_law`` therefore divides each value between the two neighbouring grid points, in
+proportion to its distance from them. A sum then keeps its mean within an eighth of a cell per term on
+average.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ import numpy as np
 from perphd.forecast.histogram import Floats, Histogram, shares_to
 
 CELLS: Final = 1024
-"""Cells of a grid. 20 tasks and a true probability of .0428 give .0473 with 1024 cells and .0632 with 256."""
+"""Cells of a grid. For 20 tasks and a true probability of .0428, 1024 cells give .0473 and 256 give .0632."""
 _FINE: Final = 4
-"""Steps in a cell, to which ``of_law`` rounds up before it divides."""
+"""Steps per cell to which ``of_law`` rounds up before it divides."""
 _ROUNDING: Final = 1e-9
-"""A value this fraction of a cell above a grid point is that point: 0.1 + 0.2 is not more than 0.3."""
+"""Fraction of a cell by which a value may exceed a grid point and still count as that point: 0.1 + 0.2 is 0.3."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +55,7 @@ class GridDistribution:
 
 
 def nothing(capacity: float, cells: int = CELLS) -> GridDistribution:
-    """The usage 0 for certain: the neutral element of ``added``."""
+    """The constant usage 0: the neutral element of ``added``."""
     return of_outcomes({0.0: 1.0}, capacity, cells)
 
 
@@ -76,7 +77,7 @@ def of_outcomes(outcomes: Mapping[float, float], capacity: float, cells: int = C
 
 
 def of_histogram(histogram: Histogram, capacity: float, cells: int = CELLS) -> GridDistribution:
-    """A histogram of values that are not negative, each cell taking what lies above the cell before it."""
+    """The distribution of a histogram of non-negative values; each cell takes the values above the previous cell."""
     if histogram.least < 0 or capacity <= 0:
         raise ValueError("a grid starts at 0 and ends at a positive capacity")
     up_to = shares_to(histogram, np.linspace(0.0, capacity, cells + 1))
@@ -84,7 +85,10 @@ def of_histogram(histogram: Histogram, capacity: float, cells: int = CELLS) -> G
 
 
 def of_law(up_to: Callable[[Floats], Floats], capacity: float, cells: int = CELLS) -> GridDistribution:
-    """The law with these probabilities of at most each value, divided among grid points. Values are not negative."""
+    """The distribution with the cumulative function ``up_to``, divided between grid points.
+
+    Values are not negative.
+    """
     fine = np.diff(up_to(np.linspace(0.0, capacity, cells * _FINE + 1)), prepend=0.0)
     between, upwards = fine[:-1].reshape(cells, _FINE), np.arange(_FINE) / _FINE
     shares = np.zeros(cells + 1)
@@ -112,7 +116,7 @@ def sum_of(usages: Iterable[GridDistribution], capacity: float, cells: int = CEL
 
 
 def multiplied(usage: GridDistribution, times: int) -> GridDistribution:
-    """``times`` tasks that all use the same amount, one draw of ``usage``."""
+    """``times`` tasks that all use the same amount: one draw of ``usage``."""
     if times < 1:
         raise ValueError("a job has at least one task")
     fits = usage.cells // times + 1
@@ -124,22 +128,23 @@ def multiplied(usage: GridDistribution, times: int) -> GridDistribution:
 def probability_over(
     running: GridDistribution, task: GridDistribution | None = None, tasks: int = 1
 ) -> float:
-    """The probability that what runs, with ``tasks`` tasks of one job added, needs more than the capacity."""
+    """The probability that the running jobs, with ``tasks`` tasks of one job added, need more than the capacity."""
     if task is None:
         return running.over
     if (running.capacity, running.cells) != (task.capacity, task.cells):
         raise ValueError("distributions on different grids do not add")
-    up_to = np.cumsum(multiplied(task, tasks).shares)  # P(task <= k), for what is left beside each usage
+    # P(task <= k), for the rest of the capacity beside each usage
+    up_to = np.cumsum(multiplied(task, tasks).shares)
     return max(0.0, 1.0 - float(running.shares @ up_to[::-1]))
 
 
 def quantile_of(usage: GridDistribution, share: float) -> float:
-    """The smallest grid point that ``share`` of the usage does not exceed; infinity beyond the capacity."""
+    """The smallest grid point that ``share`` of the usage does not exceed; infinity above the capacity."""
     reached = np.nonzero(np.cumsum(usage.shares) >= share - 1e-12)[0]
     return float(reached[0] * usage.cell) if len(reached) else math.inf
 
 
 def mean_of(usage: GridDistribution) -> float:
-    """The mean; what lies beyond the grid counts as the capacity."""
+    """The mean; values beyond the grid count as the capacity."""
     places = np.arange(len(usage.shares))
     return float((places @ usage.shares) * usage.cell + usage.over * usage.capacity)

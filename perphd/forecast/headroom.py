@@ -1,9 +1,9 @@
-"""The peak of a host's use, by every predictor that applies, with its back-test on the host's own past.
+"""The peak of a host's use, by every applicable predictor, with a back-test on the host's own past.
 
-The host's use in a window is the sum of its workloads' greatest values there: at least the true peak, since maxima of
-one window need not coincide. A back-test predicts at up to ``MOST_PREDICTIONS`` past windows, from what was known then,
-and compares with the next window and with the greatest of the next ``HORIZON``. Predictions beside each other share
-most of their horizon: n predictions tell less than n independent ones.
+The host's use in a window is the sum of its workloads' maxima there: an upper bound of the true peak, since
+maxima of one window need not coincide. A back-test predicts at up to ``MOST_PREDICTIONS`` past windows, from
+the data known then, and compares with the next window and with the maximum of the next ``HORIZON``.
+Neighbouring predictions share most of their horizon, so n predictions tell less than n independent ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perphd.forecast.usage_profile import PodSample, UsageProfile, observed
 HORIZON: Final = 60
 """Windows ahead whose peak is predicted: one hour."""
 PERIOD: Final = 1440
-"""Windows that predictors look back: one day."""
+"""Windows of history that predictors use: one day."""
 LEAST_HISTORY: Final = 60
 MOST_PREDICTIONS: Final = 300
 PRESENT: Final = 60
@@ -33,14 +33,14 @@ PRESENT: Final = 60
 FROM_REQUESTS: Final = frozenset({"borg", "max", "ero", "ero-matched"})
 """Predictors that need every workload's reservation."""
 FROM_PAIRS: Final = frozenset({"ero", "ero-matched"})
-"""Predictors that are defined for CPU alone."""
+"""Predictors that are defined only for CPU."""
 MOST_PAIRED: Final = 24
-"""Workloads up to which pairs are formed; their number grows with the square."""
+"""Greatest number of workloads for which pairs are formed; the number of pairs grows with its square."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TenantHistory:
-    """One workload: its reservation, and its greatest value in every window, NaN where there is none."""
+    """One workload: its reservation, and its maximum in every window (NaN: none)."""
 
     name: str
     request: Reading
@@ -49,7 +49,7 @@ class TenantHistory:
 
 @dataclass(frozen=True, slots=True)
 class PeakOutlook:
-    """One predictor: the peak that it predicts now, and its errors against the next window and the horizon's peak."""
+    """One predictor: its present prediction, and its errors against the next window and the horizon's peak."""
 
     name: str
     peak: Reading
@@ -59,7 +59,7 @@ class PeakOutlook:
 
 @dataclass(frozen=True, slots=True)
 class HostOutlook:
-    """All predictors, the one that is picked (None: reservations stand), the peak that follows, and why."""
+    """All predictors, the selected one (None: use reservations), the resulting peak, and the reason."""
 
     windows: int
     predictors: tuple[PeakOutlook, ...]
@@ -69,7 +69,7 @@ class HostOutlook:
 
 
 def host_outlook(tenants: Sequence[TenantHistory], *, pairs: bool) -> HostOutlook:
-    """The outlook for one resource. ``pairs``: whether predictors from pairs apply to it."""
+    """The outlook for one resource. ``pairs``: whether predictors from pairs apply."""
     usage = np.stack([tenant.usage for tenant in tenants], axis=1) if tenants else np.empty((0, 0))
     lacking = absent(tenants, pairs=pairs)
     names = [name for name in PREDICTORS if pairs or name not in FROM_PAIRS]
@@ -117,7 +117,7 @@ def host_outlook(tenants: Sequence[TenantHistory], *, pairs: bool) -> HostOutloo
 def with_choice(
     windows: int, found: tuple[PeakOutlook, ...], picked: str | None, tenants: Sequence[TenantHistory]
 ) -> HostOutlook:
-    """The outlook with this predictor picked; None: reservations stand, if every workload has one."""
+    """The outlook with this predictor selected; None: use reservations, if every workload has one."""
     budget = f"{backtest.BUDGET:.0%}"
     if picked is not None:
         peak = next(each.peak for each in found if each.name == picked)
@@ -134,17 +134,17 @@ def with_choice(
         why += ", and some workloads have no reservation"
         return HostOutlook(windows, found, None, Unavailable(why), why)
     total = sum(tenant.request for tenant in tenants if not isinstance(tenant.request, Unavailable))
-    return HostOutlook(windows, found, None, total, f"{why}: the sum of the reservations stands")
+    return HostOutlook(windows, found, None, total, f"{why}: using the sum of the reservations")
 
 
 def absent(tenants: Sequence[TenantHistory], *, pairs: bool) -> dict[str, str]:
-    """The predictors that do not apply, with the reason."""
+    """Predictors that do not apply, with the reason."""
     found = {}
     if unreserved := _unreserved(tenants):
         few = ", ".join(unreserved[:3]) + (f" and {len(unreserved) - 3} more" if len(unreserved) > 3 else "")
-        found = dict.fromkeys(FROM_REQUESTS, f"needs a reservation of every workload, which lack: {few}")
+        found = dict.fromkeys(FROM_REQUESTS, f"needs a reservation for every workload; without one: {few}")
     if pairs and len(tenants) > MOST_PAIRED:
-        found |= dict.fromkeys(FROM_PAIRS, f"left out: more than {MOST_PAIRED} workloads")
+        found |= dict.fromkeys(FROM_PAIRS, f"skipped: more than {MOST_PAIRED} workloads")
     return found
 
 
@@ -172,7 +172,7 @@ def _learned(
 def host_usage(
     tenants: Sequence[TenantHistory], recent: Floats, total: Floats, profile: UsageProfile
 ) -> HostUsage:
-    """What predictors may know: workloads present at the end of ``recent``, whose columns follow ``tenants``."""
+    """The predictors' input: workloads present at the end of ``recent``, whose columns follow ``tenants``."""
     known = ~np.isnan(recent)
     present = [
         Tenant(tenant.name, _request(tenant), recent[known[:, i], i])

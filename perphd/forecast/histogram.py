@@ -32,18 +32,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 BINS: Final = 80
-"""Pairs that a histogram keeps: the number that 3Sigma publishes."""
+"""Pairs per histogram: the number published for 3Sigma."""
 LEAST_LOGARITHM: Final = math.log(1e-9)
-"""On the logarithmic scale, smaller values (and 0) count as 1e-9. The exact least value keeps them."""
+"""On the logarithmic scale, smaller values (and 0) count as 1e-9. The exact least value is kept separately."""
 _MEAN_POINTS: Final = 64
 _KEPT_SEGMENTS: Final = 256
-"""Histograms whose arrays are kept for the next question, 2 KiB each: one look asks 50 jobs' histories many times."""
+"""Cached histograms, 2 KiB each: one scheduling pass queries 50 jobs' histories many times."""
 
 Floats = NDArray[np.float64]
 
 
 class Scale(Enum):
-    """On what scale centres are averaged and densities are linear."""
+    """The scale on which centres are averaged and densities are linear."""
 
     LINEAR = "linear"
     LOGARITHMIC = "logarithmic"
@@ -153,7 +153,7 @@ def shares_to(histogram: Histogram, values: Floats) -> Floats:
 
 
 def quantile(histogram: Histogram, share: float) -> float:
-    """The value that a ``share`` (0 to 1) of all values does not exceed."""
+    """The value that ``share`` (0 to 1) of all values do not exceed."""
     return float(quantiles(histogram, np.array([share]))[0])
 
 

@@ -1,8 +1,8 @@
-"""The host's peak use, followed window by window: predictions, and a back-test that goes on for as long as they do.
+"""The host's peak use, followed window by window, with a continuous back-test of the predictors.
 
-``headroom`` tests the predictors on a stored history at once. Here every predictor predicts once in ``EVERY`` windows
-from what is known by then, and each prediction is compared with the window that follows and, ``HORIZON`` windows later,
-with the greatest use until then. The latest ``KEPT_ERRORS`` errors of a predictor decide whether it keeps its budget.
+``headroom`` tests the predictors on a stored history at once. Here every predictor predicts once in ``EVERY``
+windows from the maxima so far. The latest ``KEPT_ERRORS`` errors of a predictor decide whether it stays
+within its budget.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from perphd.forecast.peaks import PREDICTORS
 from perphd.forecast.usage_profile import UsageProfile
 
 EVERY: Final = 5
-"""Windows between two predictions: those beside each other share most of their horizon and tell little."""
+"""Windows between two predictions. Neighbouring predictions share most of their horizon and add little."""
 KEPT_ERRORS: Final = 1000
-"""Errors that count: three and a half days of 60-second windows."""
+"""Number of errors kept: three and a half days of 60-second windows."""
 LEAST_KNOWN: Final = 0.9
-"""Share of a horizon's windows that must be known: the peak of a night in which nobody measured is not."""
+"""Share of a horizon's windows that must be known; otherwise its peak is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class Pending:
 class HostPeaks:
     """One resource of the host after window ``number``.
 
-    ``usage``: of each workload the greatest value of the last ``PERIOD`` windows, NaN where there is none; ``windows``:
-    how many were ever known. ``instant``, ``horizon``: errors by predictor, newest last.
+    ``usage``: maxima of the last ``PERIOD`` windows by workload (NaN: none); ``windows``: number of windows
+    ever known. ``instant``, ``horizon``: errors by predictor, newest last.
     """
 
     number: int = 0
@@ -70,9 +70,9 @@ def advanced(
     host: HostPeaks, number: int, values: Mapping[str, float], requests: Mapping[str, Reading],
     profile: UsageProfile, *, pairs: bool,
 ) -> HostPeaks:  # fmt: skip
-    """The host after window ``number``, in which workloads used ``values`` at most; itself for a window of the past.
+    """The host after window ``number``, with the workloads' maxima in ``values``; unchanged for a past window.
 
-    ``pairs``: whether predictors from pairs apply; ``profile``: what is known of pairs.
+    ``pairs``: whether predictors from pairs apply; ``profile``: knowledge about pairs.
     """
     if number <= host.number or not values:
         return host
@@ -90,7 +90,7 @@ def advanced(
 
 
 def outlook(host: HostPeaks, requests: Mapping[str, Reading], *, pairs: bool) -> HostOutlook:
-    """The newest prediction of every predictor, how each did, and the one that is picked."""
+    """The newest prediction and the errors of every predictor, and the selected one."""
     tenants = _tenants(host, requests)
     lacking = absent(tenants, pairs=pairs)
     found, scores = [], {}
@@ -107,7 +107,7 @@ def outlook(host: HostPeaks, requests: Mapping[str, Reading], *, pairs: bool) ->
 
 
 def _shifted(host: HostPeaks, number: int, values: Mapping[str, float]) -> dict[str, Floats]:
-    """The windows up to ``number``; a workload without a value in all of them is forgotten."""
+    """Usage up to window ``number``. A workload without a value in the whole period is forgotten."""
     steps = min(PERIOD, number - host.number) if host.windows else PERIOD
     shifted = {}
     for name in host.usage.keys() | values.keys():
@@ -121,13 +121,13 @@ def _shifted(host: HostPeaks, number: int, values: Mapping[str, float]) -> dict[
 
 
 def _totals(usage: Mapping[str, Floats]) -> Floats:
-    """The host's use in every window; NaN where nothing is known."""
+    """The host's use in every window; NaN if unknown."""
     stacked = np.stack(list(usage.values()))
     return np.where(np.isnan(stacked).all(axis=0), np.nan, np.nansum(stacked, axis=0))
 
 
 def _scored(host: HostPeaks, totals: Floats) -> HostPeaks:
-    """``host`` with the errors of predictions whose next window or horizon is over."""
+    """``host`` with the errors of all predictions whose next window or horizon has ended."""
     instant, horizon, waiting = dict(host.instant), dict(host.horizon), []
     for each in host.pending:
         age = host.number - each.number
@@ -165,7 +165,7 @@ def _names(*, pairs: bool) -> list[str]:
 
 
 def _tenants(host: HostPeaks, requests: Mapping[str, Reading]) -> list[TenantHistory]:
-    """The workloads that are on the host."""
+    """The workloads present on the host."""
     unknown = Unavailable("unknown")
     return [
         TenantHistory(name, requests.get(name, unknown), usage)

@@ -16,7 +16,7 @@ answer.
 The model with the least mean loss over the last ``LOSSES`` scores acts, among those that reach their coverage; it is
 replaced only by a model that is better by ``MARGIN``. A model reaches its coverage while its misses are no more than
 ``GREATEST_MISSES`` in ``WINDOW`` scores, which a bound of true coverage .99 exceeds 1.8 % of the time. Where no model
-reaches it, or before ``GRACE`` values, none acts and the reservation stands.
+reaches it, or before ``GRACE`` values, none acts and the reservation is kept.
 
 A model with a low recent loss has had luck, among other merits: the chosen bounds miss more often than each
 model's own. The distance between mean and chosen bound is therefore calibrated once more, by the misses of the
@@ -49,10 +49,11 @@ from perphd.forecast.series import (
 
 COVERAGE: Final = 0.99
 GRACE: Final = 10
-"""Values before anything is forecast: ten minutes of 60-second windows."""
+"""Values before the first forecast: ten minutes of 60-second windows."""
 WINDOW: Final = 100
 LOSSES: Final = 300
-"""Scores that are compared. A quantile's loss is mostly that of its few misses: fewer scores choose by chance."""
+"""Scores that are compared. The loss of a quantile comes mostly from its few misses; fewer scores would
+choose by chance."""
 LEAST_AGE: Final = 10
 SURPRISES: Final = 2
 GREATEST_MISSES: Final = 3
@@ -60,9 +61,9 @@ MARGIN: Final = 0.02
 WIDENING_GAIN: Final = 0.02
 GREATEST_WIDENING: Final = 1.0
 LEAST_SPREAD_RATIO: Final = 1e-3
-"""Least spread that is calibrated, as a share of the series' greatest absolute value: a residual needs a unit."""
+"""Least spread for calibration, as a share of the series' greatest absolute value; residuals are in units of it."""
 LEAST_VALUE: Final = 1e-12
-"""... of which there is always one."""
+"""Its minimum, for a series of zeros."""
 
 MODELS: Final[tuple[Forecaster, ...]] = (LastValue(), Smoothing(), Arima(), GaussianProcess(), Seasonal())
 _KEPT: Final = max(model.history for model in MODELS) + 1
@@ -70,7 +71,7 @@ _KEPT: Final = max(model.history for model in MODELS) + 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Track:
-    """One model on one series: its parameters, its pending forecast and bound, and how it did."""
+    """One model on one series: its parameters, its pending forecast and bound, and its scores."""
 
     fitted: Fitted | None = None
     fitted_at: int | None = None
@@ -84,7 +85,7 @@ class Track:
 
     @property
     def loss(self) -> float:
-        """Mean loss of the last scores; infinite without one."""
+        """Mean loss over the last scores; infinite without scores."""
         return float(np.add.reduce(self.losses)) / len(self.losses) if len(self.losses) else math.inf
 
     @property
@@ -95,9 +96,9 @@ class Track:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeriesLadder:
-    """One series: its latest values, oldest first, how many it had in all, its models, and the one that acts.
+    """One series: its latest values (oldest first), their total number, its models, and the acting one.
 
-    ``bound`` is the calibrated bound of the next value; it and ``acting`` are None where the reservation stands.
+    ``bound`` is the calibrated bound of the next value; it and ``acting`` are None if no model acts.
     """
 
     values: Floats = field(default_factory=lambda: np.empty(0))
@@ -109,7 +110,7 @@ class SeriesLadder:
 
     @property
     def forecast(self) -> SeriesForecast | None:
-        """The acting model's forecast; None where the reservation stands."""
+        """The acting model's forecast; None if no model acts."""
         return self.tracks[self.acting].forecast if self.acting else None
 
 
@@ -125,9 +126,9 @@ _with_tracks = changer(SeriesLadder, "tracks")
 def observed(
     ladder: SeriesLadder, value: float, models: Sequence[Forecaster] = MODELS, kept: int = _KEPT
 ) -> SeriesLadder:
-    """The ladder after one more window's value, which is finite. Nothing is forecast until ``forecast``."""
+    """The ladder after one more window's value, which must be finite. ``forecast`` must follow."""
     if not math.isfinite(value):
-        raise ValueError(f"a series takes no {value!r}")
+        raise ValueError(f"a series needs finite values, not {value!r}")
     tracks = {model.name: _scored(ladder.tracks.get(model.name, _NEW_TRACK), value) for model in models}
     values = appended(ladder.values, value, kept)
     widening = _widened(ladder, value)
@@ -135,9 +136,9 @@ def observed(
 
 
 def noted(ladder: SeriesLadder, value: float, kept: int = _KEPT) -> SeriesLadder:
-    """The ladder after a window that it did not have to forecast: it knows the value, and scores nothing."""
+    """The ladder after a window that it did not forecast: it learns the value without scores."""
     if not math.isfinite(value):
-        raise ValueError(f"a series takes no {value!r}")
+        raise ValueError(f"a series needs finite values, not {value!r}")
     tracks = {
         name: track if track.forecast is None else _forecast_as(track, None, math.nan, math.nan)
         for name, track in ladder.tracks.items()
@@ -147,7 +148,7 @@ def noted(ladder: SeriesLadder, value: float, kept: int = _KEPT) -> SeriesLadder
 
 
 def due(ladder: SeriesLadder, models: Sequence[Forecaster] = MODELS) -> tuple[str, ...]:
-    """The models that are to be fitted: enough values, and never fitted or not for ``refit_every`` windows."""
+    """Models that need a fit: enough values, and never fitted or ``refit_every`` windows ago."""
     if len(ladder.values) < GRACE:
         return ()
     return tuple(
@@ -161,12 +162,12 @@ def due(ladder: SeriesLadder, models: Sequence[Forecaster] = MODELS) -> tuple[st
 def refitted(
     values: Floats, names: Sequence[str], models: Sequence[Forecaster] = MODELS
 ) -> dict[str, Fitted | None]:
-    """The parameters of the named models. The heavy part: it runs in a worker process."""
+    """Parameters of the named models. This is the expensive part and runs in a worker process."""
     return {model.name: model.fit(values) for model in models if model.name in names}
 
 
 def with_fits(ladder: SeriesLadder, fits: Mapping[str, Fitted | None]) -> SeriesLadder:
-    """The ladder with these parameters; None withdraws a model until it is fitted again."""
+    """The ladder with these parameters; None withdraws a model until its next fit."""
     tracks = dict(ladder.tracks)
     for name, fitted in fits.items():
         tracks[name] = _fitted_as(tracks.get(name, _NEW_TRACK), fitted, ladder.seen)
@@ -174,7 +175,7 @@ def with_fits(ladder: SeriesLadder, fits: Mapping[str, Fitted | None]) -> Series
 
 
 def forecast(ladder: SeriesLadder, models: Sequence[Forecaster] = MODELS) -> SeriesLadder:
-    """The ladder with a forecast of every fitted model and the choice of the one that acts."""
+    """The ladder with forecasts of every fitted model, and the acting model chosen."""
     least = LEAST_SPREAD_RATIO * max(_greatest(ladder.values), LEAST_VALUE)
     tracks = {
         model.name: _forecast(ladder.tracks.get(model.name, _NEW_TRACK), model, ladder.values, least)
@@ -192,7 +193,7 @@ def _greatest(values: Floats) -> float:
 
 
 def _is_due(track: Track, model: Forecaster, seen: int) -> bool:
-    """Fits of a young series, and of a model that has just missed twice, are worth renewing sooner."""
+    """Whether to fit now. A young series, and a model that has just missed twice, are fitted sooner."""
     if track.fitted_at is None:
         return True
     age = seen - track.fitted_at
@@ -232,7 +233,7 @@ def _forecast(track: Track, model: Forecaster, values: Floats, least: float) -> 
 
 
 def _bound(track: Track, widening: float) -> float:
-    """The acting model's bound, at the distance from its mean that the choice's own misses ask for."""
+    """The acting model's bound, at the distance from its mean that the choice's own misses require."""
     distance = track.bound - track.forecast.mean if track.forecast else 0.0
     return track.bound + max(0.0, distance) * math.expm1(widening)
 

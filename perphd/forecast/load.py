@@ -1,10 +1,10 @@
-"""An LRA's greatest load within a horizon: seasonal where there is a season, else a damped trend (Holt 1957).
+"""An LRA's greatest load within a horizon: seasonal if there is a season, else a damped trend (Holt 1957).
 
-The load is averaged over ``BIN_S``; forecasts are made in logarithms of these averages. Each forecast comes with the
+The load is averaged over ``BIN_S``; forecasts use logarithms of these averages. Each forecast states the
 typical error of recent ones.
 
-The forecasters of ``series`` look one window ahead and give a calibrated bound. This one looks several bins ahead,
-runs inside the loop, and keeps its state in a few numbers. Both find seasons with ``season``.
+The forecasters of ``series`` forecast one window and give a calibrated bound. This one forecasts several
+bins, runs inside the control loop, and has a state of a few numbers. Both find seasons with ``season``.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy as np
 from perphd.forecast.season import season_of
 
 BIN_S: Final = 10.0
-"""Loads are averaged over so long ..."""
+"""Seconds over which loads are averaged."""
 DAY_BIN_S: Final = 300.0
-"""... and once more over so long, to find seasons of a day ..."""
+"""Seconds of the second averaging, which finds seasons of a day."""
 KEPT_BINS: Final = 1080
-"""... and so many averages are kept, of three hours and of almost four days; a season must fit twice."""
+"""Averages kept: three hours of the first, almost four days of the second. A season must fit twice."""
 LEAST_SEASON_BINS: Final = 6
 LEAST_CORRELATION: Final = 0.6
-"""From this correlation with itself on a load has a season."""
+"""Autocorrelation from which a load has a season."""
 LEAST_VARIANCE: Final = 1e-4
-"""... if its logarithm scatters by at least a hundredth: a steady load has none."""
+"""Least variance of the log load for a season; a steady load has none."""
 SEARCH_EVERY_BINS: Final = 30
 _LEVEL_GAIN, _TREND_GAIN, _DAMPING = 0.5, 0.2, 0.9
 _ERROR_GAIN: Final = 0.05
@@ -35,11 +35,11 @@ _ERROR_GAIN: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LoadForecast:
-    """What was learned of one load.
+    """Forecaster state of one load.
 
-    ``bin_s``: what is averaged over; ``bins``: logarithms of average loads, newest last; ``season_bins``: 0 if there
-    is none; ``level``, ``trend``: Holt's, of those logarithms; ``error``: typical absolute error recently, in
-    logarithms; ``told``: what was expected of the bin that is being filled, NaN if nothing was.
+    ``bin_s``: averaging time; ``bins``: logarithms of average loads, newest last; ``season_bins``: 0 if there
+    is no season; ``level``, ``trend``: Holt's, of those logarithms; ``error``: typical recent absolute error,
+    in logarithms; ``told``: the forecast for the current bin, NaN if there was none.
     """
 
     bins: tuple[float, ...] = ()
@@ -57,7 +57,7 @@ class LoadForecast:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A forecast: the load, by what factor forecasts recently were off, and the season that it follows (0: none)."""
+    """A forecast: the load, the factor by which recent forecasts were off, and its season (0: none)."""
 
     load_per_s: float
     error_factor: float
@@ -65,7 +65,7 @@ class Expected:
 
 
 def observe(state: LoadForecast, load_per_s: float, now_s: float) -> LoadForecast:
-    """Take in one load (positive, per second). A gap of more than two bins starts over: nothing is known of it."""
+    """Add one load (positive, per second). A gap of more than two bins restarts the state."""
     if not (math.isfinite(load_per_s) and load_per_s > 0):
         return state
     if math.isnan(state.since_s) or now_s - state.since_s > 3 * state.bin_s:
@@ -86,7 +86,7 @@ def expect(state: LoadForecast, ahead_s: float) -> Expected | None:
 
 
 def _closed(state: LoadForecast, value: float) -> LoadForecast:
-    """One more average."""
+    """The state with one more average."""
     error = state.error
     if not math.isnan(state.told):
         error += _ERROR_GAIN * (abs(value - state.told) - error)
@@ -108,7 +108,7 @@ def _at(state: LoadForecast, step: int) -> float:
     """The logarithm of the load ``step`` bins ahead."""
     n, season = len(state.bins), state.season_bins
     if season and n >= season + 1:
-        # As it went a season ago, from where it is now; seasons differ in height for long.
+        # Changes as one season ago, from the present level; the heights of seasons differ persistently.
         then = n - season + (step - 1) % season
         base = n - 1 - season
         if base >= 0 and then < n:

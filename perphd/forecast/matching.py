@@ -70,7 +70,7 @@ class _Search:
         self.queue: deque[int] = deque()
 
     def mates(self) -> list[int]:
-        """The partner of every vertex, numbered from 0; -1 without one."""
+        """The partner of every vertex, numbered from 0; -1 if unmatched."""
         while self._phase():
             pass
         return [self.mate[v] - 1 for v in range(1, self.n + 1)]
@@ -103,7 +103,7 @@ class _Search:
                 self._set_top(part, blossom)
 
     def _even_place(self, blossom: int, part: int) -> int:
-        """The place of ``part`` in the cycle, turned round so that an even number of edges leads to it."""
+        """The position of ``part`` in the cycle, reversed if needed so that an even number of edges leads to it."""
         cycle = self.cycle[blossom]
         place = cycle.index(part)
         if place % 2:
@@ -198,7 +198,7 @@ class _Search:
         self.top[blossom] = 0
 
     def _tight(self, edge: tuple[int, int]) -> bool:
-        """Take in an edge of slack 0 that starts at an outer vertex; True if it augmented the matching."""
+        """Process an edge of slack 0 that starts at an outer vertex; True if it augmented the matching."""
         a, b = self.top[edge[0]], self.top[edge[1]]
         if self.label[b] == _FREE:
             self.parent[b], self.label[b] = edge[0], _INNER
@@ -216,7 +216,7 @@ class _Search:
         return False
 
     def _phase(self) -> bool:
-        """Grow trees until the matching has one more pair; False if every vertex has its partner."""
+        """Grow trees until the matching has one more pair; False if every vertex is matched."""
         for x in range(1, self.used + 1):
             self.label[x], self.nearest[x] = _FREE, 0
         self.queue.clear()

@@ -32,9 +32,10 @@ SIGMAS: Final = 5.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tenant:
-    """One workload of a host: what it requested, and its usage in the samples of the last period, oldest first.
+    """One workload of a host: its request, and its usage in the samples of the last period, oldest first.
 
-    A tenant younger than the period has fewer samples. A sample is clamped to the tenant's limit by who took it.
+    A tenant younger than the period has fewer samples. Whoever takes a sample clamps it to the tenant's
+    limit.
     """
 
     application: str
@@ -44,7 +45,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostUsage:
-    """Tenants in the order in which they came, and the host's total usage over the last period, oldest first."""
+    """Tenants in the order of arrival, and the host's total usage over the last period, oldest first."""
 
     tenants: Sequence[Tenant]
     total: Floats
@@ -75,7 +76,7 @@ def n_sigma(host: HostUsage, sigmas: float = SIGMAS) -> float:
 
 
 def greatest(host: HostUsage) -> float:
-    """The most careful of Borg default, Resource Central and N-sigma."""
+    """The greatest of Borg default, Resource Central and N-sigma."""
     return max(borg_default(host), resource_central(host), n_sigma(host))
 
 

@@ -1,4 +1,4 @@
-"""What the forecast worker knows, as plain values and arrays of numbers, and back."""
+"""Conversion of the forecast worker's state to plain values and arrays, and back."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from perphd.forecast.ladder import COVERAGE, MODELS, SeriesLadder, Track
 from perphd.forecast.series import SeriesForecast
 
 Record: TypeAlias = tuple[dict[str, Any], dict[str, Floats]]
-"""Values that JSON has, and arrays by name."""
+"""JSON values, and arrays by name."""
 _SEPARATOR: Final = "/"
 
 
 def series_record(series: Followed) -> Record:
-    """A series; ``series_from`` makes an equal one of it."""
+    """A series as a record; ``series_from`` is the inverse."""
     ladder = series.ladder
     about = {
         "number": series.number,
@@ -48,7 +48,7 @@ def series_from(about: Mapping[str, Any], arrays: Mapping[str, Floats]) -> Follo
     """The series that ``series_record`` described.
 
     Raises:
-        ValueError, KeyError, TypeError: it describes none.
+        ValueError, KeyError, TypeError: the record is invalid.
     """
     known = {model.name for model in MODELS}
     tracks = {
@@ -69,7 +69,7 @@ def series_from(about: Mapping[str, Any], arrays: Mapping[str, Floats]) -> Follo
 
 
 def host_record(host: HostPeaks) -> Record:
-    """One resource of the host; ``host_from`` makes an equal one of it."""
+    """One resource of the host as a record; ``host_from`` is the inverse."""
     about = {
         "number": host.number,
         "windows": host.windows,
@@ -89,7 +89,7 @@ def host_from(about: Mapping[str, Any], arrays: Mapping[str, Floats]) -> HostPea
     """The host that ``host_record`` described.
 
     Raises:
-        ValueError, KeyError, TypeError: it describes none.
+        ValueError, KeyError, TypeError: the record is invalid.
     """
     groups: dict[str, dict[str, Floats]] = {"usage": {}, "instant": {}, "horizon": {}}
     for key, array in arrays.items():
@@ -129,14 +129,14 @@ def _track(about: Mapping[str, Any], name: str, arrays: Mapping[str, Floats]) ->
         return track
     mean, spread, bound, scale = map(float, about["forecast"])
     if not all(map(math.isfinite, (mean, spread, bound))) or not scale > 0:
-        raise ValueError(f"a forecast of {name} that is not finite")
+        raise ValueError(f"the forecast of {name} is not finite")
     return replace(track, forecast=SeriesForecast(mean, spread), bound=bound, scale=scale)
 
 
 def _finite(array: Floats) -> Floats:
     found = np.asarray(array, dtype=np.float64)
     if found.ndim != 1 or not np.isfinite(found).all():
-        raise ValueError("numbers that are not finite")
+        raise ValueError("the record contains numbers that are not finite")
     return found
 
 

@@ -1,4 +1,4 @@
-"""A stored history run through the ladder: what each model would have forecast, and the forecast that follows."""
+"""Replays a stored history through the ladder: past forecasts of each model, and the next forecast."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCORED: Final = LOSSES
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """One series: the windows that were used, the forecast or why there is none, and the models' scores."""
+    """One series: its windows, the forecast or the reason why there is none, and the models' scores."""
 
     windows: int
     next_window: NextWindow | Unavailable
@@ -32,9 +32,9 @@ class Outlook:
 
 
 def outlook(values: Floats, most: float = math.inf) -> Outlook:
-    """The forecast after ``values``, oldest first, and how the models did on the latest of them.
+    """The forecast after ``values``, oldest first, and the models' scores on the latest of them.
 
-    ``most``: what the host has.
+    ``most``: the host's capacity.
     """
     series = started(range(len(values)), values.tolist(), SCORED)
     if series is None:

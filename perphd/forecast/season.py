@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ABOUT_AS_GOOD: Final = 0.93
-"""Share of the greatest correlation from which a return counts as about as good."""
+"""Share of the greatest correlation from which an earlier return is preferred."""
 
 
 def season_of(centred: NDArray[np.float64], least_lag: int, least_correlation: float) -> int | None:

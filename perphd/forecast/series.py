@@ -1,7 +1,8 @@
 """Series forecasters: the next window's maximum of one quantity of one workload.
 
-A forecaster has two halves. ``fit`` is heavy and runs in a worker from time to time; it returns plain numbers.
-``predict`` is light and runs for every window. Both look only at the latest ``history`` values of the series.
+A forecaster has two parts. ``fit`` is expensive, runs in a worker from time to time, and returns plain
+numbers. ``predict`` is cheap and runs for every window. Both use only the latest ``history`` values of the
+series.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from perphd.forecast.histogram import Floats
 from perphd.forecast.season import season_of
 
 Fitted: TypeAlias = tuple[float, ...]
-"""What a forecaster learned from a history: plain numbers, which travel between processes and into files."""
+"""Parameters of a forecaster: plain numbers, which can be sent between processes and stored in files."""
 NEVER: Final = 10**9
-"""Windows after which a model without parameters is fitted again."""
+"""Refit interval, in windows, of a model without parameters."""
 _NORMAL: Final = NormalDist()
 
 
@@ -32,12 +33,12 @@ class SeriesForecast:
     spread: float
 
     def quantile(self, share: float) -> float:
-        """The value that the next one does not exceed with probability ``share``, if errors are normal."""
+        """The value that the next one does not exceed with probability ``share``, for normal errors."""
         return self.mean + self.spread * _NORMAL.inv_cdf(share)
 
 
 class Forecaster(Protocol):
-    """One model. ``least`` values are needed to fit it; it is fitted again after ``refit_every`` windows."""
+    """One model. It needs ``least`` values for a fit, which is repeated after ``refit_every`` windows."""
 
     @property
     def name(self) -> str:
@@ -45,18 +46,18 @@ class Forecaster(Protocol):
 
     @property
     def history(self) -> int:
-        """How many of the latest values it uses."""
+        """Number of latest values that it uses."""
 
     @property
     def least(self) -> int:
-        """How many values it needs."""
+        """Number of values that it needs."""
 
     @property
     def refit_every(self) -> int:
-        """After how many windows its parameters are estimated again."""
+        """Number of windows between fits."""
 
     def fit(self, values: Floats) -> Fitted | None:
-        """Learn from a history; None if the model does not apply to it."""
+        """Learn from a history. Returns None if the model does not apply to it."""
 
     def predict(self, fitted: Fitted, values: Floats) -> SeriesForecast:
         """Forecast the value after ``values``."""
@@ -72,7 +73,7 @@ class LastValue:
     refit_every: int = NEVER
 
     def fit(self, values: Floats) -> Fitted | None:
-        """There is nothing to learn."""
+        """No parameters."""
         return ()
 
     def predict(self, fitted: Fitted, values: Floats) -> SeriesForecast:
@@ -82,7 +83,7 @@ class LastValue:
 
 
 SMOOTHING_GRID: Final = np.linspace(0.05, 1.0, 20)
-"""Smoothing factors that are tried. 1 is the last value."""
+"""Candidate smoothing factors; 1 is the last value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +120,10 @@ def _one_step_errors(values: Floats, steps: int) -> Floats:
 
 @lru_cache(maxsize=4)
 def _smoothing_weights(steps: int) -> Floats:
-    """Weights of all values in each error: smoothing is linear, and a loop over it takes ten times as long.
+    """Weights of all values in each error. Smoothing is linear, and a loop over it takes ten times as long.
 
-    error_i = value_i - sum over j < i of  factor (1 - factor)^(i - 1 - j) value_j,  of values less the first one.
+    error_i = value_i - sum over j < i of  factor (1 - factor)^(i - 1 - j) value_j,  of values less the first
+    one.
     """
     place = np.arange(steps)
     age = place[:, None] - 1 - place[None, :]
@@ -134,7 +136,7 @@ LEAST_CORRELATION: Final = 0.3
 """Autocorrelation from which a lag counts as a season."""
 SHORTEST_SEASON: Final = 3
 SEASONS: Final = 3
-"""Past seasons that are averaged."""
+"""Number of past seasons in the average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ class Seasonal:
 
 
 def detrended(values: Floats) -> Floats | None:
-    """The values less their linear trend; None if what is left is too little to have a season."""
+    """The values less their linear trend; None if the rest is too small to have a season."""
     n = len(values)
     if n <= 2 * SHORTEST_SEASON:
         return None
@@ -189,7 +191,7 @@ def _phase_mean(values: Floats, place: int, season: int) -> float:
 
 
 def _phase_means(values: Floats, season: int) -> Floats:
-    """``_phase_mean`` of every place from ``season`` on."""
+    """``_phase_mean`` of every position from ``season`` on."""
     n = len(values) - season
     total, count = np.zeros(n), np.zeros(n)
     for past in range(1, SEASONS + 1):

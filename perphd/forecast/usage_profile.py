@@ -6,13 +6,14 @@ CPU. For two pods p of application A and q of B on one host, sampled at the same
     ERO(A, B)   = max over p, q, t of RO
 
 Usage is clamped to the pod's limit, and may exceed the request: RO may exceed 1. An unseen pair has ERO 1. A
-maximum over all time never forgets one bad sample, so a maximum is kept per period and forgotten after
+maximum over all time would never forget one bad sample, so maxima are kept per period and forgotten after
 ``KEPT_PERIODS``.
 
-Memory. An application whose pods' memory utilisation has a coefficient of variation of at most .01 is taken at the
-greatest one observed; any other application is taken at its full request.
+Memory. An application whose pods' memory utilisation has a coefficient of variation of at most .01 counts at
+its greatest observed utilisation; any other application counts at its full request.
 
-``merged`` is commutative, associative and idempotent: nodes exchange profiles in any order and as often as they like.
+``merged`` is commutative, associative and idempotent: nodes can exchange profiles in any order and
+repeatedly.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from typing import Any, Final
 import numpy as np
 
 KEPT_PERIODS: Final = 7
-"""Periods whose greatest values count. With periods of one day: a week."""
+"""Periods whose maxima count; a week, with periods of one day."""
 FORMAT: Final = "perphd usage profile 1"
 UNSEEN_RATIO: Final = 1.0
 STABLE_VARIATION: Final = 0.01
-"""Greatest coefficient of variation of an application's memory utilisation that counts as stable."""
+"""Greatest coefficient of variation of memory utilisation that counts as stable."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodSample:
-    """One pod at one instant, CPU in cores. ``limit_cores`` is infinite where there is none."""
+    """One pod at one instant, CPU in cores. ``limit_cores`` is infinite if there is no limit."""
 
     application: str
     request_cores: float
@@ -44,9 +45,9 @@ class PodSample:
 
 @dataclass(frozen=True, slots=True)
 class MemorySpread:
-    """The memory utilisations (used over requested) of one application's pods on one node.
+    """Memory utilisations (used over requested) of one application's pods on one node.
 
-    ``generation`` counts the node's own updates: of two records of a node, the later one counts.
+    ``generation`` counts the node's own updates; the newer of two records of a node wins.
     """
 
     generation: int
@@ -65,7 +66,7 @@ class UsageProfile:
 
 
 def observed(profile: UsageProfile, pods: Sequence[PodSample], period: int) -> UsageProfile:
-    """``profile`` with one sampling instant of a host's pods taken in; itself if no maximum changed."""
+    """``profile`` with one sample of all pods of a host; the same object if no maximum changed."""
     if len(pods) < 2:
         return profile
     request = np.array([pod.request_cores for pod in pods])
@@ -86,7 +87,7 @@ def observed(profile: UsageProfile, pods: Sequence[PodSample], period: int) -> U
 
 
 def with_memory(profile: UsageProfile, node: str, ratios: Mapping[str, Sequence[float]]) -> UsageProfile:
-    """``profile`` with the memory utilisations of ``node``'s pods, per application, as they are now."""
+    """``profile`` with the present memory utilisations of ``node``'s pods, per application."""
     memory = dict(profile.memory)
     for application, found in ratios.items():
         if not found:
@@ -104,7 +105,7 @@ def with_memory(profile: UsageProfile, node: str, ratios: Mapping[str, Sequence[
 
 
 def merged(profiles: Iterable[UsageProfile]) -> UsageProfile:
-    """What all these profiles know together."""
+    """The union of these profiles."""
     peaks: dict[tuple[str, str], dict[int, float]] = {}
     memory: dict[tuple[str, str], MemorySpread] = {}
     for profile in profiles:
@@ -118,18 +119,20 @@ def merged(profiles: Iterable[UsageProfile]) -> UsageProfile:
 
 
 def pair_of(first: str, second: str) -> tuple[str, str]:
-    """The key of a pair of applications, whichever comes first."""
+    """The key of a pair of applications, in either order."""
     return (first, second) if first <= second else (second, first)
 
 
 def effective_ratio(profile: UsageProfile, first: str, second: str) -> float:
-    """ERO of two applications (which may be one): the greatest ratio of the kept periods, 1 for an unseen pair."""
+    """ERO of two applications, or of one with itself: the greatest ratio of the kept periods, 1 for an unseen
+    pair.
+    """
     periods = profile.peaks.get(pair_of(first, second))
     return max(periods.values()) if periods else UNSEEN_RATIO
 
 
 def memory_ratio(profile: UsageProfile, application: str) -> float:
-    """The share of its memory request at which a pod of ``application`` is taken: 1 unless its use is stable."""
+    """The share of its memory request at which a pod of ``application`` counts: 1 unless its use is stable."""
     spreads = [spread for (name, _), spread in profile.memory.items() if name == application]
     pods = sum(spread.pods for spread in spreads)
     if not pods:
@@ -154,7 +157,7 @@ def _forgetful(profile: UsageProfile) -> UsageProfile:
 
 
 def as_record(profile: UsageProfile) -> dict[str, Any]:
-    """The profile in values that JSON has."""
+    """The profile as JSON values."""
     return {
         "format": FORMAT,
         "peaks": [
@@ -172,7 +175,7 @@ def from_record(record: Mapping[str, Any]) -> UsageProfile:
     """The profile that ``as_record`` described.
 
     Raises:
-        ValueError, KeyError, TypeError: it describes none.
+        ValueError, KeyError, TypeError: the record is invalid.
     """
     if record["format"] != FORMAT:
         raise ValueError(f"its format is {str(record['format'])[:40]!r}, not {FORMAT!r}")
@@ -195,5 +198,5 @@ def _rank_fields(spread: MemorySpread) -> tuple[float, ...]:
 def _positive(value: Any) -> float:
     number = float(value)
     if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{number} is no ratio")
+        raise ValueError(f"{number} is not a ratio")
     return number

@@ -306,5 +306,5 @@ def test_where_no_model_reaches_its_coverage_the_reservation_stands() -> None:
 
 
 def test_a_series_takes_no_gap() -> None:
-    with pytest.raises(ValueError, match="takes no nan"):
+    with pytest.raises(ValueError, match="finite values, not nan"):
         ladder.observed(ladder.SeriesLadder(), math.nan)

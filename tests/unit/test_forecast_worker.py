@@ -132,7 +132,7 @@ def test_predictors_are_tested_as_time_goes_on_and_the_tightest_is_picked() -> N
 def test_a_peak_that_no_predictor_foresaw_costs_it_its_place() -> None:
     _, found = hosted(800, lambda number: 20.0 if number % 200 == 0 else 1.0)
     assert found.picked is None
-    assert "the sum of the reservations stands" in found.reason
+    assert "using the sum of the reservations" in found.reason
     _, without = hosted(800, lambda number: 20.0 if number % 200 == 0 else 1.0, Unavailable("none set"))
     assert isinstance(without.peak, Unavailable)
 

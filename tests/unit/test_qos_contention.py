@@ -312,5 +312,5 @@ def test_an_event_that_is_ended_by_hand_ramps_from_then() -> None:
     [(0.0, 0.0, 0.5), (0.0, 10.0, 1.5), (0.0, 10.0, -0.1), (0.0, 10.0, 0.5, -1.0), (math.nan, 1.0, 0.5)],
 )
 def test_an_impossible_event_is_refused(values: tuple[float, float, float, float]) -> None:
-    with pytest.raises(ValueError, match=r"event has|copper_share"):
+    with pytest.raises(ValueError, match=r"event needs|copper_share"):
         CopperEvent(*values)

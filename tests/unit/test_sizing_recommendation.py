@@ -209,7 +209,7 @@ def test_without_reservations_only_use_predicts():
     usable = {each.name for each in found.predictors if available(each.peak)}
     assert usable == {"resource-central", "n-sigma"}
     borg = found.predictors[0]
-    assert borg.peak == Unavailable("needs a reservation of every workload, which lack: b")
+    assert borg.peak == Unavailable("needs a reservation for every workload; without one: b")
     assert found.picked in usable
 
 
@@ -219,7 +219,7 @@ def test_reservations_stand_where_the_past_refutes_every_predictor():
     found = host_outlook([tenant("a", usage, 2.0)], pairs=True)
     assert found.picked is None
     assert found.peak == 2.0
-    assert found.reason.endswith("the sum of the reservations stands")
+    assert found.reason.endswith("using the sum of the reservations")
     alone = host_outlook([tenant("a", usage, None)], pairs=True)
     assert isinstance(alone.peak, Unavailable)
 

@@ -39,7 +39,7 @@ DRIFT_CRITICAL: Final = 1.95
 
 
 class Estimator(Enum):
-    """How a point estimate is made from the values of a feature value."""
+    """How a point estimate is computed from the history of a feature value."""
 
     MEAN = "mean"
     MEDIAN = "median"
@@ -49,11 +49,11 @@ class Estimator(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FeatureRecord:
-    """What is known of one quantity of the jobs with one feature value.
+    """The history of one quantity, for jobs with one feature value.
 
     ``recent``: up to 2 * ``RECENT`` latest values, oldest first. ``scores``: the actual value and each
-    estimator's absolute error of the last ``SCORED`` jobs, oldest first. ``scored``: how many jobs were scored in all.
-    ``drifts``: splits so far.
+    estimator's absolute error of the last ``SCORED`` jobs, oldest first. ``scored``: total number of scored
+    jobs. ``drifts``: splits so far.
     """
 
     distribution: Histogram = field(default_factory=lambda: Histogram(Scale.LOGARITHMIC))
@@ -65,12 +65,12 @@ class FeatureRecord:
 
     @property
     def samples(self) -> int:
-        """Values since the last drift."""
+        """Number of values since the last drift."""
         return self.distribution.count
 
 
 def estimate(record: FeatureRecord, estimator: Estimator) -> float:
-    """The point estimate; NaN without a value."""
+    """The point estimate; NaN without values."""
     if not record.recent:
         return math.nan
     if estimator is Estimator.MEAN:
@@ -83,7 +83,7 @@ def estimate(record: FeatureRecord, estimator: Estimator) -> float:
 
 
 def completed(record: FeatureRecord, actual: float) -> FeatureRecord:
-    """The record after one more job: first the estimators are scored, then they learn."""
+    """The record after one more job. The estimators are scored before they learn."""
     if not (math.isfinite(actual) and actual >= 0):
         raise ValueError(f"a job's quantity is a number that is not negative, not {actual!r}")
     scored = record
@@ -101,7 +101,7 @@ def completed(record: FeatureRecord, actual: float) -> FeatureRecord:
 
 
 def nmae(record: FeatureRecord, estimator: Estimator) -> float:
-    """The normalised mean absolute error of an expert; infinite while it was never scored."""
+    """The normalised mean absolute error of an expert; infinite if it was never scored."""
     if not record.scores:
         return math.inf
     place = 1 + list(Estimator).index(estimator)
@@ -114,7 +114,7 @@ def nmae(record: FeatureRecord, estimator: Estimator) -> float:
 
 
 def best_estimator(record: FeatureRecord) -> tuple[Estimator, float]:
-    """The estimator with the least NMAE, and that error; the median before any was scored."""
+    """The estimator with the least NMAE, and that error; the median if none was scored."""
     if not record.scored:
         return Estimator.MEDIAN, math.inf
     return min(((each, nmae(record, each)) for each in Estimator), key=lambda pair: pair[1])
@@ -131,7 +131,7 @@ def drifted(recent: tuple[float, ...]) -> bool:
 
 
 def joined(older: FeatureRecord, newer: FeatureRecord) -> FeatureRecord:
-    """Two records of the same jobs' feature from two nodes; the latest values are those of ``newer``."""
+    """Two nodes' records of the same feature value, merged; the latest values are those of ``newer``."""
     return FeatureRecord(
         merge(older.distribution, newer.distribution),
         newer.rolling if newer.recent else older.rolling,

@@ -1,4 +1,4 @@
-"""Features of a job: single facts and pairs of facts, as text that is equal for jobs that resemble each other."""
+"""Features of a job: single facts and pairs of facts, as text that is equal for similar jobs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from perphd.domain.masking import masked
 _NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 _LONG_HEX: Final = re.compile(r"\b[0-9a-f]{12,}\b")
 _SECRET: Final = re.compile(r"pass|pwd|secret|token|credential|auth|api-?_?key|private", re.IGNORECASE)
-"""Options whose value is not written down."""
+"""Options whose values are not recorded."""
 GREATEST_LENGTH: Final = 200
-"""Characters of one feature value. Longer ones are cut: a command line of megabytes is still one feature."""
+"""Characters of one feature value. Longer values are truncated, whatever the length of the command line."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What is known of a job when it starts; empty or None where unknown.
+    """Facts known when a job starts; empty or None where unknown.
 
     ``image``: container image or systemd unit. ``hour``: local hour of the start, 0 to 23.
     """
@@ -36,13 +36,13 @@ class JobFacts:
 
 
 def feature_values(facts: JobFacts) -> tuple[str, ...]:
-    """All feature values of a job: each known fact, and each pair of them."""
+    """All feature values of a job: each known fact, and each pair of facts."""
     known = [f"{name}={value}"[:GREATEST_LENGTH] for name, value in _facts(facts) if value]
     return (*known, *(f"{first} & {second}" for first, second in combinations(known, 2)))
 
 
 def argv_shape(argv: Sequence[str]) -> str:
-    """A command line without secrets, and without what differs between runs: numbers, digests, directories."""
+    """A command line without secrets and without parts that differ between runs: numbers, digests, directories."""
     words, hidden = [], False
     for word in argv:
         words.append("#" if hidden and not word.startswith("-") else _shape(word))
@@ -72,5 +72,5 @@ def _shape(word: str) -> str:
 
 
 def _size(value: float | None) -> str:
-    """Sizes within a factor of about 1.4 are one feature value."""
+    """A size class, so that sizes within a factor of about 1.4 give one feature value."""
     return "" if value is None or value <= 0 else f"2^{round(2 * math.log2(value)) / 2:g}"

@@ -34,10 +34,10 @@ from perphd.forecast.history.features import JobFacts, feature_values
 
 FORMAT: Final = "perphd job history 2"
 LEAST_SCORES: Final = 3
-"""An expert needs this many scored estimates before it competes; without any such, the largest history acts."""
+"""Scored estimates that an expert needs to compete. If none has them, the largest history acts."""
 NEAR: Final = 1.15
-"""Experts whose errors differ by less than this factor count as equal: the one with the newest job then answers. One
-that was good when it saw its last job, long ago, does not outlive what has changed since."""
+"""Factor within which experts' errors count as equal; the one with the newest job then answers. An expert
+that was good long ago thus gives way to newer ones."""
 _STATE: Final = struct.Struct("<dqqq")
 _SCORE: Final = 1 + len(Estimator)
 _SCHEMA: Final = """
@@ -51,7 +51,7 @@ CREATE TABLE IF NOT EXISTS imported (identity TEXT PRIMARY KEY) WITHOUT ROWID;
 
 
 class Quantity(Enum):
-    """What is predicted of a job."""
+    """A predicted property of a job."""
 
     RUN_TIME_S = "run_time_s"
     CPU_TIME_S = "cpu_time_s"
@@ -63,7 +63,7 @@ class Quantity(Enum):
 
 
 class HistoryRefused(PerphError):
-    """A history file that cannot be read or imported; says why."""
+    """A history file cannot be read or imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class JobHistory:
         )
 
     def prune(self, most: int) -> int:
-        """Forget the rows that were not used for the longest time, until ``most`` are left; how many were forgotten."""
+        """Delete the least recently used rows until ``most`` are left. Returns the number deleted."""
         over = len(self) - most
         if over <= 0:
             return 0
@@ -145,7 +145,10 @@ class JobHistory:
             ).rowcount
 
     def clear(self, prefix: str = "") -> int:
-        """Forget all feature values that begin with ``prefix``, and pairs with them; the number of rows forgotten."""
+        """Delete all feature values that begin with ``prefix``, and pairs with them.
+
+        Returns the number of rows deleted.
+        """
         with self._database:
             if not prefix:
                 self._database.execute("DELETE FROM imported")
@@ -172,7 +175,7 @@ class JobHistory:
         yield from as_export(lines)
 
     def merge(self, lines: Iterable[str], source: str) -> int:
-        """Take in another node's export, all or nothing; the number of rows, 0 if it was taken in before."""
+        """Import another node's export, all or nothing. Returns the number of rows; 0 if it was already imported."""
         found = list(lines)
         number, rows = 1, []
         try:
@@ -190,7 +193,7 @@ class JobHistory:
             or head.get("format") != FORMAT
             or head.get("identity") != _identity(found[1:])
         ):
-            raise HistoryRefused(f"{source}: not a whole {FORMAT!r}; export it again")
+            raise HistoryRefused(f"{source}: not a complete {FORMAT!r}; export it again")
         with self._database:
             try:
                 self._database.execute("INSERT INTO imported VALUES (?)", (head["identity"],))
@@ -235,7 +238,7 @@ class JobHistory:
 
 @dataclass(frozen=True, slots=True)
 class _Expert:
-    """A feature value with its best estimator and that one's error; None: it does not compete yet."""
+    """A feature value with its best estimator and that estimator's error; None: it does not compete yet."""
 
     feature: str
     samples: int
@@ -245,7 +248,7 @@ class _Expert:
 
 
 def _acting(known: Sequence[_Expert], features: Sequence[str]) -> _Expert:
-    """Who answers: of those that are nearly the best, the one with the newest job."""
+    """The expert that answers: among those that are nearly the best, the one with the newest job."""
     competing = [(each.error, each) for each in known if each.error is not None]
     if not competing:
         return max(known, key=lambda each: (each.samples, -features.index(each.feature)))
@@ -259,7 +262,7 @@ def _acting(known: Sequence[_Expert], features: Sequence[str]) -> _Expert:
 
 
 def as_export(rows: Sequence[str]) -> Iterator[str]:
-    """An export of these rows: its identity, and the rows themselves."""
+    """An export of these rows: its identity, then the rows."""
     yield json.dumps({"format": FORMAT, "identity": _identity(rows), "rows": len(rows)})
     yield from rows
 
@@ -275,9 +278,9 @@ def _unpacked(state: bytes, distribution: Histogram) -> FeatureRecord:
     rest = state[_STATE.size :]
     numbers = struct.unpack(f"<{len(rest) // 8}d", rest)
     if not all(map(math.isfinite, numbers)):
-        raise ValueError("a record of numbers that are not finite")
+        raise ValueError("the record contains numbers that are not finite")
     if not 0 <= count <= min(SCORED, len(numbers) // _SCORE):
-        raise ValueError(f"a record of {count} scores in {len(numbers)} numbers")
+        raise ValueError(f"the record announces {count} scores and has {len(numbers)} numbers")
     scores = tuple(numbers[i * _SCORE : (i + 1) * _SCORE] for i in range(count))
     return FeatureRecord(distribution, rolling, numbers[count * _SCORE :], scores, int(scored), int(drifts))
 

@@ -147,7 +147,7 @@ def _search(case: str, daemon: Daemon, tree: Tree) -> list[dict[str, Any]]:
             changed = not steps or any(
                 now.get(key) != steps[-1].get(key) for key in ("phase", "epochs", "limit_bytes", "reason")
             )
-            if now and changed and "goes on" not in now["reason"]:
+            if now and changed and "the epoch continues" not in now["reason"]:
                 now["at_s"] = time.monotonic() - began_s
                 steps.append(now)
                 limit, use = now["limit_bytes"] or 0, tree.used_bytes("hot")
