@@ -22,7 +22,7 @@ SUITE ?= bookworm
 PMU_SUITES ?= bookworm trixie
 
 # Not every target is for people: only those with ## are listed.
-.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab docs bench bench-policies bench-costs bench-smoke bench-guard bench-detector bench-predictor bench-forecasts bench-trials cluster soak faults deb test-vm test-rdt test-pmu pmu-tests format lock clean
+.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab docs bench bench-policies bench-costs bench-smoke bench-guard bench-detector bench-predictor bench-forecasts bench-trials cluster cluster-engines soak faults deb test-vm test-rdt test-pmu pmu-tests format lock clean
 
 help: ## this list
 	@echo "perphd: make TARGET"
@@ -83,6 +83,9 @@ bench-trials: $(VENV)/.stamp-dev ## do trials and reports tell the truth? where 
 cluster: $(VENV)/.stamp-dev ## 50 simulated hosts on a real Kubernetes control plane, against the stock scheduler: five minutes on two idle cores
 	@packaging/apt-install cluster
 	$(PY) -m tools.cluster --out $(OUT)/cluster.txt $(CLUSTER_ARGS)
+
+cluster-engines: $(VENV)/.stamp-dev ## YARN's jars for tests/cluster, into ~/.cache/perphd-cluster: 81 MB by Maven, once
+	@$(PY) -m tools.cluster.yarn
 
 soak: $(VENV)/.stamp-dev ## an hour and two virtual hours at 10 Hz, 100 workloads coming and going: what grows? (root)
 	$(SUDO) $(PY) -m tools.soak both

@@ -104,7 +104,7 @@ class AppVersions:
                 return self._from_file(rest)
             if kind == "label":
                 return self._from_label(spec.cgroup, rest)
-            if parse_path(spec.cgroup).container_id:
+            if parse_path(spec.cgroup).has_image:
                 return self._from_image(spec.cgroup)
             return self._from_program(spec)
         except (PerphError, OSError, ValueError) as exc:

@@ -1,10 +1,10 @@
-"""Kubernetes pods and containers by their cgroup paths, with the names that people gave them.
+"""Containers of Kubernetes, YARN and others by their cgroup paths, with the names that people gave them.
 
 The path contains runtime, container id and pod. Names come from files that runtimes and kubelet leave on
 every node; no daemon is asked. Without such files, the id is shown.
 
 Only CRI-O keeps a pod's own labels and annotations on disk. ``perphd-publish run --pods`` writes those of
-this node's pods to a file, indexed by pod UID.
+this node's pods to a file, indexed by pod UID. ``perphd-yarn run --containers`` does the same for YARN.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perphd.domain.errors import KernelError
+from perphd.host import yarn
 from perphd.host.fs import KernelFs
 
 POD_LOGS: Final = "/var/log/pods"
@@ -66,6 +67,11 @@ class ContainerPath:
     def __bool__(self) -> bool:
         return bool(self.container_id or self.pod_uid)
 
+    @property
+    def has_image(self) -> bool:
+        """True for a container that is started from an image; YARN's are not."""
+        return bool(self.container_id) and self.runtime != yarn.RUNTIME
+
 
 def in_kubernetes(cgroup: str) -> bool:
     """True for kubelet's own tree and everything in it, with either of its cgroup drivers."""
@@ -81,6 +87,8 @@ def parse_path(cgroup: str) -> ContainerPath:
             pod_uid = _dashed(found[1])
         elif scope := _SCOPE.fullmatch(part):
             runtime, container_id = scope[1].removeprefix("cri-"), scope[2]
+        elif yarn.is_container(part):
+            runtime, container_id = yarn.RUNTIME, part
         elif (plain := _PLAIN.fullmatch(part)) and (pod_uid or before in _PARENTS):
             runtime, container_id = _PARENTS.get(before, runtime), plain[1]
         if container_id:
@@ -100,6 +108,7 @@ class ContainerNames:
         self._fs = fs
         self._pods: dict[str, str] | None = None
         self._published: dict[str, Any] | None = None
+        self._published_yarn: dict[str, Any] | None = None
         self._containers: dict[str, str] = {}
 
     def label(self, cgroup: str) -> str:
@@ -109,6 +118,8 @@ class ContainerNames:
         path = parse_path(cgroup)
         if not path:
             return ""
+        if path.runtime == yarn.RUNTIME:
+            return path.container_id
         name = self._container(path) if path.container_id else ""
         if path.pod_uid:
             pod = self._pod_names().get(path.pod_uid, f"pod {path.pod_uid}")
@@ -122,9 +133,12 @@ class ContainerNames:
         about the pod, since the labels are in a private database. Containers of Kubernetes always have
         ``io.kubernetes.pod.name``, ``io.kubernetes.pod.namespace`` and ``io.kubernetes.container.name``. Pod
         labels and annotations written by ``perphd-publish`` are added; a container's own labels take
-        precedence.
+        precedence. YARN: the labels written by ``perphd-yarn``.
         """
         path = parse_path(cgroup)
+        if path.runtime == yarn.RUNTIME:
+            known = _table(self._of_yarn().get("containers")).get(path.container_id)
+            return {str(key): str(value) for key, value in known.items()} if isinstance(known, dict) else None
         container_id = path.container_id
         docker = _table(_table(self._json(DOCKER.format(container_id)).get("Config")).get("Labels"))
         found = {str(key): str(value) for key, value in docker.items()}
@@ -137,8 +151,7 @@ class ContainerNames:
                 found |= {str(key): str(value) for key, value in _table(json.loads(crio)).items()}
         for key, value in self._of_pod(path.pod_uid).items():
             found.setdefault(key, value)
-        known = found or self._is_there(container_id)
-        return found if known else None
+        return found if found or self._is_there(container_id) else None
 
     def image(self, cgroup: str) -> str:
         """The container's image: its digest, else its name; empty if neither is known."""
@@ -148,6 +161,15 @@ class ContainerNames:
             return str(digest)
         notes = next((notes for path in self._configs(container_id) if (notes := self._notes(path))), {})
         return next((str(notes[key]) for key in _IMAGE_NOTES if notes.get(key)), "")
+
+    def yarn_hierarchy(self) -> str:
+        """Control group of YARN's containers."""
+        return yarn.checked_hierarchy(self._of_yarn().get("hierarchy"))
+
+    def _of_yarn(self) -> dict[str, Any]:
+        if self._published_yarn is None:
+            self._published_yarn = self._json(yarn.PUBLISHED_CONTAINERS)
+        return self._published_yarn
 
     def _of_pod(self, uid: str) -> dict[str, str]:
         """A pod's annotations and labels; labels take precedence."""

@@ -53,7 +53,7 @@ class JobFacts:
     def image(self, cgroup: str) -> str:
         """The container's image, else the systemd unit; empty if it is neither."""
         try:
-            if parse_path(cgroup).container_id:
+            if parse_path(cgroup).has_image:
                 return ContainerNames(self._fs).image(cgroup)
         except PerphError:
             return ""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perphd.domain.errors import KernelError, ParseError
+from perphd.host import yarn
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy, Layout
 from perphd.host.containers import ContainerNames, parse_path
 from perphd.host.fs import KernelFs, ReadsStrangers, read_text
@@ -89,18 +90,39 @@ class Lookup:
     def containers(self) -> Sequence[Container]:
         """Every container's group, with its name and labels."""
         if self._containers is None:
-            there = [cgroup for cgroup in self._walk(_may_hold_containers) if parse_path(cgroup).container_id]
+            names = ContainerNames(self._fs)
+            hierarchy = names.yarn_hierarchy()
+            walked = (*self._walk(_may_hold_containers), *self._yarn_containers(hierarchy))
+            there = [cgroup for cgroup in dict.fromkeys(walked) if self._is_container(cgroup)]
             present = set(there)
             # In reading order: the first were read longest ago.
             known = [cgroup for cgroup in self._known if cgroup in present]
             kept = {cgroup: self._known[cgroup] for cgroup in known[READ_AGAIN:]}
-            names = ContainerNames(self._fs)
             for cgroup in there:
                 if cgroup not in kept:
                     kept[cgroup] = Container(cgroup, names.label(cgroup), names.labels(cgroup))
             self._known = kept
             self._containers = tuple(kept[cgroup] for cgroup in there)
         return self._containers
+
+    def _yarn_containers(self, hierarchy: str) -> Iterator[str]:
+        return (f"{hierarchy}/{name}" for name in self.children(hierarchy) if yarn.is_container(name))
+
+    def _is_container(self, cgroup: str) -> bool:
+        """True for a container's group. YARN leaves empty groups of containers that have ended."""
+        path = parse_path(cgroup)
+        return bool(path.container_id) and (path.runtime != yarn.RUNTIME or self._has_processes(cgroup))
+
+    def _has_processes(self, cgroup: str) -> bool:
+        tree = primary(self._hierarchies)
+        if tree is None:
+            return False
+        try:
+            return bool(
+                read_text(self._fs, tree.path(cgroup, "cgroup.procs")).strip() or self.children(cgroup)
+            )
+        except KernelError:
+            return False
 
     def _walk(self, descend: Callable[[str], bool]) -> Iterator[str]:
         """Groups from the top, descending into those whose names ``descend`` accepts."""

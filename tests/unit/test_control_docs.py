@@ -13,6 +13,7 @@ import pytest
 
 from perphd.adapters.kubernetes import extender_program, publish_program
 from perphd.adapters.slurm import program as slurm
+from perphd.adapters.yarn import program as yarn
 from perphd.commands import daemon
 from perphd.commands.cli import cli
 from perphd.config.file import parse
@@ -25,7 +26,15 @@ from perphd.control.routes import Routes
 from tests.unit.control_fake import Served
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("perphd.8", "perphctl.1", "perphd.conf.5", "perphd-extender.8", "perphd-publish.8", "perphd-slurm.8")
+PAGES = (
+    "perphd.8",
+    "perphctl.1",
+    "perphd.conf.5",
+    "perphd-extender.8",
+    "perphd-publish.8",
+    "perphd-slurm.8",
+    "perphd-yarn.8",
+)
 ANEW = "write it anew: python -m perphd.config.reference"
 
 
@@ -81,6 +90,7 @@ def commands(
         (extender_program.main, "perphd-extender.8"),
         (publish_program.main, "perphd-publish.8"),
         (slurm.main, "perphd-slurm.8"),
+        (yarn.main, "perphd-yarn.8"),
     ],
 )
 def test_every_command_and_option_is_in_the_manual(group: click.Group, page: str):

@@ -15,6 +15,7 @@ import pytest
 from perphd.adapters.kubernetes.extender_program import main as extender
 from perphd.adapters.kubernetes.publish_program import main as publish
 from perphd.adapters.slurm.program import main as slurm
+from perphd.adapters.yarn.program import main as yarn
 from perphd.commands.cli import cli as perphctl
 from perphd.commands.daemon import main as perphd
 from perphd.config.file import load
@@ -61,6 +62,7 @@ def _commands(program: str) -> list[list[str]]:
         ("perphd-extender", extender),
         ("perphd-publish", publish),
         ("perphd-slurm", slurm),
+        ("perphd-yarn", yarn),
     ],
 )
 def test_every_command_in_the_documents_exists(program: str, group: click.Group) -> None:

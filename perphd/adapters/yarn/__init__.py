@@ -1,0 +1,1 @@
+"""YARN: the publisher of one NodeManager."""

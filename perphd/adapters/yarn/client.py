@@ -1,0 +1,174 @@
+"""The few requests to YARN's REST interfaces that perphd needs, over aiohttp.
+
+Error classes tell the caller what to do:
+    Unreachable  no answer, a late one, a server's own error, or no active ResourceManager: retry after a pause
+    Missing      the object does not exist (404)
+    Refused      the request is not permitted or invalid: a person must act
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from perphd.domain.errors import PerphError
+
+TIMEOUT_S: Final = 5.0
+_SHOWN: Final = 200
+_MOST_BYTES: Final = 8 << 20
+
+
+class YarnError(PerphError):
+    """A request that YARN did not fulfil."""
+
+
+class Unreachable(YarnError):
+    """No usable answer: retry after a pause."""
+
+
+class Missing(YarnError):
+    """The object does not exist."""
+
+
+class Refused(YarnError):
+    """The request is not permitted or invalid."""
+
+
+def checked_url(text: str) -> str:
+    """The address of a web interface, without a trailing slash.
+
+    Raises:
+        YarnError: it is no http or https address.
+    """
+    parts = urlsplit(text)
+    try:
+        is_address = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if parts.scheme not in ("http", "https") or not is_address or parts.path.strip("/") or parts.query:
+        raise YarnError(f"{text!r} is not an address (allowed: http://HOST:PORT or https://HOST:PORT)")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+class YarnClient:
+    """Sends requests to a ResourceManager, or the active one of several, and to NodeManagers.
+
+    Args:
+        addresses: of the ResourceManagers' web interfaces.
+        user: sent as ``user.name`` if the cluster has simple authentication; empty: not sent.
+        ca_file: certificate authority for https; empty: the system's.
+        timeout_s: of each request.
+    """
+
+    def __init__(
+        self, addresses: Sequence[str], user: str = "", ca_file: str = "", timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._addresses = [checked_url(each) for each in addresses]
+        self._query = {"user.name": user} if user else {}
+        self._ca_file, self._timeout_s = ca_file, timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> YarnClient:
+        context: ssl.SSLContext | bool = True
+        if self._ca_file:
+            try:
+                context = ssl.create_default_context(cafile=self._ca_file)
+            except OSError as exc:
+                raise YarnError(f"{self._ca_file}: cannot read a certificate authority: {exc}") from exc
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=context, limit=4),
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def get(self, path: str) -> Any:
+        """Read an object from the active ResourceManager; ``path``: below /ws/v1/cluster/.
+
+        The address that answered is asked first the next time.
+
+        Raises:
+            YarnError: of the class that tells the caller what to do.
+        """
+        problems = []
+        for address in tuple(self._addresses):
+            try:
+                answer = await self.request("GET", f"{address}/ws/v1/cluster/{path}")
+            except Unreachable as exc:
+                problems.append(str(exc))
+            else:
+                self._addresses.remove(address)
+                self._addresses.insert(0, address)
+                return answer
+        raise Unreachable("; ".join(problems))
+
+    async def post(self, path: str, body: object) -> Any:
+        """Send an object to the ResourceManager that answered last, and to no other.
+
+        If no answer comes, the outcome is unknown: read before the next write.
+
+        Raises:
+            YarnError: of the class that tells the caller what to do.
+        """
+        return await self.request("POST", f"{self._addresses[0]}/ws/v1/cluster/{path}", body)
+
+    async def request(self, method: str, url: str, body: object = None) -> Any:
+        """Send one request; returns the JSON answer.
+
+        Redirects are not followed: a standby ResourceManager redirects to the active one, which is in the list.
+
+        Raises:
+            YarnError: of the class that tells the caller what to do.
+        """
+        assert self._session is not None, "used outside its context manager"
+        shown = f"{method} {url}"
+        try:
+            async with self._session.request(
+                method, url, json=body, params=self._query, headers={"Accept": "application/json"},
+                allow_redirects=False,
+            ) as answer:  # fmt: skip
+                text = (await answer.content.read(_MOST_BYTES)).decode(errors="replace")
+                status = answer.status
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            raise Unreachable(f"{shown}: {_reason(exc, self._timeout_s)}") from exc
+        if 300 <= status < 400:
+            raise Unreachable(f"{shown}: redirected: this ResourceManager is not the active one")
+        if status >= 400:
+            raise _error(shown, status, text)
+        try:
+            return json.loads(text) if text else None
+        except ValueError as exc:
+            raise Unreachable(
+                f"{shown}: the answer is not JSON: {text[:_SHOWN].strip()!r} (a standby ResourceManager, or not "
+                "YARN's web interface)"
+            ) from exc
+
+
+def _reason(exc: BaseException, timeout_s: float) -> str:
+    if isinstance(exc, TimeoutError):
+        return f"no answer within {timeout_s:g} s"
+    return str(exc) or type(exc).__name__
+
+
+def _error(shown: str, status: int, text: str) -> YarnError:
+    said = text.strip()
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if isinstance(found, Mapping) and isinstance(remote := found.get("RemoteException"), Mapping):
+        said = str(remote.get("message", said))
+    message = f"{shown}: {status}: {said[:_SHOWN]}"
+    if status == 404:
+        return Missing(message)
+    if status in (401, 403):
+        return Refused(f"{message}: name a user of yarn.admin.acl with --user")
+    return Unreachable(message) if status >= 500 or status in (408, 429) else Refused(message)
