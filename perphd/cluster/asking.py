@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Final
 
 from perphd.cluster.scheduling.profile import Pod, PodKind
@@ -20,10 +21,12 @@ COPPER_MEMORY: Final = f"{LABEL_PREFIX}copper-memory"
 _QUANTITY: Final = re.compile(
     r"([+-]?[0-9]+(?:\.[0-9]*)?|[+-]?\.[0-9]+)([eE][+-]?[0-9]{1,2}|[numkMGTPE]|[KMGTPE]i)?"
 )
-_SUFFIX: Final = {
-    "": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
-    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60,
-}  # fmt: skip
+_DECIMAL: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+_SUFFIX: Final = {name: Fraction(10) ** power for name, power in _DECIMAL.items()} | {
+    name: Fraction(2) ** power for name, power in _BINARY.items()
+}
+_MOST_DIGITS: Final = 100
 
 
 class ExtenderError(PerphError):
@@ -50,20 +53,27 @@ def quantity(value: object) -> float:
     Raises:
         ExtenderError: it is invalid or negative.
     """
+    return float(exact_quantity(value))
+
+
+def exact_quantity(value: object) -> Fraction:
+    """Parse a Kubernetes quantity without rounding. Raises as ``quantity``."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = repr(value)
-    found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    found = None
+    if isinstance(value, str) and len(value) <= _MOST_DIGITS:
+        found = _QUANTITY.fullmatch(value)
     if found is None:
         raise ExtenderError(f"{str(value)[:40]!r} is not a quantity")
     number, suffix = found[1], found[2] or ""
-    result = float(number) * (_SUFFIX[suffix] if suffix in _SUFFIX else 10.0 ** int(suffix[1:]))
+    result = Fraction(number) * (_SUFFIX[suffix] if suffix in _SUFFIX else Fraction(10) ** int(suffix[1:]))
     if result < 0:
         raise ExtenderError(f"{value} is negative")
     return result
 
 
 def asking_pod(data: Any) -> AskingPod:
-    """The pod of a call, with the larger of all containers' sum and each init container's requests.
+    """The pod of a call, with the requests that the scheduler counts.
 
     A pod is copper if its label or annotation says so, or if it requests copper's extended resources.
 
@@ -71,13 +81,7 @@ def asking_pod(data: Any) -> AskingPod:
         ExtenderError: it is not a valid pod.
     """
     metadata, spec = member(data, "Pod.metadata"), member(data, "Pod.spec")
-    together: dict[str, float] = {}
-    for container in items(spec, "containers"):
-        for name, amount in _requests(container).items():
-            together[name] = together.get(name, 0.0) + amount
-    for container in items(spec, "initContainers"):
-        for name, amount in _requests(container).items():
-            together[name] = max(together.get(name, 0.0), amount)
+    together = _pod_requests(spec)
     labels = {**optional(metadata, "annotations"), **optional(metadata, "labels")}
     named = labels.get(BAND_LABEL)
     is_copper = named == QosBand.COPPER or COPPER_CPU in together or COPPER_MEMORY in together
@@ -113,6 +117,31 @@ def items(data: Any, key: str) -> list[Any]:
     if not isinstance(found, list):
         raise ExtenderError(f"{key} is not a list")
     return found
+
+
+def _pod_requests(spec: Mapping[str, Any]) -> dict[str, float]:
+    """What the pod needs at once at most: all containers together, or one init container at its turn.
+
+    Init containers with ``restartPolicy: Always`` (sidecars) go on beside all that start after them.
+    """
+    sidecars: dict[str, float] = {}
+    starting: dict[str, float] = {}
+    for container in items(spec, "initContainers"):
+        asked = _requests(container)
+        if asked and container.get("restartPolicy") == "Always":
+            _add(sidecars, asked)
+            asked = {}
+        for name in {*asked, *sidecars}:
+            now = sidecars.get(name, 0.0) + asked.get(name, 0.0)
+            starting[name] = max(starting.get(name, 0.0), now)
+    for container in items(spec, "containers"):
+        _add(sidecars, _requests(container))
+    return {name: max(sidecars.get(name, 0.0), starting.get(name, 0.0)) for name in {**sidecars, **starting}}
+
+
+def _add(amounts: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, amount in more.items():
+        amounts[name] = amounts.get(name, 0.0) + amount
 
 
 def _requests(container: Any) -> dict[str, float]:

@@ -5,6 +5,7 @@ Its only state, the nodes' documents and the last explanations, can be rebuilt b
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import OrderedDict, deque
@@ -15,10 +16,12 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 from aiohttp import web
+from prometheus_client import generate_latest
 
 from perphd import __version__
 from perphd.adapters.kubernetes.binding import Binder
 from perphd.adapters.kubernetes.documents import DocumentCache
+from perphd.adapters.kubernetes.metrics import TEXT, VERBS, ExtenderMetrics, FleetCollector
 from perphd.adapters.kubernetes.recording import Recorder
 from perphd.cluster.asking import ExtenderError
 from perphd.cluster.calls import SchedulerCall, filter_call, json_value, prioritize_call
@@ -49,13 +52,11 @@ class Counts:
 
     calls: int = 0
     errors: int = 0
-    seconds: float = 0.0
     last_s: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_TIMES))
 
     def took(self, seconds: float) -> None:
         """Record the duration of one call."""
         self.calls += 1
-        self.seconds += seconds
         self.last_s.append(seconds)
 
     def quantile_s(self, share: float) -> float:
@@ -90,7 +91,8 @@ class ExtenderServer:
         self._cache, self._policy, self._binder = cache, policy, binder
         self._is_copper, self._recorder, self._clock = is_copper, recorder, clock
         self._explained: OrderedDict[str, dict[str, Explanation]] = OrderedDict()
-        self.counts = {verb: Counts() for verb in ("filter", "prioritize", "preempt", "bind")}
+        self.counts = {verb: Counts() for verb in VERBS}
+        self._metrics = ExtenderMetrics(FleetCollector(cache.known.documents, cache.refused, clock))
 
     def app(self) -> web.Application:
         """The application with all routes."""
@@ -103,7 +105,7 @@ class ExtenderServer:
                 web.post("/bind", self._timed("bind", self._bind)),
                 web.get("/explain", self._explain),
                 web.get("/fleet", self._fleet),
-                web.get("/metrics", self._metrics),
+                web.get("/metrics", self._metrics_page),
                 web.get("/healthz", self._healthy),
                 web.get("/readyz", self._ready),
             ]
@@ -122,16 +124,24 @@ class ExtenderServer:
                 answer = await handler(body)
             except (ExtenderError, ValueError, web.RequestPayloadError) as exc:
                 counts.errors += 1
+                self._metrics.errors.labels(verb).inc()
                 return web.json_response({"Error": f"perphd: {exc}"}, status=400)
             response = web.Response(body=msgspec.json.encode(answer), content_type="application/json")
-            counts.took(time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            counts.took(seconds)
+            self._metrics.seconds.labels(verb).observe(seconds)
             return response
 
         return handle
 
     async def _filter(self, data: bytes) -> Any:
         call = filter_call(data)
-        return filter_answer(self._judged("filter", call), call)
+        verdict = self._judged("filter", call)
+        answer = filter_answer(verdict, call)
+        is_placeable = len(answer["FailedNodes"]) < len(verdict.names)
+        result = "placeable" if is_placeable else "refused"
+        self._metrics.decisions.labels(verdict.asked.band.value, result).inc()
+        return answer
 
     async def _prioritize(self, data: bytes) -> Any:
         return priority_answer(self._judged("prioritize", prioritize_call(data)))
@@ -157,7 +167,9 @@ class ExtenderServer:
             raise ExtenderError(
                 "bind is not configured here (--bind): remove bindVerb from the scheduler's configuration"
             )
-        return {"Error": await self._binder.bind(json_value(data))}
+        refusal = await self._binder.bind(json_value(data))
+        self._metrics.binds.labels("refused" if refusal else "bound").inc()
+        return {"Error": refusal}
 
     async def _explain(self, request: web.Request) -> web.Response:
         pod = request.query.get("pod", "")
@@ -194,35 +206,10 @@ class ExtenderServer:
         }
         return web.Response(text=json_of(answer), content_type="application/json")
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        now_s, documents = self._clock(), self._cache.known.documents
-        fresh = sum(now_s - each.made_unix_s <= each.ttl_s for each in documents.values())
-        lines = [
-            "# HELP perphd_extender_nodes Nodes with a document, by whether it is within its time to live.",
-            "# TYPE perphd_extender_nodes gauge",
-            f'perphd_extender_nodes{{state="fresh"}} {fresh}',
-            f'perphd_extender_nodes{{state="stale"}} {len(documents) - fresh}',
-            f'perphd_extender_nodes{{state="unreadable"}} {len(self._cache.refused)}',
-            "# HELP perphd_extender_call_seconds Time of a call from its body read to the answer made.",
-            "# TYPE perphd_extender_call_seconds summary",
-        ]
-        for verb, counts in self.counts.items():
-            name = "perphd_extender_call_seconds"
-            lines += [
-                f'{name}{{verb="{verb}",quantile="{share}"}} {counts.quantile_s(share):.6f}'
-                for share in (0.5, 0.99)
-            ]
-            lines.append(f'{name}_sum{{verb="{verb}"}} {counts.seconds:.6f}')
-            lines.append(f'{name}_count{{verb="{verb}"}} {counts.calls}')
-        lines += [
-            "# HELP perphd_extender_call_errors_total Calls that could not be read.",
-            "# TYPE perphd_extender_call_errors_total counter",
-        ]
-        lines += [
-            f'perphd_extender_call_errors_total{{verb="{verb}"}} {each.errors}'
-            for verb, each in self.counts.items()
-        ]
-        return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
+    async def _metrics_page(self, _: web.Request) -> web.Response:
+        # A fleet of thousands has many series: writing them must not delay the scheduler's calls.
+        text = await asyncio.to_thread(generate_latest, self._metrics.registry)
+        return web.Response(body=text, headers=TEXT)
 
     async def _healthy(self, _: web.Request) -> web.Response:
         return web.Response(text="ok")

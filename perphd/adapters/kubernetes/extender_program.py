@@ -1,21 +1,18 @@
 """perphd-extender: a process beside kube-scheduler that answers its extender calls from the nodes' documents.
 
-Without --bind it writes nothing to the cluster.
+Without --bind it writes nothing to the cluster. ``webhook`` is another server, for the API server.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-import ssl
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import click
-from aiohttp import web
 
 from perphd import __version__
 from perphd.adapters.kubernetes.binding import Binder
@@ -31,6 +28,8 @@ from perphd.adapters.kubernetes.extender import ExtenderServer
 from perphd.adapters.kubernetes.objects import PODS
 from perphd.adapters.kubernetes.options import access_options, chosen_access
 from perphd.adapters.kubernetes.recording import Recorder, replayed
+from perphd.adapters.kubernetes.serving import Address, Certificate, address, listening
+from perphd.adapters.kubernetes.webhook import WebhookServer
 from perphd.adapters.rounds import stop_signal, until_stopped
 from perphd.cluster.asking import BAND_LABEL
 from perphd.cluster.document import NodeDocument
@@ -40,7 +39,7 @@ from perphd.domain.errors import PerphError
 from perphd.qos.bands import QosBand
 
 DEFAULT_LISTEN: Final = "127.0.0.1:9466"
-_SHUTDOWN_S: Final = 5.0
+DEFAULT_WEBHOOK: Final = "127.0.0.1:9468"
 _log: Final = logging.getLogger("perphd.extender")
 
 
@@ -100,14 +99,37 @@ def run(
     """Serve until SIGTERM or Ctrl-C."""
     start_logging(log_level)
     try:
-        host, port = _address(listen)
-        context = _tls(host, tls_cert, tls_key, client_ca)
+        at = address(listen, DEFAULT_LISTEN)
+        certificate = Certificate.chosen(at, tls_cert, tls_key, client_ca)
         if binds and documents:
             raise PerphError("--bind needs NodeProfile objects: remove --documents")
-        if binds and context is not None and not client_ca:
+        if binds and certificate is not None and not client_ca:
             raise PerphError("--bind beyond loopback needs --client-ca, because callers can place pods")
         api = None if documents else chosen_access(access)
-        asyncio.run(_serve(host, port, context, policy, documents, period_s, binds, record, api))
+        asyncio.run(_serve(at, certificate, policy, documents, period_s, binds, record, api))
+    except PerphError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+@main.command()
+@click.option("--listen", default=DEFAULT_WEBHOOK, show_default=True, help="Address and port.")
+@click.option("--tls-cert", metavar="FILE", required=True, help="Certificate; the API server requires TLS.")
+@click.option("--tls-key", metavar="FILE", required=True, help="Its key.")
+@click.option("--client-ca", metavar="FILE", help="Serve only clients with a certificate of this authority.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+def webhook(listen: str, tls_cert: str, tls_key: str, client_ca: str | None, log_level: str) -> None:
+    """Turn requests of new copper pods into copper's extended resources, until SIGTERM or Ctrl-C."""
+    start_logging(log_level)
+
+    async def serve(at: Address, certificate: Certificate) -> None:
+        stop = stop_signal()
+        async with AsyncExitStack() as stack:
+            renewing = await listening(stack, WebhookServer().app(), at, certificate)
+            _log.info("perphd-extender %s: the webhook serves on %s", __version__, at)
+            await until_stopped(stop, *renewing)
+
+    try:
+        asyncio.run(serve(address(listen, DEFAULT_WEBHOOK), Certificate(tls_cert, tls_key, client_ca)))
     except PerphError as exc:
         raise click.ClickException(str(exc)) from exc
 
@@ -138,42 +160,9 @@ def replay(file: str, pod: str | None) -> None:
     raise SystemExit(1 if different else 0)
 
 
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    host = host.strip("[]")
-    try:
-        ipaddress.ip_address(host)
-        number = int(port)
-        if not 0 <= number <= 65535:
-            raise ValueError(port)
-    except ValueError as exc:
-        raise PerphError(
-            f"--listen {text}: must be an IP address and a port, such as {DEFAULT_LISTEN}"
-        ) from exc
-    return host, number
-
-
-def _tls(host: str, cert: str | None, key: str | None, client_ca: str | None) -> ssl.SSLContext | None:
-    if not cert and not key and not client_ca:
-        if ipaddress.ip_address(host).is_loopback:
-            return None
-        raise PerphError("beyond loopback --tls-cert and --tls-key are required")
-    if not cert or not key:
-        raise PerphError("--tls-cert and --tls-key must be given together")
-    try:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=client_ca)
-        context.load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as exc:
-        raise PerphError(f"TLS: {exc}") from exc
-    if client_ca:
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
 async def _serve(
-    host: str,
-    port: int,
-    context: ssl.SSLContext | None,
+    at: Address,
+    certificate: Certificate | None,
     policy: str,
     documents: str | None,
     period_s: float,
@@ -202,18 +191,15 @@ async def _serve(
             assert documents is not None
             followers = [follow_folder(Path(documents), cache, period_s)]
         server = ExtenderServer(cache, policy, binder, copper.__contains__, recording.recorder)
-        runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=_SHUTDOWN_S)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
         try:
-            await web.TCPSite(runner, host, port, ssl_context=context).start()
-        except OSError as exc:
+            renewing = await listening(stack, server.app(), at, certificate)
+        except PerphError:
             for follower in followers:
                 follower.close()
-            raise PerphError(f"{host}:{port}: cannot listen: {exc.strerror}") from exc
+            raise
         bound = ", binding copper" if binds else ""
-        _log.info("perphd-extender %s serves on %s:%s, policy %s%s", __version__, host, port, policy, bound)
-        await until_stopped(stop, *followers)
+        _log.info("perphd-extender %s serves on %s, policy %s%s", __version__, at, policy, bound)
+        await until_stopped(stop, *followers, *renewing)
 
 
 async def _follow_copper(client: ApiClient, copper: set[str]) -> None:
