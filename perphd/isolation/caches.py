@@ -33,13 +33,14 @@ from perphd.host.resctrl import (
     why_not,
 )
 from perphd.isolation.cache_plan import KNOB, CachePlan, Draft, Look, Placement, has_any, is_group, left_out
-from perphd.isolation.group_jobs import CacheResult, GroupJobs, Job
+from perphd.isolation.group_jobs import GroupJobs, Job
 from perphd.isolation.group_watch import GroupWatch, SeenGroup
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
 from perphd.isolation.knob_states import KnobStates
 from perphd.isolation.pools import Pool, Want, assign
 from perphd.isolation.refusals import Refusals
+from perphd.isolation.transaction import Result
 
 
 class Caches:
@@ -459,7 +460,7 @@ class Caches:
         """True if this write of the last plan concerns a resctrl group."""
         return self._jobs.has(write)
 
-    def apply(self, writes: Sequence[Write]) -> CacheResult:
+    def apply(self, writes: Sequence[Write]) -> Result:
         """Execute these writes of the last plan. A group whose write fails is rolled back; other groups are kept."""
         return self._jobs.run(writes)
 

@@ -27,7 +27,6 @@ from perphd.host.systemd_fs import Lasting
 from perphd.isolation.caches import Caches
 from perphd.isolation.counting import Counting
 from perphd.isolation.gates import Gate, PlanContext, RateLimiter, TransactionSize, hold_unpaired
-from perphd.isolation.group_jobs import CacheResult
 from perphd.isolation.journal import Journal
 from perphd.isolation.knob_states import Applied, Conflict, KnobStates
 from perphd.isolation.monitor_groups import Asked, MonitorGroups
@@ -338,10 +337,7 @@ class Executor:
                 late = written is None
                 if written is not None:
                     self._knobs.written(written.through)
-                    done.failed, done.at_fault = written.failed, written.at_fault
-                    done.written += written.written
-                    done.undone += written.undone
-                    done.undo_problems += written.problems
+                    done.add(written)
             took = self._clock() - started
         self._tell(done)
         if done.failed is None:
@@ -402,7 +398,7 @@ class Executor:
             about += [write for write in writes if self._fs.outlives(write.path)]
         return {write.key for write in about}
 
-    def _tell(self, result: Result | CacheResult) -> None:
+    def _tell(self, result: Result) -> None:
         if self._on_write is None:
             return
         for write in result.written:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import rdt
@@ -24,22 +24,10 @@ from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
 from perphd.isolation.pools import Pool
 from perphd.isolation.refusals import Refusals
-from perphd.isolation.transaction import as_failure
+from perphd.isolation.transaction import Result, as_failure
 
 LOCK_RETRY: Final = BackoffRule(1.0, 8.0)
 """Backoff when another program takes the lock at every try, although each look finds it free."""
-
-
-@dataclass(slots=True)
-class CacheResult:
-    """The counterpart of ``transaction.Result`` for groups. ``through``: knobs that are now as planned."""
-
-    written: list[Write] = field(default_factory=list)
-    undone: list[Write] = field(default_factory=list)
-    failed: KernelError | None = None
-    at_fault: Write | None = None
-    problems: list[str] = field(default_factory=list)
-    through: set[Key] = field(default_factory=set)
 
 
 Undo = Callable[[], object]
@@ -128,12 +116,12 @@ class GroupJobs:
 
     # -- doing it ------------------------------------------------------------------------------------------------
 
-    def run(self, writes: Sequence[Write]) -> CacheResult:
+    def run(self, writes: Sequence[Write]) -> Result:
         """Execute these writes.
 
         A failure rolls back the writes of its group. If another program holds the lock, the run ends.
         """
-        result = CacheResult()
+        result = Result()
         undo: dict[str, list[tuple[Write, Undo]]] = {}
         broken: set[str] = set()
         late: set[Key] = set()
@@ -170,7 +158,7 @@ class GroupJobs:
         return result
 
     @staticmethod
-    def _fault(result: CacheResult, error: KernelError, write: Write) -> None:
+    def _fault(result: Result, error: KernelError, write: Write) -> None:
         if result.failed is None:
             result.failed, result.at_fault = error, write
 
@@ -194,13 +182,13 @@ class GroupJobs:
         return (parts[0][1], keys) if parts else None
 
     @staticmethod
-    def _take_back(undo: Sequence[tuple[Write, Undo]], result: CacheResult) -> None:
+    def _take_back(undo: Sequence[tuple[Write, Undo]], result: Result) -> None:
         for write, back in reversed(undo):
             try:
                 back()
                 result.undone.append(write)
             except Exception as exc:
-                result.problems.append(f"rollback failed, run perphd restore to undo it: {exc}")
+                result.undo_problems.append(f"rollback failed, run perphd restore to undo it: {exc}")
 
     # -- making and filling --------------------------------------------------------------------------------------
 

@@ -136,6 +136,7 @@ class KnobStates:
 
     def __init__(self) -> None:
         self._workloads: dict[str, dict[str, KnobState]] = {}
+        self._reported: list[KnobState] = []
         self.targets: Mapping[str, Settings] = {}
         """Target settings of the last plan, by workload."""
 
@@ -205,15 +206,16 @@ class KnobStates:
         ``writes``.
         """
         self.targets = dict(targets)
-        for state in self.all():
+        for state in self._reported:
             state.pending, state.held, state.limited = False, (), ()
+        self._reported = []
         for key in (*(write.key for write in writes), *pending):
-            self.of(key).pending = True
+            self._report(key).pending = True
         for reason in skipped:
-            state = self.of(reason.key)
+            state = self._report(reason.key)
             state.held = (*state.held, reason)
         for reason in limited:
-            state = self.of(reason.key)
+            state = self._report(reason.key)
             state.limited = (*state.limited, reason)
         for name in self._workloads.keys() - self.targets.keys():
             if all(state.is_blank for state in self.all(name)):
@@ -225,7 +227,12 @@ class KnobStates:
             before, after = self.targets.get(spec.name, UNTOUCHED), targets.get(spec.name, UNTOUCHED)
             for setting in _ORDER:
                 if getattr(before, setting) != getattr(after, setting):
-                    self.of((spec.name, setting)).pending = True
+                    self._report((spec.name, setting)).pending = True
+
+    def _report(self, key: Key) -> KnobState:
+        """The record of a knob about which the next plan reports anew."""
+        self._reported.append(state := self.of(key))
+        return state
 
     def written(self, keys: Iterable[Key]) -> None:
         """Mark these knobs as written."""
@@ -249,14 +256,11 @@ class KnobStates:
         if files[0].original == "" and isinstance(value, CpuSet):
             given = CpuSet.parse(around)
             value = KEEP if given and given <= value else value  # no confinement: equal in effect to empty
-        self.set(key, value)
+        self.of(key).in_force = value
 
     def set(self, key: Key, value: Value) -> None:
         """Record a value in force; KEEP: there is none."""
-        if value is KEEP:
-            self.drop(*key)
-        else:
-            self.of(key).in_force = value
+        self.of(key).in_force = value
 
     def drop(self, workload: str, *settings: str) -> None:
         """Record that perphd has no value in force on these knobs."""

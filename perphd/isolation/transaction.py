@@ -32,11 +32,12 @@ log = logging.getLogger("perphd")
 
 @dataclass
 class Result:
-    """Outcome of a transaction.
+    """Outcome of a transaction, or of the changes of resctrl groups.
 
-    ``gone``: workloads that vanished meanwhile. ``at_fault``: the write that failed. ``too_slow``: the deadline passed
-    before ``at_fault`` was started. ``texts``: content of written files read afterwards, unless a later write may have
-    changed it.
+    ``gone``: workloads that vanished meanwhile. ``at_fault``: the write that failed. ``undo_problems``: rollbacks that
+    failed, as texts. ``too_slow``: the deadline passed before ``at_fault`` was started. ``texts``: content of written
+    files read afterwards, unless a later write may have changed it. ``through``: knobs of groups that are now as
+    planned.
     """
 
     written: list[Write] = field(default_factory=list)
@@ -47,6 +48,14 @@ class Result:
     gone: set[str] = field(default_factory=set)
     undo_problems: list[str] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
+    through: set[Key] = field(default_factory=set)
+
+    def add(self, later: Result) -> None:
+        """Add the outcome of changes that followed these."""
+        self.failed, self.at_fault = later.failed, later.at_fault
+        self.written += later.written
+        self.undone += later.undone
+        self.undo_problems += later.undo_problems
 
 
 class Transaction:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from perphd.domain.errors import Busy
-from perphd.isolation.group_jobs import CacheResult
+from perphd.isolation.transaction import Result
 
 _T = TypeVar("_T")
 
@@ -93,17 +93,17 @@ class GroupWriter:
 
     def __init__(self, in_thread: bool) -> None:
         self._worker = Worker(in_thread, PATIENCE_S)
-        self._late: CacheResult | None = None
+        self._late: Result | None = None
 
     @property
     def is_busy(self) -> bool:
         """True while writes are being made."""
         return self._worker.is_busy
 
-    async def run(self, work: Callable[[], CacheResult]) -> CacheResult | None:
+    async def run(self, work: Callable[[], Result]) -> Result | None:
         """Run the work; None means that it continues and ``late`` returns its result."""
 
-        def kept() -> CacheResult:
+        def kept() -> Result:
             self._late = work()
             return self._late
 
@@ -113,7 +113,7 @@ class GroupWriter:
         self._late = None
         return done
 
-    def late(self) -> CacheResult | None:
+    def late(self) -> Result | None:
         """The result of work that outlasted its caller's wait; returned once, else None."""
         if self.is_busy:
             return None
