@@ -24,7 +24,6 @@ from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy
 from perphd.host.cgroup.lines import EGRESS, text_of
 from perphd.host.egress_bpf import BpfPrograms, Pin, Programs, key_of
 from perphd.host.fs import Identity, KernelFile, KernelFs, not_the_same, read_text, write_within
-from perphd.host.systemd_fs import Lasting
 from perphd.host.tc import MAJOR, ROOT_MINOR, HtbClass, Qdisc, Tc, TcCommand
 
 if TYPE_CHECKING:
@@ -66,11 +65,15 @@ class EgressFs:
         kernel: KernelFs | None = None,
     ) -> None:
         self._fs, self._devices, self._make_tc = fs, devices, tc
-        self._lasting = fs if isinstance(fs, Lasting) else None  # isinstance of a Protocol takes 15 us
         self._kernel = fs if kernel is None else kernel
         self._mount = "" if hierarchies.unified is None else hierarchies.unified.mount
         self._programs: Programs = BpfPrograms() if programs is None else programs
         self._opened: Tc | None = None
+
+    @property
+    def below(self) -> KernelFs:
+        """The file system of all other files."""
+        return self._fs
 
     @property
     def raw(self) -> rdt.Fs:
@@ -147,10 +150,11 @@ class EgressFs:
             return str(exc)
 
     def why_not_now(self, path: str) -> str:
-        """See ``perphd.host.cgroup.group.Refuses``: a device is gone (it may come back), or has another
-        program's qdisc.
+        """Why this limit cannot be set at present; empty if it can.
+
+        A device is gone (it may come back), or has another program's qdisc.
         """
-        if not self._real(path) or not self._devices:
+        if not self._devices:
             return ""
         try:
             return self._devices_refusal()
@@ -337,18 +341,11 @@ class EgressFs:
 
     # -- giving back ---------------------------------------------------------------------------------------------
 
-    def outlives(self, path: str) -> bool:
-        """See ``Lasting``: a limit whose cgroup is gone has no effect and is removed."""
-        return self._lasting is not None and self._lasting.outlives(path)
-
-    def give_back_absent(self, path: str, text: str) -> bool:
-        """See ``Lasting``."""
-        return self._lasting is not None and self._lasting.give_back_absent(path, text)
-
     def given_back(self, path: str) -> str:
-        """See ``Lasting``: remove the class of a restored or removed group, and everything that served only it."""
-        if not self._real(path):
-            return "" if self._lasting is None else self._lasting.given_back(path)
+        """Remove the class of a restored or removed group, and everything that served only it.
+
+        Returns why some of it remains; empty if nothing does.
+        """
         try:
             try:
                 self._release(self._pin(path), *self._own_devices())

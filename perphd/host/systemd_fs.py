@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from posixpath import basename, dirname
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final
 
 from perphd.domain.errors import Busy, Gone, Invalid, KernelError
 from perphd.host.cgroup.group import parent_list
@@ -53,22 +53,6 @@ UNIT_DEVICE: Final = -1
 """Device number in the identity of a unit's directory, which no file system has."""
 _SLICE: Final = re.compile(r"[A-Za-z0-9:_.\\@-]+\.slice", re.ASCII)
 _UNIT: Final = re.compile(r"[A-Za-z0-9:_.\\@-]{1,245}\.(?:service|scope|slice|mount|socket|swap)", re.ASCII)
-
-
-@runtime_checkable
-class Lasting(Protocol):
-    """Files whose values outlive their cgroup, so that restoring does not end with the cgroup."""
-
-    def outlives(self, path: str) -> bool:
-        """True if a recreated cgroup gets this file's value again."""
-
-    def give_back_absent(self, path: str, text: str) -> bool:
-        """Restore a value whose cgroup does not exist, so that a recreated cgroup does not get it. False:
-        nothing outlives.
-        """
-
-    def given_back(self, path: str) -> str:
-        """Remove the remains of perphd's request after the file was restored. Returns why some remain, else ""."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,12 +256,12 @@ class UnitFs:
     # -- what outlives the cgroup ----------------------------------------------------------------------------------
 
     def outlives(self, path: str) -> bool:
-        """See ``Lasting``: true for a unit's properties."""
+        """True if a recreated cgroup gets this file's value again: for a unit's properties."""
         place = self._place(path)
         return place is not None and place.file != FREEZE
 
     def give_back_absent(self, path: str, text: str) -> bool:
-        """See ``Lasting``: restores the properties of a unit that is not running."""
+        """Restore the properties of a unit that is not running; False: nothing outlives the cgroup."""
         place = self._place(path)
         if place is None or self._fs.exists(place.directory):
             return False
@@ -288,7 +272,10 @@ class UnitFs:
         return True
 
     def given_back(self, path: str) -> str:
-        """See ``Lasting``: drop-ins of perphd's requests would override later edits of the unit's file."""
+        """Remove the drop-ins of perphd's requests, which would override later edits of the unit's file.
+
+        Returns why some remain; empty if none do.
+        """
         place = self._place(path)
         if place is not None:
             self._drop_ins.given_back(place.unit, place.file)

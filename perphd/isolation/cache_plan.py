@@ -11,9 +11,7 @@ from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
 from perphd.domain.plan import Key, NotEnforceable, Write
 from perphd.domain.workload import WorkloadSpec
 from perphd.host.cgroup.knobs import RESCTRL_SETTINGS
-from perphd.host.resctrl import PREFIX
 from perphd.isolation.group_watch import SeenGroup
-from perphd.isolation.journal_format import Original
 from perphd.isolation.pools import Pool, Want
 
 KNOB: Final = "llc_masks"
@@ -94,11 +92,6 @@ class Draft:
         if want.schemata != pool.schemata:
             why += f", which has {pool.schemata} instead of {want.schemata}"
         self.limited.append(NotEnforceable(spec.name, KNOB, why))
-
-
-def is_group(entry: Original) -> bool:
-    """True if this journal entry records a resctrl group that perphd created."""
-    return entry.knob in RESCTRL_SETTINGS and entry.path.rsplit("/", 1)[1].startswith(f"{PREFIX}.")
 
 
 def has_any(target: Settings) -> bool:

@@ -32,7 +32,8 @@ from perphd.host.resctrl import (
     wanted_schemata,
     why_not,
 )
-from perphd.isolation.cache_plan import KNOB, CachePlan, Draft, Look, Placement, has_any, is_group, left_out
+from perphd.isolation.backends.resctrl import is_control_group
+from perphd.isolation.cache_plan import KNOB, CachePlan, Draft, Look, Placement, has_any, left_out
 from perphd.isolation.group_jobs import GroupJobs, Job
 from perphd.isolation.group_watch import GroupWatch, SeenGroup
 from perphd.isolation.journal import Journal
@@ -495,4 +496,4 @@ class Caches:
                 self._members.pop(key, None)
 
     def _made(self) -> list[Original]:
-        return [entry for entry in self._journal.originals.values() if is_group(entry)]
+        return [entry for entry in self._journal.originals.values() if is_control_group(entry)]

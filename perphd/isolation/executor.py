@@ -23,7 +23,7 @@ from perphd.host.kubelet import Kubelet
 from perphd.host.resctrl import LOCK_WAIT_S
 from perphd.host.resctrl_counters import CountedGroups
 from perphd.host.systemd_bus import NoAnswer
-from perphd.host.systemd_fs import Lasting
+from perphd.isolation.backends import Backends
 from perphd.isolation.caches import Caches
 from perphd.isolation.counting import Counting
 from perphd.isolation.gates import Gate, PlanContext, RateLimiter, TransactionSize, hold_unpaired
@@ -82,7 +82,7 @@ class Executor:
         background: bool = True,
         in_thread: bool = True,
     ) -> None:
-        self._fs, self._journal = fs, journal
+        self._fs, self._journal, self._backends = fs, journal, Backends(fs)
         self._cgroups = Cgroups(fs, hierarchies)
         self._disks_s = -math.inf
         self._on_write, self._on_plan = on_write, on_plan
@@ -112,13 +112,17 @@ class Executor:
             in_thread=in_thread,
             background=background,
         )
-        self._release = Release(fs, journal, self._read, self._watch, self._knobs, self._caches)
+        self._release = Release(
+            fs, self._backends, journal, self._read, self._watch, self._knobs, self._caches
+        )
         self._release.forget_unwritten()
         self._adopt_s, self._adopted_s = adopt_s, -1.0
         self._adopted = {entry.workload for entry in journal.originals.values()} if adopt_s > 0 else set()
         self._specs: dict[str, WorkloadSpec] = {}
         read, watch, knobs, refusals = self._read, self._watch, self._knobs, self._refusals
-        self._survey = Survey(fs, self._cgroups, hierarchies, read, watch, knobs, refusals, refuse, kubelet)
+        self._survey = Survey(
+            fs, self._backends, self._cgroups, hierarchies, read, watch, knobs, refusals, refuse, kubelet
+        )
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -385,8 +389,9 @@ class Executor:
             self._knobs.written(write.key for write in writes)
         # A failed request to systemd may still take effect, so a file that holds its original proves nothing.
         asked = isinstance(result.failed, Busy | Broken) and not result.too_slow
-        unclear = asked and isinstance(self._fs, Lasting)
-        late = result.at_fault if unclear else None
+        at_fault = result.at_fault
+        unclear = asked and at_fault is not None and self._backends.of(at_fault.path).answers_late
+        late = at_fault if unclear else None
         keys = {write.key for write in writes}
         self._release.settle(keys, touched, result.texts, planned, late)
         return result
@@ -394,8 +399,8 @@ class Executor:
     def _refused(self, at_fault: Write, error: KernelError, writes: Sequence[Write]) -> set[Key]:
         """The knobs affected by this failure: if systemd does not answer for one unit, it answers for none."""
         about = [at_fault]
-        if isinstance(error, NoAnswer) and isinstance(self._fs, Lasting):
-            about += [write for write in writes if self._fs.outlives(write.path)]
+        if isinstance(error, NoAnswer):
+            about += [write for write in writes if self._backends.of(write.path).persists(write.path)]
         return {write.key for write in about}
 
     def _tell(self, result: Result) -> None:

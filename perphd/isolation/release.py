@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
+from enum import Enum, auto
 from posixpath import dirname
 
 from perphd.domain.allocation import KEEP, UNTOUCHED
@@ -19,18 +20,28 @@ from perphd.host.cgroup.group import Knob
 from perphd.host.cgroup.knobs import LIST_SETTINGS, Value
 from perphd.host.egress_fs import is_egress
 from perphd.host.fs import KernelFs, read_text
-from perphd.host.systemd_fs import UNIT_DEVICE, Lasting
-from perphd.isolation.cache_plan import is_group
+from perphd.isolation.backends import Backends
+from perphd.isolation.backends.resctrl import is_control_group, is_group
+from perphd.isolation.backends.systemd import was_set_through_systemd
 from perphd.isolation.caches import Caches
 from perphd.isolation.descendants import descendant_lists, is_untouched
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
 from perphd.isolation.knob_states import KnobStates
 from perphd.isolation.readback import ReadBack
-from perphd.isolation.restore import is_group_entry, restore_journal
+from perphd.isolation.restore import restore_journal
 from perphd.isolation.restore_report import FileReport, RestoreReport
 from perphd.isolation.value import is_original
 from perphd.isolation.watch import ConflictWatch
+
+
+class _Place(Enum):
+    """What is now at the path of a recorded cgroup."""
+
+    SAME = auto()
+    REPLACED = auto()
+    GONE = auto()
+    UNKNOWN = auto()
 
 
 class Release:
@@ -42,13 +53,14 @@ class Release:
     def __init__(
         self,
         fs: KernelFs,
+        backends: Backends,
         journal: Journal,
         read: ReadBack,
         watch: ConflictWatch,
         knobs: KnobStates,
         caches: Caches,
     ) -> None:
-        self._fs, self._journal, self._read = fs, journal, read
+        self._fs, self._backends, self._journal, self._read = fs, backends, journal, read
         self._watch, self._knobs, self._caches = watch, knobs, caches
 
     # -- at the start --------------------------------------------------------------------------------------------
@@ -62,13 +74,24 @@ class Release:
         self._close_out([e.path for group in groups if all(map(self._is_unwritten, group)) for e in group])
 
     def _is_unwritten(self, entry: Original) -> bool:
-        if is_group_entry(entry) or (isinstance(self._fs, Lasting) and self._fs.outlives(entry.path)):
+        if is_group(entry) or self._persists(entry) or self._place(entry) is not _Place.SAME:
             return False
         try:
-            same_group = self._fs.identity(dirname(entry.path)) == entry.identity
-            return same_group and is_original(entry.path, entry.raw, self._fs.read(entry.path))
+            return is_original(entry.path, entry.raw, self._fs.read(entry.path))
         except KernelError:
             return False
+
+    def _persists(self, entry: Original) -> bool:
+        return self._backends.of(entry.path).persists(entry.path)
+
+    def _place(self, entry: Original) -> _Place:
+        try:
+            same_group = self._fs.identity(dirname(entry.path)) == entry.identity
+        except Gone:
+            return _Place.GONE
+        except KernelError:
+            return _Place.UNKNOWN
+        return _Place.SAME if same_group else _Place.REPLACED
 
     # -- after a transaction -------------------------------------------------------------------------------------
 
@@ -104,7 +127,7 @@ class Release:
             texts = {
                 entry.path: read_back[entry.path]
                 for entry in group
-                if entry.path in read_back and entry.identity[0] != UNIT_DEVICE
+                if entry.path in read_back and not was_set_through_systemd(entry)
             }
             holds = [
                 self._holds_original(entry, written, texts) for entry in group
@@ -125,16 +148,9 @@ class Release:
 
         Descendants come and go while a workload is confined, so their records must not accumulate.
         """
-        if entry.knob not in LIST_SETTINGS or entry.path in read_back or entry.identity[0] == UNIT_DEVICE:
+        if entry.knob not in LIST_SETTINGS or entry.path in read_back or was_set_through_systemd(entry):
             return False
-        if isinstance(self._fs, Lasting) and self._fs.outlives(entry.path):
-            return False
-        try:
-            return self._fs.identity(dirname(entry.path)) != entry.identity
-        except Gone:
-            return True
-        except KernelError:
-            return False
+        return not self._persists(entry) and self._place(entry) in (_Place.GONE, _Place.REPLACED)
 
     def _has_copies(self, key: Key, planned: Mapping[Key, tuple[Knob, Value]]) -> bool:
         """True if a new descendant copied a value that perphd is withdrawing; the next plan corrects it."""
@@ -160,7 +176,7 @@ class Release:
             try:
                 text = texts[entry.path] = read_text(self._fs, entry.path)
             except Gone:
-                return not (isinstance(self._fs, Lasting) and self._fs.outlives(entry.path))
+                return not self._persists(entry)
             except KernelError:
                 return False
         if written:
@@ -183,7 +199,7 @@ class Release:
         ``groups_busy``: resctrl groups are being written; the next plans release these workloads.
         """
         entries = self._journal.originals.values()
-        originals = [e for e in entries if names is None or (e.workload in names and not is_group(e))]
+        originals = [e for e in entries if names is None or (e.workload in names and not is_control_group(e))]
         if names is not None and not groups_busy:
             with suppress(KernelError):  # the journal still names the group then
                 self._caches.release(names, specs)
@@ -208,13 +224,9 @@ class Release:
 
     def _is_gone(self, entry: Original) -> bool:
         """True if the cgroup is gone, or was replaced by one that wants no traffic class."""
-        try:
-            if self._fs.identity(dirname(entry.path)) == entry.identity:
-                return False
-        except Gone:
-            return True
-        except KernelError:
-            return False
+        place = self._place(entry)
+        if place is not _Place.REPLACED:
+            return place is _Place.GONE
         return self._knobs.targets.get(entry.workload, UNTOUCHED).egress_max is KEEP
 
     # -- the record ----------------------------------------------------------------------------------------------
@@ -228,8 +240,7 @@ class Release:
 
     def _close_out(self, paths: list[str]) -> None:
         """Close these files, which hold their originals, after removing what only served the setting."""
-        if isinstance(self._fs, Lasting):
-            # Files that fail here stay on record; restore retries and reports them.
-            paths = [path for path in paths if not self._fs.given_back(path)]
+        # Files that fail here stay on record; restore retries and reports them.
+        paths = [path for path in paths if not self._backends.of(path).tidy(path)]
         with suppress(KernelError):  # otherwise the journal still names files that hold their originals
             self._journal.close_out(paths)

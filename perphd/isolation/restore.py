@@ -19,19 +19,14 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Denied, Gone, Invalid, KernelError, ParseError, PerphError
 from perphd.host.cgroup import discover
 from perphd.host.cgroup.group import parent_list
-from perphd.host.cgroup.knobs import EMPTY_ALLOWED, RESCTRL_SETTINGS, same
+from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
 from perphd.host.egress_fs import EgressFs, is_egress
 from perphd.host.fs import KernelFs, read_text, write_within
-from perphd.host.resctrl import (
-    CALIBRATION_PREFIX,
-    LOCK_WAIT_S,
-    MONITORING_KNOB,
-    LockHeld,
-    left_by_calibration,
-    remove_group,
-)
 from perphd.host.systemd_bus import BusctlBus, NoAnswer
-from perphd.host.systemd_fs import UNIT_DEVICE, Lasting, is_running_kernel, unit_files
+from perphd.host.systemd_fs import is_running_kernel, unit_files
+from perphd.isolation.backends import Backends
+from perphd.isolation.backends.resctrl import ResctrlGroups, is_group
+from perphd.isolation.backends.systemd import was_set_through_systemd
 from perphd.isolation.descendants import descendant_lists, is_untouched
 from perphd.isolation.instances import InstanceRegister, open_originals
 from perphd.isolation.journal import FILE, Journal
@@ -41,7 +36,6 @@ from perphd.isolation.restore_report import FileReport, RestoreReport
 from perphd.isolation.value import is_free, is_original, is_own, is_what_is_left, put
 
 _CALIBRATION = "calibration"
-_IGNORE_LOCK = "end that process, or give the group back all the same: perphd restore --ignore-lock"
 
 
 def restore(
@@ -91,9 +85,7 @@ def restore(
         originals = [
             entry
             for entry in journal.originals.values()
-            if entry.workload not in kept
-            or is_group_entry(entry)
-            or (entry.identity[0] == UNIT_DEVICE and not units)
+            if entry.workload not in kept or is_group(entry) or (was_set_through_systemd(entry) and not units)
         ]
         is_everything = len(originals) == len(journal.originals)
         report = restore_journal(fs, journal, originals, force, ignore_lock)
@@ -147,24 +139,16 @@ def _swept(
 
 
 def _without_calibration(fs: KernelFs, report: RestoreReport, ignore_lock: bool) -> RestoreReport:
-    """Remove the group of a killed calibration, which no journal names, and add it to the report."""
+    """Remove the groups of a killed calibration and add them to the report."""
     restored, failed, notes = [*report.restored], [*report.failed], [*report.notes]
-    for path in left_by_calibration(fs):
-        try:
-            remove_group(fs, path, None if ignore_lock else LOCK_WAIT_S, CALIBRATION_PREFIX)
-        except KernelError as exc:
-            note = f"{exc}; {_IGNORE_LOCK}" if isinstance(exc, LockHeld) else str(exc)
-            failed.append(FileReport(path, "", _CALIBRATION, "", note=note))
-            notes.append(f"{path}: not removed: {note}")
+    for path, outcome, note in ResctrlGroups(fs, ignore_lock).remove_calibrations():
+        file = FileReport(path, "", _CALIBRATION, "", note=note)
+        if outcome == "restored":
+            restored.append(file)
         else:
-            note = "the group of a killed calibration is removed"
-            restored.append(FileReport(path, "", _CALIBRATION, "", note=note))
+            failed.append(file)
+            notes.append(f"{path}: not removed: {note}")
     return replace(report, restored=tuple(restored), failed=tuple(failed), notes=tuple(notes))
-
-
-def is_group_entry(entry: Original) -> bool:
-    """True for a resctrl group, which is restored by removing it."""
-    return entry.knob in RESCTRL_SETTINGS or entry.knob == MONITORING_KNOB
 
 
 def restore_journal(
@@ -205,7 +189,7 @@ class _Run:
 
     def __init__(self, fs: KernelFs, journal: Journal, force: bool, ignore_lock: bool) -> None:
         self._fs, self._journal, self._force = fs, journal, force
-        self._lock_wait_s: float | None = None if ignore_lock else LOCK_WAIT_S
+        self._backends, self._groups = Backends(fs), ResctrlGroups(fs, ignore_lock)
         self.restored: list[FileReport] = []
         self.already: list[FileReport] = []
         self.gone: list[FileReport] = []
@@ -221,11 +205,11 @@ class _Run:
         at once and stay on record.
         """
         newest_first = sorted(originals, key=lambda entry: entry.sequence, reverse=True)
-        for entry in [entry for entry in newest_first if is_group_entry(entry)]:
+        for entry in [entry for entry in newest_first if is_group(entry)]:
             self._remove_group(entry)
             newest_first.remove(entry)
-        units = [entry for entry in newest_first if entry.identity[0] == UNIT_DEVICE]
-        direct = [entry for entry in newest_first if entry.identity[0] != UNIT_DEVICE]
+        units = [entry for entry in newest_first if was_set_through_systemd(entry)]
+        direct = [entry for entry in newest_first if not was_set_through_systemd(entry)]
         below = _emptied_below(units, direct)
         self._give_back_files([entry for entry in direct if entry not in below])
         self._give_back_files(units)
@@ -257,10 +241,8 @@ class _Run:
 
     def tidy_up(self) -> None:
         """Remove what only served a setting. On failure the original stays on record."""
-        if not isinstance(self._fs, Lasting):
-            return
         for report in self.settled():
-            if why := self._fs.given_back(report.path):
+            if why := self._backends.of(report.path).tidy(report.path):
                 for reports in (self.restored, self.already, self.gone):
                     if report in reports:
                         reports.remove(report)
@@ -268,29 +250,16 @@ class _Run:
                 self.notes.append(f"{report.path}: not given back: {why}")
 
     def _remove_group(self, entry: Original) -> None:
-        """Remove a resctrl group; the kernel moves its tasks back to the default group."""
-        try:
-            same_mount = self._fs.identity(dirname(entry.path)) == entry.identity
-            if same_mount and remove_group(self._fs, entry.path, self._lock_wait_s):
-                note = "the group is removed, its tasks are in the default group"
-                if entry.knob == MONITORING_KNOB:
-                    note = "the monitor group is removed, its tasks stay in their control group"
-                self._add(self.restored, entry, note=note)
-            else:
-                self._add(self.gone, entry, note="the group, or the resctrl mount that it was in, is gone")
-        except Gone:
-            self._add(self.gone, entry, note="resctrl is not mounted any more")
-        except LockHeld as exc:
-            self._lock_wait_s = 0.0  # wait once, not for every group
-            self._add(self.failed, entry, note=f"{exc}; {_IGNORE_LOCK}")
-            self.notes.append(f"{entry.path}: not removed: {exc}; {_IGNORE_LOCK}")
-        except KernelError as exc:
-            self._add(self.failed, entry, note=str(exc))
-            self.notes.append(f"{entry.path}: not removed: {exc}")
+        outcome, note = self._groups.restore(entry)
+        self._add(
+            {"restored": self.restored, "gone": self.gone, "failed": self.failed}[outcome], entry, note=note
+        )
+        if outcome == "failed":
+            self.notes.append(f"{entry.path}: not removed: {note}")
 
     def _due(self, entry: Original) -> str | None:
         """The file's present text if it must be written; None if not, with the outcome recorded."""
-        if entry.identity[0] == UNIT_DEVICE and not self._knows_units(entry):
+        if was_set_through_systemd(entry) and not self._backends.is_units(entry.path):
             note = "it was set through systemd, which isolation.units forbids here: run perphd restore"
             self._add(self.failed, entry, note=note)
             self.notes.append(f"{entry.path}: not given back: {note}")
@@ -317,16 +286,9 @@ class _Run:
             return None
         return found
 
-    def _knows_units(self, entry: Original) -> bool:
-        """False if this file system writes cgroup files directly, which systemd would overwrite."""
-        try:
-            return self._fs.identity(dirname(entry.path))[0] == UNIT_DEVICE
-        except KernelError:
-            return False
-
     def _is_waited_for_in_vain(self, entry: Original) -> bool:
         """Fail an entry that needs systemd at once if systemd has not answered in this run."""
-        if self._no_answer is None or entry.identity[0] != UNIT_DEVICE:
+        if self._no_answer is None or not was_set_through_systemd(entry):
             return False
         self._not_tried(entry, f"systemd does not answer ({self._no_answer.path})")
         return True
@@ -339,7 +301,7 @@ class _Run:
         if self._is_waited_for_in_vain(entry):
             return
         try:
-            if isinstance(self._fs, Lasting) and self._fs.give_back_absent(entry.path, entry.text):
+            if self._backends.of(entry.path).restore_absent(entry.path, entry.text):
                 note = "it does not run; systemd will start it with the original value"
                 self._add(self.restored, entry, now=entry.text, note=note)
                 return

@@ -15,7 +15,7 @@ from perphd.domain.errors import Gone, KernelError, ParseError
 from perphd.domain.plan import Key, NotEnforceable, Stage, Write
 from perphd.domain.quick import maker
 from perphd.domain.workload import Kind, WorkloadSpec
-from perphd.host.cgroup.group import Cgroup, Cgroups, Knob, Refuses
+from perphd.host.cgroup.group import Cgroup, Cgroups, Knob
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import (
     CONTROLLERS,
@@ -26,6 +26,7 @@ from perphd.host.cgroup.knobs import (
 )
 from perphd.host.fs import KernelFs, read_text
 from perphd.host.kubelet import Kubelet
+from perphd.isolation.backends import Backends
 from perphd.isolation.ceilings import CEILINGS, Ceilings, read_use
 from perphd.isolation.descendants import DescendantList
 from perphd.isolation.knob_states import KnobStates
@@ -56,6 +57,7 @@ class Survey:
     def __init__(
         self,
         fs: KernelFs,
+        backends: Backends,
         cgroups: Cgroups,
         hierarchies: Hierarchies,
         read: ReadBack,
@@ -65,7 +67,7 @@ class Survey:
         refuse: Refuse | None,
         kubelet: Kubelet | None = None,
     ) -> None:
-        self._fs, self._cgroups, self._hierarchies = fs, cgroups, hierarchies
+        self._fs, self._backends, self._cgroups, self._hierarchies = fs, backends, cgroups, hierarchies
         self._read, self._watch, self._knobs, self._refuse = read, watch, knobs, refuse
         self._refusals, self._kubelet = refusals, kubelet
         self._claimed: set[str] = set()
@@ -172,7 +174,10 @@ class Survey:
             return read
         knob, identity, files = read
         key = (spec.name, setting)
-        if reason := self._why_not_now(setting, knob, target):
+        reason = ""
+        if setting == "egress_max" and target is not KEEP:
+            reason = self._backends.of(knob.paths[0]).why_not_now(knob.paths[0])
+        if reason:
             for path in knob.paths:
                 self._watch.forget(path)  # values lost with a removed device are not a conflict
             return reason
@@ -228,11 +233,6 @@ class Survey:
             return state  # do not overrule another program that changes a descendant's list meanwhile
         self.unrecorded[key] = tuple(item for item in below if not item.recorded)
         return replace(state, files=state.files + tuple(item.file for item in below))
-
-    def _why_not_now(self, setting: str, knob: Knob, target: Value) -> str:
-        if setting != "egress_max" or target is KEEP or not isinstance(self._fs, Refuses):
-            return ""
-        return self._fs.why_not_now(knob.paths[0])
 
     def _memory_target(self, key: Key, knob: Knob, file: FileState, target: Value) -> Value:
         """The ceiling to set now on the way to this target."""

@@ -19,6 +19,7 @@ from perphd.domain.allocation import Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.isolation import Applied, Executor, Journal, restore
+from perphd.isolation.backends.cgroupfs import CgroupFiles
 from perphd.isolation.survey import BELOW_S
 from tests.unit.isolation_kernel import FakeKernel
 
@@ -333,21 +334,9 @@ def test_groups_that_come_and_go_below_a_confined_one_leave_nothing_on_record(wo
     assert set(world.lists("/pi").values()) == {"0-3"}
 
 
-class Manager(FakeKernel):
+def test_what_outlives_its_group_stays_on_record(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a manager set everything below /db again whenever it makes the group anew."""
-
-    def outlives(self, path: str) -> bool:
-        return "/db/" in path
-
-    def give_back_absent(self, path: str, text: str) -> bool:
-        return False
-
-    def given_back(self, path: str) -> str:
-        return ""
-
-
-def test_what_outlives_its_group_stays_on_record(world: World) -> None:
-    world.kernel.__class__ = Manager
+    monkeypatch.setattr(CgroupFiles, "persists", lambda _self, path: "/db/" in path)
     for name in ("db", "pi"):
         world.go({name: cpus(1)})
         world.kernel.rmdir(f"/{name}/old")

@@ -59,14 +59,6 @@ class Explains(Protocol):
         """The reason; empty if unknown."""
 
 
-@runtime_checkable
-class Refuses(Protocol):
-    """File systems whose readable files may at times refuse new values."""
-
-    def why_not_now(self, path: str) -> str:
-        """The reason; empty if the file can be set, as far as is known."""
-
-
 @dataclass(frozen=True, slots=True)
 class Knob:
     """The files of one setting in one cgroup. ``paths``: absolute, the leading file first."""

@@ -1,0 +1,36 @@
+"""Run-time properties of units: they survive a restart of the unit, and systemd may apply them late."""
+
+from __future__ import annotations
+
+from perphd.host.systemd_fs import UNIT_DEVICE, UnitFs
+from perphd.isolation.backends.cgroupfs import CgroupFiles
+from perphd.isolation.journal_format import Original
+
+
+class SystemdUnits(CgroupFiles):
+    """See ``perphd.isolation.backends.Backend``."""
+
+    def __init__(self, units: UnitFs) -> None:
+        self._fs = units
+
+    @property
+    def answers_late(self) -> bool:
+        """True: systemd may carry out a request after its answer timed out."""
+        return True
+
+    def persists(self, path: str) -> bool:
+        """True for properties; a frozen unit is not frozen again."""
+        return self._fs.outlives(path)
+
+    def restore_absent(self, path: str, text: str) -> bool:
+        """Restore the properties of a unit that is not running."""
+        return self._fs.give_back_absent(path, text)
+
+    def tidy(self, path: str) -> str:
+        """Remove perphd's drop-ins, which would override later edits of the unit's file."""
+        return self._fs.given_back(path)
+
+
+def was_set_through_systemd(entry: Original) -> bool:
+    """True if the file belonged to a unit when its original was recorded."""
+    return entry.identity[0] == UNIT_DEVICE

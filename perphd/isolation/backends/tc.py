@@ -1,0 +1,21 @@
+"""Traffic classes: a device may refuse them for a while, and each has parts that serve only it."""
+
+from __future__ import annotations
+
+from perphd.host.egress_fs import EgressFs
+from perphd.isolation.backends.cgroupfs import CgroupFiles
+
+
+class TrafficClasses(CgroupFiles):
+    """See ``perphd.isolation.backends.Backend``."""
+
+    def __init__(self, egress: EgressFs) -> None:
+        self._fs = egress
+
+    def why_not_now(self, path: str) -> str:
+        """Why a device cannot get classes: it is gone, or has another program's qdisc."""
+        return self._fs.why_not_now(path)
+
+    def tidy(self, path: str) -> str:
+        """Remove the class, and the qdisc and program that served only it."""
+        return self._fs.given_back(path)
