@@ -29,6 +29,7 @@ from perphd.host.cgroup.group import Cgroups
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.containers import ContainerNames, parse_path
 from perphd.host.fs import KernelFs, ReadsStrangers
+from perphd.host.process_stat import START_TICKS, SYSTEM_TICKS, USER_TICKS, stat_fields
 
 MOST_PROCESSES: Final = 256
 """Maximum number of processes examined per group."""
@@ -165,10 +166,11 @@ class AppVersions:
 
     def _process(self, pid: int) -> _Process | None:
         try:
-            text = self._fs.read(f"/proc/{pid}/stat").decode(errors="replace")
-            after = text[text.rindex(")") + 2 :].split()  # from the third field of proc_pid_stat(5) on
-            return _Process(pid, int(after[19]), int(after[11]) + int(after[12]))
-        except (KernelError, ValueError, IndexError):
+            fields = stat_fields(self._fs, pid)
+            return _Process(
+                pid, int(fields[START_TICKS]), int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])
+            )
+        except (ValueError, IndexError):
             return None  # it has ended
 
     def _running(self, process: _Process) -> _Running:

@@ -27,19 +27,29 @@ class DiskCounters:
     moved_bytes: int
 
 
+def read_disks(fs: KernelFs, ignored: tuple[str, ...] = _IGNORED) -> dict[str, DiskCounters]:
+    """Counters by ``MAJOR:MINOR``, without devices whose names begin with one of ``ignored``.
+
+    Raises:
+        KernelError: the kernel does not report them.
+        ValueError: a line cannot be understood.
+    """
+    names = {name for name in fs.listdir("/sys/block") if not name.startswith(ignored)}
+    found = {}
+    for line in fs.read("/proc/diskstats").decode("ascii", "replace").splitlines():
+        fields = line.split()
+        if len(fields) > 12 and fields[2] in names:
+            moved = _SECTOR * (int(fields[5]) + int(fields[9]))
+            found[f"{fields[0]}:{fields[1]}"] = DiskCounters(int(fields[12]), moved)
+    return found
+
+
 def disk_counters(fs: KernelFs) -> dict[str, DiskCounters]:
     """Counters by ``MAJOR:MINOR``; empty if the kernel does not report them."""
     try:
-        names = {name for name in fs.listdir("/sys/block") if not name.startswith(_IGNORED)}
-        found = {}
-        for line in fs.read("/proc/diskstats").decode("ascii", "replace").splitlines():
-            fields = line.split()
-            if len(fields) > 12 and fields[2] in names:
-                moved = _SECTOR * (int(fields[5]) + int(fields[9]))
-                found[f"{fields[0]}:{fields[1]}"] = DiskCounters(int(fields[12]), moved)
+        return read_disks(fs)
     except (KernelError, ValueError):
         return {}
-    return found
 
 
 def group_bytes(fs: KernelFs, hierarchies: Hierarchies, cgroup: str) -> dict[str, int]:

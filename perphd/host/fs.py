@@ -14,7 +14,7 @@ from pathlib import Path
 from posixpath import basename, dirname
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from perphd.domain.errors import Gone, ParseError, kernel_error
+from perphd.domain.errors import Gone, KernelError, ParseError, kernel_error
 
 if TYPE_CHECKING:
     import rdt
@@ -257,6 +257,14 @@ class RealFs:
 def not_the_same(path: str, value: str) -> Gone:
     """The error for a write to a directory that has been replaced."""
     return Gone(path, "write", errno.ESTALE, value, advice="another cgroup now has this path")
+
+
+def text_or_empty(fs: KernelFs, path: str) -> str:
+    """The file's text as ``read_text`` gives it; empty if it cannot be read."""
+    try:
+        return read_text(fs, path)
+    except KernelError:
+        return ""
 
 
 def write_within(fs: KernelFs, path: str, data: bytes, identity: Identity | None) -> None:

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from perphd.domain.errors import KernelError
 from perphd.domain.io_path import TimeSplit
 from perphd.domain.reading import Reading, Unavailable
-from perphd.host.fs import KernelFs, read_text
+from perphd.host.fs import KernelFs, text_or_empty
+from perphd.host.process_stat import BLOCK_TICKS, STATE, SYSTEM_TICKS, USER_TICKS, stat_fields
 
 MOST_THREADS: Final = 256
 """Maximum number of threads sampled, the first ones; each takes about 40 us per look."""
@@ -26,7 +26,6 @@ _NETWORK_WAIT: Final = re.compile(
     r"nfs|rpc_|cifs|smb|ceph|p9_|v9fs|fuse|request_wait_answer|virtio_fs|sk_wait|tcp_|inet_wait|ocfs2|gfs2"
 )
 """Kernel functions in which a thread waits for a server, or for a user-space file system."""
-_STATE, _USER, _SYSTEM, _BLOCK_TICKS = 0, 11, 12, 39
 """Field indices in /proc/PID/stat after the command's parenthesis: state, utime, stime,
 delayacct_blkio_ticks. See proc(5)."""
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -85,25 +84,15 @@ def split(
 
 
 def _is_counted(fs: KernelFs) -> bool:
-    try:
-        return read_text(fs, DELAY_ACCOUNTING).strip() == "1"
-    except KernelError:
-        return False
-
-
-def _stat(fs: KernelFs, pid: int, tid: int) -> list[str]:
-    try:
-        return read_text(fs, f"/proc/{pid}/task/{tid}/stat").rpartition(")")[2].split()
-    except KernelError:
-        return []
+    return text_or_empty(fs, DELAY_ACCOUNTING).strip() == "1"
 
 
 def _times(fs: KernelFs, pid: int, tid: int) -> tuple[float, float] | None:
     """Seconds of CPU time and of waiting for block devices since the thread began; None if it has ended."""
-    words = _stat(fs, pid, tid)
+    words = stat_fields(fs, pid, tid)
     try:
-        used = int(words[_USER]) + int(words[_SYSTEM])
-        return used / _TICKS_PER_S, int(words[_BLOCK_TICKS]) / _TICKS_PER_S
+        used = int(words[USER_TICKS]) + int(words[SYSTEM_TICKS])
+        return used / _TICKS_PER_S, int(words[BLOCK_TICKS]) / _TICKS_PER_S
     except (IndexError, ValueError):
         return None
 
@@ -117,19 +106,18 @@ def _waits_for(
     calls: frozenset[int],
 ) -> str:
     """``block`` or ``network``; empty if the thread runs or waits for something else."""
-    words = _stat(fs, pid, tid)
-    state = words[_STATE] if words else ""
+    words = stat_fields(fs, pid, tid)
+    state = words[STATE] if words else ""
+    channel = text_or_empty(fs, f"/proc/{pid}/task/{tid}/wchan") if state in ("D", "S") else ""
     if state == "D":
-        return "network" if _NETWORK_WAIT.search(_text(fs, f"/proc/{pid}/task/{tid}/wchan")) else "block"
+        return "network" if _NETWORK_WAIT.search(channel) else "block"
     if state != "S":
         return ""
-    if re.match(
-        r"fuse|request_wait_answer|nfs|rpc_wait|ceph|p9_", _text(fs, f"/proc/{pid}/task/{tid}/wchan")
-    ):
+    if re.match(r"fuse|request_wait_answer|nfs|rpc_wait|ceph|p9_", channel):
         return "network"
     if not sockets:
         return ""
-    call = _text(fs, f"/proc/{pid}/task/{tid}/syscall").split()
+    call = text_or_empty(fs, f"/proc/{pid}/task/{tid}/syscall").split()
     try:
         if len(call) < 2 or int(call[0]) not in calls:
             return ""
@@ -137,10 +125,3 @@ def _waits_for(
     except (ValueError, OSError):
         return ""
     return "network" if target.startswith("socket:[") and target[8:-1] in sockets else ""
-
-
-def _text(fs: KernelFs, path: str) -> str:
-    try:
-        return read_text(fs, path).strip()
-    except KernelError:
-        return ""

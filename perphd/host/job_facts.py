@@ -10,13 +10,12 @@ from perphd.host.cgroup.group import Cgroups
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.containers import ContainerNames, parse_path
 from perphd.host.fs import KernelFs, read_text
+from perphd.host.process_stat import start_ticks
 from perphd.host.systemd_fs import unit_of
 
 MOST_PROCESSES: Final = 32
 """Maximum number of processes examined per group, lowest process ids first."""
 MOST_ARGV_BYTES: Final = 4096
-_START: Final = 19
-"""Index of the field starttime in /proc/PID/stat after the command's closing parenthesis: proc(5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class JobFacts:
             pids = sorted(self._cgroups.group(cgroup).procs())[:MOST_PROCESSES]
         except PerphError:
             return None
-        began = {pid: start for pid in pids if (start := self._start(pid)) is not None}
+        began = {pid: start for pid in pids if (start := start_ticks(self._fs, pid)) is not None}
         for pid in sorted(began, key=lambda each: (began[each], each)):
             try:
                 argv = self._fs.read(f"/proc/{pid}/cmdline")[:MOST_ARGV_BYTES]
@@ -58,12 +57,6 @@ class JobFacts:
         except PerphError:
             return ""
         return unit_of(cgroup)
-
-    def _start(self, pid: int) -> int | None:
-        try:
-            return int(read_text(self._fs, f"/proc/{pid}/stat").rpartition(")")[2].split()[_START])
-        except (KernelError, ValueError, IndexError):
-            return None
 
     def _uid(self, pid: int) -> int:
         for line in read_text(self._fs, f"/proc/{pid}/status").splitlines():

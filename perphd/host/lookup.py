@@ -16,6 +16,7 @@ from perphd.host import yarn
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy, Layout
 from perphd.host.containers import ContainerNames, parse_path
 from perphd.host.fs import KernelFs, ReadsStrangers, read_text
+from perphd.host.process_stat import start_ticks
 from perphd.host.systemd_fs import unit_of
 
 MAX_GROUPS: Final = 20_000
@@ -26,8 +27,6 @@ _FOLDERS: Final = frozenset(
     {"docker", "libpod_parent", "default", "kubepods", "burstable", "besteffort", "guaranteed"}
 )
 _POD = re.compile(r"(?:.*-)?pod[0-9a-f_-]{32,36}(?:\.slice)?", re.ASCII)
-_CLK_START: Final = 19
-"""Index of the field starttime in /proc/PID/stat after the command's closing parenthesis: proc(5)."""
 
 _PID_FILE_BYTES: Final = 64
 _PID_DIGITS: Final = 10
@@ -158,10 +157,7 @@ class Lookup:
 
         Together with the process id it identifies a process, since ids are reused.
         """
-        try:
-            return int(read_text(self._fs, f"/proc/{pid}/stat").rpartition(")")[2].split()[_CLK_START])
-        except (KernelError, ValueError, IndexError):
-            return 0
+        return start_ticks(self._fs, pid) or 0
 
     def pid_in(self, path: str) -> tuple[int, str]:
         """Read a pid file: (process id, ""), or (0, reason for its rejection).

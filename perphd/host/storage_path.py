@@ -12,7 +12,7 @@ from typing import Final
 
 from perphd.domain.errors import KernelError
 from perphd.domain.io_path import Copying, IoUse, Layer, Place, links_write
-from perphd.host.fs import KernelFs, read_text
+from perphd.host.fs import KernelFs, read_text, text_or_empty
 
 MOST_PROCESSES: Final = 64
 MOST_FILES: Final = 4096
@@ -261,10 +261,7 @@ class Devices:
             return []
 
     def _text(self, path: str) -> str:
-        try:
-            return read_text(self._fs, path).strip()
-        except KernelError:
-            return ""
+        return text_or_empty(self._fs, path).strip()
 
     def _field(self, path: str, key: str) -> str:
         return next(

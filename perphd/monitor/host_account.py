@@ -14,6 +14,7 @@ from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, value_or
 from perphd.domain.sample import Sample
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.hierarchy import Hierarchies
+from perphd.host.disk_use import read_disks
 from perphd.host.fs import KernelFile, KernelFs
 from perphd.monitor.host_cpu import CpuTimes, divide
 from perphd.monitor.meters import BlockIo, Gauge, Meter, Pressure, Readings
@@ -35,7 +36,6 @@ KERNEL_THREAD: Final = 0x00200000
 """PF_KTHREAD among the flags in /proc/PID/stat. Reading a command line may wait for the process's memory lock."""
 MOST_PROCESSES: Final = 512
 """Above this number of ungrouped processes, some are assumed not to be kernel threads without reading them."""
-_SECTOR: Final = 512
 _MEMORY: Final = (line_needle("MemTotal:"), line_needle("MemAvailable:"))
 _NO_TOTALS: Final[Readings] = {
     "memory_total_bytes": NOT_MEASURED,
@@ -270,13 +270,8 @@ def _numbers(fs: KernelFs, path: str, needles: tuple[bytes, ...]) -> list[Readin
 def _disk_bytes(fs: KernelFs) -> Reading:
     """Bytes read and written by whole disks since boot, without partitions and devices layered on disks."""
     try:
-        disks = {
-            name.encode()
-            for name in fs.listdir("/sys/block")
-            if not name.startswith(("loop", "ram", "dm-", "md"))
-        }
-        lines = [line.split() for line in fs.read("/proc/diskstats").split(b"\n") if line]
-        return float(sum(_SECTOR * (int(f[5]) + int(f[9])) for f in lines if len(f) > 9 and f[2] in disks))
+        disks = read_disks(fs, ("loop", "ram", "dm-", "md"))
+        return float(sum(disk.moved_bytes for disk in disks.values()))
     except (KernelError, ValueError) as exc:
         return Unavailable(f"/proc/diskstats: {exc}")
 

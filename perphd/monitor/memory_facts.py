@@ -20,7 +20,7 @@ from typing import Final
 from perphd.domain.errors import KernelError
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 from perphd.host.cgroup.hierarchy import Hierarchies
-from perphd.host.fs import KernelFs, read_text
+from perphd.host.fs import KernelFs, read_text, text_or_empty
 
 KEPT_S: Final = 5.0
 MOVED_SHARE: Final = 0.05
@@ -156,14 +156,16 @@ class MemoryFacts:
         tree = self._tree
         if tree is None:
             return None
-        text = self._text(tree.path(cgroup, "memory.max" if tree.version == 2 else "memory.limit_in_bytes"))
+        file = "memory.max" if tree.version == 2 else "memory.limit_in_bytes"
+        text = text_or_empty(self._fs, tree.path(cgroup, file))
         limit = float(text) if text.isdecimal() else math.inf
         return limit if limit < _NO_V1_LIMIT else None
 
     def _working_set(self, cgroup: str) -> float:
         assert self._tree is not None
         v2 = self._tree.version == 2
-        text = self._text(self._tree.path(cgroup, "memory.current" if v2 else "memory.usage_in_bytes"))
+        file = "memory.current" if v2 else "memory.usage_in_bytes"
+        text = text_or_empty(self._fs, self._tree.path(cgroup, file))
         idle = self._stat(cgroup).get("inactive_file" if v2 else "total_inactive_file", 0.0)
         return max(0.0, (float(text) if text.isdecimal() else 0.0) - idle)
 
@@ -172,7 +174,7 @@ class MemoryFacts:
         if tree is None:
             return Unavailable("no memory controller")
         path = tree.path(cgroup, "memory.events" if tree.version == 2 else "memory.oom_control")
-        found = _pairs(self._text(path)).get("oom_kill")
+        found = _pairs(text_or_empty(self._fs, path)).get("oom_kill")
         return Unavailable(f"{path} reports no kill count") if found is None else found
 
     def _unreclaimable(self, cgroup: str) -> Reading:
@@ -205,14 +207,8 @@ class MemoryFacts:
         """The needed values of memory.stat; empty if it cannot be read."""
         if self._tree is None:
             return {}
-        text = self._text(self._tree.path(cgroup, "memory.stat"))
+        text = text_or_empty(self._fs, self._tree.path(cgroup, "memory.stat"))
         return {name: float(number) for name, number in _STAT.findall(text)}
-
-    def _text(self, path: str) -> str:
-        try:
-            return read_text(self._fs, path)
-        except KernelError:
-            return ""
 
 
 def _common(cgroups: Sequence[str]) -> list[str]:

@@ -22,6 +22,7 @@ from perphd.domain.topology import Topology
 from perphd.host.cgroup import Hierarchies
 from perphd.host.cgroup.group import Cgroups
 from perphd.host.fs import KernelFs, read_text
+from perphd.host.process_stat import PROCESSOR, SYSTEM_TICKS, USER_TICKS, stat_fields
 
 LOOK_S: Final = 5.0
 """Seconds between two looks at one workload."""
@@ -33,7 +34,6 @@ LEAVES: Final = 0.02
 """Smoothed share below which a domain counts as unused."""
 SMOOTHING: Final = 0.3
 """Weight of the newest look: a share of one half falls below ``LEAVES`` after ten looks without use."""
-_UTIME, _STIME, _PROCESSOR = 11, 12, 36
 """Field indices in /proc/PID/task/TID/stat, counted after the command's closing parenthesis: proc(5)."""
 _EFFECTIVE: Final = {1: ("cpuset.effective_cpus", "cpuset.cpus"), 2: ("cpuset.cpus.effective",)}
 
@@ -128,11 +128,10 @@ class Residence:
         now: dict[int, int] = {}
         used: dict[int, int] = {}
         for pid, tid in _some(self._threads(cgroup)):
+            fields = stat_fields(self._fs, pid, tid)
             try:
-                text = read_text(self._fs, f"/proc/{pid}/task/{tid}/stat")
-                words = text.rsplit(")", 1)[1].split()
-                ticks, cpu = int(words[_UTIME]) + int(words[_STIME]), int(words[_PROCESSOR])
-            except (KernelError, IndexError, ValueError):
+                ticks, cpu = int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS]), int(fields[PROCESSOR])
+            except (IndexError, ValueError):
                 continue  # the thread has ended
             now[tid] = ticks
             grown = ticks - watched.ticks.get(tid, ticks)

@@ -13,10 +13,9 @@ from perphd.host.capabilities.facts import (
     is_root,
     release,
     release_text,
-    text_of,
 )
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy, Layout
-from perphd.host.fs import KernelFs
+from perphd.host.fs import KernelFs, text_or_empty
 from perphd.host.systemd import is_systemd
 
 CPU_IDLE_SINCE: Final = (5, 15)
@@ -73,7 +72,7 @@ def _controller(fs: KernelFs, hierarchies: Hierarchies, name: str) -> Capability
         )
     if hierarchy.version == 1:
         return Capability(label, Area.ENFORCE, True, f"v1 at {hierarchy.mount}")
-    enabled = text_of(fs, f"{hierarchy.mount}/cgroup.subtree_control").split()
+    enabled = text_or_empty(fs, f"{hierarchy.mount}/cgroup.subtree_control").split()
     if name in enabled:
         return Capability(label, Area.ENFORCE, True, f"v2 at {hierarchy.mount}, enabled below the root")
     return Capability(

@@ -8,7 +8,7 @@ from typing import Final
 
 from perphd.domain.errors import KernelError
 from perphd.host.cgroup.hierarchy import Hierarchy
-from perphd.host.fs import KernelFs, read_text
+from perphd.host.fs import KernelFs, text_or_empty
 
 CAP_DAC_OVERRIDE: Final = 1
 CAP_SYS_ADMIN: Final = 21
@@ -22,33 +22,25 @@ _RELEASE = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 
 def has_capability(fs: KernelFs, number: int) -> bool:
     """True if this capability(7) is effective for this process, by /proc/self/status."""
-    found = _CAP_EFF.search(text_of(fs, "/proc/self/status"))
+    found = _CAP_EFF.search(text_or_empty(fs, "/proc/self/status"))
     return found is not None and bool(int(found[1], 16) >> number & 1)
 
 
 def is_root(fs: KernelFs) -> bool:
     """True if this process's effective user is root, by /proc/self/status."""
-    found = _EUID.search(text_of(fs, "/proc/self/status"))
+    found = _EUID.search(text_or_empty(fs, "/proc/self/status"))
     return found is not None and int(found[1]) == 0
 
 
 def release_text(fs: KernelFs) -> str:
     """The kernel's release, such as ``6.1.0-50-amd64``; empty if unknown."""
-    return text_of(fs, "/proc/sys/kernel/osrelease")
+    return text_or_empty(fs, "/proc/sys/kernel/osrelease")
 
 
 def release(fs: KernelFs) -> tuple[int, int]:
     """The kernel's major and minor version; (0, 0) if unknown."""
     found = _RELEASE.match(release_text(fs))
     return (int(found[1]), int(found[2])) if found else (0, 0)
-
-
-def text_of(fs: KernelFs, path: str) -> str:
-    """The file's text; empty if it cannot be read."""
-    try:
-        return read_text(fs, path)
-    except KernelError:
-        return ""
 
 
 def first_directories(fs: KernelFs, hierarchy: Hierarchy) -> Iterator[str]:

@@ -17,10 +17,9 @@ from perphd.host.capabilities.facts import (
     has_capability,
     release,
     release_text,
-    text_of,
 )
 from perphd.host.cgroup.hierarchy import Hierarchies
-from perphd.host.fs import KernelFs
+from perphd.host.fs import KernelFs, text_or_empty
 from perphd.host.perf_event_types import HARDWARE_EVENTS, SOFTWARE_EVENTS, EventSupport, PerfEventKind
 from perphd.host.perf_events import perf_hierarchy
 from perphd.host.psi import RESOURCES, SYSTEM_ROOT, pressure_at
@@ -148,7 +147,7 @@ def _perf_events(
 
 
 def _perf_permission(fs: KernelFs, support: EventSupport | None) -> Capability:
-    level = text_of(fs, "/proc/sys/kernel/perf_event_paranoid")
+    level = text_or_empty(fs, "/proc/sys/kernel/perf_event_paranoid")
     shown = f"kernel.perf_event_paranoid is {level}" if level else "no /proc/sys/kernel/perf_event_paranoid"
     held = [name for bit, name in _PERF_CAPABILITIES if has_capability(fs, bit)]
     denied = support is not None and any(isinstance(why, Denied) for why in support.missing.values())
@@ -181,7 +180,7 @@ def _run_delay(fs: KernelFs, taskstats: TaskstatsProbe) -> Iterator[Capability]:
         )
     else:
         yield Capability("taskstats", Area.MEASURE, True, "run-queue delay per process by netlink")
-    fields = text_of(fs, "/proc/self/schedstat").split()
+    fields = text_or_empty(fs, "/proc/self/schedstat").split()
     if len(fields) == 3 and fields[0] != "0":
         yield Capability(
             "schedstat", Area.MEASURE, True, "run-queue delay per thread in /proc/PID/task/TID/schedstat"

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from perphd.domain.capability import Area, Capability
-from perphd.host.capabilities.facts import text_of
 from perphd.host.capabilities.resctrl_counters import probe_counters
 from perphd.host.cgroup.hierarchy import MOUNTS
-from perphd.host.fs import KernelFs
+from perphd.host.fs import KernelFs, text_or_empty
 
 MOUNT_UNIT: Final = "sys-fs-resctrl.mount"
 """The package's unit that mounts resctrl at each boot if the CPU supports it."""
@@ -69,7 +68,7 @@ def _resctrl(fs: KernelFs, flags: frozenset[str], mount: str | None) -> Capabili
     cost = "neither cache nor memory bandwidth can be divided or measured per workload"
     if mount is not None:
         return Capability("resctrl", Area.ENFORCE, True, f"mounted at {mount}")
-    if "resctrl" in text_of(fs, "/proc/filesystems").split():
+    if "resctrl" in text_or_empty(fs, "/proc/filesystems").split():
         remedy = f"systemctl enable --now {MOUNT_UNIT}, which lasts; until a reboot: {_MOUNT_COMMAND}"
         return Capability(
             "resctrl", Area.ENFORCE, False, "the kernel has it, but it is not mounted", cost, remedy
@@ -101,7 +100,7 @@ def _feature(fs: KernelFs, feature: _Feature, flags: frozenset[str], mount: str 
 
 
 def _offered(fs: KernelFs, feature: _Feature, path: str, info: str) -> Capability:
-    value = " ".join(text_of(fs, path).split())
+    value = " ".join(text_or_empty(fs, path).split())
     if feature.name == "resctrl.mba" and "mba_MBps" in _options(fs):
         detail = "mounted with mba_MBps: limits are in MB/s, but perphd sets percentages"
         remedy = f"umount /sys/fs/resctrl (which ends all groups of all programs), then {_MOUNT_COMMAND}"
@@ -113,7 +112,7 @@ def _offered(fs: KernelFs, feature: _Feature, path: str, info: str) -> Capabilit
 
 
 def _cpu_flags(fs: KernelFs) -> frozenset[str]:
-    found = _FLAGS_LINE.search(text_of(fs, "/proc/cpuinfo"))
+    found = _FLAGS_LINE.search(text_or_empty(fs, "/proc/cpuinfo"))
     return frozenset(found[1].split()) if found else frozenset()
 
 
@@ -128,7 +127,7 @@ def _options(fs: KernelFs) -> list[str]:
 
 
 def _mount_fields(fs: KernelFs) -> list[str]:
-    for line in text_of(fs, MOUNTS).splitlines():
+    for line in text_or_empty(fs, MOUNTS).splitlines():
         fields = line.split(" ")
         if len(fields) >= 3 and fields[2] == "resctrl":
             return fields

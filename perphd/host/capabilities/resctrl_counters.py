@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perphd.domain.capability import Area, Capability
-from perphd.host.capabilities.facts import text_of
-from perphd.host.fs import KernelFs
+from perphd.host.fs import KernelFs, text_or_empty
 
 MONITORING: Final = "resctrl.monitoring"
 """The capability of measuring workloads; a running daemon knows more about it than the files."""
@@ -42,12 +41,12 @@ _EVENTS: Final = (
 
 def probe_counters(fs: KernelFs, flags: frozenset[str], mount: str | None) -> Iterator[Capability]:
     """The capability of each counter, then of measuring at all."""
-    offered = text_of(fs, f"{mount}/{_FEATURES_FILE}").split() if mount is not None else []
+    offered = text_or_empty(fs, f"{mount}/{_FEATURES_FILE}").split() if mount is not None else []
     for event in _EVENTS:
         yield _event(event, flags, mount, offered)
     have = [event.event for event in _EVENTS if event.event in offered]
     if have:
-        rmids = text_of(fs, f"{mount}/info/L3_MON/num_rmids").strip() or "unknown"
+        rmids = text_or_empty(fs, f"{mount}/info/L3_MON/num_rmids").strip() or "unknown"
         yield Capability(
             MONITORING, Area.MEASURE, True, f"can count {', '.join(have)} with {rmids} monitoring ids (RMIDs)"
         )

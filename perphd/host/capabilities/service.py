@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from perphd.domain.capability import Area, Capability
-from perphd.host.capabilities.facts import release, release_text, text_of
-from perphd.host.fs import KernelFs
+from perphd.host.capabilities.facts import release, release_text
+from perphd.host.fs import KernelFs, text_or_empty
 from perphd.host.systemd import is_systemd
 
 MIN_OPEN_FILES: Final = 4096
@@ -77,7 +77,7 @@ def _service(fs: KernelFs, environment: Mapping[str, str]) -> Iterator[Capabilit
 
 
 def _open_files(fs: KernelFs) -> Capability:
-    found = _OPEN_FILES.search(text_of(fs, "/proc/self/limits"))
+    found = _OPEN_FILES.search(text_or_empty(fs, "/proc/self/limits"))
     if found is None:
         return Capability(
             "open-files",

@@ -36,7 +36,7 @@ from perphd.host.cgroup.knobs import (
     quota_us,
     weight_text,
 )
-from perphd.host.fs import KernelFs, read_text
+from perphd.host.fs import KernelFs, read_text, text_or_empty
 
 BLOCK_DEVICES = "/sys/block"
 RESCTRL_ABSENT = (
@@ -323,6 +323,4 @@ def parent_list(fs: KernelFs, path: str) -> str:
         with suppress(KernelError):
             return read_text(fs, f"{above}/{name}.effective")
         above = dirname(above)
-    with suppress(KernelError):
-        return read_text(fs, f"{parent}/{name}")
-    return ""
+    return text_or_empty(fs, f"{parent}/{name}")
