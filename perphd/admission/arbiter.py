@@ -25,10 +25,13 @@ from perphd.domain.policy import HostView, WorkloadView
 from perphd.domain.reading import Unavailable, available, value_or
 from perphd.domain.topology import Topology
 from perphd.domain.units import page_floor_bytes
-from perphd.domain.workload import Touch
+from perphd.domain.workload import Kind, Touch, WorkloadSpec
 
 LEAST_BATCH_BYTES = 64 << 20
 """Lowest memory.high for batch, whatever the configuration says."""
+
+NEWCOMER = WorkloadView(WorkloadSpec("", Kind.BATCH, ""), None)
+"""Among the batch workloads: stands for one that starts before the next tick. No declared workload has this name."""
 
 
 def batch_cpus(topology: Topology, cores: int) -> CpuSet:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from perphd.admission import arbiter, floor, own_ways, streaming
+from perphd.admission.arbiter import NEWCOMER
 from perphd.admission.bandwidth import with_bandwidth
 from perphd.admission.context import batches, lras
 from perphd.admission.controller import LraController
@@ -116,8 +117,10 @@ class PerphPolicy:
         shared = is_shared(snapshot.host.account)
         if partable and not shared and in_trouble(decisions, scores, snapshot.host.account):
             return self._together(snapshot, PerphMemory(states), wanted)
-        settings = arbiter.arbitrate(snapshot.host, lras(snapshot), batches(snapshot), protections, wanted)
-        return TargetState(settings, tuple(decisions), tuple(outcomes), PerphMemory(states))
+        batch = (*batches(snapshot), NEWCOMER)
+        settings = arbiter.arbitrate(snapshot.host, lras(snapshot), batch, protections, wanted)
+        newcomer = settings.pop(NEWCOMER.spec.name)
+        return TargetState(settings, tuple(decisions), tuple(outcomes), PerphMemory(states), newcomer)
 
     def _together(self, snapshot: Snapshot, memory: PerphMemory, wanted: PolicySettings) -> TargetState:
         """Decide for several LRAs together, each with exclusive cores."""
@@ -129,16 +132,18 @@ class PerphPolicy:
         settings = arbiter.arbitrate(
             snapshot.host,
             lras(snapshot),
-            batches(snapshot),
+            (*batches(snapshot), NEWCOMER),
             result.protections,
             wanted,
             partitioned.placed,
             partitioned.lent,
         )
+        newcomer = settings.pop(NEWCOMER.spec.name)
         lras_known = (
             memory.lras if result.partitioned is not None else {n: s.anew() for n, s in memory.lras.items()}
         )
-        return TargetState(settings, decisions, result.outcomes, PerphMemory(lras_known, result.partitioned))
+        known = PerphMemory(lras_known, result.partitioned)
+        return TargetState(settings, decisions, result.outcomes, known, newcomer)
 
 
 def _with_bandwidth(snapshot: Snapshot, target: TargetState) -> tuple[Decision, ...]:

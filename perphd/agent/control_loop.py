@@ -15,9 +15,9 @@ from perphd.agent.learning import Lessons
 from perphd.agent.modes import Modes
 from perphd.agent.protections import Protections
 from perphd.agent.state import State
+from perphd.agent.wanted import wanted_settings
 from perphd.agent.workload_registry import WorkloadRegistry
 from perphd.domain import progress
-from perphd.domain.allocation import UNTOUCHED, Settings
 from perphd.domain.decision import TROUBLED, Decision
 from perphd.domain.errors import ConfigError
 from perphd.domain.event import Event, EventKind
@@ -99,7 +99,7 @@ class ControlLoop:
             self.learn(snapshot)
             deciding = time.perf_counter()
             target = self._state.parts.policy.decide(snapshot)
-            self._state.memory = target.memory
+            self._state.memory, self._state.target = target.memory, target
             step = self._shape(snapshot, target)
             await self._enforce(target, now_s, deciding)
             self._end(step)
@@ -219,7 +219,7 @@ class ControlLoop:
             return
         text = f"CPUs {found.online} are online, before {self._state.topology.online}: everything is decided anew"
         self._state.topology = found
-        self._state.memory = self._state.planned = None
+        self._state.memory = self._state.planned = self._state.target = None
         self._protections.without_cpus(now_s)
         self._state.enforceable.clear()
         self._state.parts.executor.forget_conflicts()
@@ -367,25 +367,8 @@ class ControlLoop:
         is_enforced = spec is not None and self._modes.of(spec) is Mode.ENFORCE
         return "" if is_enforced else "it is only observed now"
 
-    def _settings(self, name: str, wanted: Settings) -> Settings:
-        """What the policy wants for a workload, with what sizing wants for it."""
-        shaping, known = self._state.parts.shaping, self._state.enforceable.get(name)
-        knobs = frozenset() if known is None else known.knobs
-        wanted = wanted if shaping is None else shaping.over(name, wanted, knobs)
-        fitting = self._state.parts.fitting
-        wanted = wanted if fitting is None else fitting.over(name, wanted)
-        backoff = self._state.parts.backoff
-        wanted = wanted if backoff is None else backoff.over(name, wanted)
-        queue = self._state.parts.queue
-        return wanted if queue is None or name not in self._state.jobs else queue.over(name, wanted)
-
     async def _enforce(self, target: TargetState, now_s: float, deciding: float) -> None:
-        wanted = {
-            name: self._settings(name, target.settings.get(name, UNTOUCHED))
-            if self._modes.of(spec) is Mode.ENFORCE
-            else UNTOUCHED
-            for name, spec in self._state.specs.items()
-        }
+        wanted = wanted_settings(self._state, self._modes, target)
         # A cgroup that (re)appeared has the kernel's defaults, whatever was written to the one before it.
         fresh = {s.workload for s in self._state.samples.values() if s.has(Quality.FIRST, Quality.RESTARTED)}
         new = bool(fresh) or self._state.planned is None or self._state.planned[0] != wanted

@@ -33,7 +33,7 @@ from perphd.domain.errors import ConfigError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.host_account import HostAccount
 from perphd.domain.plan import NotEnforceable
-from perphd.domain.policy import Policy
+from perphd.domain.policy import Policy, TargetState
 from perphd.domain.progress import Progress
 from perphd.domain.sample import Sample
 from perphd.domain.status import DetectorTest
@@ -144,6 +144,7 @@ class State:
     it is to be read back at once. ``detector_test``: of the start. ``sli_followed``: the sources of indicators are
     those of the list. ``account``: of the whole host, at the last round; ``undeclared``: what other groups did.
     ``progress``: what batch got done recently. ``jobs``: those on the list that the batch queue started.
+    ``target``: what the policy wanted last, for the CPUs that there are.
     ``full_samples``: of each workload the last whose indicators were due. ``now_s``: of the last
     round. ``attention``: whether the next one is wanted soon. ``lock``: held for a round, and by whatever must not
     fall into one.
@@ -167,6 +168,7 @@ class State:
     enforceable: dict[str, Enforceable] = field(default_factory=dict)
     planned: tuple[dict[str, Settings], float] | None = None
     memory: object = None
+    target: TargetState | None = None
     detector_test: DetectorTest | None = None
     cost: CostMeter = field(default_factory=CostMeter)
     tick: int = 0

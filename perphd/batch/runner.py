@@ -31,6 +31,13 @@ class UnitState:
 class JobRunner(Protocol):
     """Starts jobs and watches their processes. Calls block, so they belong in the queue's thread."""
 
+    def make_group(self, job: QueuedJob) -> str:
+        """Create the control group of the present attempt, without a process, and return it.
+
+        Empty where groups come with the first process. Raises StartFailed: it was not created.
+        """
+        ...
+
     def start(self, job: QueuedJob, log: str) -> str:
         """Start the present attempt, at most once, and return its control group.
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from perphd.domain.allocation import Allocation, Settings
+from perphd.domain.allocation import UNTOUCHED, Allocation, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Decision, Outcome
 from perphd.domain.host_account import HostAccount
@@ -156,13 +156,15 @@ class Snapshot:
 class TargetState:
     """Settings to be in force. Workloads absent from ``settings`` get their original settings.
 
-    ``decisions``: one per LRA and tick. ``outcomes``: evaluations of earlier decisions that fell due.
+    ``decisions``: one per LRA and tick. ``outcomes``: evaluations of earlier decisions that fell due. ``newcomer``:
+    settings of a batch workload that starts before the next tick.
     """
 
     settings: Mapping[str, Settings]
     decisions: tuple[Decision, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     memory: Any = None
+    newcomer: Settings = UNTOUCHED
 
 
 class Policy(Protocol):

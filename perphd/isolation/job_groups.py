@@ -29,7 +29,7 @@ LAUNCHER: Final = Path(__file__).with_name("job_launcher.py")
 COPPER_PARENT: Final = "/perphd-jobs"
 SILVER_PARENT: Final = "/perphd-jobs-silver"
 _V2_CONTROLLERS: Final = ("cpu", "cpuset", "io", "memory", "pids")
-_LEAST: Final = {1: (("cpu.shares", "2"),), 2: (("cpu.weight", "1"), ("cpu.idle", "1"))}
+LEAST: Final = {1: (("cpu.shares", "2"),), 2: (("cpu.weight", "1"), ("cpu.idle", "1"))}
 """Settings of copper's parent group in the ``cpu`` hierarchy, by cgroup version."""
 PATIENCE_S: Final = 20.0
 """Time limit for a launcher's answer. A slower launcher is left alone; its records tell what became of the job."""
@@ -43,19 +43,14 @@ class JobGroups:
         self._hierarchies, self._folder, self._boot = hierarchies, folder, boot
         self._launchers: list[subprocess.Popen[str]] = []
 
+    def make_group(self, job: QueuedJob) -> str:
+        """See ``JobRunner``."""
+        return self._prepared(job)[0]
+
     def start(self, job: QueuedJob, log: str) -> str:
         """See ``JobRunner``."""
         spec = job.spec
-        parent = COPPER_PARENT if spec.band is QosBand.COPPER else SILVER_PARENT
-        cgroup = f"{parent}/{job.unit}"
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            procs = self._groups(parent, cgroup, spec.memory_bytes if spec.limited else None)
-        except OSError as exc:
-            self._remove(cgroup)
-            raise StartFailed(
-                f"{exc.filename}: {exc.strerror}: cannot create a control group for jobs"
-            ) from exc
+        cgroup, procs = self._prepared(job)
         asked = {
             "folder": str(self._folder),
             "unit": job.unit,
@@ -106,6 +101,20 @@ class JobGroups:
             for parent in (COPPER_PARENT, SILVER_PARENT):
                 found |= self._names(hierarchy.path(parent))
         return tuple(sorted(unit for unit in found if attempt_of(unit) is not None))
+
+    def _prepared(self, job: QueuedJob) -> tuple[str, list[str]]:
+        """The job's group and the files through which a process enters it. Raises StartFailed."""
+        spec = job.spec
+        parent = COPPER_PARENT if spec.band is QosBand.COPPER else SILVER_PARENT
+        cgroup = f"{parent}/{job.unit}"
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return cgroup, self._groups(parent, cgroup, spec.memory_bytes if spec.limited else None)
+        except OSError as exc:
+            self._remove(cgroup)
+            raise StartFailed(
+                f"{exc.filename}: {exc.strerror}: cannot create a control group for jobs"
+            ) from exc
 
     def _launched(self, asked: str) -> str:
         """Start a launcher and return the first line of its answer."""
@@ -163,7 +172,7 @@ class JobGroups:
             if not os.path.isdir(hierarchy.path(parent)):
                 _make(hierarchy, parent)
                 if parent == COPPER_PARENT and self._hierarchies.of("cpu") is hierarchy:
-                    for file, value in _LEAST[hierarchy.version]:
+                    for file, value in LEAST[hierarchy.version]:
                         _try_write(hierarchy.path(parent, file), value)
             _make(hierarchy, cgroup)
             if most_bytes is not None and self._hierarchies.of("memory") is hierarchy:

@@ -37,6 +37,10 @@ class JobUnits:
         self._bus = bus
         self._has_slice = False
 
+    def make_group(self, job: QueuedJob) -> str:
+        """See ``JobRunner``: systemd creates the group together with its first process."""
+        return ""
+
     def start(self, job: QueuedJob, log: str) -> str:
         """See ``JobRunner``."""
         copper = job.spec.band is QosBand.COPPER

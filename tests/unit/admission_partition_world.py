@@ -74,6 +74,7 @@ class CrowdWorld:
         self.now_s, self.tick = 0.0, 0
         self.protections: dict[str, tuple[Allocation, float]] = {}
         self.in_force: dict[str, Settings] = {}
+        self.newcomer = Settings()
         self.history: list[tuple[Decision, ...]] = []
         self.missed: list[set[str]] = []
         self.threads = len(self.topology.usable) // len(self.topology.usable_cores)
@@ -136,7 +137,7 @@ class CrowdWorld:
         self.history.append(target.decisions)
         here = {n for n, s in self.services.items() if s.present}
         self.missed.append({n for n in here if self.score(n) < 0.98})
-        self.in_force = dict(target.settings)
+        self.in_force, self.newcomer = dict(target.settings), target.newcomer
         for decision in target.decisions:
             before = self.protections.get(decision.workload)
             if before is None or before[0] != decision.chosen:

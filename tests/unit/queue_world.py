@@ -32,6 +32,10 @@ class FakeUnits:
     fate: Callable[[], None] = lambda: None
     fails: Exception | None = None
     most_at_once: int = 0
+    prepares: bool = False
+
+    def make_group(self, job: QueuedJob) -> str:
+        return f"/perphd-jobs/{job.unit}" if self.prepares else ""
 
     def start(self, job: QueuedJob, log: str) -> str:
         self.fate()
@@ -142,7 +146,12 @@ class _AsRunner:
 
     def __init__(self, units: FakeUnits) -> None:
         self._units = units
-        self.start, self.look, self.stop = units.start, units.look, units.stop
+        self.make_group, self.start, self.look, self.stop = (
+            units.make_group,
+            units.start,
+            units.look,
+            units.stop,
+        )
 
     def units(self) -> tuple[str, ...]:
         return self._units.found()

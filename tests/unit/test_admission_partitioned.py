@@ -14,7 +14,7 @@ from perphd.admission.partition_cores import CoreShares, SharedCores, divide, wo
 from perphd.admission.perph import PerphMemory
 from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import BOLD
-from perphd.domain.allocation import IDLE, KEEP, Keep, Weight
+from perphd.domain.allocation import IDLE, KEEP, Keep, Settings, Weight
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Action, Cause, Health, Verdict
 from perphd.domain.policy import WorkloadView
@@ -49,6 +49,27 @@ def test_each_gets_cores_of_its_own_and_its_target_and_batch_the_rest() -> None:
     need = {"a": 1, "b": 3, "c": 3}
     assert all(world.cores(n) <= need[n] + 1 for n in need)
     assert sum(bool(m) for m in world.missed) <= 12
+
+
+def test_batch_that_starts_before_the_next_tick_gets_what_batch_has() -> None:
+    world = CrowdWorld(
+        machine(2, 6), {"a": Service(1.0), "b": Service(5.0, knee=0.3)}, ways=12, levels=(10, 50)
+    )
+    confined = 0
+    for _ in range(200):
+        world.step()
+        here = world.in_force["pi"]
+        assert world.newcomer == Settings(
+            cpus=here.cpus, cpu_weight=here.cpu_weight, llc_masks=here.llc_masks, mba_pct=here.mba_pct
+        )
+        confined += here.cpus is not KEEP
+    assert confined > 100
+
+
+def test_a_newcomer_gets_nothing_where_nothing_is_in_force() -> None:
+    world = CrowdWorld(machine(1, 12), three(), batch=False)
+    world.step(30)
+    assert world.newcomer == Settings()
 
 
 def test_nobody_swings_over_two_thousand_ticks_of_noise() -> None:

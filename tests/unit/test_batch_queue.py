@@ -357,3 +357,34 @@ def test_the_file_is_whole(tmp_path: Path) -> None:
     asyncio.run(lived())
     with sqlite3.connect(tmp_path / "queue" / "jobs.sqlite") as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+@pytest.mark.parametrize("groups_first", [True, False])
+async def test_a_job_is_a_workload_before_its_first_process_where_groups_can_be_made_first(
+    tmp_path: Path, groups_first: bool
+) -> None:
+    world = World(tmp_path)
+    world.units.prepares = groups_first
+    queue = world.daemon()
+    known_at_start: list[list[str]] = []
+    world.units.fate = lambda: known_at_start.append(list(world.side.workloads))
+    await queue.submit([spec()])
+    await world.look(queue)
+    assert known_at_start[0] == (["job-1"] if groups_first else [])
+    assert list(world.side.workloads) == ["job-1"]
+    queue.close()
+
+
+async def test_a_job_that_does_not_start_is_no_workload_any_more(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.units.prepares = True
+    world.units.fails = StartFailed("no process can be started")
+    queue = world.daemon()
+    await queue.submit([spec()])
+    await world.look(queue)
+    assert (state(queue, 1), world.side.workloads) == (JobState.REQUEUED, {})
+    world.units.fails = JobRefused("never")
+    world.now_s += 100.0
+    await world.look(queue)
+    assert (state(queue, 1), world.side.workloads) == (JobState.FAILED, {})
+    queue.close()

@@ -405,11 +405,15 @@ class BatchQueue:
         if isinstance(job, TransitionRefused):
             return True
         try:
+            # Before its first process runs, its group has the settings that other batch has.
+            await self._enter(replace(job, cgroup=await self._units.make_group(job)))
             cgroup = await self._units.start(job, tuple(self._jobs.live.values()))
         except JobRefused as exc:
+            await self._leave(number)
             after = await self._jobs.apply(number, Exited(self._wall_clock(), REFUSED_STATUS, str(exc)))
             self._tell(f"job {number} cannot be started: {exc}")
         except StartFailed as exc:
+            await self._leave(number)
             after = await self._jobs.apply(number, NeverStarted(self._wall_clock(), str(exc)))
             self._paused_until_s = self._wall_clock() + START_PAUSE_S
             self._problem = f"the batch queue starts nothing: {exc}"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from perphd.agent.modes import Modes
 from perphd.agent.state import State
+from perphd.agent.wanted import wanted_settings
 from perphd.agent.workload_registry import WorkloadRegistry
 from perphd.domain.control import Actor
 from perphd.domain.event import EventKind
+from perphd.domain.plan import ChangeSet
 from perphd.domain.workload import Mode, WorkloadSpec
 
 
@@ -17,10 +21,30 @@ class QueueRoom:
         self._state, self._modes, self._registry = state, modes, registry
 
     async def add(self, spec: WorkloadSpec) -> None:
-        """Look after a job's control group as batch."""
+        """Look after a job's control group as batch. What other batch is held to is in force on return."""
         why_not = await self._registry.add_job(spec)
         text = f"{spec.name} is not looked after as a workload of its own: {why_not}" if why_not else None
         self.problem(f"queue:{spec.name}", text)
+        if not why_not:
+            async with self._state.lock:
+                await self._hold(spec.name)
+
+    async def _hold(self, name: str) -> None:
+        """Write the settings of a newcomer, and nothing else.
+
+        If they cannot be written, the next round tries again and reports it.
+        """
+        state, target = self._state, self._state.target
+        if target is None or target.newcomer.is_untouched() or name not in state.specs:
+            return
+        with_it = replace(target, settings={**target.settings, name: target.newcomer})
+        now_s = state.time_s(state.now_s)
+        specs = state.all_specs()
+        plan = state.parts.executor.plan(wanted_settings(state, self._modes, with_it), specs, now_s)
+        own = ChangeSet(tuple(write for write in plan.writes if write.workload == name))
+        state.planned = None
+        if own and (await state.parts.executor.apply(own)).ok:
+            state.parts.records.change(now_s, own, "written")
 
     async def let_go(self, name: str) -> None:
         """Give back what was set on a job's group."""

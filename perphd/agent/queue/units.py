@@ -77,6 +77,10 @@ class QueueUnits:
             ):
                 self.leaving.add(unit)
 
+    async def make_group(self, job: QueuedJob) -> str:
+        """Create the group of the present attempt; see ``JobRunner``."""
+        return await self._run(lambda: self._runner.make_group(job))
+
     async def start(self, job: QueuedJob, live: Sequence[QueuedJob]) -> str:
         """Start the present attempt; see ``JobRunner``. It finds its files of slots and hints from its first moment on.
 

@@ -37,6 +37,7 @@ from perphd.domain.job import HISTORY_FILE
 from perphd.domain.workload import Kind, Mode, Objective, SliSpec, WorkloadSpec
 from perphd.forecast.histogram import quantile
 from perphd.forecast.history.store import JobHistory, Quantity
+from perphd.isolation.job_groups import COPPER_PARENT, LEAST
 from perphd.sim.host import Departure, SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine
 from perphd.sim.node.load import Diurnal, LoadTrace
@@ -52,7 +53,7 @@ JOBS: Final = 2000
 """Jobs that arrive in a day."""
 SIZE: Final = 0.3
 """Their size as the generator has it: they ask for two to five tenths of the host."""
-JOBS_CGROUP: Final = "/perphd-jobs"
+JOBS_CGROUP: Final = COPPER_PARENT
 PERIOD_S: Final = 10.0
 STEP_S: Final = 5.0
 LOAD: Final = Diurnal(0.4, 1.2, DAY_S)
@@ -147,10 +148,14 @@ def lras() -> tuple[Lra, ...]:
 
 
 class Cores:
-    """A ``JobRunner`` on the simulated host: a job is CPU-bound threads that end when their work is done."""
+    """A ``JobRunner`` on the simulated host: a job is CPU-bound threads that end when their work is done.
 
-    def __init__(self, host: SimHost, works: Sequence[Work]) -> None:
+    ``as_the_daemon``: jobs have the least weight together, as the daemon's own runners see to.
+    """
+
+    def __init__(self, host: SimHost, works: Sequence[Work], as_the_daemon: bool = True) -> None:
         self._host, self._works = host, works
+        self._parent = LEAST[2] if as_the_daemon else ()
         self._units: dict[str, tuple[str, float]] = {}
         self._done: dict[str, float] = {}
         self.ended_s: dict[str, float] = {}
@@ -164,6 +169,10 @@ class Cores:
                 self.ended_s[unit] = self._host.now_s - beyond * PERIOD_S
             self._done[unit] = done
 
+    def make_group(self, job: QueuedJob) -> str:
+        """See ``JobRunner``: virtual time stands still between a start and the settings that follow it."""
+        return ""
+
     def start(self, job: QueuedJob, log: str) -> str:
         """See ``JobRunner``."""
         if job.unit not in self._units:
@@ -173,6 +182,9 @@ class Cores:
             batch = Batch(job.unit, cgroup, threads, pollution=1.0, anon_bytes=int(work.memory_bytes))
             self._host.place(batch)
             self._host.fs.write(f"{CGROUP_ROOT}{cgroup}/cpuset.cpus", f"0-{THREADS - 1}".encode())
+            for file, value in self._parent:
+                self._host.fs.write(f"{CGROUP_ROOT}{JOBS_CGROUP}/{file}", value.encode())
+            self._parent = ()
             shared = batch.on(self._host.machine.ghz).code.smt_speed
             self._units[job.unit] = cgroup, work.run_s * threads * shared
         return self._units[job.unit][0]

@@ -107,7 +107,8 @@ def divide(host: SimHost, threads: int, exclusive: bool, weight: int = 100) -> N
 def day_by(rule: Rule, seed: int, hours: float = 24.0, from_hour: float = 0.0) -> DayOutcome:
     """One day, or some hours of it."""
     work, objectives, host = day_jobs(seed, hours), targets(), day_host(Hours(from_hour))
-    out, cores, judge = DayOutcome(jobs=len(work.works)), Cores(host, work.works), Judge(host, objectives)
+    out, judge = DayOutcome(jobs=len(work.works)), Judge(host, objectives)
+    cores = Cores(host, work.works, as_the_daemon=False)
     waiting: list[QueuedJob] = []
     running: list[QueuedJob] = []
     ended_s: dict[int, float] = {}
