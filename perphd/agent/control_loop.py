@@ -386,8 +386,9 @@ class ControlLoop:
             self._state.parts.records.problem("apply", None, now_s)
             self._protections.note(target, now_s, changed=False)
             return
-        applied = await executor.apply(changes)
+        applied = await executor.apply(changes, settle=False)
         took_s = time.perf_counter() - deciding
+        await executor.settle()
         self._state.cost.wrote(took_s)
         self._state.parts.tally.write_delays.add(took_s)
         if applied.ok:

@@ -23,7 +23,16 @@ from perphd.host.cgroup.group import descendants
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy
 from perphd.host.cgroup.lines import EGRESS, text_of
 from perphd.host.egress_bpf import BpfPrograms, Pin, Programs, key_of
-from perphd.host.fs import Identity, KernelFile, KernelFs, not_the_same, read_text, write_within
+from perphd.host.fs import (
+    HeldFile,
+    Identity,
+    KernelFile,
+    KernelFs,
+    hold,
+    not_the_same,
+    read_text,
+    write_within,
+)
 from perphd.host.tc import MAJOR, ROOT_MINOR, HtbClass, Qdisc, Tc, TcCommand
 
 if TYPE_CHECKING:
@@ -205,6 +214,10 @@ class EgressFs:
                 raise
             # The group exists, but a device or its qdisc has just vanished; the next attempt reports it.
             raise Busy(path, "write", exc.errno, text, detail=str(exc)) from exc
+
+    def hold(self, path: str, identity: Identity) -> HeldFile | None:
+        """As in ``fs``; nothing can be held in the tree."""
+        return None if self._real(path) else hold(self._fs, path, identity)
 
     # -- ceilings ------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.hierarchy import Hierarchies, Layout
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
 from perphd.host.cgroup.lines import with_line
-from perphd.host.fs import Identity, KernelFile, KernelFs, read_text, write_within
+from perphd.host.fs import HeldFile, Identity, KernelFile, KernelFs, hold, read_text, write_within
 from perphd.host.systemd import is_systemd, owner_unit
 from perphd.host.systemd_bus import Bus
 from perphd.host.systemd_dropins import DropIns
@@ -189,6 +189,10 @@ class UnitFs:
             self.write(path, data)
         else:
             write_within(self._fs, path, data, identity)
+
+    def hold(self, path: str, identity: Identity) -> HeldFile | None:
+        """As in ``fs``; a unit's files cannot be held, because systemd writes them."""
+        return None if self.unit(dirname(path)) else hold(self._fs, path, identity)
 
     def _ask_lines(self, place: _Place, path: str, line: str) -> str:
         """Request one disk's line together with those of the other disks; returns the expected content."""

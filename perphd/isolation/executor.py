@@ -9,7 +9,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from posixpath import basename
 
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
 from perphd.domain.errors import Broken, Busy, KernelError
@@ -44,6 +43,7 @@ from perphd.isolation.worker import GroupWriter, Worker
 
 DISKS_S = 10.0
 """Interval between looks at the disks' I/O schedulers."""
+_RECLAIM_FILE = f"/{RECLAIM}"
 
 
 class Executor:
@@ -119,6 +119,9 @@ class Executor:
         self._adopt_s, self._adopted_s = adopt_s, -1.0
         self._adopted = {entry.workload for entry in journal.originals.values()} if adopt_s > 0 else set()
         self._specs: dict[str, WorkloadSpec] = {}
+        self._unsettled: Callable[[], None] | None = None
+        self._untold: list[Result] = []
+        self._nobody_waits = False
         read, watch, knobs, refusals = self._read, self._watch, self._knobs, self._refusals
         self._survey = Survey(
             fs, self._backends, self._cgroups, hierarchies, read, watch, knobs, refusals, refuse, kubelet
@@ -247,6 +250,7 @@ class Executor:
         if self._worker.is_busy:
             self._knobs.waiting(targets, specs)
             return ChangeSet((), (), "an earlier change is still being written")
+        self._settle_now()
         self._look_at_disks(self._clock())
         if self._on_plan is not None:
             self._on_plan()
@@ -306,16 +310,20 @@ class Executor:
 
     # -- apply ---------------------------------------------------------------------------------------------------
 
-    async def apply(self, changes: ChangeSet) -> Applied:
+    async def apply(self, changes: ChangeSet, *, settle: bool = True) -> Applied:
         """Write a planned change set, completely or not at all; a cancelled call finishes first.
 
-        Does not raise if the kernel refuses: see ``Applied.failed``.
+        Does not raise if the kernel refuses: see ``Applied.failed``. ``settle``: False returns as soon as the last
+        write has been read back, and the caller calls ``settle`` next.
         """
         for key in dict.fromkeys(write.key for write in changes.writes):
             self._rates.changed(key, self._planned_s)
-        reclaims = [write for write in changes.writes if _is_reclaim(write)]
-        groups = [write for write in changes.writes if self._caches.owns(write)]
-        writes = [write for write in changes.writes if write not in reclaims and write not in groups]
+        reclaims: list[Write] = []
+        groups: list[Write] = []
+        writes: list[Write] = []
+        for write in changes.writes:
+            kind = reclaims if _is_reclaim(write) else groups if self._caches.owns(write) else writes
+            kind.append(write)
         if not writes and not groups:
             self._reclaim(reclaims)
             return Applied(True)
@@ -331,8 +339,10 @@ class Executor:
             )
             done = transaction.result
             if writes:
+                self._nobody_waits = False
                 answer = await self._worker.run(lambda: self._transact(transaction, writes))
                 if isinstance(answer, Busy):
+                    self._nobody_waits = True
                     return Applied(False, failed=answer, duration_s=self._clock() - started)
             late = False
             if groups and done.failed is None:
@@ -343,7 +353,9 @@ class Executor:
                     self._knobs.written(written.through)
                     done.add(written)
             took = self._clock() - started
-        self._tell(done)
+        self._untold.append(done)
+        if settle:
+            await self.settle()
         if done.failed is None:
             self._reclaim(reclaims)
         more = done.failed is None and (self._size.more or late)
@@ -358,6 +370,24 @@ class Executor:
             more,
         )
 
+    async def settle(self) -> None:
+        """Finish the last transaction: note what its files read, close what holds its original, call ``on_write``.
+
+        None of this is needed for the written values to take effect, nor to restore them after a crash. ``plan`` and
+        ``restore`` do the same if nobody has called this.
+        """
+        if self._unsettled is not None:
+            async with self._lock:
+                await self._worker.run(self._settle_now)
+        untold, self._untold = self._untold, []
+        for done in untold:
+            self._tell(done)
+
+    def _settle_now(self) -> None:
+        unsettled, self._unsettled = self._unsettled, None
+        if unsettled is not None:
+            unsettled()
+
     def _reclaim(self, requests: Sequence[Write]) -> None:
         self._reclaimer.submit(requests, dict(self._read.identities))
         self._knobs.written((request.workload, request.knob) for request in requests)
@@ -368,6 +398,7 @@ class Executor:
                 self._on_write(request, outcome)
 
     def _transact(self, transaction: Transaction, writes: Sequence[Write]) -> Result:
+        self._settle_now()
         started = self._clock()
         result = transaction.run(writes)
         if result.failed is not None and result.at_fault is None:
@@ -393,7 +424,9 @@ class Executor:
         unclear = asked and at_fault is not None and self._backends.of(at_fault.path).answers_late
         late = at_fault if unclear else None
         keys = {write.key for write in writes}
-        self._release.settle(keys, touched, result.texts, planned, late)
+        self._unsettled = lambda: self._release.settle(keys, touched, result.texts, planned, late)
+        if self._nobody_waits:
+            self._settle_now()
         return result
 
     def _refused(self, at_fault: Write, error: KernelError, writes: Sequence[Write]) -> set[Key]:
@@ -441,6 +474,7 @@ class Executor:
                 self._on_write(write, "restored")
 
     def _give_back(self, names: frozenset[str] | None, force: bool, ignore_lock: bool) -> RestoreReport:
+        self._settle_now()
         busy = self._groups.is_busy
         report = self._release.give_back(names, self._specs, force, ignore_lock, groups_busy=busy)
         for name in names or ():  # keeps memory bounded where many workloads come and go
@@ -458,6 +492,7 @@ class Executor:
         """
         if self._worker.is_busy:
             return None
+        self._settle_now()
         gone = self._release.left_by_gone()
         if not gone:
             return RestoreReport()
@@ -480,4 +515,4 @@ class Executor:
 
 
 def _is_reclaim(write: Write) -> bool:
-    return basename(write.path) == RECLAIM
+    return write.path.endswith(_RECLAIM_FILE)

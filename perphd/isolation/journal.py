@@ -111,6 +111,11 @@ class Journal:
         """Values that perphd wrote, or was about to write, to this file; latest last."""
         return tuple(self._intents.get(path, ()))
 
+    def remembers(self, path: str, value: str) -> bool:
+        """True if this is such a value and newer values will not soon take its place."""
+        values = self._intents.get(path)
+        return values is not None and value in values and 2 * len(values) <= _KEPT_INTENTS
+
     def record(self, originals: Iterable[Original], intents: Iterable[tuple[str, str]] = ()) -> None:
         """Store originals and intents on disk; returns once the originals would survive a crash.
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from posixpath import basename, dirname
+from posixpath import dirname
 from types import MappingProxyType
 
 from perphd.domain.errors import Broken, Busy, Gone, KernelError, ParseError
@@ -19,7 +19,7 @@ from perphd.domain.quick import maker
 from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, LIST_SETTINGS, same
-from perphd.host.fs import Identity, KernelFs, read_text
+from perphd.host.fs import Identity, KernelFs, as_text, hold, read_text
 from perphd.isolation.descendants import DescendantList
 from perphd.isolation.journal import Journal, Taken
 from perphd.isolation.journal_format import Original
@@ -154,29 +154,33 @@ class Transaction:
                 with suppress(KernelError):  # gone; if it was to be written, that is detected below
                     self._record_below(key, item, originals, intents)
         for write in writes:
-            if write.workload in self.result.gone:
+            path, gone = write.path, self.result.gone
+            if write.workload in gone:
                 continue
+            directory, _, name = path.rpartition("/")
+            followers = self._followers(path)
             try:
-                directory = dirname(write.path)
-                if directory not in checked:
-                    checked[directory] = self._check_identity(write, directory)
-                for path in (*self._followers(write.path), write.path):
-                    self._original(path, write, checked[directory], originals)
+                identity = checked.get(directory)
+                if identity is None:
+                    identity = checked[directory] = self._check_identity(write, directory)
+                for led in followers:
+                    self._original(led, write, identity, originals)
+                self._original(path, write, identity, originals)
             except Gone:
-                self.result.gone.add(write.workload)
+                gone.add(write.workload)
                 continue
-            for path, values in self._followers(write.path).items():
-                intents += [(path, value) for value in values]
-            if write.path not in originals and (now := self._own_value(write)) is not None:
-                intents.append(
-                    (write.path, now)
-                )  # refresh it, because the journal keeps a limited number of intents
-            intents.append((write.path, write.value))
-            if basename(write.path) in EMPTY_ALLOWED and "" in (write.value, write.before):
-                parent = dirname(dirname(write.path))
+            for led, values in followers.items():
+                if led in originals or not all(self._journal.remembers(led, value) for value in values):
+                    intents += [(led, value) for value in values]
+            now = self._own_value(write) if path not in originals else None
+            if now is not None and not self._journal.remembers(path, now):
+                intents.append((path, now))  # the journal keeps a limited number of intents
+            intents.append((path, write.value))
+            if name in EMPTY_ALLOWED and "" in (write.value, write.before):
+                parent = dirname(directory)
                 if parent not in around:
-                    around[parent] = parent_list(self._fs, write.path)
-                intents.append((write.path, around[parent]))  # put may fall back to this value
+                    around[parent] = parent_list(self._fs, path)
+                intents.append((path, around[parent]))  # put may fall back to this value
         # Originals read from a workload that vanished midway are harmless; restore closes them as gone.
         self._journal.record(originals.values(), intents)
 
@@ -227,36 +231,50 @@ class Transaction:
             if candidates is None:
                 known = self._follow[path] = {}
                 return known
-            paths = {f"{dirname(path)}/{name}": values for name, values in candidates.items()}
-            known = {path: values for path, values in paths.items() if self._fs.exists(path)}
+            directory = dirname(path)
+            paths = {f"{directory}/{name}": values for name, values in candidates.items()}
+            known = {led: values for led, values in paths.items() if self._fs.exists(led)}
             self._follow[path] = known
         return known
 
     def _one(self, write: Write) -> None:
-        # A line-based file may need no write, and then nothing else checks the directory's identity.
-        identity = self._identities.get(dirname(write.path))
-        if identity is None or lines.is_keyed(write.path):
-            identity = self._check_identity(write, dirname(write.path))
-        found = read_text(self._fs, write.path)
+        path, keyed = write.path, lines.is_keyed(write.path)
+        directory = path.rpartition("/")[0]
+        identity = self._identities.get(directory)
+        if identity is None or keyed:
+            # A line-based file may need no write, and then nothing else checks the directory's identity.
+            identity = self._check_identity(write, directory)
+        file = None if keyed or not write.value else hold(self._fs, path, identity)
+        if file is None:
+            self._about_to_write(write, read_text(self._fs, path))
+            now = self._put(path, write.value, identity)
+        else:
+            with closing(file):
+                self._about_to_write(write, as_text(file.read()))
+                file.write(f"{write.value}\n".encode())
+                now = as_text(file.read())
+        if not same(path, write.value, now) and not is_free(self._fs, path, write.value, now):
+            detail, advice = (
+                f"it reads {now!r} after the write",
+                "another program sets this file, or the kernel limits it",
+            )
+            raise Broken(path, "write", errno.EIO, write.value, detail, advice)
+        self.result.written.append(write)
+        self.result.texts[path] = now
+
+    def _about_to_write(self, write: Write, found: str) -> None:
+        """Keep what this write will change, for the rollback; raises Busy if it is not as planned."""
         if write.path not in self._led and not same(write.path, write.before, found):
             detail = f"it reads {found!r} instead of {write.before!r}"
             raise Busy(
                 write.path, "write", errno.EAGAIN, write.value, detail, "planned again at the next tick"
             )
-        followers = [(path, read_text(self._fs, path)) for path in self._followers(write.path)]
-        self._before.append((write, [(write.path, found), *followers]))
-        self._led.update(path for path, _ in followers)
-        for path, _ in followers:
+        before = [(write.path, found)]
+        for path in self._followers(write.path):
+            before.append((path, read_text(self._fs, path)))
+            self._led.add(path)
             self.result.texts.pop(path, None)
-        now = self._put(write.path, write.value, identity)
-        if not same(write.path, write.value, now) and not is_free(self._fs, write.path, write.value, now):
-            detail, advice = (
-                f"it reads {now!r} after the write",
-                "another program sets this file, or the kernel limits it",
-            )
-            raise Broken(write.path, "write", errno.EIO, write.value, detail, advice)
-        self.result.written.append(write)
-        self.result.texts[write.path] = now
+        self._before.append((write, before))
 
     def _put(self, path: str, text: str, identity: Identity | None) -> str:
         try:

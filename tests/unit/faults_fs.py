@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perphd.domain.errors import kernel_error
-from perphd.host.fs import Identity, KernelFile, KernelFs, write_within
+from perphd.host.fs import HeldFile, Identity, KernelFile, KernelFs, hold, write_within
 
 
 class Killed(BaseException):
@@ -96,6 +96,10 @@ class FaultyFs:
         with self._passing("write", path, data.decode().rstrip("\n")):
             write_within(self._inner, path, data, identity)
 
+    def hold(self, path: str, identity: Identity) -> HeldFile | None:
+        held = hold(self._inner, path, identity)
+        return None if held is None else FaultyFile(self, path, held)
+
     def listdir(self, path: str) -> list[str]:
         with self._passing("listdir", path):
             return self._inner.listdir(path)
@@ -110,6 +114,24 @@ class FaultyFs:
     def identity(self, path: str) -> tuple[int, int]:
         with self._passing("identity", path):
             return self._inner.identity(path)
+
+
+class FaultyFile:
+    """A file held open, behind the same gate."""
+
+    def __init__(self, fs: FaultyFs, path: str, inner: HeldFile) -> None:
+        self._fs, self._path, self._inner = fs, path, inner
+
+    def read(self) -> bytes:
+        with self._fs._passing("read", self._path):
+            return self._inner.read()
+
+    def write(self, data: bytes) -> None:
+        with self._fs._passing("write", self._path, data.decode().rstrip("\n")):
+            self._inner.write(data)
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 class FaultyRaw:

@@ -22,6 +22,7 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Broken, Busy, Denied, Full, Gone, KernelError, Unsupported
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import lines
+from perphd.host.fs import hold
 from perphd.host.systemd_bus import BusctlBus, bus_error
 from perphd.host.systemd_dbus import DbusFastBus
 from perphd.host.systemd_dropins import GIVEN_BACK, DropIns
@@ -154,6 +155,20 @@ async def test_an_empty_change_of_a_unit_asks_nothing_of_systemd(
         agent = executor(systemd, journal)
         assert not agent.plan({"job": Settings(cpu_weight=100, io_max=())}, SPECS, 0.0)
         assert systemd.calls == []
+
+
+def test_files_that_systemd_writes_are_not_held_open_for_writing(
+    systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[str] = []
+    monkeypatch.setattr(systemd.kernel, "hold", lambda path, identity: held.append(path), raising=False)
+    fs = systemd.fs()
+    below, kid = f"{AT}/kid", f"{AT}/kid/cpu.weight"
+    systemd.kernel.mkdir(below.removeprefix("/sys/fs/cgroup"))
+    hold(fs, f"{AT}/cpu.weight", fs.identity(AT))
+    assert not held
+    hold(fs, kid, fs.identity(below))
+    assert held == [kid]
 
 
 async def test_a_value_that_the_kernel_refused_is_a_failure_although_systemd_reported_success(

@@ -98,6 +98,51 @@ async def test_targets_come_into_force_and_no_target_gives_back(bench: Bench) ->
     assert not bench.executor.plan({}, (LRA, BATCH))
 
 
+def _recorded(bench: Bench) -> set[str]:
+    """Files on record, without the lists that v2 cannot empty while processes are inside."""
+    return {path for path in bench.journal.originals if not path.endswith("cpuset.cpus")}
+
+
+async def test_a_change_is_written_before_it_is_settled_and_the_caller_settles_it(bench: Bench) -> None:
+    await bench.go(CONFINED)
+    recorded, told = _recorded(bench), len(bench.audit)
+    applied = await bench.executor.apply(bench.executor.plan({}, (LRA, BATCH)), settle=False)
+    assert applied.ok
+    assert _recorded(bench) == recorded != set()
+    assert len(bench.audit) == told
+    await bench.executor.settle()
+    assert not _recorded(bench)
+    assert [write for write, _ in bench.audit[told:]] == list(applied.written)
+    assert bench.executor.in_force("pi") == UNTOUCHED
+    await bench.executor.settle()
+    assert len(bench.audit) == told + len(applied.written)
+
+
+@pytest.mark.parametrize("then", ["plan", "restore", "apply"])
+async def test_whatever_comes_next_settles_a_change_that_nobody_settled(bench: Bench, then: str) -> None:
+    before = bench.kernel.texts()
+    await bench.go(CONFINED)
+    back = bench.executor.plan({}, (LRA, BATCH))
+    await bench.executor.apply(back, settle=False)
+    if then == "plan":
+        assert not bench.executor.plan({}, (LRA, BATCH))
+        assert not _recorded(bench)
+    elif then == "apply":
+        await bench.go(CONFINED)
+        assert bench.executor.in_force("pi") == CONFINED["pi"]
+        await bench.go({})
+    else:
+        report = await bench.executor.restore()
+        assert not report.failed
+        assert not report.foreign
+    assert not _recorded(bench)
+    assert not bench.executor.conflicts()
+    after = bench.kernel.texts()
+    assert {p: t for p, t in after.items() if "cpuset" not in p} == {
+        p: t for p, t in before.items() if "cpuset" not in p
+    }
+
+
 async def test_an_unpopulated_v2_group_gets_its_empty_cpus_back(v2: Bench) -> None:
     for directory in v2.kernel.directories.values():
         directory.populated = False

@@ -145,8 +145,8 @@ class _Counter:
         executor = agent._state.parts.executor
         inner = executor.apply
 
-        async def apply(changes: Any) -> Any:
-            applied = await inner(changes)
+        async def apply(changes: Any, **options: Any) -> Any:
+            applied = await inner(changes, **options)
             if not applied.ok:
                 raise BenchError(f"a change could not be made: {applied.failed}")
             self.writes += len(applied.written)
