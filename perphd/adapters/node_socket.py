@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 
@@ -10,6 +12,11 @@ from perphd.cluster.document import NodeDocument
 from perphd.domain.errors import PerphError
 from perphd.domain.reading import Unavailable
 from perphd.domain.wire import decode
+from perphd.qos.ledger import Amounts
+
+
+class SocketError(PerphError):
+    """A request that the daemon did not fulfil."""
 
 
 class NodeSocket:
@@ -20,15 +27,39 @@ class NodeSocket:
 
     async def document(self) -> NodeDocument | Unavailable:
         """The answer of ``GET /v1/node``, or why there is none."""
+        try:
+            return decode(NodeDocument, await self._asked("GET", "/v1/node"))
+        except PerphError as exc:
+            return Unavailable(str(exc))
+
+    async def generation(self) -> int:
+        """The generation that the next reservation must name. Raises SocketError."""
+        return int((await self._asked("GET", "/v1/node"))["generation"])
+
+    async def reserve(self, holder: str, wanted: Amounts, generation: int) -> int:
+        """Reserve room for copper under this name; returns the token that commits it. Raises SocketError."""
+        body = {"holder": holder, "cpu": wanted.cpus, "memory": wanted.memory_bytes, "generation": generation}
+        return int((await self._asked("POST", "/v1/reserve", body))["token"])
+
+    async def commit(self, holder: str, token: int) -> None:
+        """Make a reservation a grant. Raises SocketError."""
+        await self._asked("POST", f"/v1/reserve/{quote(holder, safe='')}/commit", {"token": token})
+
+    async def release(self, holder: str) -> None:
+        """Give a reservation or a grant back. Raises SocketError."""
+        await self._asked("DELETE", f"/v1/reserve/{quote(holder, safe='')}")
+
+    async def _asked(self, method: str, path: str, body: Any = None) -> Any:
         limit = aiohttp.ClientTimeout(total=self._timeout_s)
         try:
             async with (
                 aiohttp.ClientSession(connector=aiohttp.UnixConnector(self.path), timeout=limit) as http,
-                http.get("http://localhost/v1/node") as answer,
+                http.request(method, f"http://localhost{path}", json=body) as answer,
             ):
                 data = json.loads(await answer.read())
-                if answer.status != 200:
-                    return Unavailable(f"perphd answered {answer.status}: {str(data)[:200]}")
-                return decode(NodeDocument, data)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, PerphError) as exc:
-            return Unavailable(f"perphd does not answer on {self.path}: {str(exc) or type(exc).__name__}")
+                if answer.status >= 300:
+                    raise SocketError(f"perphd answered {answer.status}: {str(data)[:200]}")
+                return data
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
+            text = str(exc) or type(exc).__name__
+            raise SocketError(f"perphd does not answer on {self.path}: {text}") from exc

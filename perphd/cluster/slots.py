@@ -22,6 +22,8 @@ from perphd.qos.ledger import Amounts
 
 SLOT_S: Final = 60.0
 """Time without a bound pod after which a slot is given up."""
+SLOT_PREFIX: Final = "slot:"
+"""Begins the names of slots in the node's ledger, so that a publisher knows its own grants after a restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,13 @@ class Slot:
 
     @property
     def holder(self) -> str:
-        """Its name in the node's ledger: ``namespace.pod``."""
-        return self.pod.replace("/", ".", 1)
+        """Its name in the node's ledger: ``slot:namespace.pod``."""
+        return SLOT_PREFIX + self.pod.replace("/", ".", 1)
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names under which the ledger may hold it: its own, and ``namespace.pod`` reserved by a scheduler."""
+        return self.holder, self.holder.removeprefix(SLOT_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,7 @@ def room(document: NodeDocument, slots: tuple[Slot, ...]) -> Amounts:
     left = Amounts(value_or(free.cpus, 0.0), int(value_or(free.memory_bytes, 0.0)))
     counted = {held.holder for held in document.held}
     for slot in slots:
-        if slot.holder not in counted:
+        if counted.isdisjoint(slot.names):
             left -= slot.amounts
     return left
 

@@ -7,7 +7,8 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -167,3 +168,14 @@ class PublisherMetrics(Collector):
             ("perphd_publish_slots", "Slots of the NodeProfile whose pods are not measured yet.", self.slots),
         ):  # fmt: skip
             yield GaugeMetricFamily(name, text, value=float(value))
+
+
+def metrics_app(registry: CollectorRegistry) -> web.Application:
+    """A server of ``/metrics`` alone."""
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(registry), headers=TEXT)
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", page)])
+    return app

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
@@ -13,9 +14,12 @@ import click
 from perphd import __version__
 from perphd.adapters.kubernetes.client import Access, ApiClient, follow
 from perphd.adapters.kubernetes.documents import troubled
+from perphd.adapters.kubernetes.held_slots import HeldSlots
+from perphd.adapters.kubernetes.metrics import PublisherMetrics, metrics_app
 from perphd.adapters.kubernetes.objects import PODS
 from perphd.adapters.kubernetes.options import access_options, chosen_access
 from perphd.adapters.kubernetes.publisher import OwnPods, Publisher, withdraw
+from perphd.adapters.kubernetes.serving import Address, address, listening
 from perphd.adapters.node_socket import NodeSocket
 from perphd.adapters.rounds import stop_signal, until_stopped
 from perphd.control.client import DEFAULT_SOCKET
@@ -24,6 +28,7 @@ from perphd.domain.errors import PerphError
 from perphd.host.containers import PUBLISHED_PODS
 
 PERIOD_S: Final = 10.0
+METRICS_EXAMPLE: Final = "127.0.0.1:9467"
 _log: Final = logging.getLogger("perphd.publish")
 _node_option = click.option(
     "--node",
@@ -57,6 +62,15 @@ def main() -> None:
     metavar="FILE",
     help=f"Write the labels of this node's pods here; the daemon reads {PUBLISHED_PODS} [default: nowhere].",
 )
+@click.option(
+    "--hold-slots",
+    "holds",
+    is_flag=True,
+    help="Reserve room in the daemon's ledger for pods that extenders have bound; needs the right to change.",
+)
+@click.option(
+    "--metrics", metavar="ADDRESS", help="Serve figures for Prometheus on this IP address and port."
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 @access_options
 def run(
@@ -65,6 +79,8 @@ def run(
     period_s: float,
     taint: str,
     pods_file: str | None,
+    holds: bool,
+    metrics: str | None,
     log_level: str,
     **access: str | None,
 ) -> None:
@@ -72,7 +88,8 @@ def run(
     start_logging(log_level)
     try:
         effect = "" if taint == "none" else taint
-        asyncio.run(_run(node, socket, period_s, effect, pods_file, chosen_access(access)))
+        at = address(metrics, METRICS_EXAMPLE) if metrics else None
+        asyncio.run(_run(node, socket, period_s, effect, pods_file, holds, at, chosen_access(access)))
     except PerphError as exc:
         raise click.ClickException(str(exc)) from exc
 
@@ -94,13 +111,25 @@ def take_back(node: str, **access: str | None) -> None:
 
 
 async def _run(
-    node: str, socket: str, period_s: float, taint: str, pods_file: str | None, access: Access
+    node: str,
+    socket: str,
+    period_s: float,
+    taint: str,
+    pods_file: str | None,
+    holds: bool,
+    metrics_at: Address | None,
+    access: Access,
 ) -> None:
     stop = stop_signal()
     pods = OwnPods()
-    async with ApiClient(access) as client:
+    daemon, metrics = NodeSocket(socket), PublisherMetrics()
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(ApiClient(access))
+        if metrics_at is not None:
+            await listening(stack, metrics_app(metrics.registry), metrics_at, None)
         file = Path(pods_file) if pods_file else None
-        publisher = Publisher(client, node, NodeSocket(socket).document, pods, period_s, taint, file)
+        slots = HeldSlots(daemon) if holds else None
+        publisher = Publisher(client, node, daemon.document, pods, period_s, taint, file, slots, metrics)
         _log.info(
             "perphd-publish %s for node %s, every %g s, as process %d",
             __version__,

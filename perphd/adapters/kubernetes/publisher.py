@@ -25,6 +25,8 @@ from perphd.adapters.kubernetes.client import (
     Missing,
     Unreachable,
 )
+from perphd.adapters.kubernetes.held_slots import HeldSlots
+from perphd.adapters.kubernetes.metrics import PublisherMetrics
 from perphd.adapters.kubernetes.objects import GROUP, NODES, PROFILES, VERSION
 from perphd.adapters.rounds import repeat
 from perphd.cluster.asking import COPPER_CPU, COPPER_MEMORY, ExtenderError, quantity
@@ -122,6 +124,8 @@ class Publisher:
         period_s: time between rounds.
         taint_effect: NoSchedule, PreferNoSchedule, or empty: no taint.
         pods_file: where the daemon reads the pods' labels; None: nowhere.
+        holds: makes slots count in the daemon's ledger; None: they count in the cluster alone.
+        metrics: figures of the rounds.
         clock: seconds since 1970.
     """
 
@@ -134,6 +138,8 @@ class Publisher:
         period_s: float,
         taint_effect: str = "PreferNoSchedule",
         pods_file: Path | None = None,
+        holds: HeldSlots | None = None,
+        metrics: PublisherMetrics | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._node, self._look, self._pods = client, node, look, pods
@@ -142,6 +148,7 @@ class Publisher:
         self._events: deque[tuple[Notice, str]] = deque(maxlen=MOST_EVENTS)
         self._is_blind = False
         self._pods_file, self._written = pods_file, -1
+        self._holds, self._metrics = holds, metrics or PublisherMetrics()
 
     async def run(self) -> None:
         """Publish every ``period_s`` seconds until cancelled; retry failures with exponential backoff."""
@@ -153,6 +160,15 @@ class Publisher:
         Raises:
             ApiError: something could not be published.
         """
+        try:
+            await self._round()
+        except ApiError:
+            self._metrics.rounds["failed"] += 1
+            raise
+        self._metrics.rounds["published"] += 1
+        self._metrics.published_unix_s = self._clock()
+
+    async def _round(self) -> None:
         self._write_pods()
         look = await self._look()
         self._say(look)
@@ -163,7 +179,12 @@ class Publisher:
         self._events.extend((notice, at) for notice in publication.notices)
         await self._node_status(node, publication)
         await self._taint(node, publication.is_tainted)
-        await self._profile(node, look, publication)
+        slots = await self._profile(node, look, publication)
+        level, figures = publication.level, self._metrics
+        figures.cpu_milli, figures.memory_bytes = level.cpu_milli, level.memory_bytes
+        figures.slots, figures.is_tainted = len(slots), publication.is_tainted
+        if self._holds is not None and not isinstance(look, Unavailable):
+            await self._holds.follow(slots, look)
         await self._deliver(node)
 
     def _write_pods(self) -> None:
@@ -236,8 +257,13 @@ class Publisher:
             "the taint is deferred to the next round, because of repeated conflicting writes to the node"
         )
 
-    async def _profile(self, node: Any, look: NodeDocument | Unavailable, publication: Publication) -> None:
-        """Publish the document in the NodeProfile, and remove slots whose pods are measured by now."""
+    async def _profile(
+        self, node: Any, look: NodeDocument | Unavailable, publication: Publication
+    ) -> tuple[Slot, ...]:
+        """Publish the document in the NodeProfile, and remove slots whose pods are measured by now.
+
+        Returns the slots that are left.
+        """
         path = f"{PROFILES}/{self._node}"
         try:
             profile = await self._client.get(path)
@@ -248,14 +274,16 @@ class Publisher:
             # A merge patch would keep old keys and interpret null as "delete".
             patch = [{"op": "add", "path": "/status", "value": status}]
             profile = await self._client.patch(f"{path}/status", patch, JSON_PATCH)
-        over = self._pods.over(slots_of(profile))
+        slots = slots_of(profile)
+        over = self._pods.over(slots)
         patch = without(profile, lambda slot: slot.uid in over)
         if not patch:
-            return
+            return slots
         try:
-            await self._client.patch(path, patch, JSON_PATCH)
+            return slots_of(await self._client.patch(path, patch, JSON_PATCH))
         except Conflict:
             _log.debug("a slot was taken meanwhile: expired slots are removed in the next round")
+            return slots
 
     async def _created(self, node: Any) -> Any:
         owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": node["metadata"]["uid"]}
