@@ -17,10 +17,10 @@ from perphd.domain.errors import Gone
 from perphd.host.cgroup.group import descendants
 from perphd.host.cgroup.knobs import LIST_SETTINGS, same
 from perphd.host.fs import Identity, KernelFs, read_text
+from perphd.isolation.backends.cgroupfs import is_own, is_what_is_left
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
 from perphd.isolation.planner import FileState
-from perphd.isolation.value import is_own, is_what_is_left
 
 
 @dataclass(frozen=True, slots=True)

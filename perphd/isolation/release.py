@@ -21,6 +21,7 @@ from perphd.host.cgroup.knobs import LIST_SETTINGS, Value
 from perphd.host.egress_fs import is_egress
 from perphd.host.fs import KernelFs, read_text
 from perphd.isolation.backends import Backends
+from perphd.isolation.backends.cgroupfs import is_original
 from perphd.isolation.backends.resctrl import is_control_group, is_group
 from perphd.isolation.backends.systemd import was_set_through_systemd
 from perphd.isolation.caches import Caches
@@ -31,7 +32,6 @@ from perphd.isolation.knob_states import KnobStates
 from perphd.isolation.readback import ReadBack
 from perphd.isolation.restore import restore_journal
 from perphd.isolation.restore_report import FileReport, RestoreReport
-from perphd.isolation.value import is_original
 from perphd.isolation.watch import ConflictWatch
 
 

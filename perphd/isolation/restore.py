@@ -25,6 +25,7 @@ from perphd.host.fs import KernelFs, read_text, write_within
 from perphd.host.systemd_bus import BusctlBus, NoAnswer
 from perphd.host.systemd_fs import is_running_kernel, unit_files
 from perphd.isolation.backends import Backends
+from perphd.isolation.backends.cgroupfs import is_free, is_original, is_own, is_what_is_left, put
 from perphd.isolation.backends.resctrl import ResctrlGroups, is_group
 from perphd.isolation.backends.systemd import was_set_through_systemd
 from perphd.isolation.descendants import descendant_lists, is_untouched
@@ -32,8 +33,7 @@ from perphd.isolation.instances import InstanceRegister, open_originals
 from perphd.isolation.journal import FILE, Journal
 from perphd.isolation.journal_format import COPY, Original
 from perphd.isolation.planner import FileState
-from perphd.isolation.restore_report import FileReport, RestoreReport
-from perphd.isolation.value import is_free, is_original, is_own, is_what_is_left, put
+from perphd.isolation.restore_report import FileReport, Outcome, RestoreReport
 
 _CALIBRATION = "calibration"
 
@@ -114,14 +114,7 @@ def restore_each(
         except PerphError as exc:
             failed = FileReport(str(Path(state_dir, FILE)), "", "journal", "", note=str(exc))
             reports.append(RestoreReport(failed=(failed,), notes=(str(exc),)))
-    return RestoreReport(
-        tuple(file for report in reports for file in report.restored),
-        tuple(file for report in reports for file in report.already),
-        tuple(file for report in reports for file in report.gone),
-        tuple(file for report in reports for file in report.foreign),
-        tuple(file for report in reports for file in report.failed),
-        tuple(note for report in reports for note in report.notes),
-    )
+    return RestoreReport.merged(reports)
 
 
 def _swept(
@@ -140,15 +133,14 @@ def _swept(
 
 def _without_calibration(fs: KernelFs, report: RestoreReport, ignore_lock: bool) -> RestoreReport:
     """Remove the groups of a killed calibration and add them to the report."""
-    restored, failed, notes = [*report.restored], [*report.failed], [*report.notes]
+    reports = [report]
     for path, outcome, note in ResctrlGroups(fs, ignore_lock).remove_calibrations():
-        file = FileReport(path, "", _CALIBRATION, "", note=note)
+        file = (FileReport(path, "", _CALIBRATION, "", note=note),)
         if outcome == "restored":
-            restored.append(file)
+            reports.append(RestoreReport(restored=file))
         else:
-            failed.append(file)
-            notes.append(f"{path}: not removed: {note}")
-    return replace(report, restored=tuple(restored), failed=tuple(failed), notes=tuple(notes))
+            reports.append(RestoreReport(failed=file, notes=(f"{path}: not removed: {note}",)))
+    return RestoreReport.merged(reports)
 
 
 def restore_journal(
@@ -167,14 +159,7 @@ def restore_journal(
         journal.close_out(report.path for report in run.settled())
     except KernelError as exc:
         notes.append(f"the values are restored, but the journal could not be updated: {exc}")
-    return RestoreReport(
-        tuple(run.restored),
-        tuple(run.already),
-        tuple(run.gone),
-        tuple(run.foreign),
-        tuple(run.failed),
-        tuple(notes),
-    )
+    return RestoreReport(**{name: tuple(files) for name, files in run.files.items()}, notes=tuple(notes))
 
 
 def _emptied_below(units: Sequence[Original], direct: Sequence[Original]) -> list[Original]:
@@ -190,11 +175,13 @@ class _Run:
     def __init__(self, fs: KernelFs, journal: Journal, force: bool, ignore_lock: bool) -> None:
         self._fs, self._journal, self._force = fs, journal, force
         self._backends, self._groups = Backends(fs), ResctrlGroups(fs, ignore_lock)
-        self.restored: list[FileReport] = []
-        self.already: list[FileReport] = []
-        self.gone: list[FileReport] = []
-        self.foreign: list[FileReport] = []
-        self.failed: list[FileReport] = []
+        self.files: dict[Outcome, list[FileReport]] = {
+            "restored": [],
+            "already": [],
+            "gone": [],
+            "foreign": [],
+            "failed": [],
+        }
         self.notes: list[str] = []
         self._no_answer: NoAnswer | None = None
 
@@ -214,7 +201,7 @@ class _Run:
         self._give_back_files([entry for entry in direct if entry not in below])
         self._give_back_files(units)
         stuck = tuple(
-            f"{dirname(file.path)}/" for file in self.failed if basename(file.path) in EMPTY_ALLOWED
+            f"{dirname(file.path)}/" for file in self.files["failed"] if basename(file.path) in EMPTY_ALLOWED
         )
         self._give_back_files([entry for entry in below if not entry.path.startswith(stuck)])
         for entry in below:
@@ -235,25 +222,25 @@ class _Run:
     def settled(self) -> list[FileReport]:
         """The originals to close in the journal."""
         # A knob is closed as a whole: restoring cpu.idle later would reset its weight again.
-        unsettled = {(report.workload, report.knob) for report in (*self.failed, *self.foreign)}
-        done = (*self.restored, *self.already, *self.gone)
+        unsettled = {
+            (report.workload, report.knob) for report in (*self.files["failed"], *self.files["foreign"])
+        }
+        done = (*self.files["restored"], *self.files["already"], *self.files["gone"])
         return [report for report in done if (report.workload, report.knob) not in unsettled]
 
     def tidy_up(self) -> None:
         """Remove what only served a setting. On failure the original stays on record."""
         for report in self.settled():
             if why := self._backends.of(report.path).tidy(report.path):
-                for reports in (self.restored, self.already, self.gone):
-                    if report in reports:
-                        reports.remove(report)
-                self.failed.append(replace(report, note=why))
+                for files in self.files.values():
+                    if report in files:
+                        files.remove(report)
+                self.files["failed"].append(replace(report, note=why))
                 self.notes.append(f"{report.path}: not given back: {why}")
 
     def _remove_group(self, entry: Original) -> None:
         outcome, note = self._groups.restore(entry)
-        self._add(
-            {"restored": self.restored, "gone": self.gone, "failed": self.failed}[outcome], entry, note=note
-        )
+        self._add(outcome, entry, note=note)
         if outcome == "failed":
             self.notes.append(f"{entry.path}: not removed: {note}")
 
@@ -261,27 +248,27 @@ class _Run:
         """The file's present text if it must be written; None if not, with the outcome recorded."""
         if was_set_through_systemd(entry) and not self._backends.is_units(entry.path):
             note = "it was set through systemd, which isolation.units forbids here: run perphd restore"
-            self._add(self.failed, entry, note=note)
+            self._add("failed", entry, note=note)
             self.notes.append(f"{entry.path}: not given back: {note}")
             return None
         try:
             if self._fs.identity(dirname(entry.path)) != entry.identity:
-                self._add(self.gone, entry, note="another cgroup now has this path")
+                self._add("gone", entry, note="another cgroup now has this path")
                 return None
             raw = self._fs.read(entry.path)
         except Gone:
             self._gone(entry)
             return None
         except KernelError as exc:
-            self._add(self.failed, entry, note=str(exc))
+            self._add("failed", entry, note=str(exc))
             return None
         found = raw.decode(errors="replace").rstrip("\n")
         if is_original(entry.path, entry.raw, raw) or is_untouched(self._journal, entry):
-            self._add(self.already, entry, found, found)
+            self._add("already", entry, found, found)
             return None
         if not self._force and not self._is_own(entry, found):
             note = f"set to {found!r} by another program, left alone (original: {entry.text!r})"
-            self._add(self.foreign, entry, found, found, note)
+            self._add("foreign", entry, found, found, note)
             self.notes.append(f"{entry.path}: {note}")
             return None
         return found
@@ -294,7 +281,7 @@ class _Run:
         return True
 
     def _not_tried(self, entry: Original, why: str) -> None:
-        self._add(self.failed, entry, note=f"not tried: {why}")
+        self._add("failed", entry, note=f"not tried: {why}")
         self.notes.append(f"{entry.path}: not given back, not tried: {why}")
 
     def _gone(self, entry: Original) -> None:
@@ -303,14 +290,14 @@ class _Run:
         try:
             if self._backends.of(entry.path).restore_absent(entry.path, entry.text):
                 note = "it does not run; systemd will start it with the original value"
-                self._add(self.restored, entry, now=entry.text, note=note)
+                self._add("restored", entry, now=entry.text, note=note)
                 return
         except KernelError as exc:
             if isinstance(exc, NoAnswer):
                 self._no_answer = exc
-            self._add(self.failed, entry, note=str(exc))
+            self._add("failed", entry, note=str(exc))
             return
-        self._add(self.gone, entry, note="the cgroup, or its controller, is gone")
+        self._add("gone", entry, note="the cgroup, or its controller, is gone")
 
     def _is_own(self, entry: Original, found: str) -> bool:
         intents = self._journal.intents(entry.path)
@@ -341,18 +328,18 @@ class _Run:
                 self._no_answer = exc
             left = self._what_is_left(entry, found) if isinstance(exc, Invalid | Denied) else ""
             note = f"{exc}; {left}" if left else str(exc)
-            self._add(self.failed, entry, found, note=note)
+            self._add("failed", entry, found, note=note)
             self.notes.append(f"{entry.path}: not given back: {note}")
             return
         if is_original(entry.path, entry.raw, f"{now}\n".encode()):
-            self._add(self.restored, entry, found, now)
+            self._add("restored", entry, found, now)
         elif is_free(self._fs, entry.path, entry.text, now):
             note = f"equivalent: the list of a populated group cannot be emptied, so it holds its parent's ({now})"
-            self._add(self.restored, entry, found, now, note)
+            self._add("restored", entry, found, now, note)
             self.notes.append(f"{entry.path}: {note}")
         else:
             note = f"not restored: wrote {entry.text!r} and read back {now!r}"
-            self._add(self.failed, entry, found, now, note)
+            self._add("failed", entry, found, now, note)
             self.notes.append(f"{entry.path}: {note}")
 
     def _what_is_left(self, entry: Original, found: str) -> str:
@@ -401,7 +388,7 @@ class _Run:
 
         They need no record of their own, because their parent stays on record until they are restored.
         """
-        left = {report.path for report in (*self.foreign, *self.failed, *self.gone)}
+        left = {report.path for name in ("foreign", "failed", "gone") for report in self.files[name]}
         known = {entry.path for entry in entries}
         for entry in entries:
             directory, name = dirname(entry.path), basename(entry.path)
@@ -432,7 +419,7 @@ class _Run:
         except (KernelError, ParseError):
             return  # writing the original will report the problem
 
-    def _add(
-        self, where: list[FileReport], entry: Original, found: str = "", now: str = "", note: str = ""
-    ) -> None:
-        where.append(FileReport(entry.path, entry.workload, entry.knob, entry.text, found, now, note))
+    def _add(self, outcome: Outcome, entry: Original, found: str = "", now: str = "", note: str = "") -> None:
+        self.files[outcome].append(
+            FileReport(entry.path, entry.workload, entry.knob, entry.text, found, now, note)
+        )

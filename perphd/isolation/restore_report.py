@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import Literal, TypeAlias
+
+Outcome: TypeAlias = Literal["restored", "already", "gone", "foreign", "failed"]
+"""The lists of a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,13 @@ class RestoreReport:
     foreign: tuple[FileReport, ...] = ()
     failed: tuple[FileReport, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def merged(cls, reports: Iterable[RestoreReport]) -> RestoreReport:
+        """All these reports as one."""
+        reports = tuple(reports)
+        lists = {f.name: tuple(chain.from_iterable(getattr(r, f.name) for r in reports)) for f in fields(cls)}
+        return cls(**lists)
 
     @property
     def complete(self) -> bool:

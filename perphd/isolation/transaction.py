@@ -20,10 +20,10 @@ from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, LIST_SETTINGS, same
 from perphd.host.fs import Identity, KernelFs, as_text, hold, read_text
+from perphd.isolation.backends.cgroupfs import is_free, is_own, put
 from perphd.isolation.descendants import DescendantList
 from perphd.isolation.journal import Journal, Taken
 from perphd.isolation.journal_format import Original
-from perphd.isolation.value import is_free, is_own, put
 
 _make_original = maker(Original)
 

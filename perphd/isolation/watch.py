@@ -12,11 +12,11 @@ from perphd.domain.errors import KernelError
 from perphd.domain.plan import ChangeSet, Key, NotEnforceable
 from perphd.host.cgroup.knobs import same
 from perphd.host.fs import Identity
+from perphd.isolation.backends.cgroupfs import is_own, is_what_is_left
 from perphd.isolation.gates import PlanContext
 from perphd.isolation.journal import Journal
 from perphd.isolation.knob_states import KnobStates
 from perphd.isolation.planner import FileState
-from perphd.isolation.value import is_own, is_what_is_left
 
 RETRY: Final = BackoffRule(2.0, 60.0)
 """Backoff of retries."""

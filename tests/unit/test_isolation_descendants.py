@@ -19,7 +19,7 @@ from perphd.domain.allocation import Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.isolation import Applied, Executor, Journal, restore
-from perphd.isolation.backends.cgroupfs import CgroupFiles
+from perphd.isolation.backends.backend import Backend
 from perphd.isolation.survey import BELOW_S
 from tests.unit.isolation_kernel import FakeKernel
 
@@ -336,7 +336,7 @@ def test_groups_that_come_and_go_below_a_confined_one_leave_nothing_on_record(wo
 
 def test_what_outlives_its_group_stays_on_record(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a manager set everything below /db again whenever it makes the group anew."""
-    monkeypatch.setattr(CgroupFiles, "persists", lambda _self, path: "/db/" in path)
+    monkeypatch.setattr(Backend, "persists", lambda _self, path: "/db/" in path)
     for name in ("db", "pi"):
         world.go({name: cpus(1)})
         world.kernel.rmdir(f"/{name}/old")

@@ -6,38 +6,13 @@
 from __future__ import annotations
 
 from posixpath import dirname
-from typing import Protocol
 
 from perphd.host.egress_fs import EgressFs, is_egress
 from perphd.host.fs import KernelFs
 from perphd.host.systemd_fs import UnitFs
-from perphd.isolation.backends.cgroupfs import CgroupFiles
+from perphd.isolation.backends.backend import Backend
 from perphd.isolation.backends.systemd import SystemdUnits
 from perphd.isolation.backends.tc import TrafficClasses
-
-
-class Backend(Protocol):
-    """The properties of one kind of knob that planning and restoring depend on."""
-
-    @property
-    def answers_late(self) -> bool:
-        """True if a value may still take effect after its write has failed."""
-
-    def why_not_now(self, path: str) -> str:
-        """Why the knob cannot be set at present, although it can be read; empty if it can."""
-
-    def persists(self, path: str) -> bool:
-        """True if a recreated cgroup gets this value again, so that restoring does not end with the cgroup."""
-
-    def restore_absent(self, path: str, text: str) -> bool:
-        """Restore a value whose cgroup does not exist; False if nothing persists.
-
-        Raises:
-            KernelError: it was refused.
-        """
-
-    def tidy(self, path: str) -> str:
-        """Remove what only served the setting, once its value is restored; returns why some of it remains."""
 
 
 class Backends:
@@ -46,10 +21,10 @@ class Backends:
     def __init__(self, fs: KernelFs) -> None:
         egress = fs if isinstance(fs, EgressFs) else None
         written = fs if egress is None else egress.below
-        self._files: Backend = CgroupFiles()
-        self._classes: Backend = self._files if egress is None else TrafficClasses(egress)
+        self._files = Backend()
+        self._classes = self._files if egress is None else TrafficClasses(egress)
         self._unit_files = written if isinstance(written, UnitFs) else None
-        self._units: Backend = self._files if self._unit_files is None else SystemdUnits(self._unit_files)
+        self._units = self._files if self._unit_files is None else SystemdUnits(self._unit_files)
 
     def of(self, path: str) -> Backend:
         """The backend of this file."""

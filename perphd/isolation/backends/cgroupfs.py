@@ -1,28 +1,88 @@
-"""Cgroup files: a value ends with its cgroup, and a failed write has no later effect."""
+"""Cgroup files: writes one value and compares values read back.
+
+Needs neither journal nor daemon, so enforcing and restoring use the same rules. Units and traffic classes are read and
+written by the same functions; ``perphd.isolation.backends`` has what differs.
+"""
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterable
+from posixpath import basename
 
-class CgroupFiles:
-    """See ``perphd.isolation.backends.Backend``. Other kinds of files differ from it in single answers."""
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.errors import Busy, Full, Gone, Invalid, ParseError
+from perphd.host.cgroup import lines
+from perphd.host.cgroup.group import parent_list
+from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
+from perphd.host.fs import Identity, KernelFs, read_text, write_within
 
-    @property
-    def answers_late(self) -> bool:
-        """False: the kernel has answered when write(2) returns."""
+
+def put(fs: KernelFs, path: str, data: bytes, identity: Identity | None = None) -> str:
+    """Write one value and return the text read back. ``identity``: of the directory that must contain the file.
+
+    An empty value is written as an empty line where that means "no list of its own", and only there. If the kernel
+    refuses because the cgroup has processes, the parent's list is written instead. A file with one line per disk takes
+    one write for every disk that differs.
+
+    Raises:
+        KernelError: the kernel refused, or reading back failed.
+        ParseError: an empty value for a file where it would be destructive.
+    """
+    if lines.is_keyed(path):
+        _put_lines(fs, path, data.decode(), identity)
+    elif not data.strip():
+        if basename(path) not in EMPTY_ALLOWED:
+            raise ParseError(f"a value for {path}", "", "a value: an empty line is destructive there")
+        try:
+            write_within(fs, path, b"\n", identity)
+        except (Full, Busy):
+            around = parent_list(fs, path)
+            if not around:
+                raise
+            write_within(fs, path, f"{around}\n".encode(), identity)
+    else:
+        write_within(fs, path, data, identity)
+    return fs.read(path).decode(errors="replace").rstrip("\n")
+
+
+def _put_lines(fs: KernelFs, path: str, text: str, identity: Identity | None) -> None:
+    for line in lines.steps(path, text, read_text(fs, path)):
+        try:
+            write_within(fs, path, f"{line}\n".encode(), identity)
+        except Gone as exc:
+            if exc.errno != errno.ENODEV:
+                raise
+            advice = "no such device (lsblk -d shows the numbers of disks)"
+            raise Invalid(path, "write", exc.errno, line, advice=advice) from exc
+
+
+def is_original(path: str, original: bytes, raw: bytes) -> bool:
+    """True if the file reads as it was found; the order of per-disk lines is ignored."""
+    if lines.is_keyed(path):
+        return lines.equal(path, original.decode(errors="replace"), raw.decode(errors="replace"))
+    return raw.rstrip(b"\n") == original.rstrip(b"\n")
+
+
+def is_free(fs: KernelFs, path: str, wanted: str, now: str) -> bool:
+    """True if ``now`` is the parent's whole list and no list was wanted, which is equivalent (see ``put``)."""
+    if wanted or lines.is_keyed(path) or basename(path) not in EMPTY_ALLOWED:
         return False
+    return bool(now) and now == parent_list(fs, path)
 
-    def why_not_now(self, path: str) -> str:
-        """Empty: a file that can be read can be set, as far as is known."""
-        return ""
 
-    def persists(self, path: str) -> bool:
-        """False: a recreated cgroup has the kernel's defaults."""
+def is_own(path: str, found: str, original: str, intents: Iterable[str]) -> bool:
+    """True if perphd may have left this text: one of its intents, or a mixture of them in a per-disk file."""
+    if lines.is_keyed(path):
+        return lines.is_mixture(path, found, (original, *intents))
+    return any(same(path, value, found) for value in intents)
+
+
+def is_what_is_left(expected: str, now: str, around: str) -> bool:
+    """True if a list lost only CPUs or nodes that went offline (cgroup v1)."""
+    if not around or not now:
         return False
-
-    def restore_absent(self, path: str, text: str) -> bool:
-        """False: there is nothing to restore."""
+    try:
+        return CpuSet.parse(now) == CpuSet.parse(expected) & CpuSet.parse(around)
+    except ParseError:
         return False
-
-    def tidy(self, path: str) -> str:
-        """Empty: nothing but the value was set."""
-        return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from posixpath import basename, dirname
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from perphd.domain.errors import Gone, KernelError
 from perphd.host.cgroup.knobs import RESCTRL_SETTINGS
@@ -18,8 +18,8 @@ from perphd.host.resctrl import (
     remove_group,
 )
 from perphd.isolation.journal_format import Original
+from perphd.isolation.restore_report import Outcome
 
-Outcome: TypeAlias = Literal["restored", "gone", "failed"]
 _IGNORE_LOCK: Final = "end that process, or give the group back all the same: perphd restore --ignore-lock"
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from perphd.host.systemd_fs import UNIT_DEVICE, UnitFs
-from perphd.isolation.backends.cgroupfs import CgroupFiles
+from perphd.isolation.backends.backend import Backend
 from perphd.isolation.journal_format import Original
 
 
-class SystemdUnits(CgroupFiles):
-    """See ``perphd.isolation.backends.Backend``."""
+class SystemdUnits(Backend):
+    """Units of systemd."""
+
+    answers_late = True  # systemd may carry out a request after its answer timed out
 
     def __init__(self, units: UnitFs) -> None:
         self._fs = units
-
-    @property
-    def answers_late(self) -> bool:
-        """True: systemd may carry out a request after its answer timed out."""
-        return True
 
     def persists(self, path: str) -> bool:
         """True for properties; a frozen unit is not frozen again."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from perphd.host.egress_fs import EgressFs
-from perphd.isolation.backends.cgroupfs import CgroupFiles
+from perphd.isolation.backends.backend import Backend
 
 
-class TrafficClasses(CgroupFiles):
-    """See ``perphd.isolation.backends.Backend``."""
+class TrafficClasses(Backend):
+    """Egress ceilings."""
 
     def __init__(self, egress: EgressFs) -> None:
         self._fs = egress

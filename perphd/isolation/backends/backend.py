@@ -1,0 +1,30 @@
+"""What planning and restoring ask of each kind of knob."""
+
+from __future__ import annotations
+
+
+class Backend:
+    """One kind of knob. The answers here are those of plain cgroup files; other kinds override some."""
+
+    answers_late = False
+    """True if a value may still take effect after its write has failed."""
+
+    def why_not_now(self, path: str) -> str:
+        """Why the knob cannot be set at present, although it can be read; empty if it can."""
+        return ""
+
+    def persists(self, path: str) -> bool:
+        """True if a recreated cgroup gets this value again, so that restoring does not end with the cgroup."""
+        return False
+
+    def restore_absent(self, path: str, text: str) -> bool:
+        """Restore a value whose cgroup does not exist; False if nothing persists.
+
+        Raises:
+            KernelError: it was refused.
+        """
+        return False
+
+    def tidy(self, path: str) -> str:
+        """Remove what only served the setting, once its value is restored; returns why some of it remains."""
+        return ""
