@@ -133,7 +133,7 @@ async def test_a_publisher_may_change_its_own_node_only(
                 await remove_node(api, name)
 
 
-@pytest.mark.parametrize("name", ["crd", "rbac", "rbac-bind", "own-node", "publisher", "extender", "webhook"])
+@pytest.mark.parametrize("name", ["crd", "rbac", "rbac-bind", "own-node", "publisher", "daemon", "extender", "webhook"])
 def test_manifests_are_accepted_by_the_api_server(plane: ControlPlane, name: str) -> None:
     file = str(MANIFESTS / f"{name}.yaml")
     told = plane.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", file)

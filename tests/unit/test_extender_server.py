@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from perphd.adapters.kubernetes.documents import DocumentCache, follow_address, follow_folder
 from perphd.adapters.kubernetes.extender import ExtenderServer
 from perphd.adapters.kubernetes.extender_program import main
+from perphd.adapters.kubernetes.objects import published_document
 from perphd.adapters.kubernetes.recording import Recorder, replayed
 from perphd.cluster.calls import SchedulerCall
 from perphd.cluster.document import NodeDocument
@@ -119,6 +120,46 @@ async def test_a_document_grows_old_by_arrival_and_not_by_the_clock_of_its_node(
         assert await fresh() == ["ahead"]
         given = await (await client.post("/prioritize", json=call("ahead", "behind"))).json()
         assert given == [{"Host": "ahead", "Score": 10}, {"Host": "behind", "Score": 0}]
+
+
+async def test_documents_of_other_versions_serve_as_far_as_their_keys_are_known() -> None:
+    def published(change: Any) -> Any:
+        data = encode(document(made=5.0))
+        change(data)
+        return {"status": {"document": data, "ttlSeconds": 60.0, "unheardOf": True}}
+
+    def newer(data: Any) -> None:
+        data["carbon"] = {"grams": 7}
+        data["lras"][0]["mood"] = "fine"
+        data["copper"]["gpus"] = 1.0
+
+    def older(data: Any) -> None:
+        for key in ("held", "problems"):  # keys that came later have defaults
+            del data[key]
+
+    def broken(data: Any) -> None:
+        del data["copper"]
+
+    def unknown_value(data: Any) -> None:
+        data["lras"][0]["health"] = "sleepy"
+
+    clock = Clock()
+    cache = filled(clock, broken=document(), strange=document())
+    kinds = {"newer": newer, "older": older, "broken": broken, "strange": unknown_value}
+    for name, change in kinds.items():
+        profile = published(change)
+        cache.put(name, partial(published_document, profile))
+    async with serving(ExtenderServer(cache, "optum", clock=clock)) as client:
+        fleet = await (await client.get("/fleet")).json()
+        assert sorted(fleet["refused"]) == ["broken", "strange"]
+        assert "copper" in fleet["refused"]["broken"]
+        assert "sleepy" in fleet["refused"]["strange"]
+        # What could be read before stays until it is stale; then the node counts as one without a document.
+        clock.now_s += 45.0
+        answer = await (await client.post("/filter", json=call(*kinds))).json()
+        assert answer["NodeNames"] == list(kinds)
+        why = await (await client.get("/explain", params={"pod": "batch/pi-7x9"})).json()
+        assert (why["filter"]["fresh"], why["filter"]["stale"]) == (2, 2)
 
 
 async def test_when_every_profile_is_stale_the_balanced_policy_ranks_and_nothing_is_refused() -> None:

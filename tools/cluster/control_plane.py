@@ -175,7 +175,7 @@ class ControlPlane:
             "--secure-port", str(self._api), "--cert-dir", f"{self.folder}/certs",
             "--service-cluster-ip-range", "10.0.0.0/24", "--service-account-issuer", "https://lab",
             "--service-account-key-file", key, "--service-account-signing-key-file", key,
-            "--token-auth-file", f"{self.folder}/tokens.csv", "--authorization-mode", "Node,RBAC",
+            "--token-auth-file", f"{self.folder}/tokens.csv", "--authorization-mode", "Node,RBAC", "--allow-privileged",
             "--endpoint-reconciler-type", "none", "--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition",
         )  # fmt: skip
         self._wait("kube-apiserver", f"{self.url}/readyz")
