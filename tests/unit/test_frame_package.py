@@ -68,4 +68,7 @@ def test_programs_that_perphd_calls_are_recommended() -> None:
 def test_the_monitoring_files_are_shipped() -> None:
     assert "/usr/share/perphd/monitoring packaging/monitoring/*" in (DEBIAN / "rules").read_text()
     names = {path.name for path in (ROOT / "packaging/monitoring").iterdir()}
-    assert names == {"perphd-dashboard.json", "perphd.rules.yml"}
+    assert names == {
+        *("perphd-dashboard.json", "perphd.rules.yml"),
+        *("perphd-fleet.json", "perphd-fleet.rules.yml"),
+    }

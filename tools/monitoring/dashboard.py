@@ -6,7 +6,7 @@ Made by code so that panels look alike and a test can compare every name in it w
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ TARGET = Path(__file__).parents[2] / "packaging/monitoring/perphd-dashboard.json
 _WIDTH, _HEIGHT = 24, 8
 _HOST = 'instance=~"$instance"'
 _LRA = f'{_HOST},workload=~"$lra"'
+DATA_SOURCE = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -28,7 +29,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One plot. ``unit``: Grafana's name of it; ``limit``: a line at this value; ``width``: of 24 columns."""
+    """One plot. ``unit``: Grafana's name of it; ``limit``: a line at this value; ``width``: of 24 columns.
+
+    ``is_bad``: a stat of 1 and above is red.
+    """
 
     title: str
     text: str
@@ -38,6 +42,7 @@ class Panel:
     width: int = 12
     kind: str = "timeseries"
     stacked: bool = False
+    is_bad: bool = True
 
 
 ROWS: dict[str, Sequence[Panel]] = {
@@ -54,7 +59,7 @@ ROWS: dict[str, Sequence[Panel]] = {
         ),
         Panel(
             "Hosts that enforce", "Hosts whose general mode is enforce.",
-            (Query(f"sum(perphd_enforcing{{{_HOST}}})", ""),), width=4, kind="stat",
+            (Query(f"sum(perphd_enforcing{{{_HOST}}})", ""),), width=4, kind="stat", is_bad=False,
         ),
         Panel(
             "Pauses", "Pauses in force.",
@@ -266,14 +271,33 @@ ROWS: dict[str, Sequence[Panel]] = {
 
 def dashboard() -> dict[str, Any]:
     """The dashboard as Grafana imports it."""
+    return board(
+        "perphd",
+        "perphd",
+        "Long-running applications and batch on hosts with perphd.",
+        ROWS,
+        _variables(),
+        [_changes()],
+    )
+
+
+def board(
+    uid: str,
+    title: str,
+    description: str,
+    rows: Mapping[str, Sequence[Panel]],
+    variables: Sequence[Mapping[str, Any]],
+    annotations: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """A dashboard with these rows of panels, as Grafana imports it."""
     panels: list[dict[str, Any]] = []
     y = 0
-    for title, row in ROWS.items():
+    for heading, row in rows.items():
         panels.append(
             {
                 "id": len(panels) + 1,
                 "type": "row",
-                "title": title,
+                "title": heading,
                 "collapsed": False,
                 "gridPos": {"h": 1, "w": _WIDTH, "x": 0, "y": y},
                 "panels": [],
@@ -289,9 +313,9 @@ def dashboard() -> dict[str, Any]:
             x += panel.width
         y += height
     return {
-        "uid": "perphd",
-        "title": "perphd",
-        "description": "Long-running applications and batch on hosts with perphd.",
+        "uid": uid,
+        "title": title,
+        "description": description,
         "tags": ["perphd"],
         "schemaVersion": 38,
         "editable": True,
@@ -299,8 +323,8 @@ def dashboard() -> dict[str, Any]:
         "refresh": "30s",
         "time": {"from": "now-6h", "to": "now"},
         "timezone": "",
-        "templating": {"list": _variables()},
-        "annotations": {"list": [_changes()]},
+        "templating": {"list": list(variables)},
+        "annotations": {"list": list(annotations)},
         "panels": panels,
     }
 
@@ -308,7 +332,7 @@ def dashboard() -> dict[str, Any]:
 def _panel(panel: Panel, number: int, grid: dict[str, int]) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
     custom: dict[str, Any] = {}
-    if panel.kind == "stat" and panel.title != "Hosts that enforce":
+    if panel.kind == "stat" and panel.is_bad:
         steps.append({"color": "red", "value": 1})
     if panel.limit is not None:
         steps.append({"color": "red", "value": panel.limit})
@@ -345,13 +369,14 @@ def _panel(panel: Panel, number: int, grid: dict[str, int]) -> dict[str, Any]:
 
 def _variables() -> list[dict[str, Any]]:
     return [
-        {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"},
-        _values("instance", "Host", "label_values(perphd_info, instance)"),
-        _values("lra", "LRA", f"label_values(perphd_lra_health{{{_HOST}}}, workload)"),
+        DATA_SOURCE,
+        values_of("instance", "Host", "label_values(perphd_info, instance)"),
+        values_of("lra", "LRA", f"label_values(perphd_lra_health{{{_HOST}}}, workload)"),
     ]
 
 
-def _values(name: str, label: str, query: str) -> dict[str, Any]:
+def values_of(name: str, label: str, query: str) -> dict[str, Any]:
+    """A variable with the values that this query returns."""
     return {
         "name": name,
         "label": label,

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from perphd.cluster.document import NodeDocument
+from perphd.domain.decision import Health
 from perphd.domain.reading import Reading, available
 
 TEXT: Final = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
@@ -102,8 +103,9 @@ class FleetCollector(Collector):
             labels=("node", "health"),
         )
         for node, each in documents.items():
-            for health, count in sorted(Tally(lra.health.value for lra in each.lras).items()):
-                lras.add_metric([node, health], count)
+            found = Tally(lra.health for lra in each.lras)
+            for health in Health:
+                lras.add_metric([node, health.value], found[health])
         yield lras
 
 
