@@ -24,6 +24,7 @@ from typing import Any, Final, TypeAlias
 from perphd.agent import spawn
 from perphd.agent.records import Records
 from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.backoff import BackoffRule, RetryPause
 from perphd.domain.forecast import PUBLISHED_FILE, SUMMARY_FILE, ForecastSummary
 from perphd.domain.job import EndedJob
 from perphd.domain.reading import Reading, Unavailable
@@ -31,8 +32,7 @@ from perphd.domain.reading import Reading, Unavailable
 PERIOD_S: Final = 60.0
 PHASE_S: Final = 8.0
 """The worker's windows begin with the minute; this long after that the store has all samples of the one before."""
-FIRST_PAUSE_S: Final = 60.0
-GREATEST_PAUSE_S: Final = 3600.0
+RESTART: Final = BackoffRule(60.0, 3600.0)
 STEADY_S: Final = 1800.0
 """A worker that has run this long before it ended counts as sound: the pause is the first one again."""
 SAVES_WITHIN_S: Final = 5.0
@@ -93,9 +93,9 @@ class ForecastProcess:
         self._pipe: int | None = None
         self._unsent = b""
         self._wall_clock = wall_clock
-        self._started_s = self._told_s = self._not_before_s = -float("inf")
+        self._started_s = self._told_s = -float("inf")
         self._tell_s = -float("inf")
-        self._pause_s = FIRST_PAUSE_S
+        self._restart = RetryPause(RESTART)
         self._closed = False
 
     def step(self, now_s: float, message: Callable[[], Message]) -> None:
@@ -103,7 +103,7 @@ class ForecastProcess:
         if self._closed:
             return
         if self._pid is None and self._starting is None:
-            if now_s >= self._not_before_s:
+            if now_s >= self._restart.until_s:
                 self._start(now_s)
             return
         if self._starting is not None:
@@ -225,10 +225,9 @@ class ForecastProcess:
     def _failed(self, now_s: float, why: str) -> None:
         self._close_pipe()
         if now_s - self._started_s >= STEADY_S:
-            self._pause_s = FIRST_PAUSE_S
-        self._not_before_s = now_s + self._pause_s
-        text = f"no forecasts: {why}; the worker is started again in {self._pause_s:.0f} s"
-        self._pause_s = min(GREATEST_PAUSE_S, 2 * self._pause_s)
+            self._restart.succeeded()
+        self._restart.failed(now_s)
+        text = f"no forecasts: {why}; the worker is started again in {self._restart.pause_s:.0f} s"
         self._records.problem("forecast", text, now_s)
 
     def _send(self) -> None:

@@ -1,7 +1,8 @@
-"""Exponential backoff as a rule without state: the pause that follows a pause."""
+"""Exponential backoff: the pause that follows a pause, and the time of the next try."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -15,3 +16,21 @@ class BackoffRule:
     def after(self, pause_s: float) -> float:
         """The pause that follows one of ``pause_s``; 0: there was none."""
         return min(2 * pause_s, self.longest_s) if pause_s else self.first_s
+
+
+@dataclass(slots=True)
+class RetryPause:
+    """The pause before the next try: ``pause_s`` seconds, until ``until_s``."""
+
+    rule: BackoffRule
+    pause_s: float = 0.0
+    until_s: float = -math.inf
+
+    def failed(self, now_s: float) -> None:
+        """Begin the next pause."""
+        self.pause_s = self.rule.after(self.pause_s)
+        self.until_s = now_s + self.pause_s
+
+    def succeeded(self) -> None:
+        """Forget the failures."""
+        self.pause_s, self.until_s = 0.0, -math.inf

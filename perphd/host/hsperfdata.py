@@ -15,7 +15,6 @@ nothing in it is trusted.
 
 from __future__ import annotations
 
-import math
 import re
 import struct
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from perphd.domain.backoff import BackoffRule, RetryPause
 from perphd.domain.errors import KernelError, ParseError
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.host.fs import KernelFs, ListsStrangers, ReadsStrangers
@@ -37,8 +37,8 @@ MOST_NAMES: Final = 2000
 """Maximum number of names listed in search of a JVM's folder."""
 MOST_JVMS: Final = 2
 SEARCHED: Final = 2
-FIRST_PAUSE_S: Final = 5.0
-GREATEST_PAUSE_S: Final = 600.0
+SEARCH: Final = BackoffRule(5.0, 600.0)
+"""Backoff of looks at a process that is no JVM."""
 _FOLDER: Final = "hsperfdata_"
 _NO_JVM: Final = Unavailable("no process of the group is a JVM")
 _PROLOGUE: Final = struct.Struct(">IBBBB")
@@ -163,7 +163,7 @@ class CollectionShare:
     def __init__(self, fs: KernelFs) -> None:
         self._fs = fs
         self._jvms: dict[int, _Jvm] = {}
-        self._others: dict[int, tuple[float, float]] = {}
+        self._others: dict[int, RetryPause] = {}
 
     def read(self, pids: tuple[int, ...], now_s: float) -> Reading:
         """The largest share among these processes since the last look; Unavailable if none is a JVM."""
@@ -190,8 +190,8 @@ class CollectionShare:
         for pid in pids:
             if not left or len(self._jvms) >= MOST_JVMS:
                 return
-            again_s, pause_s = self._others.get(pid, (-math.inf, FIRST_PAUSE_S))
-            if pid in self._jvms or now_s < again_s:
+            pause = self._others.get(pid)
+            if pid in self._jvms or (pause is not None and now_s < pause.until_s):
                 continue
             left -= 1
             path = find_jvm(self._fs, pid)
@@ -200,7 +200,7 @@ class CollectionShare:
                 self._jvms[pid] = _Jvm(path, now_s, found)
                 self._others.pop(pid, None)
             else:
-                self._others[pid] = (now_s + pause_s, min(GREATEST_PAUSE_S, 2 * pause_s))
+                self._others.setdefault(pid, RetryPause(SEARCH)).failed(now_s)
 
 
 def _text(data: bytes, start: int, end: int) -> str:

@@ -22,6 +22,7 @@ from posixpath import basename, dirname
 from typing import Final, Protocol
 
 import rdt
+from perphd.domain.backoff import BackoffRule, RetryPause
 from perphd.domain.errors import KernelError
 from perphd.domain.reading import Unavailable
 from perphd.domain.workload import Kind, WorkloadSpec
@@ -53,9 +54,8 @@ LOOK_AGAIN_S: Final = 30.0
 """Interval at which resctrl monitoring is looked for when it is unavailable."""
 LOCK_WAIT_S: Final = 0.2
 """Time that a look waits for resctrl's lock. Short, because looks repeat and a restore waits for them."""
-FIRST_PAUSE_S: Final = 1.0
-"""Pause after the first refusal, doubled with each; the kernel checks RMIDs in limbo once a second."""
-LONGEST_PAUSE_S: Final = 30.0
+REFUSED: Final = BackoffRule(1.0, 30.0)
+"""Backoff after refusals; the kernel checks RMIDs in limbo once a second."""
 FULL_S: Final = 60.0
 """Time after ENOSPC during which the number of groups does not grow."""
 
@@ -109,21 +109,6 @@ class _State:
 
 
 @dataclass(slots=True)
-class _Pause:
-    """An exponential backoff."""
-
-    length_s: float = 0.0
-    until_s: float = -math.inf
-
-    def refused(self, now_s: float) -> None:
-        self.length_s = min(max(2 * self.length_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-        self.until_s = now_s + self.length_s
-
-    def over(self) -> None:
-        self.length_s, self.until_s = 0.0, -math.inf
-
-
-@dataclass(slots=True)
 class _Rotation:
     """Rotation state when RMIDs are short.
 
@@ -153,7 +138,7 @@ class MonitorGroups:
         self._since = 0
         self._states: dict[str, _State] = {}
         self._rotation = _Rotation()
-        self._limbo, self._locked = _Pause(), _Pause()
+        self._limbo, self._locked = RetryPause(REFUSED), RetryPause(REFUSED)
         self._full: tuple[int, float] = (0, -math.inf)
         self._there: set[rdt.GroupRef] = set()
         self._last = CountedGroups(otherwise=NOT_ASKED)
@@ -179,9 +164,9 @@ class MonitorGroups:
             self._groups = None
         try:
             self._last = self._look(asked, placement, now_s)
-            self._locked.over()
+            self._locked.succeeded()
         except rdt.Busy as exc:
-            self._locked.refused(now_s)
+            self._locked.failed(now_s)
             self.next_s = self._locked.until_s
             return self._noted(f"monitor groups are not updated now: {exc}; perphd retries")
         except (rdt.ResctrlError, KernelError) as exc:
@@ -400,12 +385,12 @@ class MonitorGroups:
         except rdt.Busy as exc:
             if exc.errno != errno.EBUSY:
                 raise
-            self._limbo.refused(now_s)
+            self._limbo.failed(now_s)
             return IN_LIMBO
         except rdt.Full:
             self._full = (len(self._there), now_s + FULL_S)
             return NO_IDS
-        self._limbo.over()
+        self._limbo.succeeded()
         self._there.add(group)
         return None
 
@@ -476,7 +461,7 @@ class MonitorGroups:
                 "cache occupancy and memory bandwidth are not measured"
             )
         if self._limbo.until_s > now_s:
-            notes.append(f"{IN_LIMBO.reason}; retried in {self._limbo.length_s:g} s")
+            notes.append(f"{IN_LIMBO.reason}; retried in {self._limbo.pause_s:g} s")
         return tuple(notes)
 
 

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from perphd.domain.backoff import BackoffRule, RetryPause
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import KernelError
 from perphd.domain.reading import Reading, Unavailable, available, fmap, ratio
@@ -37,12 +38,10 @@ It is one scheduler tick.
 STARVED_SAMPLES: Final = 3
 """Consecutive samples with too little counting time after which fewer events are opened."""
 
-FIRST_RETRY_S: Final = 2.0
-LONGEST_RETRY_S: Final = 60.0
-"""Shortest and longest time until opening is retried after a refusal that is not about events; it doubles."""
-FIRST_RISE_S: Final = 60.0
-LONGEST_RISE_S: Final = 960.0
-"""Shortest and longest time until more events are tried after a shortage of counters; it doubles."""
+RETRY: Final = BackoffRule(2.0, 60.0)
+"""Backoff of opening after a refusal that is not about events."""
+RISE: Final = BackoffRule(60.0, 960.0)
+"""Backoff of trying more events after a shortage of counters."""
 NEXT_RISE_S: Final = 10.0
 """Time until more events are tried after a larger group ran."""
 
@@ -79,12 +78,12 @@ class EventMeter:
         self._hardware = hardware
         self._group: EventGroup | None = None
         self._missing: Readings = dict.fromkeys(EVENT_FIELDS, NOT_USED)
-        self._retry_at_s, self._retry_s = -math.inf, FIRST_RETRY_S
+        self._retry = RetryPause(RETRY)
         self._most = len(HARDWARE_ORDER)
         self._share = 1.0
         self._starved = 0
         self._look = False
-        self._rise_at_s, self._rise_s, self._rose = math.inf, FIRST_RISE_S, False
+        self._rise_at_s, self._rise_s, self._rose = math.inf, 0.0, False
         self._forget_counts()
 
     def _forget_counts(self) -> None:
@@ -149,25 +148,23 @@ class EventMeter:
     # -- opening ------------------------------------------------------------------------------------
 
     def _open(self, now_s: float) -> None:
-        if self._ladder is None or now_s < self._retry_at_s:
+        if self._ladder is None or now_s < self._retry.until_s:
             return
         self._forget_counts()
-        self._retry_at_s = now_s + self._retry_s
+        self._retry.failed(now_s)
         try:
             self._group = self._ladder.open(
                 self._directory, self._cpus, now_s, self._most, hardware=self._hardware
             )
         except KernelError as exc:
             self._missing = dict.fromkeys(EVENT_FIELDS, Unavailable(str(exc)))
-            self._retry_s = min(2.0 * self._retry_s, LONGEST_RETRY_S)
             return
         if self._group is None:
             why = self._ladder.why(PerfEventKind.INSTRUCTIONS)
             reason = NO_PMU if why is None else why
             self._missing = {**dict.fromkeys(EVENT_FIELDS, reason), "context_switches_per_s": NOT_FOR_BATCH}
-            self._retry_s = min(2.0 * self._retry_s, LONGEST_RETRY_S)
         else:
-            self._retry_s = FIRST_RETRY_S
+            self._retry.pause_s = 0.0
 
     def _replace(self, now_s: float) -> None:
         """Switch to a new group without losing an interval. The old one stays if none can be opened."""
@@ -195,7 +192,7 @@ class EventMeter:
         if not smaller:
             self._starved = 1
             return
-        self._rise_s = min(2.0 * self._rise_s, LONGEST_RISE_S) if self._rose else FIRST_RISE_S
+        self._rise_s = RISE.after(self._rise_s if self._rose else 0.0)
         self._most, self._rise_at_s, self._rose = smaller[0], now_s + self._rise_s, False
         self._starved = 0
         self._replace(now_s)

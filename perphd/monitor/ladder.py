@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from perphd.domain.backoff import BackoffRule
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import KernelError
 from perphd.domain.reading import Unavailable
@@ -28,9 +29,8 @@ GROUP_SIZES: Final = (len(HARDWARE_ORDER), 3, 2, 1)
 """Group sizes to try when counters are short: without stalls, without misses, instructions alone."""
 SOFTWARE: Final = (PerfEventKind.TASK_CLOCK_NS, PerfEventKind.CONTEXT_SWITCHES)
 
-FIRST_PAUSE_S: Final = 60.0
-LONGEST_PAUSE_S: Final = 3600.0
-"""Shortest and longest time until a refused event is retried. A retry costs a few system calls."""
+RETRY: Final = BackoffRule(60.0, 3600.0)
+"""Backoff until a refused event is retried. A retry costs a few system calls."""
 
 NO_PMU: Final = Unavailable("no performance monitoring unit is visible on this host")
 NO_INSTRUCTIONS: Final = Unavailable("the performance monitoring unit counts cycles, but no instructions")
@@ -43,7 +43,7 @@ class _Refusal:
 
     reason: Unavailable
     retry_at_s: float
-    pause_s: float = FIRST_PAUSE_S
+    pause_s: float
 
 
 class EventLadder:
@@ -132,7 +132,7 @@ class EventLadder:
 
 def _next(before: _Refusal | None, reason: Unavailable, now_s: float) -> _Refusal:
     """The refusal that follows ``before``: the pause doubles if the earlier one had expired."""
-    if before is None:
-        return _Refusal(reason, now_s + FIRST_PAUSE_S)
-    pause_s = min(2.0 * before.pause_s, LONGEST_PAUSE_S) if before.retry_at_s <= now_s else before.pause_s
+    pause_s = 0.0 if before is None else before.pause_s
+    if before is None or before.retry_at_s <= now_s:
+        pause_s = RETRY.after(pause_s)
     return _Refusal(reason, now_s + pause_s, pause_s)

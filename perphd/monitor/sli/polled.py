@@ -7,14 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from perphd.domain.backoff import BackoffRule, RetryPause
 from perphd.domain.errors import PerphError
 from perphd.domain.masking import masked
 from perphd.domain.reading import Unavailable
 from perphd.monitor.sli.reading import SliReading
 from perphd.monitor.sli.resolution import Resolution, ResolutionFinder
 
-FIRST_RETRY_S: Final = 1.0
-LAST_RETRY_S: Final = 30.0
+RETRY: Final = BackoffRule(1.0, 30.0)
 
 AnsweredAt: TypeAlias = Callable[[], float]
 """Returns the moment of the call, as time base of a rate, on the same scale as ``now_s``."""
@@ -35,8 +35,7 @@ class PolledSource(ABC):
         """``known``: its resolution; None: to be found while reading."""
         self._label, self._timeout_s = label, timeout_s
         self._finder = ResolutionFinder(known)
-        self._retry_s = FIRST_RETRY_S
-        self._not_before_s: float | None = None
+        self._retry = RetryPause(RETRY)
         self._reason = ""
 
     @property
@@ -62,7 +61,7 @@ class PolledSource(ABC):
 
     async def read(self, now_s: float) -> SliReading:
         """The indicators now, or the reason why there are none."""
-        if self._not_before_s is not None and now_s < self._not_before_s:
+        if now_s < self._retry.until_s:
             # No countdown in the reason: equal reasons are stored and shown once.
             return SliReading.missing(Unavailable(self._reason))
         loop = asyncio.get_running_loop()
@@ -75,13 +74,12 @@ class PolledSource(ABC):
         except Exception as exc:  # a client library may raise anything; none of it may stop the daemon
             words = str(exc) if isinstance(exc, PerphError) else f"{type(exc).__name__}: {exc}"
             return await self._refuse(now_s, f"{self._label}: {masked(words)}")
-        self._not_before_s, self._retry_s = None, FIRST_RETRY_S
+        self._retry.succeeded()
         return reading
 
     async def _refuse(self, now_s: float, reason: str) -> SliReading:
         self._reason = reason
-        self._not_before_s = now_s + self._retry_s
-        self._retry_s = min(2.0 * self._retry_s, LAST_RETRY_S)
+        self._retry.failed(now_s)
         await self._failed()
         return SliReading.missing(Unavailable(reason))
 
