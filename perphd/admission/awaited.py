@@ -7,13 +7,12 @@ Pure.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from perphd.admission.lra_context import LraContext
 from perphd.admission.lra_state import LraState
 from perphd.admission.rescue import Move
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action
+from perphd.domain.quick import replace
 
 WAITS = "cache and bandwidth settings are still being written; "
 

@@ -7,7 +7,7 @@ may be given back next, whether the model's advice is suspended, and which alloc
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from perphd.admission import outcomes, quarantine
@@ -19,6 +19,7 @@ from perphd.admission.rescue import Move
 from perphd.admission.scatter import mean
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action, Outcome
+from perphd.domain.quick import replace
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available, value_or
 
 FIRST_STRIDE: Final = 2

@@ -24,12 +24,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from perphd.admission.miss_cost import MissCost
 from perphd.admission.phases import HORIZONS, Onset, Series
 from perphd.admission.settings import PolicySettings
+from perphd.domain.quick import replace
 from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Quality, Sample
 

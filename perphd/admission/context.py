@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import TypeVar
@@ -15,6 +16,8 @@ from perphd.domain.workload import Kind
 STARVED_PCT = 20.0
 """CPU pressure (%) of a batch workload above which its CPU use understates its demand."""
 
+
+_CPU_KNOBS = frozenset({"cpus", "cpu_weight"})
 
 MOST_GROWTH = 4.0
 """Largest factor by which an LRA's CPU use is extrapolated beyond loads seen undisturbed."""
@@ -65,6 +68,22 @@ def giving(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
 def giving_now(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
     """Those of the ``giving`` workloads that have a sample."""
     return tuple(v for v in giving(snapshot) if v.sample is not None)
+
+
+@once
+def settable(snapshot: Snapshot) -> frozenset[str]:
+    """``cpus`` and ``cpu_weight``, each if it can be set on all ``giving`` workloads that have one of them.
+
+    Batch without settable knobs (a systemd unit, a missing cgroup) does not prevent restricting the rest.
+    """
+    knobs = [found for v in giving(snapshot) if (found := v.enforceable & _CPU_KNOBS)]
+    return frozenset.intersection(*knobs) if knobs else frozenset()
+
+
+@once
+def least_batch_cores(snapshot: Snapshot) -> int:
+    """Cores that batch always keeps, as far as the host has them: at least 1."""
+    return max((math.ceil(v.spec.least_cores) for v in batches(snapshot)), default=1)
 
 
 def total_cores(snapshot: Snapshot) -> int:

@@ -7,7 +7,6 @@ carries state between ticks; ``change_review`` decides what becomes of a change.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from perphd.admission import (
     awaited,
@@ -40,6 +39,7 @@ from perphd.admission.thresholds import FAIR
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import TROUBLED, Action, Cause, Decision, Health, Outcome, Verdict
 from perphd.domain.policy import ResPerfModel, Snapshot, WorkloadView
+from perphd.domain.quick import replace
 from perphd.domain.reading import Unavailable, available, value_or
 from perphd.domain.sample import Sample, is_short
 from perphd.domain.signals import Performance, performance

@@ -8,7 +8,7 @@ decide significance, at one rate of false alarms (``significance``). Detection a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from perphd.admission import cause as causes
@@ -22,7 +22,7 @@ from perphd.admission.settings import PolicySettings
 from perphd.admission.significance import ALERT_SHARE, ASSUMED_DELAY, ASSUMED_WORK, UNKNOWN_NOISE_SD, Weighed
 from perphd.domain.decision import AWAITED, TROUBLED, Cause, Evidence, Health, Verdict
 from perphd.domain.policy import Band, ResPerfModel
-from perphd.domain.quick import changer
+from perphd.domain.quick import changer, replace
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import SHORT_SHARE, Quality, Sample
 from perphd.domain.signals import CPU_TIME_ONLY, Performance, contended_ratio, work_unit

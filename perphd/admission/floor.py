@@ -19,7 +19,7 @@ Allocations record weights without this adjustment, so a demotion is only as str
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from perphd.admission.context import batches
@@ -27,6 +27,7 @@ from perphd.domain.allocation import DEFAULT_WEIGHT, IDLE, KEEP, Settings
 from perphd.domain.decision import Outcome
 from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.progress import NO_PROGRESS, OVER_S, Progress, advance
+from perphd.domain.quick import replace
 from perphd.domain.reading import Unavailable, available, value_or
 from perphd.domain.workload import WorkloadSpec
 

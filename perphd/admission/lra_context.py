@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from perphd.admission import inferer, ladder, origin
 from perphd.admission.context import (
@@ -15,7 +13,9 @@ from perphd.admission.context import (
     cores_per_cpu,
     giving,
     giving_now,
+    least_batch_cores,
     model_context,
+    settable,
     total_cores,
 )
 from perphd.admission.detector import Target
@@ -25,6 +25,7 @@ from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Candidate
 from perphd.domain.policy import ResPerfModel, Snapshot, WorkloadView
+from perphd.domain.quick import replace
 from perphd.domain.reading import NOT_MEASURED, available, value_or
 from perphd.domain.sample import Sample, lies_after
 from perphd.domain.workload import Touch
@@ -65,14 +66,11 @@ class LraContext:
         )
 
     def knobs(self) -> Knobs:
-        """CPU knobs that can be set, of the enforced batch workloads or of all if none is enforced.
-
-        Batch without settable knobs (a systemd unit, a missing cgroup) does not prevent restricting the rest.
-        """
-        batch = tuple(v for v in self.giving() if v.enforceable & {"cpus", "cpu_weight"})
+        """CPU knobs that can be set; batch's as ``settable`` has them."""
+        batch = settable(self.snapshot)
         return Knobs(
-            batch_cpus=bool(batch) and all("cpus" in v.enforceable for v in batch),
-            batch_weight=bool(batch) and all("cpu_weight" in v.enforceable for v in batch),
+            batch_cpus="cpus" in batch,
+            batch_weight="cpu_weight" in batch,
             lra_cpus="cpus" in self.view.enforceable and self.may_part(),
             siblings=cores_per_cpu(self.snapshot) < 1.0,
         )
@@ -87,8 +85,7 @@ class LraContext:
 
     def floor_cores(self) -> int:
         """Cores that batch always keeps."""
-        wanted = max((math.ceil(v.spec.least_cores) for v in batches(self.snapshot)), default=1)
-        return min(max(1, wanted), self.nothing.cpu.total_cores)
+        return min(max(1, least_batch_cores(self.snapshot)), self.nothing.cpu.total_cores)
 
     def probe_allocation(self) -> Allocation:
         """The strongest demotion of batch that does not restrict the LRA's cores."""

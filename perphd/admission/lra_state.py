@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from perphd.admission import culprit, pregrow, probing
@@ -13,6 +13,7 @@ from perphd.admission.quarantine import Quarantine
 from perphd.admission.reach import Reach
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Health
+from perphd.domain.quick import replace
 from perphd.domain.reading import Reading, available
 from perphd.forecast.load import LoadForecast
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from perphd.admission.backoff import doubled_s
@@ -30,6 +30,7 @@ from perphd.admission.way_layout import Apart, lay_apart
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.decision import AWAITED, Action, Cause, Decision, Health, Outcome
 from perphd.domain.policy import Snapshot, TargetState, WorkloadView
+from perphd.domain.quick import replace
 from perphd.domain.reading import Unavailable, available
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.workload import Touch

@@ -7,7 +7,7 @@ LRAs in trouble get exclusive cores and one joint decision (``partitioned``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from perphd.admission import arbiter, floor, own_ways, streaming
 from perphd.admission.arbiter import NEWCOMER
@@ -33,6 +33,7 @@ from perphd.admission.streaming import Lras, Streaming
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action, Decision, Health, Outcome
 from perphd.domain.policy import Snapshot, TargetState
+from perphd.domain.quick import replace
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ changes of phase, whose share and size are counted. Pure; all state is a value.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from perphd.domain.quick import maker
+from perphd.domain.quick import maker, replace
 
 HORIZONS: Final = (2, 4, 8, 16, 30)
 """Numbers of samples over which a contrast is averaged."""

@@ -8,7 +8,7 @@ is evaluated like any other change. Pure functions and values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from perphd.admission import inferer, ladder
 from perphd.admission.backoff import doubled_s
@@ -18,6 +18,7 @@ from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import HELPED_RATIO, WORSE_RATIO
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Action, Cause
+from perphd.domain.quick import replace
 from perphd.domain.reading import available
 
 GENTLE_WEIGHT = 25

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from perphd.admission import inferer
@@ -31,6 +31,7 @@ from perphd.admission.lra_context import LraContext
 from perphd.admission.rescue import Move
 from perphd.domain.allocation import IDLE, Allocation
 from perphd.domain.decision import Action
+from perphd.domain.quick import replace
 from perphd.domain.reading import Reading, available
 from perphd.domain.workload import Exploration
 

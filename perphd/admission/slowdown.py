@@ -7,7 +7,7 @@ by ``channels``.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from perphd.admission import cause as causes
@@ -17,6 +17,7 @@ from perphd.admission.channels import CPI, Channels, Slowdown, Tolerances
 from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import Cause, Evidence
 from perphd.domain.policy import ResPerfModel
+from perphd.domain.quick import replace
 from perphd.domain.reading import Reading, available
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.signals import Performance

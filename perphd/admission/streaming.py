@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from perphd.admission import way_layout
@@ -27,6 +27,7 @@ from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.decision import Outcome
 from perphd.domain.policy import HostView, Snapshot, WorkloadView
+from perphd.domain.quick import replace
 from perphd.domain.reading import Reading, Unavailable, available, value_or
 from perphd.domain.sample import Quality, is_short
 

@@ -98,10 +98,11 @@ class ControlLoop:
             snapshot = self.snapshot(now_s, period_s)
             self.learn(snapshot)
             deciding = time.perf_counter()
-            target = self._state.parts.policy.decide(snapshot)
-            self._state.memory, self._state.target = target.memory, target
-            step = self._shape(snapshot, target)
-            await self._enforce(target, now_s, deciding)
+            with self._state.parts.records.paused():
+                target = self._state.parts.policy.decide(snapshot)
+                self._state.memory, self._state.target = target.memory, target
+                step = self._shape(snapshot, target)
+                await self._enforce(target, now_s, deciding)
             self._end(step)
             await self._state.parts.executor.follow_counted(counting.asked(self._state, self._modes), now_s)
             self._record(target, tuple(self._state.samples.values()), now_s)

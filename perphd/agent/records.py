@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from perphd.domain.decision import Action, Aftermath, Decision, Outcome
@@ -74,6 +75,10 @@ class Records:
         self._left: dict[str, None] = {}
         self._moved: deque[Change] = deque(maxlen=KEPT_CHANGES)
         self._accounts: list[HostAccount] = []
+
+    def paused(self) -> AbstractContextManager[None]:
+        """A block in which the store's thread leaves the interpreter to its caller; see ``Store.paused``."""
+        return nullcontext() if self._store is None else self._store.paused()
 
     # -- taking -------------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ class.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
 from operator import attrgetter
 from typing import Any, TypeVar, cast
@@ -54,6 +55,45 @@ def changer(kind: type[T], *names: str) -> Callable[..., T]:
         return cast(T, made)
 
     return change
+
+
+def replace(value: T, **changes: object) -> T:
+    """``dataclasses.replace`` of any fields, several times as fast for frozen dataclasses with slots.
+
+    Raises:
+        TypeError: there is no such field.
+    """
+    kind = type(value)
+    known = _PARTS.get(kind)
+    if known is None:
+        known = _PARTS[kind] = _parts(kind)
+    if isinstance(known, str):
+        return cast(T, dataclasses.replace(cast(Any, value), **changes))
+    twin, places, values_of = known
+    values = list(values_of(value))
+    try:
+        for name, item in changes.items():
+            values[places[name]] = item
+    except KeyError as exc:
+        raise TypeError(f"{kind.__name__} has no field {exc}") from None
+    made = twin(*values)
+    made.__class__ = kind
+    return cast(T, made)
+
+
+def _parts(kind: type[Any]) -> tuple[type[Any], dict[str, int], Callable[[Any], Iterable[object]]] | str:
+    """The twin, the places of the fields and a getter of their values; or why there is no twin."""
+    try:
+        twin = _twin(kind)
+    except TypeError as exc:
+        return str(exc)
+    names = [f.name for f in fields(kind)]
+    if len(names) < 2:
+        return f"{kind.__name__} has too few fields"  # attrgetter would return no tuple
+    return twin, {name: place for place, name in enumerate(names)}, attrgetter(*names)
+
+
+_PARTS: dict[type[Any], tuple[type[Any], dict[str, int], Callable[[Any], Iterable[object]]] | str] = {}
 
 
 def _twin(kind: type[Any]) -> type[Any]:

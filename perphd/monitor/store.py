@@ -15,7 +15,8 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
@@ -46,6 +47,8 @@ REASONS_EVERY_BATCHES: Final = 360
 REASONS_PER_STORE: Final = 8
 """Reasons are also repeated once per this fraction of the kept rows, so that trimming never removes the only copy."""
 RETRY_AFTER_BATCHES: Final = 6
+LONGEST_PAUSE_S: Final = 0.25
+"""Longest pause of the writer in a batch while its caller needs the interpreter (``Store.paused``)."""
 MAX_MOVED_ASIDE: Final = 3
 """Damaged files moved aside before the store gives up, assuming that the disk is broken."""
 
@@ -81,7 +84,9 @@ class Store:
         self._unwritten = 0
         self._problem: str | None = None
         self._thread: threading.Thread | None = None
-        self._writer = _Writer(self._path, self._retention_s, self._max_bytes)
+        self._may_write = threading.Event()
+        self._may_write.set()
+        self._writer = _Writer(self._path, self._retention_s, self._max_bytes, self._may_write)
 
     def start(self) -> None:
         """Start writing. Problems with the file show in ``problem``."""
@@ -138,6 +143,18 @@ class Store:
         """Add an event; a mapping is stored as JSON."""
         text = data if isinstance(data, str) else json.dumps(data, default=str)
         self._add_record("events", (wall_s, kind, text))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let the writer pause between rows within this block, so that the caller need not wait for the interpreter.
+
+        The writer goes on after ``LONGEST_PAUSE_S``.
+        """
+        self._may_write.clear()
+        try:
+            yield
+        finally:
+            self._may_write.set()
 
     @property
     def problem(self) -> str | None:
@@ -219,8 +236,9 @@ class Store:
 class _Writer:
     """Writes batches to the database, in the writing thread, and records why it cannot."""
 
-    def __init__(self, path: Path, retention_s: float, max_bytes: int) -> None:
+    def __init__(self, path: Path, retention_s: float, max_bytes: int, may_write: threading.Event) -> None:
         self._path, self._retention_s, self._max_bytes = path, retention_s, max_bytes
+        self._may_write, self._patient = may_write, True
         self._connection: sqlite3.Connection | None = None
         self._reasons: dict[str, list[Unavailable | None]] = {}
         self._stated_from = 0  # row id before the oldest of these reasons
@@ -277,13 +295,16 @@ class _Writer:
             self._connection = open_database(self._path)
             self._reasons.clear()
         connection = self._connection
+        self._patient = True
+        self._pause()
         connection.execute("BEGIN IMMEDIATE")
         if not self._reasons:
             self._stated_from = row_ids(connection, "samples")[1]
         connection.executemany(
-            _INSERT_SAMPLE, [self._row(wall_s, sample) for wall_s, tick in samples for sample in tick]
+            _INSERT_SAMPLE, (self._row(wall_s, sample) for wall_s, tick in samples for sample in tick)
         )
         for table, row in records:
+            self._pause()
             connection.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", _storable(row))
         connection.execute("COMMIT")
         self._batches += 1
@@ -298,7 +319,13 @@ class _Writer:
             if last < self._stated_from or last - self._stated_from >= distance:
                 self._reasons.clear()
 
+    def _pause(self) -> None:
+        """Wait while the loop needs the interpreter; this thread's Python code would hold it for up to 5 ms."""
+        if self._patient and not self._may_write.is_set():
+            self._patient = self._may_write.wait(LONGEST_PAUSE_S)
+
     def _row(self, wall_s: float, sample: Sample) -> Row:
+        self._pause()
         values: tuple[Reading, ...] = _values_of(sample)
         # Mostly the same objects as in the previous row, which compare in a microsecond.
         absent = [value if isinstance(value, Unavailable) else None for value in values]

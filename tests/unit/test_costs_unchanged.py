@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perphd.admission.lra_state import LraState
+from perphd.domain import quick
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Gone, KernelError
 from perphd.domain.quick import changer, maker
@@ -213,3 +215,29 @@ def test_events_of_a_group_that_did_not_run_are_those_that_are_counted(
             outs[keeps] = {"cpu_usage_cores": Unavailable("no file")}
             assert not meter.take(now_s, outs[keeps], CpuSet)
         assert outs[True] == outs[False]
+
+
+@dataclass(frozen=True, slots=True)
+class _One:
+    number: int
+
+
+def test_replacing_fields_quickly_gives_what_dataclasses_gives() -> None:
+    state = LraState(1.0, scores=(0.5,))
+    for changes in ({}, {"stride": 4}, {"scores": (1.0, 2.0), "quiet_since_s": 3.0}):
+        found = quick.replace(state, **changes)
+        assert found == replace(state, **changes)
+        assert type(found) is LraState
+        assert found is not state
+    with pytest.raises(FrozenInstanceError):
+        quick.replace(state, stride=4).stride = 5  # type: ignore[misc]
+    assert state == LraState(1.0, scores=(0.5,))
+    with pytest.raises(TypeError, match="stridee"):
+        quick.replace(state, stridee=1)
+
+
+def test_what_has_no_quick_way_is_replaced_all_the_same() -> None:
+    assert quick.replace(_One(1), number=2) == _One(2)
+    with pytest.raises(ValueError, match="negative"):  # its __post_init__ is not left out
+        quick.replace(CpuSet(1), mask=-1)
+    assert quick.replace(CpuSet(1), mask=6) == CpuSet(6)

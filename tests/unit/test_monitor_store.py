@@ -65,6 +65,53 @@ def rows(path: Path, sql: str) -> tuple[tuple[object, ...], ...]:
     return run_query(path, sql).rows
 
 
+def _never_paused() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
+class Waited(threading.Event):
+    """Knows that somebody waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.asked.set()
+        return super().wait(timeout)
+
+
+def test_nothing_is_written_while_the_writer_is_paused(
+    path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(store_module, "LONGEST_PAUSE_S", 600.0)
+    open_database(path).close()
+    store._may_write = store._writer._may_write = waited = Waited()
+    with store.paused():
+        store.start()
+        for number in range(store_module.FLUSH_AT_ROWS):
+            store.add_event(NOW, "mode", str(number))
+        assert waited.asked.wait(60.0)
+        assert rows(path, "SELECT count(*) FROM events") == ((0,),)
+    store.close()
+    assert rows(path, "SELECT count(*) FROM events") == ((store_module.FLUSH_AT_ROWS,),)
+
+
+def test_a_pause_that_does_not_end_holds_a_batch_up_once(
+    path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(store_module, "LONGEST_PAUSE_S", 0.001)
+    with store.paused():
+        store.start()
+        store.add_samples(NOW, [sample()])
+        store.add_event(NOW, "mode", "enforce")
+        store.close()
+    assert rows(path, "SELECT data FROM events") == (("enforce",),)
+    assert rows(path, "SELECT count(*) FROM samples") == ((1,),)
+
+
 def test_everything_that_goes_in_comes_out(path: Path, store: Store):
     store.start()
     measured: dict[str, Any] = {name: float(n) for n, name in enumerate(READINGS)}
@@ -428,7 +475,7 @@ def test_full_disk_costs_rows_and_is_over_when_there_is_room(path: Path, monkeyp
         return connection
 
     monkeypatch.setattr(store_module, "open_database", limited)
-    writer = store_module._Writer(path, DAY, 64 * MIB)
+    writer = store_module._Writer(path, DAY, 64 * MIB, _never_paused())
     big = [("events", (NOW, "x", "y" * 100_000))]
     assert writer.write([(NOW, [sample()])], [])
     assert not writer.write([], big)
@@ -464,7 +511,7 @@ def test_texts_with_kernel_paths_that_are_no_utf8_are_stored(path: Path, store: 
 def test_what_cannot_be_stored_costs_its_batch_and_is_said(
     path: Path, store: Store, caplog: pytest.LogCaptureFixture
 ):
-    writer = store_module._Writer(path, DAY, 64 * MIB)
+    writer = store_module._Writer(path, DAY, 64 * MIB, _never_paused())
     impossible = [("events", (NOW, "x", 1 << 70))]  # SQLite has no such number: OverflowError
     assert writer.write([], [("events", (NOW, "x", "before"))])
     assert not writer.write([(NOW, [sample()])], impossible)
