@@ -401,10 +401,10 @@ async def test_a_mode_that_is_set_while_limits_are_written_keeps_a_workload_aliv
         parts = found.agent._state.parts
         shaper, apply = EndsPi(), parts.executor.apply
 
-        async def slow_apply(changes: ChangeSet) -> Applied:
+        async def slow_apply(changes: ChangeSet, **options: bool) -> Applied:
             if stopped:
                 found.agent.set_mode(Mode.OBSERVE, "pi")
-            return await apply(changes)
+            return await apply(changes, **options)
 
         monkeypatch.setattr(found.agent._state, "parts", replace(parts, shaping=shaper))  # type: ignore[arg-type]
         monkeypatch.setattr(parts.executor, "apply", slow_apply)
