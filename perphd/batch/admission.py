@@ -42,17 +42,25 @@ EPSILON_HARD: Final = 0.01
 EPSILON_SOFT: Final = 0.1
 """Accepted P(over) of CPU and bandwidth, where exceeding the capacity only slows jobs down."""
 LEAST_OBSERVED_S: Final = 60.0
-"""Seconds of observation below which a workload counts by its prior alone."""
+"""Seconds of observation below which a workload counts by its prior alone.
+
+A job that ran before counts by its prior cut to values of at least its observed peak. For others the cut would
+overstate usage: most of them keep to what they use at first.
+"""
 DECILES: Final = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkloadUsage:
-    """One workload's usage of one resource: its history before the start, and what was observed since."""
+    """One workload's usage of one resource: its history before the start, and what was observed since.
+
+    ``again``: earlier attempts of the same job are part of what was observed.
+    """
 
     prior: Histogram
     observed: Histogram = field(default_factory=Histogram)
     observed_s: float = 0.0
+    again: bool = False
 
 
 def conditioned(
@@ -63,12 +71,17 @@ def conditioned(
     ``Calibration`` learns ``observed_weight``.
     """
     prior, seen = usage.prior, usage.observed
-    if not seen.count or usage.observed_s < LEAST_OBSERVED_S:
-        return usage_law(prior, capacity, cells) if prior.count else _whole(capacity, cells)
-    observed = usage_law(seen, capacity, cells)
-    if not prior.count or seen.least > prior.most or seen.most >= prior.most:
-        return observed  # the job has exceeded its history
+    briefly = usage.observed_s < LEAST_OBSERVED_S
+    if not prior.count and (briefly or not seen.count):
+        return _whole(capacity, cells)
+    if not seen.count or (briefly and not usage.again):
+        return usage_law(prior, capacity, cells)
+    if not prior.count or seen.most >= prior.most:  # the job has exceeded its history
+        return of_outcomes({seen.most: 1.0}, capacity, cells) if briefly else usage_law(seen, capacity, cells)
     cut = _at_least(prior, seen.most, capacity, cells)
+    if briefly:
+        return cut
+    observed = usage_law(seen, capacity, cells)
     shares = observed_weight * observed.shares + (1.0 - observed_weight) * cut.shares
     over = observed_weight * observed.over + (1.0 - observed_weight) * cut.over
     return GridDistribution(capacity, shares, over)

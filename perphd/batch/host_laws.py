@@ -24,7 +24,6 @@ from perphd.batch.admission import (
     WorkloadUsage,
     admission,
     conditioned,
-    usage_law,
 )
 from perphd.batch.calibration import Calibration
 from perphd.batch.job import JobState, QueuedJob
@@ -72,9 +71,14 @@ class HostLaws:
         """Distribution of a running job's usage."""
         if resource != MEMORY and each.job.state is JobState.FROZEN:
             return self._nothing[resource]
-        usage = WorkloadUsage(each.outlook.of(resource), each.of(resource), each.observed_s)
+        again = each.job.id in self._view.earlier
+        usage = WorkloadUsage(each.outlook.of(resource), each.of(resource), each.observed_s, again)
+        return self._given(resource, each.job, usage)
+
+    def _given(self, resource: str, job: QueuedJob, usage: WorkloadUsage) -> GridDistribution:
+        """Distribution of a job's use given its observed use; without a history, its request counts first."""
         if not usage.prior.count and not (usage.observed.count and usage.observed_s >= LEAST_OBSERVED_S):
-            return self._asked(resource, each.job)
+            return self._asked(resource, job, usage.observed.most if usage.observed.count else 0.0)
         weight = self._calibration[resource].observed_weight
         return conditioned(usage, self._capacity[resource], CELLS, weight)
 
@@ -130,6 +134,15 @@ class HostLaws:
     def expected_use(self, resource: str, number: int) -> float:
         """Mean use of a running job."""
         return self.expected_share(resource, number) * self._capacity[resource]
+
+    def planned_use(self, resource: str, number: int) -> float:
+        """90 % quantile of a running job's use, at most the capacity."""
+        law = self._jobs[resource][number]
+        return min(law.capacity, quantile_of(law, PLANNED_SHARE))
+
+    def capacity(self, resource: str) -> float:
+        """Capacity for jobs and everything else together."""
+        return self._capacity[resource]
 
     def expected_need(self, resource: str, job: QueuedJob) -> float:
         """Mean use of a waiting job."""
@@ -211,16 +224,16 @@ class HostLaws:
 
     def _task_law(self, resource: str, job: QueuedJob) -> GridDistribution:
         outlook = self._view.outlooks[job.id] if job.id in self._view.outlooks else JobOutlook()
-        history = outlook.of(resource)
-        return (
-            usage_law(history, self._capacity[resource], CELLS)
-            if history.count
-            else self._asked(resource, job)
+        earlier = self._view.earlier.get(job.id)
+        if earlier is None:
+            return self._given(resource, job, WorkloadUsage(outlook.of(resource)))
+        return self._given(
+            resource, job, WorkloadUsage(outlook.of(resource), earlier.seen[resource], earlier.seconds, True)
         )
 
-    def _asked(self, resource: str, job: QueuedJob) -> GridDistribution:
-        """A job's request. Shared resources cannot be requested; their share follows that of the CPUs."""
+    def _asked(self, resource: str, job: QueuedJob, least: float) -> GridDistribution:
+        """A job's request, or ``least``. Shared resources cannot be requested; their share follows that of the CPUs."""
         amounts = {CPU: job.spec.cpus, MEMORY: float(job.spec.memory_bytes)}
         capacity = self._capacity[resource]
         amount = amounts.get(resource, min(1.0, job.spec.cpus / self._capacity[CPU]) * capacity)
-        return of_outcomes({amount: 1.0}, capacity, CELLS)
+        return of_outcomes({max(least, amount): 1.0}, capacity, CELLS)

@@ -18,12 +18,12 @@ class Dependencies:
     impossible: Mapping[int, str]
 
 
-def dependencies(live: Sequence[QueuedJob], ended: Mapping[int, JobState]) -> Dependencies:
+def dependencies(live: Sequence[QueuedJob], ended: Mapping[int, QueuedJob]) -> Dependencies:
     """Classify waiting jobs by their dependencies.
 
-    ``live``: jobs that have not ended; ``ended``: the states of others.
+    ``live``: jobs that have not ended; ``ended``: the others.
     """
-    states = {job.id: job.state for job in live} | dict(ended)
+    states = {job.id: job.state for job in live} | {number: job.state for number, job in ended.items()}
     startable: list[QueuedJob] = []
     blocked: dict[int, str] = {}
     impossible: dict[int, str] = {}

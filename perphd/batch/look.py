@@ -61,6 +61,14 @@ class ActiveJob:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class EarlierUse:
+    """Observed usage of a job's earlier attempts by resource, and the seconds for which they were observed."""
+
+    seen: Mapping[str, Histogram]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class QueueView:
     """The input of one scheduling pass. ``others_*``: observed usage of everything on the host that is not a job.
 
@@ -69,7 +77,7 @@ class QueueView:
     ``together``: the jobs that start with a waiting one, or not at all. ``workers``: elastic workers that
     could start. ``doubted``: chance to meet a deadline below which the history is assumed to over-estimate
     the job. ``calibration``: by resource. ``shared``: the host's capacity of each ``SHARED`` resource, if
-    known; ``others_shared``: the others' usage of it.
+    known; ``others_shared``: the others' usage of it. ``earlier``: usage of earlier attempts, by waiting job.
     """
 
     now_s: float
@@ -91,6 +99,7 @@ class QueueView:
     calibration: Mapping[str, Calibration] = field(default_factory=dict)
     shared: Mapping[str, float] = field(default_factory=dict)
     others_shared: Mapping[str, Histogram] = field(default_factory=dict)
+    earlier: Mapping[int, EarlierUse] = field(default_factory=dict)
 
     @property
     def resources(self) -> tuple[str, ...]:

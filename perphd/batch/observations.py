@@ -3,6 +3,9 @@
 In its first minute a job counts by its history. Its usage is then compared with its history, and the total of
 all running jobs with the distribution that admitted it. When the job is done, its peak usage is compared with
 that of its first minute.
+
+Usage of an earlier attempt counts for the next one. Otherwise the history that led to an eviction would admit the
+job again at every pass.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from perphd.batch.admission import LEAST_OBSERVED_S
 from perphd.batch.calibration import Calibration, score, with_job, with_scores, with_sum
 from perphd.batch.job import QueuedJob
 from perphd.batch.job_worth import with_overrun
-from perphd.batch.look import CPU, EVERY, MEMORY, SHARED, ActiveJob, ExpectedSum, JobOutlook
+from perphd.batch.look import CPU, EVERY, MEMORY, SHARED, ActiveJob, EarlierUse, ExpectedSum, JobOutlook
 from perphd.forecast.histogram import Histogram, insert, merge
 from perphd.forecast.running import Overrun
 
@@ -64,6 +67,8 @@ class Observations:
     def __init__(self, calibration: Mapping[str, Calibration] = MappingProxyType({})) -> None:
         self.calibration = {name: calibration.get(name, Calibration()) for name in EVERY}
         self._uses: dict[int, JobUse] = {}
+        self.earlier: dict[int, EarlierUse] = {}
+        """Usage of earlier attempts, by job that has not ended."""
         self.others: dict[str, Window] = {name: Window() for name in EVERY}
         self._expected: dict[int, list[tuple[ExpectedSum, dict[int, float]]]] = {}
 
@@ -77,8 +82,9 @@ class Observations:
     def active(self, job: QueuedJob, outlook: JobOutlook, now_s: float, cycle_s: float) -> ActiveJob:
         """The job for a scheduling pass; its end is extended if it has outlived its history."""
         use = self.of(job)
-        shared = {name: use.seen[name] for name in SHARED}
-        each = ActiveJob(job, outlook, use.seen[CPU], use.seen[MEMORY], use.seconds, use.overrun, shared)
+        known = self._with_earlier(job, use)
+        seen, shared = known.seen, {name: known.seen[name] for name in SHARED}
+        each = ActiveJob(job, outlook, seen[CPU], seen[MEMORY], known.seconds, use.overrun, shared)
         use.overrun = with_overrun(each, now_s, cycle_s)
         return each
 
@@ -111,14 +117,26 @@ class Observations:
         """Forget an ended attempt and return its usage. ``done``: learn from it how far jobs grow."""
         self._expected.pop(job.id, None)
         use = self._uses.pop(job.id, None)
+        if done or job.state.ended:
+            self.earlier.pop(job.id, None)
         if use is None or use.attempt != job.attempt:
             return None
+        if not done and not job.state.ended:
+            self.earlier[job.id] = self._with_earlier(job, use)
         if done and use.seconds >= 2 * LEAST_OBSERVED_S:
             for resource, first in use.first.items():
                 self.calibration[resource] = with_job(
                     self.calibration[resource], first, use.seen[resource].most
                 )
         return use
+
+    def _with_earlier(self, job: QueuedJob, use: JobUse) -> EarlierUse:
+        """Usage of all attempts of the job together."""
+        earlier = self.earlier.get(job.id)
+        if earlier is None:
+            return EarlierUse(dict(use.seen), use.seconds)
+        seen = {name: merge(earlier.seen[name], now) for name, now in use.seen.items()}
+        return EarlierUse(seen, earlier.seconds + use.seconds)
 
     def _compare(self, job: QueuedJob, use: JobUse, outlook: JobOutlook) -> None:
         """Compare the first minute's usage with the predictions."""

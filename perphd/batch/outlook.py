@@ -37,7 +37,10 @@ _GRID: Final = 256
 def forecast_of(
     view: QueueView, number: int, outlook: Callable[[QueuedJob], JobOutlook]
 ) -> JobForecast | Unavailable:
-    """When job ``number`` will start and end. ``outlook``: history of a waiting job."""
+    """When job ``number`` will start and end.
+
+    ``view``: holds all jobs that may start now; ``outlook``: history of a waiting job.
+    """
     running = next((each for each in view.active if each.job.id == number), None)
     if running is not None:
         ran_s = running.job.has_run_s(view.now_s)
@@ -51,8 +54,6 @@ def forecast_of(
     ahead = _ahead(view, number)
     job = next((each for each in view.waiting if each.id == number), None)
     if job is None:
-        return NOT_MEASURED
-    if job.spec.after:
         return Unavailable("it waits for other jobs")
     if len(ahead) * LEAST_DRAWS > MOST_STARTS:
         return Unavailable(f"{len(ahead)} jobs are before it")

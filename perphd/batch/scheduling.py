@@ -172,7 +172,8 @@ def waiting_reason(view: QueueView, job: QueuedJob, over: Mapping[str, float]) -
     words = []
     if over[CPU] > view.epsilon[CPU]:
         cpus = job.spec.cpus * view.tasks(job)
-        words.append(f"{cpus:g} CPUs would be too many with a probability of {over[CPU]:.0%}")
+        what = "1 CPU would be too much" if cpus == 1 else f"{cpus:g} CPUs would be too many"
+        words.append(f"{what} with a probability of {over[CPU]:.0%}")
     if over[MEMORY] > view.epsilon[MEMORY]:
         asked = f"{view.tasks(job) * job.spec.memory_bytes / 2**20:.0f} MiB"
         words.append(f"{asked} of memory would be too much with a probability of {over[MEMORY]:.0%}")

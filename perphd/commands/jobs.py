@@ -53,6 +53,7 @@ def add_job_commands(cli: click.Group) -> None:
 @click.option("--array", type=int, metavar="N", help="N jobs with PERPHD_ARRAY_INDEX 0 to N-1.")
 @click.option("--elastic", metavar="MIN:MAX", help="MIN to MAX workers run the command.")
 @click.option("--hints", is_flag=True, help="It reads PERPHD_HINTS_FILE and backs off when asked to.")
+@click.option("--number", "bare", is_flag=True, help="Print its number alone, for scripts.")
 @click.option("--wait", "waits", is_flag=True, help="Return when it has ended, with its exit status.")
 @click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
@@ -70,6 +71,7 @@ def run(
     array: int | None,
     elastic: str | None,
     hints: bool,
+    bare: bool,
     waits: bool,
     words: tuple[str, ...],
 ) -> None:
@@ -85,6 +87,8 @@ def run(
         raise click.UsageError("--elastic and --array exclude each other")
     if best_effort and deadline is not None:
         raise click.UsageError("--best-effort and --deadline exclude each other")
+    if bare and waits:
+        raise click.UsageError("--number and --wait exclude each other")
     body: dict[str, Any] = {
         "command": list(words),
         "directory": os.getcwd(),
@@ -109,8 +113,12 @@ def run(
     numbers = [int(number) for number in answer["jobs"]]
     if not waits:
         first, last = numbers[0], numbers[-1]
-        what = f"job {first}" if len(numbers) == 1 else f"jobs {first} to {last}"
-        out.say(answer, f"{what} ({answer['name']}): perphctl job {first} says when and why")
+        if bare:
+            line = f"{first}" if len(numbers) == 1 else f"{first}-{last}"
+        else:
+            what = f"job {first}" if len(numbers) == 1 else f"jobs {first} to {last}"
+            line = f"{what} ({answer['name']}): perphctl job {first} says when and why"
+        out.say(answer, line)
         return
     _wait(out, numbers)
 
@@ -134,7 +142,7 @@ def jobs(out: Out, everything: bool, limit: int, number: int | None) -> None:
     data = out.client.get("jobs", limit=limit, all=1 if everything else None)
     rows = decode(tuple[JobRow, ...], data["jobs"], "jobs")
     summary = decode(QueueSummary, data["queue"], "queue")
-    out.show(data, lambda: list_parts(rows, summary, time.time()))
+    out.show(data, lambda: list_parts(rows, summary, time.time(), everything))
 
 
 @click.argument("number", metavar="JOB", type=int)
@@ -271,14 +279,17 @@ def show(out: Out) -> None:
 def _wait(out: Out, numbers: list[int]) -> None:
     from perphd.batch.job import JobState
     from perphd.commands.render_jobs import end_text
+    from perphd.commands.wait_progress import waiting
 
     ended: list[JobRow] = []
-    for number in numbers:
-        row = _row(out, number)
-        while not row.state.ended:
-            time.sleep(POLL_S)
+    with waiting(len(numbers), not out.as_json) as tell:
+        for number in numbers:
             row = _row(out, number)
-        ended.append(row)
+            while not row.state.ended:
+                tell(len(ended), row)
+                time.sleep(POLL_S)
+                row = _row(out, number)
+            ended.append(row)
     from perphd.domain.wire import encode
 
     out.say({"jobs": encode(tuple(ended))}, *(end_text(row) for row in ended))
@@ -311,7 +322,10 @@ def _workers(text: str) -> list[int]:
     found = re.fullmatch(r"([0-9]{1,6}):([0-9]{1,6})", text)
     if found is None:
         raise click.UsageError(f"--elastic {text!r} is not MIN:MAX, such as 2:8")
-    return [int(found[1]), int(found[2])]
+    least, most = int(found[1]), int(found[2])
+    if not 1 <= least <= most:
+        raise click.UsageError(f"--elastic {text!r}: MIN is at least 1 and at most MAX, such as 2:8")
+    return [least, most]
 
 
 def _numbers(text: str) -> list[int]:

@@ -24,8 +24,10 @@ _STYLES = {
 _SHOWN = 60
 
 
-def list_parts(rows: Sequence[JobRow], summary: QueueSummary, now_s: float) -> Iterable[Part]:
-    """A line for every job."""
+def list_parts(
+    rows: Sequence[JobRow], summary: QueueSummary, now_s: float, everything: bool
+) -> Iterable[Part]:
+    """A line for every job. ``everything``: ended ones were asked for as well."""
     lines = [_line(row, now_s) for row in rows]
     parts: list[Part] = []
     if lines:
@@ -33,7 +35,8 @@ def list_parts(rows: Sequence[JobRow], summary: QueueSummary, now_s: float) -> I
         parts.append(table("", columns, lines, right=(0, 5, 6)))
     left = sum(summary.counts.values()) - len(rows)
     said = counts_text(summary.counts)
-    parts.append(text(f"{said}{f'; {left} are not shown' if left > 0 else ''}"))
+    more = "" if everything else " (--all shows those that have ended)"
+    parts.append(text(f"{said}{f'; {left} not shown{more}' if left > 0 else ''}"))
     if summary.problem:
         parts.append(text(Styled(summary.problem, "red")))
     return parts

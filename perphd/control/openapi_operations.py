@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perphd.batch.gangs import Slots
+from perphd.batch.start_score import SCORED, StartScore
 from perphd.batch.view import JobRow
 from perphd.cluster.document import NodeDocument, PodImpact, Reserved
 from perphd.cluster.reservations import BANDS
@@ -18,9 +19,12 @@ from perphd.control.past_routes import LONGEST_S, MOST_SLOTS, SHORTEST_S
 from perphd.control.queue_routes import (
     MAX_ARRAY,
     MAX_DEADLINE_S,
+    MAX_DEMAND,
     MAX_EVENT_S,
     MAX_RETRIES,
     MAX_ROWS,
+    MAX_STAGE_S,
+    MAX_STAGES,
     MAX_WORKERS,
 )
 from perphd.control.sizing_routes import SAMPLES, STEPS
@@ -312,6 +316,34 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
             _query("offset", {"type": "integer", "minimum": 0}),
             _query("attempt", {"type": "integer", "minimum": 1}),
         ),
+    ),
+    ("POST", "/v1/score"): Operation(
+        "How well a job fits that starts now: areas left unused and over-allocated, by resource",
+        {"score": StartScore},
+        body={
+            "type": "object",
+            "properties": {
+                "job": {"type": ["integer", "null"], "minimum": 1},
+                "stages": {
+                    "type": ["array", "null"],
+                    "minItems": 1,
+                    "maxItems": MAX_STAGES,
+                    "items": {
+                        "type": "object",
+                        "properties": {
+                            "seconds": {"type": "number", "minimum": 0.001, "maximum": MAX_STAGE_S},
+                            **{
+                                name: {"type": "number", "minimum": 0, "maximum": MAX_DEMAND}
+                                for name in SCORED
+                            },
+                        },
+                        "required": ["seconds"],
+                        "additionalProperties": False,
+                    },
+                },
+            },
+            "additionalProperties": False,
+        },
     ),
     ("GET", "/v1/contention"): Operation(
         "Devices from which batch should back off, and who by how much; all, or those of one workload",

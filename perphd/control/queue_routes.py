@@ -15,12 +15,17 @@ from typing import Any, Final
 from aiohttp import web
 
 from perphd.agent.queue.batch_queue import BatchQueue
+from perphd.agent.queue.rows import workload_name
 from perphd.batch.job import JobSpec, QueuedJob
+from perphd.batch.look import JobOutlook
+from perphd.batch.start_score import SCORED, CacheFill, CandidateStage, stages_of, start_score
 from perphd.config.schema import show
 from perphd.control.access import Access, Peer, Right
 from perphd.control.errors import ApiError, Code
 from perphd.control.limits import MAX_REASON
 from perphd.control.port import AgentPort
+from perphd.domain.policy import Snapshot
+from perphd.domain.reading import Unavailable, available
 from perphd.domain.wire import encode, json_of
 from perphd.qos.bands import QosBand
 
@@ -28,6 +33,7 @@ KEYS: Final = (
     "command", "name", "cores", "memory_bytes", "deadline_in_s", "band", "after", "output", "environment",
     "directory", "retries", "array", "elastic", "hints",
 )  # fmt: skip
+SCORE_KEYS: Final = ("job", "stages")
 EVENT_KEYS: Final = ("duration_s", "copper_share", "ramp_s", "reason")
 MAX_EVENT_S: Final = 31 * 86400.0
 DEFAULT_CORES: Final = 1.0
@@ -36,6 +42,9 @@ MAX_WORKERS: Final = 256
 """Of one elastic job: no more run at a time ([queue] most_running)."""
 MAX_DEADLINE_S: Final = 366 * 86400.0
 MAX_RETRIES: Final = 1000
+MAX_STAGES: Final = 100
+MAX_STAGE_S: Final = 366 * 86400.0
+MAX_DEMAND: Final = 1e18
 MAX_STORED_BYTES: Final = 64 << 20
 """Of one submission: an array of many jobs with a large environment."""
 DEFAULT_ROWS: Final = 500
@@ -101,7 +110,7 @@ class QueueRoutes:
         queue = self._queue()
         job = await self._own(queue, request, peer)
         if job.state.ended:
-            raise ApiError(Code.CONFLICT, f"job {job.id} is {job.state} already", "job")
+            raise ApiError(Code.CONFLICT, f"job {job.id} has ended already ({job.state})", "job")
         done = await queue.cancel(job, peer.user)
         return {"cancelled": done.id, "state": done.state.value}
 
@@ -116,6 +125,25 @@ class QueueRoutes:
         jobs = await queue.submit(specs)
         name = specs[0].name if specs[0].array is None else specs[0].name.removesuffix("[0]")
         return {"jobs": [job.id for job in jobs], "name": name}
+
+    async def score(self, request: web.Request, peer: Peer) -> Any:
+        """POST /v1/score: how well a job fits that starts now."""
+        queue = self._queue()
+        body = await self._body(request, SCORE_KEYS)
+        await queue.ready()
+        if (body.get("job") is None) == (body.get("stages") is None):
+            raise ApiError(Code.REFUSED, "ask about a job or about stages", "job", "job or stages")
+        if body.get("stages") is not None:
+            stages, view = _stages(body), await queue.view()
+        else:
+            job = self._seen(_found(queue, _whole(body["job"], "job", 1, 1 << 62)), peer)
+            if job.state.active or job.state.ended:
+                raise ApiError(Code.CONFLICT, f"job {job.id} is {job.state}", "job", "a job that waits")
+            view = await queue.view(job)
+            stages = stages_of(job, view.outlooks.get(job.id, JobOutlook()))
+        numbers = {workload_name(each.job): each.job.id for each in view.active}
+        cache = _cache(self._agent.snapshot(), numbers)
+        return {"score": encode(await asyncio.to_thread(start_score, view, stages, cache))}
 
     async def event(self, request: web.Request, peer: Peer) -> Any:
         """GET /v1/event: the event, and what copper may use."""
@@ -162,13 +190,12 @@ class QueueRoutes:
     async def _job(self, queue: BatchQueue, request: web.Request) -> QueuedJob:
         number = _whole(request.match_info["name"], "job", 1, 1 << 62)
         await queue.ready()
-        job = queue.find(number)
-        if job is None:
-            raise ApiError(Code.NOT_FOUND, f"there is no job {number}; perphctl jobs --all lists all", "job")
-        return job
+        return _found(queue, number)
 
     async def _own(self, queue: BatchQueue, request: web.Request, peer: Peer) -> QueuedJob:
-        job = await self._job(queue, request)
+        return self._seen(await self._job(queue, request), peer)
+
+    def _seen(self, job: QueuedJob, peer: Peer) -> QueuedJob:
         if not self._sees(peer, job):
             raise ApiError(Code.NOT_PERMITTED, f"job {job.id} is somebody else's", "job")
         return job
@@ -179,7 +206,12 @@ class QueueRoutes:
         band = _band(body.get("band"))
         if band is QosBand.SILVER and not self._access.allows(peer, Right.CHANGE):
             allowed = self._access.needed(Right.CHANGE)
-            raise ApiError(Code.NOT_PERMITTED, "only administrators submit silver jobs", "band", allowed)
+            raise ApiError(
+                Code.NOT_PERMITTED,
+                f"only administrators submit silver jobs ({allowed}); leave the band out",
+                "band",
+                allowed,
+            )
         command = _texts(body, "command")
         if not command:
             raise ApiError(Code.REFUSED, "there is no command", "command", "a list of words")
@@ -244,6 +276,50 @@ class QueueRoutes:
             ]
         except ValueError as exc:
             raise ApiError(Code.REFUSED, str(exc), "job") from exc
+
+
+def _found(queue: BatchQueue, number: int) -> QueuedJob:
+    job = queue.find(number)
+    if job is None:
+        raise ApiError(Code.NOT_FOUND, f"there is no job {number}; perphctl jobs --all lists all", "job")
+    return job
+
+
+def _stages(body: Mapping[str, Any]) -> tuple[CandidateStage, ...]:
+    """The stages of a candidate, all of which name the same resources."""
+    given = _list(body, "stages")
+    if not 0 < len(given) <= MAX_STAGES:
+        raise ApiError(Code.REFUSED, f"there are {len(given)} stages", "stages", f"1 to {MAX_STAGES} stages")
+    allowed = f"objects of seconds and some of {', '.join(SCORED)}, each with the same keys"
+    keys = [set(stage) if isinstance(stage, dict) else set() for stage in given]
+    for stage, named in zip(given, keys, strict=True):
+        if named != keys[0] or not {"seconds"} < named <= {"seconds", *SCORED}:
+            raise ApiError(Code.REFUSED, f"{show(stage)} is not accepted", "stages", allowed)
+    return tuple(
+        CandidateStage(
+            _number(stage["seconds"], "seconds", 0.001, MAX_STAGE_S),
+            {name: _number(stage[name], name, 0.0, MAX_DEMAND) for name in SCORED if name in stage},
+        )
+        for stage in given
+    )
+
+
+def _cache(snapshot: Snapshot, jobs: Mapping[str, int]) -> CacheFill | Unavailable:
+    """Who fills the last-level caches. ``jobs``: numbers of running jobs by their names as workloads."""
+    capacity = snapshot.host.topology.most.get("llc_occupancy_bytes")
+    fills = {
+        each.spec.name: each.sample.llc_occupancy_bytes
+        for each in snapshot.workloads
+        if each.sample is not None and available(each.sample.llc_occupancy_bytes)
+    }
+    if capacity is None or not fills:
+        return Unavailable("nothing on this host measures how much of the cache is filled")
+    known = {name: fill for name, fill in fills.items() if name in jobs}
+    return CacheFill(
+        capacity,
+        {jobs[name]: fill for name, fill in known.items()},
+        sum(fill for name, fill in fills.items() if name not in jobs),
+    )
 
 
 def _elastic(body: Mapping[str, Any]) -> tuple[int, int] | None:

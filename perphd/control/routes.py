@@ -172,6 +172,7 @@ class Routes:
             Route("DELETE", "/v1/jobs/{name}", submit, jobs(lambda of: of.cancel), waits=True),
             Route("GET", "/v1/jobs/{name}/log", read, jobs(lambda of: of.log), waits=True),
             Route("GET", "/v1/jobs/{name}/slots", read, jobs(lambda of: of.slots), waits=True),
+            Route("POST", "/v1/score", read, jobs(lambda of: of.score), waits=True),
             Route("GET", "/v1/event", read, jobs(lambda of: of.event)),
             Route("POST", "/v1/event", change, jobs(lambda of: of.begin_event), 201),
             Route("DELETE", "/v1/event", change, jobs(lambda of: of.end_event)),

@@ -139,6 +139,11 @@ def test_a_law_is_conditioned_on_what_was_observed() -> None:
     assert float(np.sum(switched.shares[: int(9.4 / switched.cell)])) == 0.0  # the history is outgrown
     young = conditioned(WorkloadUsage(prior, beyond, 5), 10)
     assert young.shares == pytest.approx(usage_law(prior, 10).shares)
+    again = conditioned(WorkloadUsage(prior, beyond, 5, again=True), 10)
+    assert _mean(again) == pytest.approx(9.8, abs=0.02)  # at least what it used before
+    short = conditioned(WorkloadUsage(prior, low, 5, again=True), 10)
+    assert float(np.sum(short.shares[: int(1.9 / short.cell)])) == 0.0
+    assert _mean(short) > _mean(mixed)
     assert conditioned(WorkloadUsage(Histogram()), 10).shares[-1] == 1.0  # nothing is known: everything
 
 

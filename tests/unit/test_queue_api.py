@@ -60,7 +60,7 @@ def test_readers_look_and_only_the_group_submits(served: Served) -> None:
     served.peer = ADMIN
     assert Client(served.socket).get("jobs")["jobs"][0]["detail"]["user"] == "1004"
     assert Client(served.socket).send("DELETE", f"jobs/{number}")["state"] == "cancelled"
-    with pytest.raises(Refused, match="is cancelled already"):
+    with pytest.raises(Refused, match="has ended already"):
         Client(served.socket).send("DELETE", f"jobs/{number}")
 
 

@@ -16,7 +16,8 @@ from perphd.agent.queue.solver import QueueSolver
 from perphd.batch.host_laws import HostLaws
 from perphd.batch.job import JobState, QueuedJob
 from perphd.batch.launching import dependencies
-from perphd.batch.look import CPU, MEMORY, ActiveJob, JobOutlook, QueueView
+from perphd.batch.look import CPU, EVERY, MEMORY, ActiveJob, EarlierUse, JobOutlook, QueueView
+from perphd.batch.observations import Observations
 from perphd.batch.planner import JobPlan
 from perphd.batch.scheduling import CONSIDERED, candidates, planned, scheduled, stated
 from perphd.forecast.histogram import Histogram, of_values
@@ -68,6 +69,45 @@ def test_a_history_of_small_use_lets_more_jobs_run_than_their_requests_do() -> N
     assert len(scheduled(view(*jobs)).start) == 2
     outlooks = {job.id: known for job in jobs}
     assert len(scheduled(view(*jobs, outlooks=outlooks)).start) == 6
+
+
+def ended(number: int, state: JobState) -> QueuedJob:
+    return replace(waiting(number), state=state)
+
+
+def evicted(bytes_used: float, seconds: float) -> EarlierUse:
+    return EarlierUse(
+        {name: of_values([bytes_used]) if name == MEMORY else Histogram() for name in EVERY}, seconds
+    )
+
+
+@pytest.mark.parametrize("history", [Histogram(), of_values([GIB] * 50)])
+def test_a_job_that_was_evicted_waits_for_what_it_used_and_not_for_what_it_was_predicted_to(
+    history: Histogram,
+) -> None:
+    job, other = waiting(1, memory_bytes=GIB), running(8, memory_bytes=8 * GIB)
+    outlooks = {1: JobOutlook(memory_bytes=history), 8: JobOutlook()}
+    seen = view(job, active=(other,), outlooks=outlooks)
+    assert scheduled(seen).start == (1,)
+    for seconds in (12.0, 600.0):
+        step = scheduled(replace(seen, earlier={1: evicted(10.0 * GIB, seconds)}))
+        assert step.start == ()
+        assert "memory would be too much with a probability of 100%" in step.reasons[1]
+    assert scheduled(replace(seen, earlier={1: evicted(6.0 * GIB, 600.0)})).start == (1,)
+
+
+def test_what_an_attempt_used_is_known_until_its_job_ends() -> None:
+    observed, job = Observations(), running(1).job
+    observed.see(job, 5.0, {MEMORY: 10.0 * GIB}, JobOutlook())
+    requeued = replace(job, state=JobState.REQUEUED)
+    observed.forget(requeued, False)
+    assert observed.earlier[1].seen[MEMORY].most == 10.0 * GIB
+    again = replace(job, attempt=2)
+    observed.see(again, 5.0, {MEMORY: 1.0 * GIB}, JobOutlook())
+    active = observed.active(again, JobOutlook(), NOW_S, 10.0)
+    assert (active.memory_bytes.most, active.observed_s) == (10.0 * GIB, 10.0)
+    observed.forget(replace(again, state=JobState.FAILED), False)
+    assert observed.earlier == {}
 
 
 def test_alone_a_job_runs_whatever_cpus_it_asks_for_but_not_without_its_memory() -> None:
@@ -141,7 +181,7 @@ def test_ten_thousand_jobs_are_considered_twenty_at_a_time_and_all_have_a_reason
 def test_dependencies_are_sorted_into_those_that_may_must_wait_and_never_can() -> None:
     done, failed = 1, 2
     jobs = [waiting(3, after=(1,)), waiting(4, after=(1, 3)), waiting(5, after=(2,)), waiting(6, after=(99,))]
-    found = dependencies(jobs, {done: JobState.DONE, failed: JobState.FAILED})
+    found = dependencies(jobs, {done: ended(done, JobState.DONE), failed: ended(failed, JobState.FAILED)})
     assert [job.id for job in found.startable] == [3]
     assert found.blocked == {4: "it follows job 3, which is queued"}
     assert found.impossible == {

@@ -45,7 +45,7 @@ from perphd.batch.job import (
     TransitionRefused,
 )
 from perphd.batch.launching import dependencies
-from perphd.batch.look import QueueStep
+from perphd.batch.look import QueueStep, QueueView
 from perphd.batch.runner import JobRefused, JobRunner, StartFailed
 from perphd.batch.store import QueueError
 from perphd.batch.view import JobRow
@@ -197,14 +197,22 @@ class BatchQueue:
         row = row_of(job, sees, self._reasons, now_s)
         if row.detail is None or job.state.ended:
             return row
-        waiting, active = self._jobs.waiting, self._jobs.active
-        found = await self._in(
-            "plans",
-            lambda: self._planner.forecast(
-                job.id, now_s, self._capacity(), waiting, active, self.copper_share
-            ),
-        )
+        found = await self._asked_about(lambda *known: self._planner.forecast(job, *known))
         return replace(row, detail=replace(row.detail, forecast=found))
+
+    async def view(self, also: QueuedJob | None = None) -> QueueView:
+        """What a look would be about now. ``also``: a job whose outlook is asked for."""
+        return await self._asked_about(lambda *known: self._planner.view(also, *known))
+
+    async def _asked_about(self, ask: Callable[..., T]) -> T:
+        """Ask the planner about now, with jobs that may start, those that run, and copper's share."""
+        now_s, live, ended = self._wall_clock(), list(self._jobs.live.values()), dict(self._jobs.ended)
+        capacity, active, share = self._capacity(), self._jobs.active, self.copper_share
+
+        def asked() -> T:
+            return ask(now_s, capacity, dependencies(live, ended).startable, active, share)
+
+        return await self._in("plans", asked)
 
     async def log_part(self, job: QueuedJob, attempt: int, offset: int) -> tuple[bytes, int]:
         """Output of an attempt from ``offset`` on, and where it goes on."""
@@ -366,7 +374,7 @@ class BatchQueue:
         def made() -> tuple[QueueStep, Mapping[int, str], Mapping[int, str]]:
             self._planner.take(uses, {job.id: job for job in active}, self._capacity())
             self._offer = self._planner.offer(now_s)
-            found = dependencies(live, {number: job.state for number, job in ended.items()})
+            found = dependencies(live, ended)
             waiting = [job for job in found.startable if job.id not in leaving]
             step = self._planner.step(now_s, self._capacity(), waiting, active, preempts, self.copper_share)
             return step, {**step.reasons, **found.blocked}, found.impossible

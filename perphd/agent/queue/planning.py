@@ -104,7 +104,7 @@ class QueuePlanner:
     ) -> QueueStep:
         """What this look decides. ``capacity``: CPUs and bytes of the host."""
         considered, together, workers = led(waiting)
-        view = self._view(now_s, capacity, considered, active, preempts, copper_share)
+        view = self.view(None, now_s, capacity, considered, active, copper_share, preempts)
         if workers or together:
             outlooks = dict(view.outlooks) | {job.id: self._outlook(job, now_s) for job in workers}
             view = replace(view, together=together, workers=workers, outlooks=outlooks)
@@ -114,16 +114,16 @@ class QueuePlanner:
 
     def forecast(
         self,
-        number: int,
+        job: QueuedJob,
         now_s: float,
         capacity: tuple[float, float],
         waiting: Sequence[QueuedJob],
         active: Sequence[QueuedJob],
         copper_share: float,
     ) -> JobForecast | Unavailable:
-        """When this job will start and end."""
-        view = self._view(now_s, capacity, waiting, active, False, copper_share, number)
-        return forecast_of(view, number, lambda job: self._outlook(job, now_s))
+        """When this job will start and end. ``waiting``: the jobs that may start."""
+        view = self.view(job, now_s, capacity, waiting, active, copper_share)
+        return forecast_of(view, job.id, lambda each: self._outlook(each, now_s))
 
     def started(self, job: QueuedJob) -> None:
         """A job began to run: its wait counts for the average."""
@@ -153,16 +153,17 @@ class QueuePlanner:
             self._problem = ""
         self._outlooks.clear()
 
-    def _view(
+    def view(
         self,
+        also: QueuedJob | None,
         now_s: float,
         capacity: tuple[float, float],
         waiting: Sequence[QueuedJob],
         active: Sequence[QueuedJob],
-        preempts: bool,
         copper_share: float,
-        also: int = 0,
+        preempts: bool = False,
     ) -> QueueView:
+        """What a look is about. ``also``: a job whose outlook is there even if no look considers it yet."""
         running = [self._observed.active(job, self._outlook(job, now_s), now_s, CYCLE_S) for job in active]
         average_s = sum(self._waits) / len(self._waits) if self._waits else 0.0
         view = QueueView(
@@ -182,9 +183,10 @@ class QueuePlanner:
             calibration=self._observed.calibration,
             shared=self._shared,
             others_shared={name: self._observed.others[name].whole for name in self._shared},
+            earlier=self._observed.earlier,
         )
         tried = {job.id: job for job in candidates(view)}
-        tried |= {job.id: job for job in waiting if job.id == also}
+        tried |= {} if also is None else {also.id: also}
         outlooks = {number: self._outlook(job, now_s) for number, job in tried.items()}
         outlooks |= {each.job.id: each.outlook for each in running}
         return replace(view, outlooks=outlooks)

@@ -171,6 +171,7 @@ class Node:
             self.policy is not Policy.NO_PREEMPTION,
             calibration=self._observed.calibration if self.policy in _CALIBRATED else {},
             doubted=_DOUBTED.get(self.policy, OVERESTIMATE_THRESHOLD),
+            earlier=self._observed.earlier,
         )
         outlooks = {job.id: self._outlook(job) for job in candidates(base)}
         outlooks |= {each.job.id: each.outlook for each in active}
