@@ -1,4 +1,4 @@
-"""What is wanted for every workload: the policy's settings, completed by sizing, device backoff and the queue."""
+"""What is wanted for every workload: the policy's settings, completed by sizing, bands, backoff and the queue."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from perphd.agent.state import State
 from perphd.domain.allocation import UNTOUCHED, Settings
 from perphd.domain.policy import TargetState
 from perphd.domain.workload import Mode
+from perphd.qos.band_settings import with_band
 
 
 def wanted_settings(state: State, modes: Modes, target: TargetState) -> dict[str, Settings]:
@@ -25,6 +26,8 @@ def _completed(state: State, name: str, wanted: Settings) -> Settings:
     wanted = wanted if shaping is None else shaping.over(name, wanted, knobs)
     fitting = state.parts.fitting
     wanted = wanted if fitting is None else fitting.over(name, wanted)
+    if name not in state.jobs:  # a job's unit has the settings of its band
+        wanted = with_band(state.specs[name], wanted, knobs)
     backoff = state.parts.backoff
     wanted = wanted if backoff is None else backoff.over(name, wanted)
     queue = state.parts.queue

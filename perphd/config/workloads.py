@@ -40,7 +40,10 @@ _SHAPE_DOC = (
     "make room before its core ones"
 )
 _APPLICATION_DOC = "its application, which goes on only with all its core workloads; default: its name"
-_BAND_DOC = "its class of service, {}; reported by status --json, without an effect yet"
+_BAND_DOC = (
+    "its class of service, {}. A declared band sets memory.min (gold) or memory.low (silver) to reserved_memory and "
+    "the least I/O weight (copper); CPUs and cache are the policy's"
+)
 
 
 @dataclass(frozen=True, slots=True)

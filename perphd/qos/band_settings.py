@@ -1,0 +1,65 @@
+"""Settings of the kernel that follow from a workload's declared band, beside those of the policy.
+
+    gold            memory.min = reserved memory; where the kernel lacks it, memory.low
+    silver          memory.low = reserved memory
+    copper          the least I/O weight
+
+Only a band that the operator declared counts. These settings do not narrow anybody's CPUs or cache, which the policy
+divides, and take nothing from a workload of another band. A protection that is in force already is raised, never
+lowered; memory that the shaper may lend stays the shaper's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.workload import WorkloadSpec
+from perphd.qos.bands import MEANINGS, Aspect, Choice, QosBand, Size, chosen
+
+FILES: Final[Mapping[str, str]] = {
+    "memory_min_bytes": "memory.min",
+    "memory_low_bytes": "memory.low",
+    "io_weight": "io.weight",
+}
+"""Setting -> its mechanism in ``bands.MEANINGS``."""
+NOT_SHAPED: Final = "no"
+
+
+def choices(band: QosBand, knobs: frozenset[str]) -> tuple[Choice, ...]:
+    """The mechanisms used here for memory protection and the I/O share. ``knobs``: settings that this host has."""
+    present = {file for setting, file in FILES.items() if setting in knobs}
+    found = chosen(band, present)
+    return tuple(each for each in found if each.aspect in (Aspect.MEMORY_PROTECTION, Aspect.IO_SHARE))
+
+
+def with_band(spec: WorkloadSpec, wanted: Settings, knobs: frozenset[str]) -> Settings:
+    """``wanted`` with what the workload's band adds; unchanged if it declares none.
+
+    Without any mechanism for a declared protection, the last one is asked for: the status then says why it is not in
+    force.
+    """
+    if spec.band is None:
+        return wanted
+    band = QosBand(spec.band)
+    for choice in choices(band, knobs):
+        mechanism = choice.mechanism
+        if choice.aspect is Aspect.IO_SHARE:
+            if band is QosBand.COPPER and mechanism is not None and wanted.io_weight is KEEP:
+                assert isinstance(mechanism.value, int)
+                wanted = replace(wanted, io_weight=mechanism.value)
+        elif spec.reserved_memory_bytes and spec.shape == NOT_SHAPED:
+            used = mechanism or MEANINGS[band][choice.aspect][-1]
+            assert used.value is Size.RESERVED_MEMORY
+            wanted = _protected(wanted, used.knob, spec.reserved_memory_bytes)
+    return wanted
+
+
+def _protected(wanted: Settings, file: str, least_bytes: int) -> Settings:
+    if file == FILES["memory_min_bytes"]:
+        had = wanted.memory_min_bytes
+        return replace(wanted, memory_min_bytes=least_bytes if had is KEEP else max(had, least_bytes))
+    had = wanted.memory_low_bytes
+    return replace(wanted, memory_low_bytes=least_bytes if had is KEEP else max(had, least_bytes))
