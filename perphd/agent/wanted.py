@@ -7,7 +7,6 @@ from perphd.agent.state import State
 from perphd.domain.allocation import UNTOUCHED, Settings
 from perphd.domain.policy import TargetState
 from perphd.domain.workload import Mode
-from perphd.qos.band_settings import with_band
 
 
 def wanted_settings(state: State, modes: Modes, target: TargetState) -> dict[str, Settings]:
@@ -26,8 +25,11 @@ def _completed(state: State, name: str, wanted: Settings) -> Settings:
     wanted = wanted if shaping is None else shaping.over(name, wanted, knobs)
     fitting = state.parts.fitting
     wanted = wanted if fitting is None else fitting.over(name, wanted)
-    if name not in state.jobs:  # a job's unit has the settings of its band
-        wanted = with_band(state.specs[name], wanted, knobs)
+    spec = state.specs[name]
+    if spec.band is not None and name not in state.jobs:  # a job's unit has the settings of its band
+        from perphd.qos.band_settings import with_band  # a daemon without bands does not load their module
+
+        wanted = with_band(spec, wanted, knobs)
     backoff = state.parts.backoff
     wanted = wanted if backoff is None else backoff.over(name, wanted)
     queue = state.parts.queue

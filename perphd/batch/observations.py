@@ -4,8 +4,8 @@ In its first minute a job counts by its history. Its usage is then compared with
 all running jobs with the distribution that admitted it. When the job is done, its peak usage is compared with
 that of its first minute.
 
-Usage of an earlier attempt counts for the next one. Otherwise the history that led to an eviction would admit the
-job again at every pass.
+Usage of an attempt that failed or was evicted counts for the next one. Otherwise the history that led to an eviction
+would admit the job again at every pass.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class JobUse:
     """Usage of one attempt so far. ``first``: peaks of the first minute; ``scores``: relative to its history."""
 
     attempt: int
+    failures: int = 0
     seen: dict[str, Histogram] = field(default_factory=lambda: {name: Histogram() for name in EVERY})
     seconds: float = 0.0
     cpu_s: float = 0.0
@@ -68,7 +69,7 @@ class Observations:
         self.calibration = {name: calibration.get(name, Calibration()) for name in EVERY}
         self._uses: dict[int, JobUse] = {}
         self.earlier: dict[int, EarlierUse] = {}
-        """Usage of earlier attempts, by job that has not ended."""
+        """Usage of earlier attempts that failed or were evicted, by job that has not ended."""
         self.others: dict[str, Window] = {name: Window() for name in EVERY}
         self._expected: dict[int, list[tuple[ExpectedSum, dict[int, float]]]] = {}
 
@@ -76,7 +77,7 @@ class Observations:
         """Observed usage of this attempt."""
         use = self._uses.get(job.id)
         if use is None or use.attempt != job.attempt:
-            use = self._uses[job.id] = JobUse(job.attempt)
+            use = self._uses[job.id] = JobUse(job.attempt, job.failures)
         return use
 
     def active(self, job: QueuedJob, outlook: JobOutlook, now_s: float, cycle_s: float) -> ActiveJob:
@@ -113,15 +114,18 @@ class Observations:
         if not use.first and use.seconds >= LEAST_OBSERVED_S:
             self._compare(job, use, outlook)
 
-    def forget(self, job: QueuedJob, done: bool) -> JobUse | None:
-        """Forget an ended attempt and return its usage. ``done``: learn from it how far jobs grow."""
+    def forget(self, job: QueuedJob, done: bool, evicted: bool = False) -> JobUse | None:
+        """Forget an ended attempt and return its usage. ``done``: learn from it how far jobs grow.
+
+        ``evicted``: remember its usage for the job's next attempt, as after a failure.
+        """
         self._expected.pop(job.id, None)
         use = self._uses.pop(job.id, None)
         if done or job.state.ended:
             self.earlier.pop(job.id, None)
         if use is None or use.attempt != job.attempt:
             return None
-        if not done and not job.state.ended:
+        if not job.state.ended and (evicted or job.failures > use.failures):
             self.earlier[job.id] = self._with_earlier(job, use)
         if done and use.seconds >= 2 * LEAST_OBSERVED_S:
             for resource, first in use.first.items():

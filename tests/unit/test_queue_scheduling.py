@@ -99,10 +99,12 @@ def test_a_job_that_was_evicted_waits_for_what_it_used_and_not_for_what_it_was_p
 def test_what_an_attempt_used_is_known_until_its_job_ends() -> None:
     observed, job = Observations(), running(1).job
     observed.see(job, 5.0, {MEMORY: 10.0 * GIB}, JobOutlook())
-    requeued = replace(job, state=JobState.REQUEUED)
-    observed.forget(requeued, False)
+    observed.forget(replace(job, state=JobState.REQUEUED), False)
+    assert observed.earlier == {}, "it was only preempted"
+    observed.see(job, 5.0, {MEMORY: 10.0 * GIB}, JobOutlook())
+    observed.forget(replace(job, state=JobState.REQUEUED, failures=1), False)
     assert observed.earlier[1].seen[MEMORY].most == 10.0 * GIB
-    again = replace(job, attempt=2)
+    again = replace(job, attempt=2, failures=1)
     observed.see(again, 5.0, {MEMORY: 1.0 * GIB}, JobOutlook())
     active = observed.active(again, JobOutlook(), NOW_S, 10.0)
     assert (active.memory_bytes.most, active.observed_s) == (10.0 * GIB, 10.0)

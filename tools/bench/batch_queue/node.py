@@ -255,7 +255,7 @@ class Node:
     def _carry_out(self, step: QueueStep, now_s: float) -> None:
         for number in step.requeue:
             self._apply(number, RequeuedFor(now_s, ""))
-            self._lost(number)
+            self._lost(number, evicted=False)
         for number in step.freeze:
             self._apply(number, FrozenFor(now_s, ""))
         for number in step.thaw:
@@ -268,9 +268,9 @@ class Node:
                 self._waits = [*self._waits[-99:], now_s - job.submitted_s]
         self.outcome.preemptions += len(step.requeue) + len(step.freeze)
 
-    def _lost(self, number: int) -> None:
+    def _lost(self, number: int, evicted: bool) -> None:
         """The attempt's work is lost."""
-        self._observed.forget(self._jobs[number], False)
+        self._observed.forget(self._jobs[number], False, evicted)
         self._done_s.pop(number, None)
 
     def _evict(self, now_s: float) -> None:
@@ -284,7 +284,7 @@ class Node:
             self.outcome.over_memory_s += CYCLE_S
         for name in evicted(users, int(self.memory_bytes)):
             self._apply(int(name), RequeuedFor(now_s, "", False))
-            self._lost(int(name))
+            self._lost(int(name), evicted=True)
             self.outcome.evictions += 1
 
     def _pass(self, now_s: float, most_s: float) -> float:
