@@ -23,7 +23,7 @@ from perphd.agent.known_programs import (
     program_of,
     server_of,
 )
-from perphd.config.match import parse_match
+from perphd.config.match import named, parse_match
 from perphd.config.workloads import relation_of, to_toml
 from perphd.domain.errors import ParseError
 from perphd.domain.host_facts import GroupFact, HostFacts, ProcessFact
@@ -291,10 +291,10 @@ def _timers(facts: HostFacts, found: Sequence[Proposed]) -> list[Proposed]:
 
 def _placed(name: str, kind: Kind, group: GroupFact) -> WorkloadSpec:
     """The workload, by a ``match`` where that outlives a restart of it, else by its path."""
-    for text in (
-        f"unit:{group.unit}" if group.unit else "",
-        f"container:{group.container}" if group.container else "",
-    ):
+    container = named(group.container) if group.container else ""
+    unit = f"unit:{group.unit}" if group.unit else ""
+    # A container of a pod may be a scope of systemd's, whose name does not last.
+    for text in (container, unit) if "/" in group.container else (unit, container):
         match = _match(text) if text else None
         if match is not None:
             return WorkloadSpec(name, kind, "", match=match)

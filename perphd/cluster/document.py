@@ -45,7 +45,8 @@ class CopperRoom:
 
     ``offered``: for all of copper. ``used``: by running copper. ``allocatable``: left for a new pod. ``margin``: held
     back for forecast errors. ``source``: ``queue`` (the batch queue's back-tested offer) or ``forecast``. ``reason``:
-    why there is less than expected; empty if there is not.
+    why there is less than expected; empty if there is not. ``starved_s``: the longest time, up to now, for which a
+    copper workload has waited for a CPU without getting any.
     """
 
     offered: NodeAmounts
@@ -54,6 +55,7 @@ class CopperRoom:
     margin: NodeAmounts
     source: str
     reason: str = ""
+    starved_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

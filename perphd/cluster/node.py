@@ -42,7 +42,7 @@ from perphd.domain.policy import ModelContext, ResPerfModel, Snapshot, WorkloadV
 from perphd.domain.queue import QueueSummary
 from perphd.domain.reading import Reading, Unavailable, available, value_or
 from perphd.domain.sample import Quality, Sample
-from perphd.domain.workload import Kind, Mode, Objective
+from perphd.domain.workload import Kind, Mode, Objective, WorkloadSpec
 from perphd.qos.ledger import Amounts, HostLedger
 from perphd.qos.overcommit import MEMORY_LIMIT_RATIO, Overcommit, slack
 
@@ -62,7 +62,7 @@ class NodeFacts:
     """Inputs of a document beside the snapshot.
 
     ``decisions``: the last one about each LRA. ``queue``: summary of the batch queue, with its published offer; None:
-    there is no queue.
+    there is no queue. ``copper_starved_s``: see ``CopperRoom.starved_s``.
     """
 
     mode: Mode
@@ -71,6 +71,7 @@ class NodeFacts:
     decisions: Mapping[str, Decision]
     queue: QueueSummary | None = None
     problems: tuple[str, ...] = ()
+    copper_starved_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,12 @@ class NodeUse:
 
 def protected(view: WorkloadView) -> bool:
     """True for workloads that copper must leave room for: LRAs unless copper, and gold or silver batch."""
-    band = view.spec.band
-    return band != "copper" if view.spec.kind is Kind.LRA else band in ("gold", "silver")
+    return is_protected(view.spec)
+
+
+def is_protected(spec: WorkloadSpec) -> bool:
+    """``protected`` by the declaration alone."""
+    return spec.band != "copper" if spec.kind is Kind.LRA else spec.band in ("gold", "silver")
 
 
 def present(view: WorkloadView) -> Sample | None:
@@ -228,6 +233,7 @@ def node_document(snapshot: Snapshot, facts: NodeFacts, ledger: HostLedger, now_
             amounts(offer.margin),
             offer.source,
             reason,
+            facts.copper_starved_s,
         ),
         members,
         _antagonists(facts.decisions),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from perphd.agent.known_programs import program_of
+from perphd.config.match import named
 from perphd.control.render import NONE, number
 from perphd.control.table import Part, table
 from perphd.domain.host_facts import GroupFact
@@ -64,10 +65,12 @@ def _row(entry: CgroupEntry, group: GroupFact | None) -> dict[str, Any]:
 
 
 def _paste(entry: CgroupEntry, unit: str) -> str:
+    if "/" in entry.label:  # a pod: with the systemd driver a slice as well, whose name does not last
+        return f'match = "{named(entry.label)}"'
     if unit.endswith(".slice"):
         return f'match = "slice:{unit}"'
     if unit:
         return f'match = "unit:{unit}"'
     if entry.label:
-        return f'match = "container:{entry.label}"'
+        return f'match = "{named(entry.label)}"'
     return f'cgroup = "{entry.path}"'

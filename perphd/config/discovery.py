@@ -18,7 +18,7 @@ from perphd.domain.errors import ParseError
 from perphd.domain.workload import WorkloadSpec
 from perphd.host.cgroup.hierarchy import check_cgroup_path, own_cgroups
 from perphd.host.fs import KernelFs
-from perphd.host.lookup import Lookup
+from perphd.host.lookup import Container, Lookup, Pod
 
 MAX_INSTANCES: Final = 64
 """So many workloads one match with wildcards stands for at most: the first by path."""
@@ -177,6 +177,12 @@ class Discovery:
                     for item in self._lookup.containers()
                     if (captured := match.captures(item.name)) is not None
                 ]
+            case MatchKind.POD:
+                hits = [
+                    _Hit(item.cgroup, captured)
+                    for item in self._lookup.pods()
+                    if (captured := match.captures(item.name)) is not None
+                ]
             case MatchKind.LABEL:
                 hits, problem = self._labelled(match)
             case _:
@@ -197,8 +203,17 @@ class Discovery:
         return safe, problem
 
     def _labelled(self, match: Match) -> tuple[list[_Hit], str]:
+        """Pods with this label, and containers with this label that no pod has.
+
+        A pod is one workload, because weights and protections of its containers count only within the pod.
+        """
         hits, unknown = [], []
-        for item in self._lookup.containers():
+        pods = {pod.cgroup: pod.labels or {} for pod in self._lookup.pods()}
+        items: list[Container | Pod] = [*self._lookup.pods()]
+        for each in self._lookup.containers():
+            if not each.is_sandbox and match.key not in pods.get(each.pod, {}):
+                items.append(each)
+        for item in items:
             if item.labels is None:
                 unknown.append(item.cgroup)
                 continue

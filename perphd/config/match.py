@@ -3,7 +3,7 @@
 The grammar, also in docs/config.md::
 
     match    = kind ":" pattern
-    kind     = "unit" | "slice" | "cgroup" | "container" | "label" | "pid" | "pidfile"
+    kind     = "unit" | "slice" | "cgroup" | "container" | "pod" | "label" | "pid" | "pidfile"
     pattern  = for label  KEY "=" GLOB      KEY: letters, digits and . _ / -
                for pid    a number above 1
                for pidfile an absolute path
@@ -33,8 +33,8 @@ MAX_NAME: Final = 63
 MAX_BASE: Final = 40
 """The longest name of a declaration that stands for many."""
 ALLOWED: Final = (
-    '"unit:NAME", "slice:NAME", "cgroup:/PATH", "container:NAME", "label:KEY=VALUE", "pid:NUMBER" or '
-    '"pidfile:/PATH"; * ? [..] in all but slice, pid and pidfile'
+    '"unit:NAME", "slice:NAME", "cgroup:/PATH", "container:NAME", "pod:NAMESPACE/NAME", "label:KEY=VALUE", '
+    '"pid:NUMBER" or "pidfile:/PATH"; * ? [..] in all but slice, pid and pidfile'
 )
 _STAR: Final = "[^/]*"
 _LABEL_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,316}", re.ASCII)
@@ -50,7 +50,8 @@ class MatchKind(StrEnum):
     SLICE = "slice"  # a slice, whose path follows from its name
     CGROUP = "cgroup"  # the path of a control group
     CONTAINER = "container"  # a container's name; of a pod's NAMESPACE/POD/CONTAINER
-    LABEL = "label"  # a label of a container
+    POD = "pod"  # NAMESPACE/POD
+    LABEL = "label"  # a label of a container, or a label or annotation of a pod
     PID = "pid"  # the group of a process, as long as that lives
     PIDFILE = "pidfile"  # the group of the process whose number is in a file
 
@@ -107,9 +108,22 @@ def parse_match(text: str) -> Match:
             ok = bool(equals and pattern) and _LABEL_KEY.fullmatch(key) is not None
         case MatchKind.CONTAINER:
             ok = not pattern.startswith("/")
+        case MatchKind.POD:
+            ok = re.fullmatch(r"[^/]+/[^/]+", pattern) is not None
     if not ok:
         raise _error(text)
     return Match(kind, pattern, key)
+
+
+def named(name: str) -> str:
+    """How a container or pod of this name is found: NAME, NAMESPACE/POD or NAMESPACE/POD/CONTAINER.
+
+    A container of a pod is found as its pod, whose limits and weights count against other pods.
+    """
+    namespace, slash, rest = name.partition("/")
+    if not slash or " " in namespace:  # a pod whose name is unknown
+        return f"{MatchKind.CONTAINER}:{name}"
+    return f"{MatchKind.POD}:{namespace}/{rest.partition('/')[0]}"
 
 
 def is_lasting(text: str) -> bool:

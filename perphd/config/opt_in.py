@@ -7,7 +7,8 @@ operator opens each door in ``[opt_in]``, and some keys stay the operator's in a
   operator who says what outranks others (``priority``, ``mode``, floors of batch, other bands) and which commands
   perphd runs.
 * Labels and annotations are written by whoever may start a container or a pod, with no right over the host. They say
-  nothing that makes perphd read or connect to anything, and ask for no more than is usual.
+  nothing that makes perphd read or connect to anything, and ask for no more than is usual. In Kubernetes the pod is the
+workload, with all of its containers; keys may be written with dashes there (``perphd.io/tolerance-pct``).
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from perphd.config.match import MatchKind, instance_name, parse_match
+from perphd.config.match import MatchKind, instance_name, named, parse_match
 from perphd.config.schema import Key, keys_of, read_value, setting, show, unknown_key
 from perphd.config.tables import OptInConfig
 from perphd.config.workloads import WORKLOAD_TABLES, read_workload
 from perphd.domain.errors import ConfigError, ParseError
 from perphd.domain.workload import LABEL_PREFIX, Kind, Mode, Objective, WorkloadSpec
 from perphd.host.fs import KernelFs
-from perphd.host.lookup import Container, Lookup
+from perphd.host.lookup import Container, Lookup, Pod
 from perphd.host.unit_sections import UnitSection, UnitSections
 
 SECTION: Final = "X-Perphd"
@@ -37,14 +38,20 @@ _BOTH: Final = {
     Kind.BATCH: ("kind", "band", "mode"),
 }
 """Keys that every workload may say of itself."""
-_UNITS_TOO: Final = {Kind.LRA: ("min_work_rate_per_s", "max_latency_ms", "sli"), Kind.BATCH: ()}
-"""Keys that only a unit may."""
+_LATENCY: Final = "max_latency_ms"
+_UNITS_TOO: Final = {Kind.LRA: ("min_work_rate_per_s", _LATENCY, "sli"), Kind.BATCH: ()}
+"""Keys that a unit may say as well."""
+_CONTAINERS_TOO: Final = {Kind.LRA: (_LATENCY,), Kind.BATCH: ()}
+"""Keys that a container or pod may say as well."""
+_LATENCY_SOURCE: Final = "tcp"
+"""SLI source that judges the latency which a container asks for: it only watches, and needs no account or address."""
 _NOT_THE_UNIT: Final = ("command",)
 """SLI sources that stand in files of the configuration alone: an operator finds there what perphd runs as root."""
+_OF_LRA: Final = frozenset(_BOTH[Kind.LRA]) - frozenset(_BOTH[Kind.BATCH]) | {_LATENCY}
+"""Keys that only an LRA has: a pod that says one of them is an LRA."""
 _USUAL_BAND: Final = {Kind.LRA: "silver", Kind.BATCH: "copper"}
 _ELSEWHERE: Final = frozenset({"band"})
 """Keys that tell a cluster's scheduler something, and alone declare nothing to this host."""
-_SANDBOX: Final = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
 _KEY: Final = re.compile(r"[A-Za-z0-9._-]{1,63}", re.ASCII)
 _NUMBER: Final = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}", re.ASCII)
@@ -68,9 +75,11 @@ class _Origin:
     kinds: tuple[Kind, ...]
     bands: tuple[str, ...]
     is_unit: bool
+    noun: str
+    least_latency_ms: float = 0.0
 
     def keys(self, kind: Kind) -> tuple[str, ...]:
-        return _BOTH[kind] + (_UNITS_TOO[kind] if self.is_unit else ())
+        return _BOTH[kind] + (_UNITS_TOO if self.is_unit else _CONTAINERS_TOO)[kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,12 @@ class OptIn:
                 if unit.endswith((".service", ".slice", ".scope")) and (section := self._sections.of(unit)):
                     yield _of_unit(section, cgroup, config)
         if config.containers:
-            for item in sorted(self._lookup.containers(), key=lambda item: item.cgroup):
+            pods = {pod.cgroup for pod in self._lookup.pods()}
+            items: list[Container | Pod] = [*self._lookup.pods()]
+            items += [
+                each for each in self._lookup.containers() if each.pod not in pods and not each.is_sandbox
+            ]
+            for item in sorted(items, key=lambda item: item.cgroup):
                 if said := _said(item.labels or {}):
                     yield _of_container(item, said, config)
 
@@ -114,7 +128,7 @@ class OptIn:
 
 
 def _of_unit(section: UnitSection, cgroup: str, config: OptInConfig) -> Offer:
-    origin = _Origin("units", config.unit_kinds, config.more_bands, is_unit=True)
+    origin = _Origin("units", config.unit_kinds, config.more_bands, is_unit=True, noun="unit")
     unit, places = section.unit, section.assigned
     kept = "drop-in" if section.is_drop_in else "file"
     spec = WorkloadSpec(
@@ -135,14 +149,31 @@ def _of_unit(section: UnitSection, cgroup: str, config: OptInConfig) -> Offer:
     return _offer(unit, spec, {key: item.value for key, item in places.items()}, origin, place)
 
 
-def _of_container(item: Container, said: Mapping[str, str], config: OptInConfig) -> Offer:
-    origin = _Origin("containers", config.container_kinds, config.more_bands, is_unit=False)
-    who = f"container {show(item.name)}"
+def _of_container(item: Container | Pod, written: Mapping[str, str], config: OptInConfig) -> Offer:
+    noun = "pod" if isinstance(item, Pod) else "container"
+    origin = _Origin(
+        "containers",
+        config.container_kinds,
+        config.more_bands,
+        is_unit=False,
+        noun=noun,
+        least_latency_ms=config.least_latency_ms,
+    )
+    who = f"{noun} {show(item.name)}"
     spec = WorkloadSpec(
-        instance_name("container", (item.name,), item.cgroup), Kind.BATCH, item.cgroup,
+        instance_name(noun, (item.name,), item.cgroup), Kind.BATCH, item.cgroup,
         match=_container_match(item.name), declared_by=f"labels or annotations of {who}",
     )  # fmt: skip
-    return _offer(who, spec, said, origin, lambda key: (who, f"{LABEL_PREFIX}{key}"))
+    said: dict[str, str] = {}
+    shown: dict[str, str] = {}
+    for name, value in sorted(written.items()):
+        key = name.replace("-", "_")
+        if said.setdefault(key, value) != value:
+            where = f"{LABEL_PREFIX}{_where(name)}"
+            refused = ConfigError(who, where, f"says something else than {shown[key]}", "one of the two")
+            return Offer(who, item.cgroup, problem=str(refused))
+        shown[key] = f"{LABEL_PREFIX}{_where(name)}"
+    return _offer(who, spec, said, origin, lambda key: (who, shown.get(key, f"{LABEL_PREFIX}{key}")))
 
 
 def _offer(
@@ -176,6 +207,8 @@ def read_declaration(said: Mapping[str, str], origin: _Origin) -> WorkloadSpec:
     """
     kind = _kind(said, origin)
     table: dict[str, Any] = {"name": "x", "cgroup": "/x"}
+    if not origin.is_unit and _LATENCY in said:
+        table["sli"] = {"source": _LATENCY_SOURCE}
     keys = {key.name: key for key in keys_of(WORKLOAD_TABLES[kind])}
     accepted = origin.keys(kind)
     for name, value in said.items():
@@ -203,6 +236,8 @@ def read_declaration(said: Mapping[str, str], origin: _Origin) -> WorkloadSpec:
 
 def _kind(said: Mapping[str, str], origin: _Origin) -> Kind:
     (key,) = keys_of(_Head)
+    if "kind" not in said and not origin.is_unit and said.keys() & _OF_LRA:
+        said = {**said, "kind": Kind.LRA}
     if "kind" not in said:
         known = origin.keys(Kind.LRA)
         if (name := next((name for name in said if name.partition(".")[0] not in known), None)) is not None:
@@ -230,6 +265,13 @@ def _check_grants(spec: WorkloadSpec, origin: _Origin) -> None:
         raise ConfigError("", "sli.source", problem, "another source")
     if origin.is_unit:
         return
+    asked_ms, least_ms = spec.objective.max_latency_ms, origin.least_latency_ms
+    if asked_ms is not None and not least_ms:
+        problem = f"is not a {origin.noun}'s to say: least_latency_ms is 0 in {DECLARATION}"
+        raise ConfigError("", _LATENCY, problem, "an operator's consent")
+    if asked_ms is not None and asked_ms < least_ms:
+        problem = f"{asked_ms:g} is less than least_latency_ms allows in {DECLARATION}"
+        raise ConfigError("", _LATENCY, problem, f"a number from {least_ms:g} on")
     for item in fields(Objective):
         usually, asked = getattr(Objective(), item.name), getattr(spec.objective, item.name)
         if item.name.endswith("tolerance_pct") and asked < usually:
@@ -238,8 +280,7 @@ def _check_grants(spec: WorkloadSpec, origin: _Origin) -> None:
 
 
 def _reserved(origin: _Origin) -> str:
-    who = "a unit" if origin.is_unit else "a container"
-    return f"is not {who}'s to say: it belongs into the operator's configuration"
+    return f"is not a {origin.noun}'s to say: it belongs into the operator's configuration"
 
 
 def _where(name: str) -> str:
@@ -259,12 +300,7 @@ def _typed(key: Key, text: str) -> str | int | float:
 
 
 def _said(labels: Mapping[str, str]) -> dict[str, str]:
-    """What is said to perphd; empty for a pod's sandbox, and where only a scheduler is told something."""
-    if (
-        any(labels.get(key) == "sandbox" for key in _SANDBOX)
-        or labels.get("io.kubernetes.container.name") == "POD"
-    ):
-        return {}
+    """Keys for perphd; empty if there are only keys for a scheduler."""
     said = {
         key.removeprefix(LABEL_PREFIX): value for key, value in labels.items() if key.startswith(LABEL_PREFIX)
     }
@@ -280,7 +316,7 @@ def _unit_name(unit: str, cgroup: str) -> str:
 def _container_match(name: str) -> str:
     """How a recreated container is found again; empty if its name stands for more than itself."""
     try:
-        match = parse_match(f"{MatchKind.CONTAINER}:{name}")
+        match = parse_match(named(name))
     except ParseError:
         return ""
     return "" if match.is_many else str(match)

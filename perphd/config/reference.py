@@ -103,9 +103,11 @@ MATCHING = (
     "followed when it is started again or found elsewhere. unit:NAME is a unit of this host's systemd, in "
     "whatever slice; slice:NAME a slice, whose path follows from its name; cgroup:/PATH a control group; "
     "container:NAME a container of Docker, Podman, containerd or CRI-O, within Kubernetes "
-    "NAMESPACE/POD/CONTAINER; label:KEY=VALUE containers with that label, as far as their runtime leaves "
+    "NAMESPACE/POD/CONTAINER; pod:NAMESPACE/NAME a pod of Kubernetes with all of its containers; label:KEY=VALUE pods "
+    "with that label or annotation, and containers with that label, as far as their runtime leaves "
     "it in files (Docker: all; CRI-O: the pod's; containerd: io.kubernetes.pod.name, "
-    "io.kubernetes.pod.namespace, io.kubernetes.container.name); pidfile:/PATH the group of the process whose "
+    "io.kubernetes.pod.namespace, io.kubernetes.container.name) or perphd-publish run --pods does; "
+    "pidfile:/PATH the group of the process whose "
     "number is in that file, a plain one (no symbolic link), which has to be root's or belong to the user as whom the "
     "process runs.",
     "pid:NUMBER is the group of a process, while that lives. It is refused in files, and forgotten when perphd ends: "
@@ -122,7 +124,7 @@ MATCHING = (
 MATCH_EXAMPLE = """\
 [[lra]]
 name = "shop"
-match = "container:shop/*/nginx"   # shop.web-0, shop.web-1 ...
+match = "pod:shop/web-*"           # shop.0, shop.1 ...
 
 [[batch]]
 name = "workers"

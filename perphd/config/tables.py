@@ -311,13 +311,21 @@ class OptInConfig:
     )
     containers: str = setting(
         "",
-        "the kinds that a container may declare itself, by labels or pod annotations perphd.io/KEY; empty: none",
+        "the kinds that a container or pod may declare itself, by labels or annotations perphd.io/KEY; empty: none",
         kind="kinds",
     )
     bands: str = setting(
         "",
         "the bands that these may claim besides the usual ones (silver for an LRA, copper for batch); empty: none",
         kind="bands",
+    )
+
+    least_latency_ms: float = setting(
+        0.0,
+        "the least max_latency_ms that a container or pod may ask for; 0: it may not ask for any",
+        unit="ms",
+        low=0,
+        high=60_000,
     )
 
     @property

@@ -25,9 +25,9 @@ _CGROUP_DOC = (
     "waited for if it is not there. This or match"
 )
 _MATCH_DOC = (
-    "how its control group is found, as unit:NAME, slice:NAME, cgroup:/PATH, container:NAME, label:KEY=VALUE, "
-    "pidfile:/PATH or, through the control API alone, pid:NUMBER; with wildcards a "
-    "workload for each that is found (see Finding control groups)"
+    "how its control group is found, as unit:NAME, slice:NAME, cgroup:/PATH, container:NAME, "
+    "pod:NAMESPACE/NAME, label:KEY=VALUE, pidfile:/PATH or, through the control API alone, pid:NUMBER; with wildcards "
+    "a workload for each that is found (see Finding control groups)"
 )
 _MODE_DOC = "observe or enforce for this workload alone; default: the daemon's mode"
 

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from perphd.cluster.document import NodeDocument, Reserved
 from perphd.cluster.impact import PodQuestion, pod_impact
-from perphd.cluster.node import NodeFacts, amounts, node_document, node_use
+from perphd.cluster.node import NodeFacts, amounts, is_protected, node_document, node_use
 from perphd.cluster.reservations import BANDS, NodeLedger, adjusted, closed, offered_bid, opened
 from perphd.config.schema import show
 from perphd.control.access import Peer
@@ -136,7 +136,11 @@ class NodeRoutes:
         clock, snapshot, forecasts = self._clock(), self._agent.snapshot(), self._forecasts()
         status = self._agent.status()
         decisions = {each.spec.name: each.decision for each in status.workloads if each.decision is not None}
-        facts = NodeFacts(status.mode, clock["unix_s"], forecasts, decisions, status.queue, status.problems)
+        copper = (each.starved_s for each in status.workloads if not is_protected(each.spec))
+        starved_s = max(copper, default=0.0)
+        facts = NodeFacts(
+            status.mode, clock["unix_s"], forecasts, decisions, status.queue, status.problems, starved_s
+        )
         use, topology, now_s = node_use(snapshot, forecasts), snapshot.host.topology, clock["monotonic_s"]
         if self._ledger is None:
             # Above every generation of a daemon before this one, which made fewer than a thousand a second.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +24,8 @@ POD_LOGS: Final = "/var/log/pods"
 """kubelet keeps directories NAMESPACE_POD_UID here, with every runtime."""
 PUBLISHED_PODS: Final = "/run/perphd-pods/pods.json"
 """Labels and annotations of this node's pods by UID, written by ``perphd-publish`` from the API server."""
+KUBEPODS: Final = "kubepods"
+"""kubelet's group of all pods with its cgroupfs driver."""
 _ID: Final = "[0-9a-f]{64}"
 _SCOPE: Final = re.compile(rf"(docker|cri-containerd|crio|libpod|nerdctl)-({_ID})\.scope", re.ASCII)
 _PLAIN: Final = re.compile(rf"(?:crio-)?({_ID})", re.ASCII)
@@ -47,6 +50,9 @@ _IMAGE_NOTES: Final = (
     "io.kubernetes.cri-o.ImageName",
     "io.kubernetes.cri.image-name",
 )
+_SANDBOX: Final = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
+_OF_CONTAINER: Final = frozenset({"io.kubernetes.container.name", *_SANDBOX})
+"""Labels that say something of a container, not of its pod."""
 _CRI_NOTES: Final = {
     "io.kubernetes.cri.container-name": "io.kubernetes.container.name",
     "io.kubernetes.cri.sandbox-name": "io.kubernetes.pod.name",
@@ -75,7 +81,7 @@ class ContainerPath:
 
 def in_kubernetes(cgroup: str) -> bool:
     """True for kubelet's own tree and everything in it, with either of its cgroup drivers."""
-    return any(part in ("kubepods", "kubepods.slice", "kubelet-kubepods.slice") for part in cgroup.split("/"))
+    return any(part in (KUBEPODS, "kubepods.slice", "kubelet-kubepods.slice") for part in cgroup.split("/"))
 
 
 def parse_path(cgroup: str) -> ContainerPath:
@@ -99,6 +105,13 @@ def parse_path(cgroup: str) -> ContainerPath:
             (name for name in ("besteffort", "burstable") if name in cgroup), "guaranteed" if pod_uid else ""
         )
     return ContainerPath(runtime, container_id, pod_uid, qos)
+
+
+def is_sandbox(labels: Mapping[str, str]) -> bool:
+    """True for the container that only holds a pod's namespaces, by the labels of its runtime."""
+    if labels.get("io.kubernetes.container.name") == "POD":
+        return True
+    return any(labels.get(key) == "sandbox" for key in _SANDBOX)
 
 
 class ContainerNames:
@@ -152,6 +165,20 @@ class ContainerNames:
         for key, value in self._of_pod(path.pod_uid).items():
             found.setdefault(key, value)
         return found if found or self._is_there(container_id) else None
+
+    def pod_labels(
+        self, cgroup: str, of_containers: Sequence[Mapping[str, str] | None]
+    ) -> dict[str, str] | None:
+        """Labels and annotations of a pod; None if none of its files is readable.
+
+        ``of_containers``: labels of its sandbox or, where that is unknown, of all its containers.
+        """
+        readable = [each for each in of_containers if each is not None]
+        found = self._of_pod(parse_path(cgroup).pod_uid)
+        if not readable and not found:
+            return None
+        common = set.intersection(*(set(each.items()) for each in readable)) if readable else set()
+        return {key: value for key, value in common if key not in _OF_CONTAINER} | found
 
     def image(self, cgroup: str) -> str:
         """The container's image: its digest, else its name; empty if neither is known."""

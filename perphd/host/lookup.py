@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from posixpath import dirname
 from typing import Final
 
 from perphd.domain.errors import KernelError, ParseError
 from perphd.host import yarn
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy, Layout
-from perphd.host.containers import ContainerNames, parse_path
+from perphd.host.containers import KUBEPODS, ContainerNames, is_sandbox, parse_path
 from perphd.host.fs import KernelFs, ReadsStrangers, read_text
 from perphd.host.process_stat import start_ticks
 from perphd.host.systemd_fs import unit_of
@@ -24,7 +25,7 @@ MAX_GROUPS: Final = 20_000
 READ_AGAIN: Final = 16
 """Number of known containers whose runtime files one look reads again."""
 _FOLDERS: Final = frozenset(
-    {"docker", "libpod_parent", "default", "kubepods", "burstable", "besteffort", "guaranteed"}
+    {"docker", "libpod_parent", "default", KUBEPODS, "burstable", "besteffort", "guaranteed"}
 )
 _POD = re.compile(r"(?:.*-)?pod[0-9a-f_-]{32,36}(?:\.slice)?", re.ASCII)
 
@@ -34,7 +35,18 @@ _PID_DIGITS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container's group. ``labels`` None: they cannot be read."""
+    """One container's group. ``labels`` None: they cannot be read. ``pod``: the group of its pod, if it has one."""
+
+    cgroup: str
+    name: str
+    labels: Mapping[str, str] | None
+    pod: str = ""
+    is_sandbox: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod's group, which contains those of its containers. ``labels`` None: they cannot be read."""
 
     cgroup: str
     name: str
@@ -59,6 +71,7 @@ class Lookup:
         self._fs, self._hierarchies = fs, hierarchies
         self._units: tuple[tuple[str, str], ...] | None = None
         self._containers: tuple[Container, ...] | None = None
+        self._pods: tuple[Pod, ...] = ()
         self._known: dict[str, Container] = {}
 
     def look_anew(self) -> None:
@@ -91,18 +104,25 @@ class Lookup:
         if self._containers is None:
             names = ContainerNames(self._fs)
             hierarchy = names.yarn_hierarchy()
-            walked = (*self._walk(_may_hold_containers), *self._yarn_containers(hierarchy))
-            there = [cgroup for cgroup in dict.fromkeys(walked) if self._is_container(cgroup)]
+            walked = dict.fromkeys((*self._walk(_may_hold_containers), *self._yarn_containers(hierarchy)))
+            there = [cgroup for cgroup in walked if self._is_container(cgroup)]
+            pods = [cgroup for cgroup in walked if _is_pod(cgroup)]
             present = set(there)
             # In reading order: the first were read longest ago.
             known = [cgroup for cgroup in self._known if cgroup in present]
             kept = {cgroup: self._known[cgroup] for cgroup in known[READ_AGAIN:]}
             for cgroup in there:
                 if cgroup not in kept:
-                    kept[cgroup] = Container(cgroup, names.label(cgroup), names.labels(cgroup))
+                    kept[cgroup] = _container(names, cgroup)
             self._known = kept
             self._containers = tuple(kept[cgroup] for cgroup in there)
+            self._pods = _pods(names, pods, self._containers)
         return self._containers
+
+    def pods(self) -> Sequence[Pod]:
+        """Every pod's group, with its name, and the labels and annotations of the pod itself."""
+        self.containers()
+        return self._pods
 
     def _yarn_containers(self, hierarchy: str) -> Iterator[str]:
         return (f"{hierarchy}/{name}" for name in self.children(hierarchy) if yarn.is_container(name))
@@ -133,8 +153,13 @@ class Lookup:
                 if count > MAX_GROUPS:
                     return
                 yield f"{parent}/{name}"
-                if descend(name):
+                if descend(name) or (not parent and self._is_cgroup_root(f"/{name}")):
                     waiting.append(f"{parent}/{name}")
+
+    def _is_cgroup_root(self, cgroup: str) -> bool:
+        """True for kubelet's ``cgroupRoot``: any group that contains kubelet's tree (cgroupfs driver)."""
+        tree = primary(self._hierarchies)
+        return tree is not None and self._fs.exists(tree.path(f"{cgroup}/{KUBEPODS}"))
 
     def of_process(self, pid: int) -> str:
         """The group of this process; empty for the root group, or if there is no such process."""
@@ -196,6 +221,30 @@ class Lookup:
         except (KernelError, ValueError):
             pass
         return set()
+
+
+def _is_pod(cgroup: str) -> bool:
+    path = parse_path(cgroup)
+    return bool(path.pod_uid) and not path.container_id
+
+
+def _container(names: ContainerNames, cgroup: str) -> Container:
+    labels = names.labels(cgroup)
+    pod = dirname(cgroup) if parse_path(dirname(cgroup)).pod_uid else ""
+    return Container(cgroup, names.label(cgroup), labels, pod, is_sandbox(labels or {}))
+
+
+def _pods(names: ContainerNames, groups: Sequence[str], containers: Sequence[Container]) -> tuple[Pod, ...]:
+    inside: dict[str, list[Container]] = {}
+    for each in containers:
+        inside.setdefault(each.pod, []).append(each)
+    found = []
+    for cgroup in groups:
+        members = inside.get(cgroup, [])
+        # A sandbox has the pod's labels and annotations; other containers have labels of their own as well.
+        chosen = [each.labels for each in members if each.is_sandbox] or [each.labels for each in members]
+        found.append(Pod(cgroup, names.label(cgroup), names.pod_labels(cgroup, chosen)))
+    return tuple(found)
 
 
 def _may_hold_containers(name: str) -> bool:

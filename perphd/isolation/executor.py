@@ -336,6 +336,7 @@ class Executor:
                 self._clock,
                 self._deadline_s,
                 self._survey.unrecorded,
+                self._survey.adopted,
             )
             done = transaction.result
             if writes:

@@ -110,6 +110,7 @@ class KnobState:
         held: why the target of the last plan is not applied; the knob of a reason may be that of the whole group.
         limited: why the target of the last plan is only partly in force.
         conflict: the last change by another program.
+        adopted_s: when a value of the cgroup's owner (kubelet) last became the original; None: never.
         refused: the targets that the kernel refused; the oldest first.
         tokens: changes left in the token bucket, and the time of the last one; None: the bucket is full.
     """
@@ -119,6 +120,7 @@ class KnobState:
     held: tuple[NotEnforceable, ...] = ()
     limited: tuple[NotEnforceable, ...] = ()
     conflict: Conflict | None = None
+    adopted_s: float | None = None
     refused: dict[Value, Refusal] = field(default_factory=dict)
     tokens: tuple[float, float] | None = None
 

@@ -24,6 +24,7 @@ from perphd.host.cgroup.knobs import (
     Value,
     decode_limit,
 )
+from perphd.host.containers import in_kubernetes
 from perphd.host.fs import KernelFs, read_text
 from perphd.host.kubelet import Kubelet
 from perphd.isolation.backends import Backends
@@ -49,7 +50,8 @@ class Survey:
     ``planned``: the plan's knobs with their targets. ``limited``: knobs that will be only partly in force, with the
     reason. ``reclaims``: memory reclaim requests. ``stuck``: LRAs on CPUs or memory nodes assigned by perphd that
     cannot be changed now. ``exact``: workloads whose ceiling reaches its target in one step, for a trial.
-    ``unrecorded``: descendants' lists (cgroup v1) to be recorded when their knobs are written.
+    ``unrecorded``: descendants' lists (cgroup v1) to be recorded when their knobs are written. ``adopted``: files whose
+    present values replace their recorded originals when they are written.
 
     ``refuse`` is called for every workload that is to be changed.
     """
@@ -83,6 +85,7 @@ class Survey:
         self.reclaims: list[Write] = []
         self.stuck: list[str] = []
         self.unrecorded: dict[Key, tuple[DescendantList, ...]] = {}
+        self.adopted: set[str] = set()
 
     def begin(
         self,
@@ -103,7 +106,7 @@ class Survey:
         if self._below_due:
             self._below_s = now_s
         self.planned.clear()
-        self.unrecorded = {}
+        self.unrecorded, self.adopted = {}, set()
         self.limited, self.reclaims, self.stuck = [], [], []
         self._read.begin(self._claimed)
 
@@ -182,7 +185,11 @@ class Survey:
                 self._watch.forget(path)  # values lost with a removed device are not a conflict
             return reason
         around = self._read.around(knob.directory, knob.paths[0]) if setting in LIST_SETTINGS else ""
-        self._watch.look(key, identity, files, around if knob.version == 1 else "")
+        is_kubelets = setting not in LIST_SETTINGS and in_kubernetes(spec.cgroup)
+        owner_s = self._now_s if is_kubelets else None
+        self._watch.look(key, identity, files, around if knob.version == 1 else "", owner_s)
+        if is_kubelets:
+            files = self._with_kubelets(files)
         self._knobs.note(key, knob, files, around)
         conflict = self._knobs.yielded(key)
         if conflict is not None:
@@ -218,6 +225,16 @@ class Survey:
         if knob.version == 1:
             state = self._with_below(key, state, target)
         return _make_wanted(state, target)
+
+    def _with_kubelets(self, files: tuple[FileState, ...]) -> tuple[FileState, ...]:
+        """The files with kubelet's present values as their originals: a pod that was resized keeps its new size."""
+        found = []
+        for file in files:
+            adopts = file.original is not None and self._watch.is_foreign(file)
+            if adopts:
+                self.adopted.add(file.path)
+            found.append(replace(file, original=file.now) if adopts else file)
+        return tuple(found)
 
     def _with_below(self, key: Key, state: KnobReading, target: Value) -> KnobReading:
         """The state with the group's descendants, if any of them may need a write.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from posixpath import dirname
@@ -62,7 +62,8 @@ class Transaction:
     """Applies writes.
 
     ``identities``: identity of each directory when the writes were planned. ``unrecorded``: descendants' lists to be
-    recorded when their knobs are written. ``deadline_s``: total time in seconds of ``clock``; once it has passed,
+    recorded when their knobs are written. ``adopted``: files whose present values are recorded as their originals, even
+    if others are on record. ``deadline_s``: total time in seconds of ``clock``; once it has passed,
     remaining writes are not started and the done ones are rolled back. The first write is always started, and a write
     blocked in the kernel cannot be interrupted.
     """
@@ -75,10 +76,11 @@ class Transaction:
         clock: Callable[[], float],
         deadline_s: float,
         unrecorded: Mapping[Key, Sequence[DescendantList]] = MappingProxyType({}),
+        adopted: Container[str] = (),
     ) -> None:
         self._fs, self._journal, self._identities = fs, journal, identities
         self._clock, self._deadline_s = clock, deadline_s
-        self._unrecorded = unrecorded
+        self._unrecorded, self._adopted = unrecorded, adopted
         self._before: list[tuple[Write, list[tuple[str, str]]]] = []
         self._led: set[str] = set()
         self._follow: dict[str, dict[str, tuple[str, ...]]] = {}
@@ -212,7 +214,7 @@ class Transaction:
 
     def _original(self, path: str, write: Write, identity: Identity, into: dict[str, Original]) -> None:
         known = self._journal.originals.get(path)
-        if path not in into and (known is None or known.identity != identity):
+        if path not in into and (known is None or known.identity != identity or path in self._adopted):
             into[path] = _make_original(path, self._fs.read(path), identity, write.knob, write.workload)
 
     def _check_identity(self, write: Write, directory: str) -> Identity:

@@ -18,6 +18,9 @@ from perphd.isolation.journal import Journal
 from perphd.isolation.knob_states import KnobStates
 from perphd.isolation.planner import FileState
 
+ADOPT_S: Final = 60.0
+"""Least time between two changes of a knob by its owner that both become the original without a conflict. kubelet's
+own reconciliation, which would be a fight, comes once a minute or more often."""
 RETRY: Final = BackoffRule(2.0, 60.0)
 """Backoff of retries."""
 
@@ -43,10 +46,19 @@ class ConflictWatch:
         """True if the file holds another program's value, which perphd does not overwrite."""
         return self._foreign.get(file.path) == file.now
 
-    def look(self, key: Key, identity: Identity, files: Iterable[FileState], around: str = "") -> None:
+    def look(
+        self,
+        key: Key,
+        identity: Identity,
+        files: Iterable[FileState],
+        around: str = "",
+        owner_s: float | None = None,
+    ) -> None:
         """Compare the texts of a knob's files with the expected ones; a foreign change is a conflict, counted once.
 
-        ``around``: the parent's list, for cgroup v1, where the kernel removes offline CPUs from lists.
+        ``around``: the parent's list, for cgroup v1, where the kernel removes offline CPUs from lists. ``owner_s``: the
+        time now, if the cgroup has an owner that may set new values (kubelet resizes pods); a new value is then no
+        conflict, unless it is the original put back or comes soon after another one.
         """
         conflict: tuple[FileState, str] | None = None
         for file in files:
@@ -61,6 +73,11 @@ class ConflictWatch:
                 conflict = conflict or (file, expected)
         if conflict is not None:
             file, expected = conflict
+            if owner_s is not None and not same(file.path, file.original or "", file.now):
+                state = self._knobs.of(key)
+                adopted_s, state.adopted_s = state.adopted_s, owner_s
+                if adopted_s is None or not 0 <= owner_s - adopted_s < ADOPT_S:
+                    return
             self._knobs.interfered(key, file.path, found=file.now, expected=expected)
 
     def _expected(self, file: FileState, identity: Identity) -> str | None:
@@ -111,4 +128,4 @@ class ConflictWatch:
         """Forget conflicts of one workload (None: of all), and end all waiting."""
         self._unrecorded = None
         for state in self._knobs.all(workload):
-            state.conflict = None
+            state.conflict = state.adopted_s = None

@@ -200,7 +200,8 @@ def _restricted(
     names = ", ".join(f"{each.name} by {each.rung}" for each in restrictions)
     started = replace(state, round=round_, round_ends_s=at_s + ROUND_S, calm=0, restrictions=restrictions)
     return ContentionStep(
-        started, f"round {round_}: the device is busy at less than {THETA:.0%} of its peak; restricting {names}"
+        started,
+        f"round {round_}: the device is busy at less than {THETA:.0%} of its peak; restricting {names}",
     )
 
 

@@ -33,7 +33,9 @@ class CopperEvent:
     def __post_init__(self) -> None:
         times = (self.begins_s, self.duration_s, self.ramp_s)
         if not all(map(math.isfinite, times)) or self.duration_s <= 0 or self.ramp_s < 0:
-            raise ValueError("an event needs a finite beginning, a duration above 0 s and a ramp of at least 0 s")
+            raise ValueError(
+                "an event needs a finite beginning, a duration above 0 s and a ramp of at least 0 s"
+            )
         if not 0 <= self.copper_share <= 1:
             raise ValueError(f"copper_share is from 0 to 1, not {self.copper_share}")
 

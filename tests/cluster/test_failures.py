@@ -29,7 +29,8 @@ from perphd.adapters.kubernetes.client import (
 )
 from perphd.adapters.kubernetes.documents import DocumentCache, follow_profiles
 from perphd.adapters.kubernetes.objects import NODES, PROFILES
-from perphd.adapters.kubernetes.publisher import TAINT, OwnPods, Publisher
+from perphd.adapters.kubernetes.own_pods import OwnPods
+from perphd.adapters.kubernetes.publisher import TAINT, Publisher
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.slots import slots_of
 from tests.cluster.test_scheduling import Extender, scheduling

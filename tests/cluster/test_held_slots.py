@@ -8,7 +8,8 @@ from perphd.adapters.kubernetes.binding import Binder
 from perphd.adapters.kubernetes.client import Access, ApiClient
 from perphd.adapters.kubernetes.held_slots import HeldSlots
 from perphd.adapters.kubernetes.objects import PROFILES
-from perphd.adapters.kubernetes.publisher import SETTLED_S, OwnPods, Publisher
+from perphd.adapters.kubernetes.own_pods import SETTLED_S, OwnPods
+from perphd.adapters.kubernetes.publisher import Publisher
 from perphd.adapters.node_socket import NodeSocket
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.slots import slots_of

@@ -19,7 +19,8 @@ import pytest
 from perphd.adapters.kubernetes.client import MERGE, STRATEGIC, Access, ApiClient, follow
 from perphd.adapters.kubernetes.objects import NODES, PROFILES, published_document
 from perphd.adapters.kubernetes.objects import PODS as ALL_PODS
-from perphd.adapters.kubernetes.publisher import EVENTS, TAINT, OwnPods, Publisher, withdraw
+from perphd.adapters.kubernetes.own_pods import OwnPods
+from perphd.adapters.kubernetes.publisher import EVENTS, TAINT, Publisher, withdraw
 from perphd.adapters.node_socket import NodeSocket
 from perphd.cluster.asking import quantity
 from perphd.cluster.document import NodeAmounts

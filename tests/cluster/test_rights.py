@@ -18,7 +18,8 @@ from perphd.adapters.kubernetes.client import (
     Rejected,
 )
 from perphd.adapters.kubernetes.objects import NODES, PODS, PROFILES
-from perphd.adapters.kubernetes.publisher import EVENTS, OwnPods, Publisher
+from perphd.adapters.kubernetes.own_pods import OwnPods
+from perphd.adapters.kubernetes.publisher import EVENTS, Publisher
 from perphd.adapters.node_socket import NodeSocket
 from tests.cluster.conftest import MANIFESTS
 from tests.cluster.world import Daemon, make_node, plain_pod, publish, remove_node, token_of, until
@@ -133,7 +134,9 @@ async def test_a_publisher_may_change_its_own_node_only(
                 await remove_node(api, name)
 
 
-@pytest.mark.parametrize("name", ["crd", "rbac", "rbac-bind", "own-node", "publisher", "daemon", "extender", "webhook"])
+@pytest.mark.parametrize(
+    "name", ["crd", "rbac", "rbac-bind", "rbac-evict", "own-node", "publisher", "daemon", "extender", "webhook"]
+)
 def test_manifests_are_accepted_by_the_api_server(plane: ControlPlane, name: str) -> None:
     file = str(MANIFESTS / f"{name}.yaml")
     told = plane.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", file)

@@ -14,7 +14,8 @@ from aiohttp import web
 
 from perphd.adapters.kubernetes.client import STRATEGIC, ApiClient, Missing
 from perphd.adapters.kubernetes.objects import NODES, PROFILES
-from perphd.adapters.kubernetes.publisher import OwnPods, Publisher
+from perphd.adapters.kubernetes.own_pods import OwnPods
+from perphd.adapters.kubernetes.publisher import Publisher
 from perphd.cluster.asking import COPPER_CPU, COPPER_MEMORY
 from perphd.cluster.document import NodeDocument
 from perphd.domain.wire import encode

@@ -1,135 +1,277 @@
-"""Labels of pods joined with kubelet's control groups by UID: trees as kubelet 1.36 and containerd make them."""
+"""Pods of captured nodes: found, named, joined with their labels by UID, taken as workloads, and what is left alone.
+
+The fixtures were captured on real nodes (kubelet 1.36, containerd 1.6, cgroup v1 with the cgroupfs driver) by
+``tools.cluster.capture_kubelet``. The trees of cgroup v2 are the same nodes with the paths and files of cgroup v2.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perphd.adapters.kubernetes.publisher import OwnPods
+from perphd.adapters.kubernetes.own_pods import OwnPods
+from perphd.config.discovery import Discovery, Found
+from perphd.config.opt_in import DECLARATION
+from perphd.config.tables import OptInConfig
+from perphd.domain.allocation import IDLE, Settings
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.hierarchy import discover
 from perphd.host.containers import PUBLISHED_PODS, parse_path
+from perphd.host.fs import RealFs
 from perphd.host.kubelet import STATE, Kubelet
 from perphd.host.lookup import Lookup
+from perphd.isolation.executor import Executor
+from perphd.isolation.journal import Journal
 from tests.unit.host_tree import write_tree
 
-UIDS = {
-    "guaranteed": "6f1c1f0a-94c1-4d21-8a6d-5f3b0a1f7c01",
-    "burstable": "c0a7b5de-0d7e-47a9-b3ea-2f60c9d3b102",
-    "besteffort": "17d92c3e-5a68-4f0e-9d52-8be1f4a6e203",
-}
-MAIN = {qos: f"{n}a" * 32 for n, qos in enumerate(UIDS, 1)}
-PAUSE = {qos: f"{n}b" * 32 for n, qos in enumerate(UIDS, 1)}
+CAPTURED = Path(__file__).parents[1] / "fixtures" / "kubelet"
+QOS = ("guaranteed", "burstable", "besteffort")
+ANYBODY = OptInConfig(containers="lra,batch", bands="gold", least_latency_ms=5.0)
+V2_FILES = {
+    "cpu.weight": "100\n", "cpu.idle": "0\n", "cpu.max": "max 100000\n", "cpuset.cpus": "\n", "cpuset.mems": "\n",
+    "cpuset.cpus.effective": "0-1\n", "cgroup.procs": "", "cgroup.controllers": "cpuset cpu memory\n",
+}  # fmt: skip
 
 
-def v1_cgroupfs(qos: str, container: str) -> str:
-    parent = "/kubepods" if qos == "guaranteed" else f"/kubepods/{qos}"
-    return f"{parent}/pod{UIDS[qos]}/{container}"
+def captured(name: str) -> tuple[dict[str, str], list[Any]]:
+    files = json.loads((CAPTURED / f"{name}.json").read_text())
+    return files, json.loads(files.pop("api"))
 
 
-def v2_cgroupfs(qos: str, container: str) -> str:
-    return v1_cgroupfs(qos, container)
+def as_v2(files: dict[str, str], systemd: bool) -> dict[str, str]:
+    """The same node with cgroup v2."""
+    found = {path: text for path, text in files.items() if not path.startswith(("/sys/fs/cgroup/", "/proc/"))}
+    found["/proc/self/mounts"] = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"
+    for path in files:
+        if path.startswith("/sys/fs/cgroup/cpu/") and path.endswith("/cgroup.procs"):
+            group = path.removeprefix("/sys/fs/cgroup/cpu").removesuffix("/cgroup.procs")
+            place = systemd_path(group) if systemd else group
+            found |= {f"/sys/fs/cgroup{place}/{name}": text for name, text in V2_FILES.items()}
+    return found
 
 
-def v2_systemd(qos: str, container: str) -> str:
-    middle = "" if qos == "guaranteed" else f"/kubepods-{qos}.slice"
-    part = "" if qos == "guaranteed" else f"-{qos}"
-    uid = UIDS[qos].replace("-", "_")
-    return f"/kubepods.slice{middle}/kubepods{part}-pod{uid}.slice/cri-containerd-{container}.scope"
+def systemd_path(group: str) -> str:
+    """The path that kubelet's systemd driver makes for this group of the cgroupfs driver."""
+    parts = group.strip("/").split("/")
+    if parts == [""]:
+        return ""
+    qos = parts[1] if len(parts) > 1 and parts[1] in QOS else ""
+    names = ["kubepods.slice"] + ([f"kubepods-{qos}.slice"] if qos else [])
+    stem = f"kubepods-{qos}" if qos else "kubepods"
+    for part in parts[2 if qos else 1 :]:
+        if part.startswith("pod"):
+            names.append(f"{stem}-{part.replace('-', '_')}.slice")
+        else:
+            names.append(f"cri-containerd-{part}.scope")
+    return "/" + "/".join(names)
 
 
-def pods() -> OwnPods:
-    own = OwnPods()
-    own.replaced(
-        [
-            {
-                "metadata": {
-                    "uid": uid,
-                    "namespace": "shop",
-                    "name": f"pod-{qos}",
-                    "labels": {"app": "db" if qos == "guaranteed" else "crunch"},
-                    "annotations": {"perphd.io/band": "gold", "other.example/secret": "x"},
-                },
-                "status": {"phase": "Running"},
-            }
-            for qos, uid in UIDS.items()
-        ]
-    )
-    return own
+@dataclass
+class Host:
+    fs: RealFs
+    root: Path
+    pods: list[Any]
+    is_static: bool
+
+    @property
+    def lookup(self) -> Lookup:
+        return Lookup(self.fs, discover(self.fs))
+
+    def uid(self, qos: str) -> str:
+        return str(next(each["metadata"]["uid"] for each in self.pods if each["metadata"]["name"] == qos))
+
+    def publish(self, **annotations: dict[str, str]) -> None:
+        """Write the pods as ``perphd-publish run --pods`` does; with these annotations of perphd's by pod, if any."""
+        own = OwnPods()
+        own.replaced(self.pods)
+        described = own.described()
+        for uid, each in described["pods"].items():
+            if annotations:
+                keys = annotations.get(each["name"], {}).items()
+                described["pods"][uid]["annotations"] = {f"perphd.io/{key}": value for key, value in keys}
+        path = self.root / PUBLISHED_PODS.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(described))
+
+    def look(self, *matches: str, opt_in: OptInConfig | None = None) -> Found:
+        declared = [WorkloadSpec(f"m{n}", Kind.BATCH, "", match=text) for n, text in enumerate(matches)]
+        return Discovery(self.fs, self.lookup).look(declared, [], opt_in or OptInConfig())
+
+    def group(self, qos: str) -> str:
+        return next(each.cgroup for each in self.lookup.pods() if each.name == f"default/{qos}")
 
 
-@pytest.fixture(params=[(1, v1_cgroupfs), (2, v2_cgroupfs), (2, v2_systemd)], ids=["v1", "v2", "v2-systemd"])
-def host(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    version, path = request.param
-    root = "/sys/fs/cgroup/cpu" if version == 1 else "/sys/fs/cgroup"
-    mount = f"cgroup {root} cgroup rw,cpu 0 0\n" if version == 1 else f"cgroup2 {root} cgroup2 rw 0 0\n"
-    files: dict[str, str] = {"/proc/self/mounts": mount}
-    if version == 2:
-        files[f"{root}/cgroup.controllers"] = "cpuset cpu io memory pids\n"
-    for qos, uid in UIDS.items():
-        for container, kind in ((MAIN[qos], "container"), (PAUSE[qos], "sandbox")):
-            files[f"{root}{path(qos, container)}/cgroup.procs"] = ""
-            notes = {
-                "io.kubernetes.cri.container-type": kind,
-                "io.kubernetes.cri.sandbox-name": f"pod-{qos}",
-                "io.kubernetes.cri.sandbox-namespace": "shop",
-            } | ({"io.kubernetes.cri.container-name": "main"} if kind == "container" else {})
-            config = f"/run/containerd/io.containerd.runtime.v2.task/k8s.io/{container}/config.json"
-            files[config] = json.dumps({"annotations": notes})
-        files[f"/var/log/pods/shop_pod-{qos}_{uid}/main/0.log"] = ""
-    files[PUBLISHED_PODS] = json.dumps(pods().described())
-    files[STATE] = json.dumps(
-        {
-            "policyName": "static", "defaultCpuSet": "0,3", "checksum": 1,
-            "entries": {UIDS["guaranteed"]: {"main": "1-2"}},
-        }
-    )  # fmt: skip
-    fs = write_tree(tmp_path, files)
-    return fs, path, Lookup(fs, discover(fs))
+@pytest.fixture(params=["v1", "v1-static", "v2", "v2-static", "v2-systemd"])
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
+    layout = request.param
+    is_static = layout.endswith("static")
+    files, pods = captured("v1-cgroupfs-static" if is_static else "v1-cgroupfs")
+    if layout.startswith("v2"):
+        files = as_v2(files, layout.endswith("systemd"))
+    made = Host(write_tree(tmp_path, {**files, "/proc/self/cgroup": "0::/\n"}), tmp_path, pods, is_static)
+    made.publish()
+    return made
 
 
-def test_containers_have_the_labels_of_their_pods(host: Any) -> None:
-    _, path, lookup = host
-    found = {each.cgroup: each for each in lookup.containers()}
-    for qos in UIDS:
-        main = found[path(qos, MAIN[qos])]
-        assert main.name == f"shop/pod-{qos}/main"
-        assert main.labels["app"] == ("db" if qos == "guaranteed" else "crunch")
-        assert main.labels["perphd.io/band"] == "gold"
+def test_pods_have_names_uids_classes_and_labels(host: Host) -> None:
+    found = {each.name: each for each in host.lookup.pods()}
+    assert set(found) == {f"default/{qos}" for qos in QOS}
+    for qos in QOS:
+        pod = found[f"default/{qos}"]
+        path = parse_path(pod.cgroup)
+        assert (path.qos, path.pod_uid, path.container_id) == (qos, host.uid(qos), "")
+        assert pod.labels is not None
+        assert (pod.labels["app"], pod.labels["perphd.io/tolerance-pct"]) == (qos, "20")
+        assert "example.org/other" not in pod.labels
+        assert "io.kubernetes.container.name" not in pod.labels
+        assert pod.labels["io.kubernetes.pod.namespace"] == "default"
+
+
+def test_containers_are_told_from_sandboxes_and_know_their_pods(host: Host) -> None:
+    containers = host.lookup.containers()
+    assert len(containers) == 6
+    for qos in QOS:
+        inside = [each for each in containers if each.pod == host.group(qos)]
+        assert sorted(each.is_sandbox for each in inside) == [False, True]
+        (main,) = [each for each in inside if not each.is_sandbox]
+        assert main.name == f"default/{qos}/main"
+        assert main.labels is not None
         assert main.labels["io.kubernetes.container.name"] == "main"
-        assert "other.example/secret" not in main.labels
-        assert parse_path(main.cgroup).qos == qos
-    assert len(found) == 2 * len(UIDS)
 
 
-def test_the_static_cpu_manager_keeps_its_cpusets(host: Any) -> None:
-    fs, path, _ = host
-    kubelet = Kubelet(fs)
-    assert str(kubelet.cpu_manager(0.0).exclusive) == "1-2"
-    assert "static CPU manager" in kubelet.refusal(path("guaranteed", MAIN["guaranteed"]), 0.0)
-    assert kubelet.refusal("/system.slice/db.service", 0.0) == ""
+def test_a_pod_is_one_workload_and_a_container_only_if_it_is_meant(host: Host) -> None:
+    found = host.look("label:app=burstable", "pod:default/guar*", "container:default/besteffort/main")
+    assert not found.problems
+    assert {spec.cgroup for spec in found.specs.values()} == {
+        host.group("burstable"),
+        host.group("guaranteed"),
+        next(each.cgroup for each in host.lookup.containers() if each.name == "default/besteffort/main"),
+    }
+    by_container = host.look("label:io.kubernetes.container.name=main")
+    assert len(by_container.specs) == 3, "no pod has this label: its containers have"
+    assert all(parse_path(spec.cgroup).container_id for spec in by_container.specs.values())
+    assert len(host.look("label:io.kubernetes.pod.namespace=default").specs) == 3
 
 
-def test_labels_that_come_late_or_change_are_seen(host: Any, tmp_path: Path) -> None:
-    _, path, lookup = host
-    cgroup = path("burstable", MAIN["burstable"])
+def test_pods_declare_themselves_by_their_annotations(host: Host) -> None:
+    host.publish(
+        guaranteed={
+            "band": "gold",
+            "tolerance-pct": "15",
+            "max-latency-ms": "20",
+            "latency-percentile": "p95",
+        },
+        burstable={"kind": "batch", "band": "copper"},
+        besteffort={"band": "copper"},
+    )
+    found = host.look(opt_in=ANYBODY)
+    assert not found.problems
+    by_place = {spec.cgroup: spec for spec in found.specs.values()}
+    assert set(by_place) == {host.group("guaranteed"), host.group("burstable")}, (
+        "a band alone is for the scheduler"
+    )
+    lra = by_place[host.group("guaranteed")]
+    assert (lra.kind, lra.band, lra.objective.tolerance_pct) == (Kind.LRA, "gold", 15.0)
+    assert (lra.objective.max_latency_ms, lra.objective.latency_percentile) == (20.0, "p95")
+    assert lra.sli is not None
+    assert lra.sli.source == "tcp", "it names nothing that perphd would read or connect to"
+    assert lra.match == "pod:default/guaranteed"
+    assert lra.declared_by == "labels or annotations of pod 'default/guaranteed'"
+    assert re.fullmatch(r"pod\.default-guaranteed-[0-9a-f]{6}", lra.name)
+    batch = by_place[host.group("burstable")]
+    assert (batch.kind, batch.band) == (Kind.BATCH, "copper")
+    assert not host.look().specs, "nobody declares itself unless the operator says so"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"kind": "lra", "mode": "enforce"}, "mode: 'enforce' is for the operator to say"),
+        (
+            {"kind": "lra", "priority": "100"},
+            "priority: is not a pod's to say: it belongs into the operator's",
+        ),
+        ({"kind": "batch", "min-cores": "2"}, "perphd.io/min-cores: is not a pod's to say"),
+        ({"kind": "lra", "sli.source": "command"}, "sli.source: is not a pod's to say"),
+        ({"tolerance-pct": "1"}, "perphd.io/tolerance-pct: 1 asks for more than is usual"),
+        ({"max-latency-ms": "4"}, "max-latency-ms: 4 is less than least_latency_ms allows in [opt_in]"),
+        ({"tolerance-pct": "15", "tolerance_pct": "20"}, "says something else than perphd.io/tolerance-pct"),
+        ({"kind": "lra", "tolerence-pct": "15"}, "did you mean 'tolerance_pct'?"),
+        ({"kind": "lra", "band": "copper"}, "band: 'copper' is not one of its values"),
+    ],
+)
+def test_pods_are_refused_what_is_the_operators(host: Host, said: dict[str, str], why: str) -> None:
+    host.publish(guaranteed=said)
+    found = host.look(opt_in=ANYBODY)
+    assert not found.specs
+    assert "pod 'default/guaranteed'" in found.problems[DECLARATION]
+    assert why in found.problems[DECLARATION]
+
+
+def test_a_latency_needs_the_operators_consent(host: Host) -> None:
+    host.publish(guaranteed={"max-latency-ms": "1000"})
+    found = host.look(opt_in=OptInConfig(containers="lra"))
+    assert not found.specs
+    assert (
+        "max-latency-ms: is not a pod's to say: least_latency_ms is 0 in [opt_in]"
+        in found.problems[DECLARATION]
+    )
+
+
+async def test_what_is_kubelets_is_left_alone(host: Host, tmp_path: Path) -> None:
+    assert Kubelet(host.fs).cpu_manager(0.0).is_static is host.is_static
+    if host.is_static:
+        assert str(Kubelet(host.fs).cpu_manager(0.0).exclusive) == "1"
+    cgroup = host.group("besteffort" if host.is_static else "burstable")
+    spec = WorkloadSpec("batch", Kind.BATCH, cgroup)
+    (tmp_path / "state").mkdir()
+    with Journal(tmp_path / "state", boot_id="x") as journal:
+        executor = Executor(host.fs, discover(host.fs), journal, in_thread=False, kubelet=Kubelet(host.fs))
+        changes = executor.plan({"batch": Settings(cpus=CpuSet.of([0]), cpu_weight=IDLE)}, [spec], 0.0)
+        written = {write.path.rpartition("/")[2] for write in changes.writes}
+        assert "cpu.idle" not in written, "kubelet could not write a weight beside it"
+        assert ("cpuset.cpus" in written) is not host.is_static
+        assert any("static CPU manager" in each.reason for each in changes.skipped) is host.is_static
+        executor.close()
+
+
+def test_labels_that_come_late_or_change_are_seen(host: Host) -> None:
+    lookup, cgroup = host.lookup, host.group("burstable")
 
     def labels() -> Any:
         lookup.look_anew()
-        return next(each.labels for each in lookup.containers() if each.cgroup == cgroup)
+        return next(each.labels for each in lookup.pods() if each.cgroup == cgroup)
 
-    file = tmp_path / PUBLISHED_PODS.lstrip("/")
-    assert labels()["app"] == "crunch"
+    file = host.root / PUBLISHED_PODS.lstrip("/")
+    assert labels()["app"] == "burstable"
     file.unlink()
     assert "app" not in labels()
     file.write_text("{ broken")
     assert "app" not in labels()
-    own = pods()
-    uid = UIDS["burstable"]
+    own = OwnPods()
+    own.replaced(host.pods)
+    uid = host.uid("burstable")
     own.changed("MODIFIED", {"metadata": {"uid": uid, "labels": {"app": "new"}}})
     file.write_text(json.dumps(own.described()))
     assert labels()["app"] == "new"
     own.changed("DELETED", own.pods[uid])
     assert uid not in own.described()["pods"]
+
+
+@pytest.mark.parametrize("root", ["/nodes", "/nodes.slice"])
+def test_pods_below_a_cgroup_root_are_found(tmp_path: Path, root: str) -> None:
+    files, _ = captured("v1-cgroupfs")
+    moved = {
+        re.sub(r"^(/sys/fs/cgroup/\w+)/kubepods", rf"\1{root}/kubepods", path): text
+        for path, text in files.items()
+    }
+    fs = write_tree(tmp_path, {**moved, STATE: "{}"})
+    found = Lookup(fs, discover(fs)).pods()
+    assert {each.name for each in found} == {f"default/{qos}" for qos in QOS}
+    assert all(each.cgroup.startswith(f"{root}/kubepods/") for each in found)

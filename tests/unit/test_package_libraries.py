@@ -44,7 +44,9 @@ def test_every_library_is_one_that_is_pinned_and_works_from_the_version_on_that_
     wanted = [*project["dependencies"], *(project["optional-dependencies"][name][0] for name in ("network",))]
     wanted += project["optional-dependencies"]["systemd"]
     oldest = {found[1].lower(): found[2] for item in wanted if (found := re.match(r"(\S+) >= (\S+)", item))}
-    assert {name for name, _, _ in LIBRARIES} == oldest.keys() - {"cgroupspy", "msgspec"}, "Debian 12 lacks these two"
+    assert {name for name, _, _ in LIBRARIES} == oldest.keys() - {"cgroupspy", "msgspec"}, (
+        "Debian 12 lacks these two"
+    )
     for name, _, version in LIBRARIES:
         assert name in names(REQUIREMENTS)
         assert version == oldest[name], name

@@ -17,7 +17,8 @@ import aiohttp
 
 from perphd.adapters.kubernetes.client import STRATEGIC, Access, ApiClient, ApiError, follow
 from perphd.adapters.kubernetes.objects import NODES, PODS
-from perphd.adapters.kubernetes.publisher import OwnPods, Publisher
+from perphd.adapters.kubernetes.own_pods import OwnPods
+from perphd.adapters.kubernetes.publisher import Publisher
 from perphd.cluster.asking import BAND_LABEL, COPPER_CPU, COPPER_MEMORY
 from perphd.domain.workload import Mode
 from tools.cluster.control_plane import ControlPlane, free_ports

@@ -17,6 +17,11 @@ NODES: Final = "/api/v1/nodes"
 PODS: Final = "/api/v1/pods"
 
 
+def events_path(namespace: str) -> str:
+    """API path of the events of a namespace."""
+    return f"/api/v1/namespaces/{namespace}/events"
+
+
 def pod_path(namespace: str, name: str) -> str:
     """API path of one pod."""
     return f"/api/v1/namespaces/{namespace}/pods/{name}"

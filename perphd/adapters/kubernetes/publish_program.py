@@ -14,14 +14,17 @@ import click
 from perphd import __version__
 from perphd.adapters.kubernetes.client import Access, ApiClient, follow
 from perphd.adapters.kubernetes.documents import troubled
+from perphd.adapters.kubernetes.evictor import Evictor
 from perphd.adapters.kubernetes.held_slots import HeldSlots
 from perphd.adapters.kubernetes.metrics import PublisherMetrics, metrics_app
 from perphd.adapters.kubernetes.objects import PODS
 from perphd.adapters.kubernetes.options import access_options, chosen_access
-from perphd.adapters.kubernetes.publisher import OwnPods, Publisher, withdraw
+from perphd.adapters.kubernetes.own_pods import OwnPods
+from perphd.adapters.kubernetes.publisher import Publisher, withdraw
 from perphd.adapters.kubernetes.serving import Address, address, listening
 from perphd.adapters.node_socket import NodeSocket
 from perphd.adapters.rounds import stop_signal, until_stopped
+from perphd.cluster.eviction import AFTER_S
 from perphd.control.client import DEFAULT_SOCKET
 from perphd.control.journal_log import start_logging
 from perphd.domain.errors import PerphError
@@ -71,6 +74,19 @@ def main() -> None:
 @click.option(
     "--metrics", metavar="ADDRESS", help="Serve figures for Prometheus on this IP address and port."
 )
+@click.option(
+    "--evict",
+    is_flag=True,
+    help="Evict copper pods, one at a time, while copper is short of room. Gold and silver are never evicted.",
+)
+@click.option(
+    "--evict-after",
+    "evict_after_s",
+    type=click.FloatRange(1, 86_400),
+    default=AFTER_S,
+    show_default=True,
+    help="Seconds for which copper must have been short of room.",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 @access_options
 def run(
@@ -81,6 +97,8 @@ def run(
     pods_file: str | None,
     holds: bool,
     metrics: str | None,
+    evict: bool,
+    evict_after_s: float,
     log_level: str,
     **access: str | None,
 ) -> None:
@@ -89,7 +107,10 @@ def run(
     try:
         effect = "" if taint == "none" else taint
         at = address(metrics, METRICS_EXAMPLE) if metrics else None
-        asyncio.run(_run(node, socket, period_s, effect, pods_file, holds, at, chosen_access(access)))
+        after_s = evict_after_s if evict else None
+        asyncio.run(
+            _run(node, socket, period_s, effect, pods_file, holds, at, after_s, chosen_access(access))
+        )
     except PerphError as exc:
         raise click.ClickException(str(exc)) from exc
 
@@ -118,6 +139,7 @@ async def _run(
     pods_file: str | None,
     holds: bool,
     metrics_at: Address | None,
+    evict_after_s: float | None,
     access: Access,
 ) -> None:
     stop = stop_signal()
@@ -129,7 +151,10 @@ async def _run(
             await listening(stack, metrics_app(metrics.registry), metrics_at, None)
         file = Path(pods_file) if pods_file else None
         slots = HeldSlots(daemon) if holds else None
-        publisher = Publisher(client, node, daemon.document, pods, period_s, taint, file, slots, metrics)
+        evictor = None if evict_after_s is None else Evictor(client, node, pods, evict_after_s)
+        publisher = Publisher(
+            client, node, daemon.document, pods, period_s, taint, file, slots, metrics, evictor=evictor
+        )
         _log.info(
             "perphd-publish %s for node %s, every %g s, as process %d",
             __version__,

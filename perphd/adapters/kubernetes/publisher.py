@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -25,92 +25,25 @@ from perphd.adapters.kubernetes.client import (
     Missing,
     Unreachable,
 )
+from perphd.adapters.kubernetes.evictor import Evictor
 from perphd.adapters.kubernetes.held_slots import HeldSlots
 from perphd.adapters.kubernetes.metrics import PublisherMetrics
-from perphd.adapters.kubernetes.objects import GROUP, NODES, PROFILES, VERSION
+from perphd.adapters.kubernetes.objects import GROUP, NODES, PROFILES, VERSION, events_path
+from perphd.adapters.kubernetes.own_pods import OwnPods
 from perphd.adapters.rounds import repeat
 from perphd.cluster.asking import COPPER_CPU, COPPER_MEMORY, ExtenderError, quantity
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.publication import Condition, Kept, Level, Notice, Publication, decided
-from perphd.cluster.slots import SLOT_S, Slot, slots_of, without
+from perphd.cluster.slots import Slot, slots_of, without
 from perphd.domain.reading import Unavailable
 from perphd.domain.wire import encode
 
 TAINT: Final = f"{GROUP}/no-copper"
-EVENTS: Final = "/api/v1/namespaces/default/events"
+EVENTS: Final = events_path("default")
 """Namespace of events about nodes, which have no namespace."""
-SETTLED_S: Final = 15.0
-"""Running time after which a pod is included in copper's measured use, so that its slot is no longer needed."""
 MOST_EVENTS: Final = 100
 _TTL_PERIODS: Final = 3.0
 _log: Final = logging.getLogger("perphd.publish")
-
-
-class OwnPods:
-    """The pods bound to this node, and since when each has been seen running (by this process's clock)."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self.pods: dict[str, Any] = {}
-        self.running_s: dict[str, float] = {}
-        self._slots_s: dict[str, float] = {}
-        self.is_synced = False
-        self.changes = 0
-        """Number of changes so far."""
-
-    def replaced(self, pods: list[Any]) -> None:
-        """Replace all pods."""
-        self.pods = {}
-        for pod in pods:
-            self.changed("ADDED", pod)
-        self.running_s = {uid: since for uid, since in self.running_s.items() if uid in self.pods}
-        self.changes += 1
-        self.is_synced = True
-
-    def changed(self, kind: str, pod: Any) -> None:
-        """Process a change of one pod."""
-        uid = pod["metadata"]["uid"]
-        self.changes += 1
-        if kind == "DELETED":
-            self.pods.pop(uid, None)
-            self.running_s.pop(uid, None)
-            return
-        self.pods[uid] = pod
-        if (pod.get("status") or {}).get("phase") == "Running":
-            self.running_s.setdefault(uid, self._clock())
-
-    def described(self) -> dict[str, Any]:
-        """Names, labels and perphd's annotations by UID, for the daemon on this node."""
-        pods = {}
-        for uid, pod in sorted(self.pods.items()):
-            metadata = pod["metadata"]
-            annotations = metadata.get("annotations") or {}
-            pods[uid] = {
-                "namespace": metadata.get("namespace", ""),
-                "name": metadata.get("name", ""),
-                "labels": metadata.get("labels") or {},
-                "annotations": {
-                    key: value for key, value in annotations.items() if key.startswith(f"{GROUP}/")
-                },
-            }
-        return {"pods": pods}
-
-    def over(self, slots: Sequence[Slot]) -> frozenset[str]:
-        """UIDs of slots whose pod is measured by now, has ended, or never came, by this process's clock."""
-        if not self.is_synced:
-            return frozenset()
-        now_s = self._clock()
-        self._slots_s = {slot.uid: self._slots_s.get(slot.uid, now_s) for slot in slots}
-        return frozenset(uid for uid, since_s in self._slots_s.items() if self._is_over(uid, since_s, now_s))
-
-    def _is_over(self, uid: str, since_s: float, now_s: float) -> bool:
-        pod = self.pods.get(uid)
-        if pod is None:
-            return now_s - since_s > SLOT_S
-        if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
-            return True
-        running_s = self.running_s.get(uid)
-        return running_s is not None and now_s - running_s >= SETTLED_S
 
 
 class Publisher:
@@ -127,6 +60,7 @@ class Publisher:
         holds: makes slots count in the daemon's ledger; None: they count in the cluster alone.
         metrics: figures of the rounds.
         clock: seconds since 1970.
+        evictor: evicts copper pods after each round; None: nobody does.
     """
 
     def __init__(
@@ -141,8 +75,10 @@ class Publisher:
         holds: HeldSlots | None = None,
         metrics: PublisherMetrics | None = None,
         clock: Callable[[], float] = time.time,
+        evictor: Evictor | None = None,
     ) -> None:
         self._client, self._node, self._look, self._pods = client, node, look, pods
+        self._evictor = evictor
         self.period_s, self._effect, self._clock = period_s, taint_effect, clock
         self._kept: Kept | None = None
         self._events: deque[tuple[Notice, str]] = deque(maxlen=MOST_EVENTS)
@@ -186,6 +122,8 @@ class Publisher:
         if self._holds is not None and not isinstance(look, Unavailable):
             await self._holds.follow(slots, look)
         await self._deliver(node)
+        if self._evictor is not None:
+            await self._evictor.look(look, at)
 
     def _write_pods(self) -> None:
         """Replace the file of pods atomically if they changed; a failed write is retried in the next round."""

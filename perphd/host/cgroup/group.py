@@ -36,6 +36,7 @@ from perphd.host.cgroup.knobs import (
     quota_us,
     weight_text,
 )
+from perphd.host.containers import in_kubernetes
 from perphd.host.fs import KernelFs, read_text, text_or_empty
 
 BLOCK_DEVICES = "/sys/block"
@@ -172,6 +173,9 @@ class Cgroup:
             if file not in lines.FORMATS and file not in names:
                 return file
             names = (file,)
+        if setting == "cpu_weight" and in_kubernetes(self.path):
+            # While a group is idle, the kernel refuses kubelet's writes of its weight: a resize of the pod would fail.
+            names = tuple(name for name in names if name not in OPTIONAL_FILES)
         present = [name for name in names if self._fs.exists(f"{directory}/{name}")]
         missing = [name for name in names if name not in present and name not in OPTIONAL_FILES]
         if missing:

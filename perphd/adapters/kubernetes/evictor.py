@@ -1,0 +1,105 @@
+"""Evicts copper pods of one node through the eviction API, one at a time (``perphd-publish run --evict``).
+
+The API server checks PodDisruptionBudgets: a refusal (429) is respected, and the pod is left alone for a while. What is
+evicted and why is told by an event of the pod.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from perphd.adapters.kubernetes.client import ApiClient, ApiError, Missing, Unreachable
+from perphd.adapters.kubernetes.objects import events_path, pod_path
+from perphd.adapters.kubernetes.own_pods import OwnPods
+from perphd.cluster.document import NodeDocument
+from perphd.cluster.eviction import AFTER_S, CopperPod, Eviction, Shortage, considered, evicted, left_alone
+from perphd.domain.reading import Unavailable
+
+_BUDGET: Final = 429
+_log: Final = logging.getLogger("perphd.publish")
+
+
+class Evictor:
+    """Looks after each round of a publisher.
+
+    Args:
+        client: of the API server; its account needs the rights of packaging/kubernetes/rbac-evict.yaml.
+        node: name of the node.
+        pods: of this node, kept current by the caller.
+        after_s: how long copper must be short of room.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        node: str,
+        pods: OwnPods,
+        after_s: float = AFTER_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client, self._node, self._pods = client, node, pods
+        self._after_s, self._clock = after_s, clock
+        self._shortage = Shortage()
+
+    async def look(self, look: NodeDocument | Unavailable, at: str) -> None:
+        """Evict a pod if the node's document demands it. ``at``: the time for the event, as the API has it.
+
+        Raises:
+            ApiError: the API server could not be asked; the next look decides again.
+        """
+        if not self._pods.is_synced:
+            return
+        now_s = self._clock()
+        eviction, self._shortage = considered(
+            look, self._pods.pods.values(), self._pods.pods, self._shortage, now_s, self._after_s
+        )
+        if eviction is not None:
+            await self._evict(eviction, now_s, at)
+
+    async def _evict(self, eviction: Eviction, now_s: float, at: str) -> None:
+        pod = eviction.pod
+        request = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": pod.namespace},
+            "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        }
+        try:
+            await self._client.post(f"{pod_path(pod.namespace, pod.name)}/eviction", request)
+        except Missing:
+            return
+        except ApiError as exc:
+            if isinstance(exc, Unreachable) and exc.status != _BUDGET:
+                raise
+            # A budget, a missing right, or another pod that has the name by now: publishing goes on.
+            self._shortage = left_alone(self._shortage, pod.uid, now_s, getattr(exc, "pause_s", 0.0))
+            _log.warning("%s/%s is not evicted: %s", pod.namespace, pod.name, exc)
+            return
+        self._shortage = evicted(self._shortage, pod.uid, now_s)
+        _log.warning("%s/%s is evicted: %s", pod.namespace, pod.name, eviction.reason)
+        await self._tell(pod, eviction.reason, at)
+
+    async def _tell(self, pod: CopperPod, reason: str, at: str) -> None:
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{pod.name}.perphd-"},
+            "involvedObject": {
+                "apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid,
+            },
+            "reason": "CopperEvicted",
+            "message": reason,
+            "type": "Warning",
+            "source": {"component": "perphd", "host": self._node},
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "count": 1,
+        }  # fmt: skip
+        try:
+            await self._client.post(events_path(pod.namespace), event)
+        except ApiError as exc:
+            _log.warning("the event of an eviction is lost: %s", exc)
