@@ -233,7 +233,9 @@ class KnobStates:
 
     def _report(self, key: Key) -> KnobState:
         """The record of a knob about which the next plan reports anew."""
-        self._reported.append(state := self.of(key))
+        state = self.of(key)
+        if not (state.pending or state.held or state.limited):
+            self._reported.append(state)
         return state
 
     def written(self, keys: Iterable[Key]) -> None:

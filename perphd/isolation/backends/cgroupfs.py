@@ -8,14 +8,35 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
-from posixpath import basename
+from enum import Enum, auto
+from posixpath import basename, dirname
 
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.errors import Busy, Full, Gone, Invalid, ParseError
+from perphd.domain.errors import Busy, Full, Gone, Invalid, KernelError, ParseError
 from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
 from perphd.host.fs import Identity, KernelFs, read_text, write_within
+
+
+class Place(Enum):
+    """What is now at the path of a known cgroup."""
+
+    SAME = auto()
+    REPLACED = auto()
+    GONE = auto()
+    UNKNOWN = auto()
+
+
+def place_of(fs: KernelFs, path: str, identity: Identity | None) -> Place:
+    """What is now at the cgroup of this file. ``identity``: of the known cgroup; None: any is the same."""
+    try:
+        now = fs.identity(dirname(path))
+    except Gone:
+        return Place.GONE
+    except KernelError:
+        return Place.UNKNOWN
+    return Place.SAME if identity in (None, now) else Place.REPLACED
 
 
 def put(fs: KernelFs, path: str, data: bytes, identity: Identity | None = None) -> str:
