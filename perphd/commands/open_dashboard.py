@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from perphd.commands.base import Out, command
+from perphd.commands.cluster import VARIABLE
 from perphd.domain.errors import PerphError
 
 
@@ -20,7 +21,9 @@ def add_dashboard_command(cli: click.Group) -> None:
     metavar="FILE",
     help="Keep a link that was not used yet in this file, instead of printing one.",
 )
-def dashboard(out: Out, port: int, admin: bool, url_file: str | None) -> None:
+@click.option("--extender", metavar="URL", envvar=VARIABLE, default="",
+              help=f"Address of perphd-extender, for the page of the fleet [environment: {VARIABLE}].")  # fmt: skip
+def dashboard(out: Out, port: int, admin: bool, url_file: str | None, extender: str) -> None:
     """Serve the dashboard for a browser on this host.
 
     Prints a link that opens it once; the browser then has a session. Until Ctrl-C. From another machine, forward the
@@ -32,7 +35,9 @@ def dashboard(out: Out, port: int, admin: bool, url_file: str | None) -> None:
 
     from perphd.commands.dashboard.serving import serve
 
+    if extender and not extender.startswith(("http://", "https://")):
+        raise PerphError(f"--extender {extender}: allowed are http:// and https://")
     try:
-        asyncio.run(serve(out.client, port, admin, url_file, click.echo))
+        asyncio.run(serve(out.client, port, admin, url_file, click.echo, extender))
     except OSError as exc:
         raise PerphError(f"127.0.0.1:{port}: cannot listen: {exc.strerror or exc}") from exc

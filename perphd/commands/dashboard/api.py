@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import quote
 
 from perphd.commands.admission import whatif_parts
+from perphd.commands.dashboard.fleet_page import FleetPage
 from perphd.commands.dashboard.history import RANGES_S, Grid, history
 from perphd.commands.dashboard.picture import picture
 from perphd.commands.dashboard.shown_parts import shown
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 Reader: TypeAlias = Callable[[Mapping[str, str]], Awaitable[Any]]
 Changer: TypeAlias = Callable[[dict[str, Any]], Awaitable[Any]]
 ROUNDED_S: Final = 0.05
+MOST_POD_NAME: Final = 320
 REMEMBERED: Final = 256
 """Decisions that the daemon remembers of each LRA, at most."""
 
@@ -47,14 +49,16 @@ def number(query: Mapping[str, str], key: str, default: float, least: float, mos
 class Api:
     """Answers with the daemon's help."""
 
-    def __init__(self, daemon: DaemonSide, store: StoreSide) -> None:
-        self._daemon, self._store = daemon, store
+    def __init__(self, daemon: DaemonSide, store: StoreSide, fleet: FleetPage) -> None:
+        self._daemon, self._store, self._fleet = daemon, store, fleet
         self._sizes: SizingPage | None = None
 
     def readers(self) -> dict[str, Reader]:
         """What anybody with a session may ask, by path."""
         return {
             "explain": self._explain,
+            "fleet": self._read_fleet,
+            "placement": self._placement,
             "history": self._history,
             "model": self._model,
             "past": self._past,
@@ -142,6 +146,15 @@ class Api:
         }
         grid = Grid.until(now_s + offset_s, last_s)
         return await self._store.run(lambda ask: history(ask, lras, grid)) | {"ranges_s": RANGES_S}
+
+    async def _read_fleet(self, query: Mapping[str, str]) -> Any:
+        return await self._fleet.read()
+
+    async def _placement(self, query: Mapping[str, str]) -> Any:
+        pod = query.get("pod", "")
+        if not 0 < len(pod) <= MOST_POD_NAME:
+            raise PerphError(f"pod: is to be NAMESPACE/NAME of at most {MOST_POD_NAME} characters")
+        return await self._fleet.explain(pod)
 
     async def _sizing(self, query: Mapping[str, str]) -> Any:
         if self._sizes is None:

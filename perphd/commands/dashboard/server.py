@@ -30,7 +30,7 @@ from perphd.domain.errors import PerphError
 from perphd.domain.wire import json_of
 
 STATIC: Final = Path(__file__).parent / "static"
-PAGES: Final = {"/": "index.html", "/sizing": "sizing.html"}
+PAGES: Final = {"/": "index.html", "/sizing": "sizing.html", "/fleet": "fleet.html"}
 MAX_STREAMS: Final = 8
 HEARTBEAT_S: Final = 15.0
 BODY_BYTES: Final = 4096

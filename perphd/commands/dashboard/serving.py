@@ -12,6 +12,7 @@ from typing import Final
 from perphd.commands.dashboard.access import Sessions
 from perphd.commands.dashboard.api import Api
 from perphd.commands.dashboard.feed import Feed
+from perphd.commands.dashboard.fleet_page import FleetPage
 from perphd.commands.dashboard.picture import announced
 from perphd.commands.dashboard.server import Dashboard
 from perphd.commands.dashboard.sources import DaemonSide, StoreSide
@@ -28,14 +29,17 @@ class Serving:
         client: asks the daemon.
         admin: changes may be made.
         url_file: holds a link that is good now, a new one whenever one was used; None: there is one link.
+        extender: address of perphd-extender, for the page of the fleet; empty: none.
     """
 
-    def __init__(self, client: Client, admin: bool = False, url_file: str | None = None) -> None:
+    def __init__(
+        self, client: Client, admin: bool = False, url_file: str | None = None, extender: str = ""
+    ) -> None:
         self._url_file = url_file
         self.daemon = DaemonSide(client)
         self.sessions = Sessions(None if url_file is None else self._keep)
         self.feed = Feed(client.path, self.daemon.picture, announced)
-        self.api = Api(self.daemon, StoreSide(client))
+        self.api = Api(self.daemon, StoreSide(client), FleetPage(extender))
         self._server = Dashboard(self.api, self.feed, self.sessions, admin)
         self.port = 0
 
@@ -73,10 +77,15 @@ class Serving:
 
 
 async def serve(
-    client: Client, port: int, admin: bool, url_file: str | None, say: Callable[[str], None]
+    client: Client,
+    port: int,
+    admin: bool,
+    url_file: str | None,
+    say: Callable[[str], None],
+    extender: str = "",
 ) -> None:
     """Serve until SIGTERM or Ctrl-C. Raises as ``Serving.start``."""
-    serving = Serving(client, admin, url_file)
+    serving = Serving(client, admin, url_file, extender)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,0 +1,98 @@
+"""The fleet and a pod's placement as tables, for a terminal and for the dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from perphd.control.table import Part, Styled, table, text
+
+_GIB: Final = float(1 << 30)
+
+
+def fleet_parts(data: Any) -> Iterator[Part]:
+    """Status of the extender, the nodes with degraded ones first, its calls, and problems."""
+    nodes = sorted(data["nodes"], key=lambda each: (not each["degraded"], _free(each), each["node"]))
+    stale = sum(each["stale"] for each in nodes)
+    lras, degraded = sum(each["lras"] for each in nodes), sum(len(each["degraded"]) for each in nodes)
+    used, free = (
+        sum(value for each in nodes if isinstance(value := each[key]["cpus"], int | float))
+        for key in ("copper_used", "copper_allocatable")
+    )
+    binds = ", reserves and binds copper" if data["binds"] else ""
+    yield text(
+        f"perphd-extender {data['version']}, policy {data['policy']}{binds}: {len(nodes)} nodes, {stale} stale"
+    )
+    if not data["synced"]:
+        yield text(Styled("The extender has not read the nodes' documents yet.", "yellow"))
+    yield text(f"{lras} LRAs, {degraded} degraded; copper uses {used:.1f} CPUs and may take {free:.1f} more")
+    rows = [
+        (
+            each["node"],
+            each["mode"],
+            Styled(f"stale, {each['age_s']:.0f} s", "yellow") if each["stale"] else f"{each['age_s']:.0f} s",
+            str(each["lras"]),
+            Styled(", ".join(each["degraded"]), "bold red") if each["degraded"] else "-",
+            _cell(each["used"]["cpus"]),
+            _cell(each["capacity"]["cpus"]),
+            _cell(each["copper_used"]["cpus"]),
+            _cell(each["copper_allocatable"]["cpus"]),
+            _cell(each["copper_allocatable"]["memory_bytes"], _GIB),
+        )
+        for each in nodes
+    ]
+    columns = (
+        "NODE", "MODE", "AGE", "LRAS", "DEGRADED", "CPUS USED", "OF", "BY COPPER", "COPPER MAY TAKE", "MEMORY GiB",
+    )  # fmt: skip
+    yield table("Nodes", columns, rows, right=(3, 5, 6, 7, 8, 9))
+    calls = [
+        (
+            verb,
+            str(each["calls"]),
+            str(each["errors"]),
+            f"{1e3 * each['p50_s']:.1f}",
+            f"{1e3 * each['p99_s']:.1f}",
+        )
+        for verb, each in data["calls"].items()
+    ]
+    yield table(
+        "Calls of the scheduler",
+        ("CALL", "ANSWERED", "REFUSED", "p50 ms", "p99 ms"),
+        calls,
+        right=(1, 2, 3, 4),
+    )
+    for node, reason in sorted(data["refused"].items()):
+        yield text(f"{node}: its document is not used: {reason}")
+    for problem in data["problems"]:
+        yield text(problem)
+
+
+def explained_parts(data: Any) -> Iterator[Part]:
+    """Why a pod's candidates stayed, went or came first."""
+    for verb, each in data.items():
+        yield text(
+            f"{verb} of {each['pod']} ({each['band']}) by {each['policy']}: {each['candidates']} candidates, "
+            f"{each['fresh']} with a fresh document, {each['stale']} stale, {each['unknown']} unknown"
+        )
+        if each["refused"]:
+            rows = [(reason, str(count)) for reason, count in each["refused"].items()]
+            yield table("", ("REFUSED BECAUSE", "NODES"), rows, right=(1,))
+        best = [
+            (
+                one["node"],
+                f"{one['score']:.4g}",
+                ", ".join(f"{name} {value:.4g}" for name, value in one["terms"].items()),
+            )
+            for one in each["best"]
+        ]
+        if best:
+            yield table("", ("BEST", "SCORE", "TERMS"), best, right=(1,))
+
+
+def _free(node: Any) -> float:
+    free = node["copper_allocatable"]["cpus"]
+    return -free if isinstance(free, int | float) else 0.0
+
+
+def _cell(value: Any, unit: float = 1.0) -> str:
+    return f"{value / unit:.1f}" if isinstance(value, int | float) else "-"
