@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from perphd.cluster.eviction import SETTLE_S
 from tests.cluster.conftest import MANIFESTS
 from tests.cluster.world import (
     PODS,
+    Daemon,
     background,
     copper_pod,
     make_node,
@@ -140,6 +142,41 @@ async def test_copper_goes_one_at_a_time_and_nobody_else(world: World) -> None:
     assert await world.names() == {"service", "claims-copper"}
     await world.after(1e5)
     assert await world.names() == {"service", "claims-copper"}
+
+
+async def test_the_program_evicts_only_if_asked(world: World, admin: Access, tmp_path: Path) -> None:
+    await world.pod("batch-0", copper_pod("batch-0", 100))
+    made = document()
+    starved = replace(made, copper=replace(made.copper, starved_s=400.0))
+    daemon = Daemon(tmp_path / "perphd.sock", starved)
+    command = [
+        sys.executable, "-c", "from perphd.adapters.kubernetes.publish_program import main; main()", "run",
+        "--node", NODE, "--socket", str(daemon.path), "--period", "0.2", "--api-server", admin.url,
+        "--token-file", admin.token_file, "--ca-file", admin.ca_file,
+    ]  # fmt: skip
+    async with daemon.running():
+        for options, left in (
+            ([], {"batch-0"}),
+            (["--evict", "--evict-after", "401"], {"batch-0"}),
+            (["--evict"], set()),
+        ):
+            process = await asyncio.create_subprocess_exec(*command, *options)
+            try:
+                looks = daemon.looks
+
+                async def looked(wanted: int = looks + 5) -> bool:
+                    return daemon.looks >= wanted
+
+                async def gone() -> bool:
+                    return not await world.names()
+
+                await until(looked, 60.0, "the program does not look")
+                if not left:
+                    await until(gone, 60.0, "nothing is evicted")
+                assert await world.names() == left
+            finally:
+                process.terminate()
+                assert await process.wait() == 0
 
 
 async def test_a_budget_is_respected_and_publishing_goes_on(

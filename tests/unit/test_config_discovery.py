@@ -24,6 +24,7 @@ from perphd.config.match import (
     glob,
     instance_name,
     is_wild,
+    named,
     parse_match,
     slice_path,
 )
@@ -570,3 +571,20 @@ def test_whatever_is_there_nobody_shares_and_nobody_is_nested(
         assert before != after
         assert not after.startswith(f"{before}/")
     assert all(spec.name == name for name, spec in found.specs.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("web", "container:web"),
+        ("shop/db-0", "pod:shop/db-0"),
+        ("shop/db-0/server", "pod:shop/db-0"),
+        (
+            "pod 8d5f3c1e-0b7a-4c6e-9f2d-1a2b3c4d5e6f/server",
+            "container:pod 8d5f3c1e-0b7a-4c6e-9f2d-1a2b3c4d5e6f/server",
+        ),
+    ],
+)
+def test_a_container_of_a_pod_is_proposed_as_its_pod(name: str, match: str) -> None:
+    assert named(name) == match
+    assert str(parse_match(match)) == match
