@@ -64,10 +64,18 @@ class Bench:
 
     def make(self) -> None:
         make_groups(self.folders)
+        self.let_count()
         with (self.folder / "data").open("wb") as file:
             for _ in range(FILE_BYTES >> 20):
                 file.write(os.urandom(1 << 20))
             os.fsync(file.fileno())
+
+    def let_count(self) -> None:
+        """Let cgroup v1 count bytes: since Linux 6.10 it does so only once a group has had a limit on the disk."""
+        device = os.stat(self.folder).st_dev
+        file = BLKIO / self.group / "hog" / "blkio.throttle.read_bps_device"
+        for limit in (1 << 60, 0):
+            file.write_text(f"{os.major(device)}:{os.minor(device)} {limit}")
 
     def remove(self) -> None:
         remove_groups(self.folders)

@@ -141,7 +141,7 @@ def test_workers_of_an_elastic_job_start_and_read_their_slots(vm: Vm) -> None:
     answer = by(
         vm,
         "queue-alice",
-        "--json run --elastic 1:4 --cores 0.2 --memory 16M -- sh -c 'cat $PERPHD_SLOTS_FILE; sleep 3600'",
+        "--json run --elastic 1:4 --cores 0.01 --memory 16M -- sh -c 'cat $PERPHD_SLOTS_FILE; sleep 3600'",
     )
     assert answer.returncode == 0, answer.stderr
     first, *_, last = json.loads(answer.stdout)["jobs"]
