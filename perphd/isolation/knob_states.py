@@ -250,18 +250,6 @@ class KnobStates:
             for state in self.all(name):
                 state.pending, state.in_force = False, KEEP
 
-    def note(self, key: Key, knob: Knob, files: Iterable[FileState], around: str) -> None:
-        """Record the values read from a knob's files. ``around``: the parent cgroup's CPUs or memory nodes."""
-        files = list(files)
-        if all(file.original in (None, file.now) for file in files):
-            self.drop(*key)
-            return
-        value = decode(knob.setting, knob.version, {basename(file.path): file.now for file in files})
-        if files[0].original == "" and isinstance(value, CpuSet):
-            given = CpuSet.parse(around)
-            value = KEEP if given and given <= value else value  # no confinement: equal in effect to empty
-        self.of(key).in_force = value
-
     def set(self, key: Key, value: Value) -> None:
         """Record a value in force; KEEP: there is none."""
         self.of(key).in_force = value
@@ -294,6 +282,20 @@ class KnobStates:
     def conflicts(self) -> tuple[Conflict, ...]:
         """Every knob that another program has written since perphd did."""
         return tuple(state.conflict for state in self.all() if state.conflict is not None)
+
+
+def value_in_force(knob: Knob, files: Sequence[FileState], around: str) -> Value:
+    """The value that perphd has set, from a knob's files as read; KEEP: none.
+
+    ``around``: the parent cgroup's CPUs or memory nodes.
+    """
+    if all(file.original in (None, file.now) for file in files):
+        return KEEP
+    value = decode(knob.setting, knob.version, {basename(file.path): file.now for file in files})
+    if files[0].original == "" and isinstance(value, CpuSet):
+        given = CpuSet.parse(around)
+        return KEEP if given and given <= value else value  # no confinement: equal in effect to empty
+    return value
 
 
 def _order(item: tuple[str, object]) -> int:

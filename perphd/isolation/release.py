@@ -26,7 +26,7 @@ from perphd.isolation.caches import Caches
 from perphd.isolation.descendants import descendant_lists, is_untouched
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
-from perphd.isolation.knob_states import KnobStates
+from perphd.isolation.knob_states import KnobStates, value_in_force
 from perphd.isolation.readback import ReadBack
 from perphd.isolation.restore import restore_journal
 from perphd.isolation.restore_report import FileReport, RestoreReport
@@ -151,7 +151,7 @@ class Release:
             files = [self._read.file(path, identity, texts.get(path)) for path in knob.paths]
             lists = knob.setting in LIST_SETTINGS
             around = self._read.around(knob.directory, knob.paths[0]) if lists else ""
-            self._knobs.note(key, knob, files, around)
+            self._knobs.set(key, value_in_force(knob, files, around))
 
     def _holds_original(self, entry: Original, written: bool, texts: dict[str, str]) -> bool:
         """True if the file holds its original. ``texts``: known texts by path; texts read here are added."""

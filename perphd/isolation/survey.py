@@ -30,7 +30,7 @@ from perphd.host.kubelet import Kubelet
 from perphd.isolation.backends import Backends
 from perphd.isolation.ceilings import CEILINGS, Ceilings, read_use
 from perphd.isolation.descendants import DescendantList
-from perphd.isolation.knob_states import KnobStates
+from perphd.isolation.knob_states import KnobStates, value_in_force
 from perphd.isolation.planner import FileState, KnobReading, Wanted, attainable
 from perphd.isolation.readback import ReadBack
 from perphd.isolation.reclaim import RECLAIM
@@ -190,10 +190,10 @@ class Survey:
         self._watch.look(key, identity, files, around if knob.version == 1 else "", owner_s)
         if is_kubelets:
             files = self._with_kubelets(files)
-        self._knobs.note(key, knob, files, around)
-        conflict = self._knobs.yielded(key)
-        if conflict is not None:
-            return str(conflict)
+        record = self._knobs.of(key)
+        record.in_force = value_in_force(knob, files, around)
+        if record.conflict is not None and record.conflict.yielded:
+            return str(record.conflict)
         foreign = any(self._watch.is_foreign(file) for file in files)
         if target is KEEP and (foreign or spec.name in self._held):
             return ""
