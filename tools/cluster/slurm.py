@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -21,17 +22,20 @@ _PATH: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 class Slurm:
     """Controller and nodes n1, n2 ... with four cores each, in a folder of its own.
 
+    ``scripts``: a folder with a prolog and an epilog, for nodes that keep their jobs in control groups of version 1;
+    None: neither.
+
     Raises:
         NoProgram: Slurm is not installed, or this user is not root.
     """
 
-    def __init__(self, folder: Path, nodes: int = 2) -> None:
+    def __init__(self, folder: Path, nodes: int = 2, scripts: Path | None = None) -> None:
         for name in ("slurmctld", "slurmd", "scontrol", "sbatch"):
             if shutil.which(name, path=_PATH) is None:
                 raise NoProgram(f"{name} is not installed (packaging/apt-install cluster)")
         if os.geteuid() != 0:
             raise NoProgram("Slurm's daemons here want root")
-        self.folder, self._nodes = folder, nodes
+        self.folder, self._nodes, self._has_groups = folder, nodes, scripts is not None
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "state").mkdir(parents=True)
         control, *ports = free_ports(nodes + 1)
@@ -71,8 +75,13 @@ PartitionName=batch Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP Ove
                 f"NodeName=n{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={CORES} SocketsPerBoard=1 "
                 f"CoresPerSocket={CORES} RealMemory=1000\n"
             )
+        constrained = ""
+        if scripts is not None:
+            text = text.replace("proctrack/linuxproc", "proctrack/cgroup").replace("task/none", "task/cgroup")
+            text += f"Prolog={scripts}/prolog\nEpilog={scripts}/epilog\n"
+            constrained = "ConstrainCores=yes\n"
         (folder / "slurm.conf").write_text(text)
-        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
+        (folder / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n{constrained}")
 
     @property
     def environment(self) -> dict[str, str]:
@@ -83,8 +92,7 @@ PartitionName=batch Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP Ove
         """Everything, until all nodes are idle."""
         self.start_controller()
         for number in range(1, self._nodes + 1):
-            (self.folder / f"spool.n{number}").mkdir(exist_ok=True)
-            self._run(f"n{number}", "slurmd", "-D", "-N", f"n{number}")
+            self.start_node(number)
         ends = time.monotonic() + READY_S
         while self.run("sinfo", "-h", "-N", "-o", "%t").split().count("idle") < self._nodes:
             if time.monotonic() > ends:
@@ -94,6 +102,11 @@ PartitionName=batch Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP Ove
     def start_controller(self) -> None:
         """The controller; its state stays over a restart."""
         self._run("controller", "slurmctld", "-D")
+
+    def start_node(self, number: int) -> None:
+        """The daemon of a node. Its jobs have outlived the one before."""
+        (self.folder / f"spool.n{number}").mkdir(exist_ok=True)
+        self._run(f"n{number}", "slurmd", "-D", "-N", f"n{number}")
 
     def stop(self, *names: str) -> None:
         """End these processes, or all of them after their jobs."""
@@ -112,6 +125,12 @@ PartitionName=batch Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP Ove
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        if not names and self._has_groups:
+            # slurmd leaves its own groups behind.
+            for group in Path("/sys/fs/cgroup").glob("*/slurm_n[0-9]*"):
+                for folder in sorted((group, *group.glob("**/")), reverse=True):
+                    with suppress(OSError):
+                        folder.rmdir()
 
     def run(self, *command: str) -> str:
         """What a command of Slurm prints; empty if it fails."""

@@ -275,7 +275,10 @@ class Yarn:
             yield from range(node["numContainers"])
 
     def _mounts(self) -> list[str]:
-        return [] if self._cgroup is None else ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/memory"]
+        if self._cgroup is None:
+            return []
+        mounts = [Path("/sys/fs/cgroup", name) for name in ("cpu", "cpuacct", "memory")]
+        return [str(mount) for mount in mounts if mount.is_dir() and not mount.is_symlink()]
 
     def _node_ports(self, number: int) -> list[int]:
         return self._ports[4 * number : 4 * number + 4]

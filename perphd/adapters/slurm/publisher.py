@@ -31,7 +31,7 @@ _log: Final = logging.getLogger("perphd.slurm")
 
 
 class SlurmError(PerphError):
-    """scontrol failed."""
+    """A program of Slurm failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +45,36 @@ class SlurmNode:
 
 
 async def scontrol(*arguments: str) -> str:
-    """Run scontrol; returns its output.
+    """Run scontrol; returns its output. Raises as ``slurm_command``."""
+    return await slurm_command("scontrol", *arguments)
+
+
+async def jobs_on(node: str) -> frozenset[str]:
+    """Numbers of the jobs that have resources of this node. Raises as ``slurm_command``."""
+    return frozenset((await slurm_command("squeue", "-h", "-w", checked_node(node), "-o", "%A")).split())
+
+
+async def slurm_command(program: str, *arguments: str) -> str:
+    """Run a program of Slurm; returns its output.
 
     Raises:
         SlurmError: it failed, or timed out.
     """
     try:
         process = await asyncio.create_subprocess_exec(
-            "scontrol", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            program, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
     except OSError as exc:
-        raise SlurmError(f"scontrol cannot be started: {exc.strerror}") from exc
+        raise SlurmError(f"{program} cannot be started: {exc.strerror}") from exc
     try:
         out, err = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
     except TimeoutError as exc:
         process.kill()
         await process.wait()
-        raise SlurmError(f"scontrol {arguments[0]}: no answer within {TIMEOUT_S:.0f} s") from exc
+        raise SlurmError(f"{program} {arguments[0]}: no answer within {TIMEOUT_S:.0f} s") from exc
     if process.returncode != 0:
         said = (err or out).decode(errors="replace").strip()
-        raise SlurmError(f"scontrol {' '.join(arguments[:2])}: {said[:300]}")
+        raise SlurmError(f"{program} {' '.join(arguments[:2])}: {said[:300]}")
     return out.decode(errors="replace")
 
 

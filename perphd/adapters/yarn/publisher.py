@@ -33,7 +33,9 @@ from perphd.domain.reading import NOT_MEASURED, Unavailable
 from perphd.host.yarn import HIERARCHY
 
 _SHOWN: Final = 5
-_TAKES_EFFECT_S: Final = 1.0
+_TAKES_EFFECT_S: Final = 5.0
+"""Time for which the ResourceManager may still report the old capacity after it took a new one."""
+_READ_EVERY_S: Final = 0.2
 _log: Final = logging.getLogger("perphd.yarn")
 
 
@@ -123,7 +125,7 @@ class YarnPublisher:
                 level = publication.level.lesser(_offer(newest))
                 capacity = wanted(level, lras, whole, per_cpu)
         if capacity != node.total:
-            why = "" if not publication.is_tainted else f" ({publication.conditions[0].message})"
+            why = "" if publication.level != Level() else f" ({publication.conditions[0].message})"
             await self._set(node, capacity, why)
 
     async def seen(self) -> YarnNode:
@@ -242,7 +244,7 @@ class YarnPublisher:
                 raise Unreachable(
                     f"the ResourceManager took {capacity} for {node.id} without an error, but reports {total}"
                 )
-            await asyncio.sleep(_TAKES_EFFECT_S / 5)
+            await asyncio.sleep(_READ_EVERY_S)
         _log.info("%s: %s, was %s%s", node.id, capacity, node.total, why)
 
     def _tell(self, what: str, problem: str, meaning: str) -> None:

@@ -4,10 +4,14 @@
 The NodeManager makes, limits and removes the control groups of containers itself. It calls its helper as
 ``container-executor USER YARN_USER COMMAND ARGUMENT...`` and expects it to prepare folders, to start a container's
 script in the given groups, and to signal and delete. Only the calls that a cluster without Docker makes are served.
+
+Where cpu and cpuacct are separate mounts, a container gets a group in cpuacct as well. Hosts with control groups of
+version 1 mount both together, so that the NodeManager knows only one of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -26,6 +30,14 @@ def _write(path: Path, text: str) -> None:
     part = path.with_name(f"{path.name}.part")
     part.write_text(text)
     part.replace(path)
+
+
+def _accounting(group: Path) -> Path | None:
+    """The group in a separate cpuacct that belongs to this group in cpu."""
+    mount, cpuacct = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/cpuacct")
+    if not group.is_relative_to(mount) or not cpuacct.is_dir() or cpuacct.samefile(mount):
+        return None
+    return cpuacct / group.relative_to(mount)
 
 
 def prepare(user: str, app: str, _container: str, tokens: str, local: str, logs: str, *localizer: str) -> int:
@@ -60,10 +72,17 @@ def launch(user: str, app: str, container: str, work: str, script: str, tokens: 
         groups = resources.removeprefix("cgroups=")
         for tasks in [] if groups == "none" else groups.split("%"):
             Path(tasks).write_text(f"{os.getpid()}")
+            if (twin := _accounting(Path(tasks).parent)) is not None:
+                twin.mkdir(exist_ok=True)
+                (twin / "tasks").write_text(f"{os.getpid()}")
         _write(Path(pid_file), f"{os.getpid()}")
         os.chdir(place)
         os.execvp("bash", ["bash", str(started)])
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    for tasks in resources.removeprefix("cgroups=").split("%"):
+        if (twin := _accounting(Path(tasks).parent)) is not None:
+            with contextlib.suppress(OSError):  # processes outlive the container
+                twin.rmdir()
     status = code if code >= 0 else 128 - code
     _write(Path(f"{pid_file}.exitcode"), f"{status}")
     return status
