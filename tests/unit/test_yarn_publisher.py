@@ -154,6 +154,15 @@ async def test_less_counts_at_once_and_more_at_the_second_look(world: World) -> 
     assert [each["overCommitTimeout"] for each in world.written] == [-1] * 3
 
 
+async def test_containers_are_killed_on_request_and_never_while_they_are_unknown(world: World) -> None:
+    async with publisher(world, overcommit_s=60.0) as one:
+        await one.round()
+    async with publisher(world, overcommit_s=60.0, node_manager="http://127.0.0.1:1") as one:
+        world.offer(1.0, 1.0)
+        await one.round()
+    assert [each["overCommitTimeout"] for each in world.written] == [60_000, -1]
+
+
 async def test_a_restart_of_the_publisher_changes_nothing_and_a_forgotten_capacity_is_set_again(
     world: World,
 ) -> None:

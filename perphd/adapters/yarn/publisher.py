@@ -89,7 +89,7 @@ class YarnPublisher:
         self._period_s, self._clock = period_s, clock
         self._apps = Applications(client)
         self._kept: Kept | None = None
-        self._lra_part = settings.lra_part
+        self._lra_part, self._are_containers_known = settings.lra_part, False
         self._id = settings.node if ":" in settings.node else ""
         self._written, self._problems = "", dict[str, str]()
 
@@ -193,7 +193,9 @@ class YarnPublisher:
             labels = await self._apps.look(each.app for each in containers)
         except YarnError as exc:
             self._tell("containers", str(exc), "containers are unknown")
+            self._are_containers_known = False
             return
+        self._are_containers_known = True
         self._tell("containers", "", "")
         self._lra_part = held_by(containers, labels, self._settings.lras).greater(self._settings.lra_part)
         if self._settings.containers_file is not None:
@@ -230,13 +232,14 @@ class YarnPublisher:
         return Capacity(*values)
 
     async def _set(self, node: YarnNode, capacity: Capacity, why: str) -> None:
-        """Write the capacity and see that it is there."""
+        """Write the capacity and see that it is there. Nothing is killed while the LRAs' containers are unknown."""
         if node.others:
             raise Refused(
                 f"{node.id} has {', '.join(node.others)}: the ResourceManager's REST interface would set them to 0, so "
                 "this node's capacity is left alone"
             )
-        overcommit_ms = -1 if self._settings.overcommit_s < 0 else round(self._settings.overcommit_s * 1000)
+        kills = self._settings.overcommit_s >= 0 and self._are_containers_known
+        overcommit_ms = round(self._settings.overcommit_s * 1000) if kills else -1
         await self._client.post(f"nodes/{node.id}/resource", resource_option(capacity, overcommit_ms))
         ends = time.monotonic() + _TAKES_EFFECT_S
         while (total := (await self.seen()).total) != capacity:
