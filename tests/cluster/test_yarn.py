@@ -300,6 +300,10 @@ match = "label:yarn.queue=batch"
                 yarn.start_resource_manager()
                 yarn.wait_for_nodes(1)
                 again = yarn.submit(str(scripts / "spin"), "batch", "batch")
+                wait(lambda: len(shares()) == 1, "the new container did not come", LONG_S)
+                yarn.submit(
+                    str(scripts / "bursts"), "services", "service"
+                )  # alone, batch may do what it likes
                 wait(lambda: len(confined((again,))) == 1, "a new container is not confined", LONG_S)
         # The daemon itself offers: the capacity is what its document says.
         with publishing(yarn, daemon.socket, log, *options):

@@ -173,7 +173,8 @@ class Yarn:
         """Wait until that many nodes are running."""
         ends = time.monotonic() + READY_S
         while self.running_nodes() < count:
-            dead = [name for name, process in self._running.items() if process.poll() is not None]
+            daemons = {name: each for name, each in self._running.items() if name.startswith(("rm", "nm"))}
+            dead = [name for name, process in daemons.items() if process.poll() is not None]
             if dead or time.monotonic() > ends:
                 raise RuntimeError(
                     f"YARN is not ready ({', '.join(dead) or 'too slow'}): {self.folder}/*.out"
