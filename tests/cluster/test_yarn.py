@@ -306,6 +306,7 @@ match = "label:yarn.queue=batch"
                 )  # alone, batch may do what it likes
                 wait(lambda: len(confined((again,))) == 1, "a new container is not confined", LONG_S)
         # The daemon itself offers: the capacity is what its document says.
+        subprocess.run(program(yarn, "withdraw", 1), capture_output=True, check=True)
         with publishing(yarn, daemon.socket, log, *options):
             client = daemon.client()
             assert client is not None
