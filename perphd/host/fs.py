@@ -275,7 +275,7 @@ class RealFs:
         """Names of the directories in a directory, sorted."""
         try:
             with os.scandir(self._at(path)) as entries:  # gives kinds without a call per name
-                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+                return sorted([entry.name for entry in entries if entry.is_dir(follow_symlinks=False)])
         except OSError as exc:
             raise kernel_error(exc, path, "list") from exc
 

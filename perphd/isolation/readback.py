@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from posixpath import basename, dirname
 
-from perphd.domain.errors import Gone
+from perphd.domain.errors import Gone, KernelError
 from perphd.domain.quick import maker
 from perphd.host.cgroup.group import Cgroup, Knob, parent_list
 from perphd.host.fs import Identity, KernelFs, read_text
+from perphd.host.systemd_fs import UNIT_DEVICE
 from perphd.isolation.descendants import DescendantList, descendant_lists
 from perphd.isolation.journal import Journal
 from perphd.isolation.planner import FileState
@@ -40,6 +40,18 @@ class ReadBack:
         """Drop the cached parents' lists, which may have changed."""
         self._around.clear()
 
+    def is_there(self, group: Cgroup, settings: Sequence[str]) -> bool:
+        """True if the group exists. The knobs of these settings are about to be read."""
+        known = self._knobs.get((group.path, settings[0]))
+        if known is not None:
+            try:
+                identity = self.identities[known.directory] = self._fs.identity(known.directory)
+            except KernelError:
+                return group.exists()
+            if identity[0] != UNIT_DEVICE:  # a unit stays the same while it is stopped
+                return True
+        return group.exists()
+
     def knob(self, group: Cgroup, setting: str) -> tuple[Knob, Identity, tuple[FileState, ...]] | str:
         """A knob with its files' texts, or why it does not exist. The set of files is cached until one is gone.
 
@@ -48,9 +60,10 @@ class ReadBack:
         """
         place = (group.path, setting)
         if (known := self._knobs.get(place)) is not None:
-            with suppress(Gone):
+            try:
                 return known, *self._files(known)
-            del self._knobs[place]
+            except Gone:
+                del self._knobs[place]
         knob = group.knob(setting)
         if isinstance(knob, str):
             return knob

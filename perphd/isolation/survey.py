@@ -73,6 +73,7 @@ class Survey:
         self._read, self._watch, self._knobs, self._refuse = read, watch, knobs, refuse
         self._refusals, self._kubelet = refusals, kubelet
         self._claimed: set[str] = set()
+        self._places: dict[str, tuple[tuple[str, str], ...]] = {}
         self._changed: set[tuple[str, str]] = set()
         self._ceilings = Ceilings()
         self._now_s = 0.0
@@ -102,6 +103,7 @@ class Survey:
         """
         self._held, self._thorough = held, thorough
         self._claimed, self._changed, self._now_s = set(claimed), set(changed), now_s
+        self._places = {cgroup: known for cgroup, known in self._places.items() if cgroup in self._claimed}
         self._below_due = not 0 <= now_s - self._below_s < BELOW_S
         if self._below_due:
             self._below_s = now_s
@@ -125,19 +127,16 @@ class Survey:
         """The settings of this workload that are wanted or must be restored, with their state."""
         items: list[Wanted | NotEnforceable] = []
         active: list[str] = []
-        directories: dict[str, str] = {}
-        for setting, controller in CONTROLLERS.items():
-            if (directory := directories.get(controller)) is None:
-                hierarchy = self._hierarchies.of(controller)
-                directory = "" if hierarchy is None else hierarchy.path(spec.cgroup)
-                directories[controller] = directory
-            if getattr(target, setting) is not KEEP or (directory, setting) in self._changed:
-                active.append(setting)
-        self._knobs.drop(spec.name, *(setting for setting in CONTROLLERS if setting not in active))
+        passive: list[str] = []
+        for place in self._places_of(spec.cgroup):
+            setting = place[1]
+            wanted = place in self._changed or getattr(target, setting) is not KEEP
+            (active if wanted else passive).append(setting)
+        self._knobs.drop(spec.name, *passive)
         if not active:
             return items
         group = self._cgroups.group(spec.cgroup)
-        if not group.exists():
+        if not self._read.is_there(group, active):
             self._knobs.drop(spec.name, *active)
             return items
         reason = None if self._refuse is None else self._refuse(spec.cgroup)
@@ -160,6 +159,15 @@ class Survey:
                 if self.is_bound(spec, setting):
                     self.stuck.append(spec.name)
         return items
+
+    def _places_of(self, cgroup: str) -> tuple[tuple[str, str], ...]:
+        """(directory, setting) of every setting of this cgroup."""
+        known = self._places.get(cgroup)
+        if known is None:
+            found = [(setting, self._hierarchies.of(name)) for setting, name in CONTROLLERS.items()]
+            known = tuple(("" if tree is None else tree.path(cgroup), setting) for setting, tree in found)
+            self._places[cgroup] = known
+        return known
 
     def is_bound(self, spec: WorkloadSpec, setting: str) -> bool:
         """True for CPUs and memory nodes that perphd assigned to an LRA."""
@@ -194,7 +202,7 @@ class Survey:
         record.in_force = value_in_force(knob, files, around)
         if record.conflict is not None and record.conflict.yielded:
             return str(record.conflict)
-        foreign = any(self._watch.is_foreign(file) for file in files)
+        foreign = self._watch.is_foreign(*files)
         if target is KEEP and (foreign or spec.name in self._held):
             return ""
         if setting in PROTECTIONS and target is not KEEP:

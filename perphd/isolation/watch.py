@@ -42,9 +42,9 @@ class ConflictWatch:
         self._foreign: dict[str, str] = {}
         self._unrecorded: _Unrecorded | None = None
 
-    def is_foreign(self, file: FileState) -> bool:
-        """True if the file holds another program's value, which perphd does not overwrite."""
-        return self._foreign.get(file.path) == file.now
+    def is_foreign(self, files: Iterable[FileState]) -> bool:
+        """True if one of the files holds another program's value, which perphd does not overwrite."""
+        return bool(self._foreign) and any(self._foreign.get(file.path) == file.now for file in files)
 
     def look(
         self,

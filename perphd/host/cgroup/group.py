@@ -113,7 +113,10 @@ class Cgroup:
 
     def exists(self) -> bool:
         """True if the group exists in at least one hierarchy."""
-        return any(self._fs.exists(h.path(self.path)) for h in self._hierarchies.all())
+        for hierarchy in self._hierarchies.all():  # noqa: SIM110 (asked for every workload at every plan)
+            if self._fs.exists(hierarchy.path(self.path)):
+                return True
+        return False
 
     def directories(self) -> tuple[str, ...]:
         """Its directories over all hierarchies; empty if it does not exist."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from perphd.domain.errors import KernelError, ParseError
 from perphd.host.fs import KernelFs, read_text
@@ -78,6 +78,7 @@ class Hierarchies:
         return tuple(path for path in (h.path(cgroup) for h in self.all()) if fs.exists(path))
 
 
+@lru_cache(maxsize=1024)
 def check_cgroup_path(text: str) -> str:
     """Return ``text`` if it is a safe cgroup path.
 
