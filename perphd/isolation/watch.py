@@ -42,7 +42,7 @@ class ConflictWatch:
         self._foreign: dict[str, str] = {}
         self._unrecorded: _Unrecorded | None = None
 
-    def is_foreign(self, files: Iterable[FileState]) -> bool:
+    def is_foreign(self, *files: FileState) -> bool:
         """True if one of the files holds another program's value, which perphd does not overwrite."""
         return bool(self._foreign) and any(self._foreign.get(file.path) == file.now for file in files)
 
