@@ -1,1 +1,1 @@
-"""The wiring: configuration, the loop, lifecycle. The only place that owns tasks and the clock."""
+"""Composition, the control loop and its lifecycle. The only package that owns tasks and the clock."""

@@ -1,10 +1,11 @@
-"""The agent: one round of sample -> learn -> decide -> enforce -> record, and everything that may be asked of it.
+"""The agent: one tick of sample -> learn -> decide -> enforce -> record, and all requests to it.
 
 It owns all mutable state of the running daemon. Time comes in with every tick (simulated hosts run in virtual
-time); on a real host a clock may be given, because reading SLIs takes a while.
+time). On a real host a clock may be given, because reading SLIs takes a while.
 
-``state`` holds what all parts share, ``control_loop`` runs the ticks, ``workload_registry`` lists workloads,
-``modes`` knows who is enforced, ``protections`` what is in force for whom, ``status`` summarises it.
+``state`` holds shared state, ``control_loop`` runs the ticks, ``workload_registry`` lists workloads,
+``modes`` knows which workloads are enforced, ``protections`` what protects each LRA, and ``status``
+summarises it.
 """
 
 from __future__ import annotations
@@ -75,27 +76,27 @@ class Agent:
             parts.queue.attach(QueueRoom(self._state, self._modes, self._registry))
 
     async def tick(self, now_s: float, period_s: float | None = None) -> None:
-        """One round at ``now_s`` (monotonic seconds). Failures of single workloads do not lose the round.
+        """One tick at ``now_s`` (monotonic seconds). Failures of single workloads do not abort it.
 
-        ``period_s``: the time that was to pass since the one before it; as configured if not given.
+        ``period_s``: the planned time since the previous tick; by default the configured period.
         """
         await self._loop.tick(now_s, period_s)
 
     @property
     def pace_s(self) -> float:
-        """How long after the last round the next one is wanted, in seconds."""
+        """Planned seconds between the last tick and the next one."""
         return self._state.pace_s
 
     def missed(self, ticks: int) -> None:
-        """Count rounds that the loop left out because it was late."""
+        """Count ticks that the loop skipped because it was late."""
         self._state.cost.missed_ticks += ticks
 
     async def stop(self, restore: bool) -> RestoreReport | None:
-        """End: give everything back if asked to, close every descriptor. The agent cannot be used afterwards."""
+        """Stop: restore if requested, and close every descriptor. The agent cannot be used afterwards."""
         async with self._state.lock:
             report = await self._state.parts.executor.restore() if restore else None
             if not restore:
-                with suppress(KernelError):  # then the next start gives everything back
+                with suppress(KernelError):  # the next start then restores
                     self._state.parts.executor.keep()
             save = self._state.began_s is not None and self._state.config.daemon.model_save_s > 0
             self._state.parts.models.close(self._state.all_specs(), self._state.now_s, save)
@@ -120,14 +121,14 @@ class Agent:
 
     @property
     def declared(self) -> tuple[WorkloadSpec, ...]:
-        """The workloads whose control groups are looked for, whether anything was found for them or not."""
+        """Workloads declared by match, whether or not a control group was found for them."""
         return tuple(self._state.declared.values())
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the host can do: as found at start, with resctrl as it is now, and what of it is measured now.
+        """The host's capabilities: as probed at start, with the present state of resctrl and of measurements.
 
-        The sources of indicators are among it, with how often they report.
+        They include the sources of indicators and their resolutions.
         """
         now = self._state.parts.capabilities_now
         known = self._state.parts.capabilities if now is None else now()
@@ -138,17 +139,17 @@ class Agent:
 
     @property
     def queue(self) -> BatchQueue | None:
-        """The batch queue; None: it is switched off, or jobs cannot be started on this host."""
+        """The batch queue; None if it is disabled or jobs cannot be started on this host."""
         return self._state.parts.queue
 
     def contended(self) -> tuple[ContendedDevice, ...]:
-        """The devices that batch is backed off from now."""
+        """The devices from which batch is being backed off."""
         backoff = self._state.parts.backoff
         return () if backoff is None else backoff.rows()
 
     @property
     def early_ticks(self) -> EarlyTicks | None:
-        """The source of early ticks; None where time is virtual."""
+        """The source of early ticks; None in virtual time."""
         return self._state.parts.early_ticks
 
     @property
@@ -166,24 +167,26 @@ class Agent:
         return self._state.parts.executor.enforceable(spec)
 
     def in_force(self, name: str) -> Settings:
-        """What perphd has set on this workload, as last read back; KEEP where nothing (and for resctrl's)."""
+        """The settings that perphd has applied to this workload, as last read back; KEEP elsewhere (and for
+        resctrl).
+        """
         return self._state.parts.executor.in_force(name)
 
     def blocked(self, name: str) -> tuple[str, ...]:
-        """Fields of ``Settings`` of this workload that are not as they were last wanted."""
+        """Fields of ``Settings`` of this workload whose value differs from the target."""
         return self._state.parts.executor.blocked(name)
 
     def actuators(self) -> Actuators:
-        """The bounds of what resctrl can set here, now."""
+        """The present bounds of resctrl's controls."""
         return self._state.parts.actuators()
 
     def test_detector(self) -> None:
-        """See that the detector keeps to its rate of false alarms; status and metrics tell, a failure is a problem."""
+        """Check the detector's false-alarm rate. Status and metrics show the result; a failure is a problem."""
         config = self._state.config
         self._state.detector_test = self_test(config.policy, config.daemon.period_s)
 
     def status(self) -> AgentStatus:
-        """The agent as a whole, now."""
+        """The present state of the agent."""
         return status_of(self._state, self._modes)
 
     @property
@@ -192,7 +195,7 @@ class Agent:
         return self._state.parts.tally
 
     def whatif(self, arrival: Arrival) -> WhatIf:
-        """What would become of the LRAs if this work came now. Raises nothing; changes nothing."""
+        """Predicted effect on the LRAs if this work arrived now. Raises nothing; changes nothing."""
         return whatif(self._loop.snapshot(self._state.now_s), arrival, self._state.config.policy)
 
     def snapshot(self) -> Snapshot:
@@ -200,7 +203,7 @@ class Agent:
         return self._loop.snapshot(self._state.now_s)
 
     def shaper(self) -> ShaperView:
-        """The resource shaper: targets, who makes room, what could be lent."""
+        """The resource shaper: targets, workloads that make room, and reclaimable memory."""
         shaping = self._state.parts.shaping
         if shaping is None:
             missing = Unavailable("no shaper here")
@@ -208,12 +211,12 @@ class Agent:
         return shaping.view()
 
     def memory_fits(self) -> tuple[FitView, ...]:
-        """Every search for a memory limit."""
+        """All searches for a memory limit."""
         fitting = self._state.parts.fitting
         return () if fitting is None else fitting.views()
 
     def start_memory_fit(self, name: str, samples: int, step: float, by: Actor | None = None) -> None:
-        """Begin to search a workload's memory limit. Raises ConfigError if that is refused."""
+        """Start a search for a workload's memory limit. Raises ConfigError if it is refused."""
         fitting = self._fitting()
         snapshot = self._loop.snapshot(self._state.now_s)
         view = next((each for each in snapshot.workloads if each.spec.name == name), None)
@@ -225,13 +228,13 @@ class Agent:
         self._state.tell(EventKind.SIZING, f"{name}: memory fit started", name, by)
 
     def apply_memory_fit(self, name: str, by: Actor | None = None) -> int:
-        """Keep what a search has found in force; returns the limit. Raises ConfigError if there is nothing yet."""
+        """Keep a search's result in force; returns the limit. Raises ConfigError if there is no result yet."""
         limit = self._fitting().apply(name)
         self._state.tell(EventKind.SIZING, f"{name}: memory fit, {limit >> 20} MiB applied", name, by)
         return limit
 
     def stop_memory_fit(self, name: str, by: Actor | None = None) -> None:
-        """End a search, or take back what was applied. Raises ConfigError if there is none."""
+        """End a search, or remove its applied limit. Raises ConfigError if there is none."""
         self._fitting().stop(name)
         self._state.tell(EventKind.SIZING, f"{name}: memory fit stopped", name, by)
 
@@ -242,13 +245,13 @@ class Agent:
         return fitting
 
     def suggestions(self) -> tuple[Suggestion, ...]:
-        """Undeclared groups worth declaring, and what that would gain. Changes nothing."""
+        """Undeclared groups worth declaring, and the expected gain. Changes nothing."""
         return suggestions(self._loop.snapshot(self._state.now_s), self._state.undeclared)
 
     def decisions(self, workload: str, at_s: float | None = None, limit: int = 20) -> tuple[Decision, ...]:
-        """The latest decisions about this LRA, newest first, none made after ``at_s`` (monotonic).
+        """The latest decisions about this LRA, newest first, made at or before ``at_s`` (monotonic).
 
-        For batch, the decisions about LRAs that changed its settings.
+        For batch: decisions about LRAs that changed its settings.
         """
         records, spec = self._state.parts.records, self._state.specs.get(workload)
         if spec is not None and spec.kind is Kind.BATCH:
@@ -260,10 +263,10 @@ class Agent:
         return self._state.parts.records.aftermath(decision)
 
     def set_mode(self, mode: Mode, workload: str | None = None, by: Actor | None = None) -> None:
-        """Observe or enforce: for one workload, or for all (which forgets what was set for single ones).
+        """Observe or enforce: for one workload, or for all (which clears the modes of single ones).
 
-        For a declaration it is the mode of everything that is found for it.
-        After a restore everybody else goes on observing when one is to be enforced again.
+        The mode of a declaration applies to every workload found for it. After a restore, enforcing one
+        workload leaves all others observed.
 
         Raises:
             ConfigError: no such workload.
@@ -273,12 +276,12 @@ class Agent:
     async def pause(
         self, workload: str | None, for_s: float | None, reason: str, by: Actor | None = None
     ) -> tuple[Pause, RestoreReport]:
-        """Change nothing more of a workload (None: of any), and give back at once what was set on it.
+        """Stop changing a workload (None: any), and restore its settings at once.
 
-        The pause outlives reload, restart and upgrade. ``for_s`` None: until ``resume``.
+        The pause survives reload, restart and upgrade. ``for_s`` None: until ``resume``.
 
         Raises:
-            ConfigError: no such workload, or the pause cannot be kept.
+            ConfigError: no such workload, or the pause cannot be stored.
         """
         names = None if workload is None else self._modes.names(workload)
         async with self._state.lock:
@@ -292,10 +295,10 @@ class Agent:
         return pause, report
 
     def resume(self, workload: str | None, by: Actor | None = None) -> tuple[Pause, ...]:
-        """End the pause of a workload (None: every pause that was set by hand). Returns those that were ended.
+        """End the pause of a workload (None: every manual pause). Returns the pauses that were ended.
 
         Raises:
-            ConfigError: no such workload, or the end cannot be kept.
+            ConfigError: no such workload, or the change cannot be stored.
         """
         if workload is not None:
             self._modes.names(workload)
@@ -308,10 +311,10 @@ class Agent:
         return ended
 
     def start_trial(self, request: Request, by: Actor | None = None) -> TrialRecord:
-        """Begin a randomised trial of observe and enforce.
+        """Start a randomised trial of observe and enforce.
 
         Raises:
-            ConfigError: these workloads cannot have one now, one runs already, or perphd is paused.
+            ConfigError: these workloads cannot take part now, a trial is running, or perphd is paused.
         """
         state = self._state
         specs = state.all_specs()
@@ -326,10 +329,10 @@ class Agent:
         return record
 
     def stop_trial(self, by: Actor | None = None) -> TrialRecord:
-        """End the running trial; the modes are again as they were without it.
+        """End the running trial and return to the modes before it.
 
         Raises:
-            ConfigError: none runs.
+            ConfigError: no trial is running.
         """
         record = self._state.parts.trials.end(End.STOPPED, "stopped by hand", by_text(by))
         if record is None:
@@ -339,33 +342,33 @@ class Agent:
         return record
 
     def trial(self) -> TrialRecord | None:
-        """The trial that runs, else the last one."""
+        """The running trial, else the last one."""
         return self._state.parts.trials.record
 
     async def add_workload(self, spec: WorkloadSpec, by: Actor | None = None) -> None:
-        """Take a workload, already checked against the others, into the loop; replaces one of that name."""
+        """Add a workload, already checked against the others; replaces one with the same name."""
         await self._registry.add(spec, by)
 
     async def remove_workload(self, name: str, by: Actor | None = None) -> None:
-        """Give a workload's settings back and forget it. An LRA's protection ends at the next tick.
+        """Restore a workload's settings and forget it. An LRA's protection ends at the next tick.
 
-        A declaration takes along what was found for it.
+        Removing a declaration removes the workloads found for it.
 
         Raises:
-            ConfigError: no such workload, or one that was found: it would be found again.
+            ConfigError: no such workload, or one that was found by a declaration, which would find it again.
         """
         await self._registry.remove(name, by)
         if self._state.parts.trials.names_lra(name):
             self._modes.end_trial(f"{name} was taken off the list", by)
 
     def push_sli(self, workload: str, reading: SliReading) -> None:
-        """A reading that the application itself delivers. Raises ConfigError if its SLI source is not ``push``."""
+        """A reading that the application delivers itself. Raises ConfigError if its SLI source is not ``push``."""
         self._state.parts.sli.push(workload, reading, self._state.time_s(self._state.now_s))
         if self._state.parts.early_ticks is not None and workload in self._state.specs:
             self._state.parts.early_ticks.pushed(workload, self._state.specs[workload].objective, reading)
 
     async def restore(self, by: Actor | None = None, ignore_lock: bool = False) -> RestoreReport:
-        """Go back to observing and put every original value back. ``ignore_lock``: as ``isolation.restore`` has it."""
+        """Return to observe and restore every original value. ``ignore_lock``: see ``isolation.restore``."""
         async with self._state.lock:
             self._modes.end_trial("perphctl restore", by)
             self._modes.halt()
@@ -376,11 +379,11 @@ class Agent:
         return report
 
     async def reload(self, config: Config, by: Actor | None = None) -> None:
-        """Take over a configuration that was read and checked. Models of workloads that stay are kept."""
+        """Apply a configuration that was read and checked. Models of workloads that stay are kept."""
         await self._registry.reload(config, by)
 
     def models(self) -> tuple[ModelSummary, ...]:
-        """The LRAs' models, in a line each."""
+        """Summaries of the LRAs' models."""
         return tuple(
             self._state.parts.models.summary(spec)
             for spec in self._state.all_specs()
@@ -388,7 +391,7 @@ class Agent:
         )
 
     def model_view(self, lra: str) -> ModelView:
-        """All that an LRA's model believes. Raises ConfigError if there is no such LRA."""
+        """The full state of an LRA's model. Raises ConfigError if there is no such LRA."""
         spec = self._state.lra(lra)
         model = self._state.parts.models.model(lra)
         snapshot = self._loop.snapshot(self._state.now_s)
@@ -401,7 +404,10 @@ class Agent:
         )
 
     def export_model(self, lra: str) -> str:
-        """The model as the text of a file. Raises ConfigError if there is no such LRA, PerphError if it has none."""
+        """The model as the text of a file.
+
+        Raises ConfigError if there is no such LRA, PerphError if it has no model.
+        """
         return self._state.parts.models.export(self._state.lra(lra), self._state.now_s)
 
     async def import_model(self, lra: str, text: bytes, rename: bool = False) -> tuple[str, ...]:
@@ -419,21 +425,21 @@ class Agent:
         return warnings
 
     async def reset_model(self, lra: str) -> None:
-        """Discard what was learned of an LRA. Raises ConfigError (no such LRA), KernelError (files stay)."""
+        """Discard an LRA's model. Raises ConfigError (no such LRA) or KernelError (its files cannot be moved)."""
         async with self._state.lock:
             self._state.parts.models.reset(self._state.lra(lra), self._state.now_s)
         self._state.tell(EventKind.WORKLOAD, "model reset", lra)
 
     def forecasts(self) -> bytes | Unavailable:
-        """What the forecast worker published last, as JSON; or why there is nothing."""
+        """The forecast worker's latest publication, as JSON; or the reason why there is none."""
         worker = self._state.parts.forecasts
         return Unavailable(FORECASTS_OFF) if worker is None else worker.published()
 
     def subscribe(self) -> AsyncIterator[Event]:
-        """Everything that happens from now on; ends when the agent stops."""
+        """All events from now on; ends when the agent stops."""
         return self._state.parts.records.subscribe()
 
     def rounds(self) -> AsyncIterator[Round]:
-        """Every round of decisions from now on, whole, for a recording; ends when the agent stops."""
+        """Every complete decision round from now on, for a recording; ends when the agent stops."""
         assert self._state.parts.rounds is not None
         return self._state.parts.rounds.rounds()

@@ -1,4 +1,4 @@
-"""The composition root: puts an agent together, on this machine or on a simulated one."""
+"""The composition root: assembles an agent on this machine or on a simulated one."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("perphd")
 
 SLI_TIMEOUT_SHARE = 0.3
-"""Share of the period that applications may take to answer for their SLI before the tick goes on without."""
+"""Share of the period that applications may take to answer for their SLI before the tick continues without them."""
 
 POLICIES: dict[str, Callable[[Config], Policy]] = {
     "perph": lambda config: PerphPolicy(config.policy),
@@ -110,7 +110,7 @@ def build_agent(
     delays: ProcessDelays | None = None,
     runner: JobRunner | None = None,
 ) -> Agent:
-    """An agent ready for its first tick; nothing was written to the kernel yet.
+    """An agent ready for its first tick; nothing has been written to the kernel yet.
 
     Args:
         config: read and checked.
@@ -120,10 +120,10 @@ def build_agent(
         sli_opener: opens the applications' indicators; None: this host's. A simulated host brings its own.
         clock: monotonic clock for readings that take a while; None: ticks bring the time (virtual time).
         wall_clock: time of day for the store, in seconds since 1970.
-        capabilities: the report, if it was made already.
-        store: False keeps no time series whatever the configuration says.
-        policy: instead of the one that the configuration names.
-        delays: tells run-queue delays by process where the kernel's taskstats do not: a simulated host's.
+        capabilities: the report, if it exists already.
+        store: False keeps no time series, whatever the configuration says.
+        policy: replaces the configured one.
+        delays: a simulated host's source of run-queue delays, in place of the kernel's taskstats.
         runner: starts jobs of the batch queue; None: this machine's systemd or control groups. A simulated host
             brings its own, or has no queue.
 
@@ -205,7 +205,7 @@ def build_agent(
     tap = RoundTap(policy if policy is not None else POLICIES[config.daemon.policy](config))
     bounds = _actuators(fs, config.daemon.state_dir)
     forecasts = _forecasts(config, records, clock, wall_clock, kept) if clock is not None else None
-    # A simulated host keeps its own apart: beside the socket may be those of this machine's daemon.
+    # A simulated host keeps its own files: those beside the socket may belong to this machine's daemon.
     hinting = (_runtime_folder(config) if real else Path(config.daemon.state_dir).absolute()) / HINTS
     hints = Hints(hinting)
     wanted = real or runner is not None
@@ -287,7 +287,7 @@ def build_agent(
 def _backoff(
     config: Config, fs: KernelFs, hierarchies: Hierarchies, bounds: Actuators
 ) -> DeviceBackoff | None:
-    """Back-off from the devices that the configuration names; None if it names none."""
+    """Backoff from contended devices, as configured; None if the configuration names none."""
     watched: list[WatchedDevices] = []
     if config.contention.disks:
         from perphd.agent.devices.disks import ContendedDisks
@@ -310,7 +310,7 @@ def _backoff(
 
 
 def _runtime_folder(config: Config) -> Path:
-    """Where the socket is, and what workloads may read."""
+    """The folder of the socket and of files that workloads may read."""
     return Path(config.daemon.socket).absolute().parent
 
 
@@ -324,10 +324,10 @@ def _queue(
     runner: JobRunner | None,
     hints: Path,
 ) -> BatchQueue | None:
-    """The batch queue on this machine: by systemd where it runs, else by control groups."""
+    """The batch queue on this machine, on systemd if available, else on control groups."""
     if not config.queue.enabled:
         return None
-    from perphd.agent.queue.batch_queue import FOLDER, BatchQueue  # a host without a queue does not carry it
+    from perphd.agent.queue.batch_queue import FOLDER, BatchQueue  # loaded only on hosts with a queue
     from perphd.isolation.job_groups import JobGroups
     from perphd.isolation.job_units import JobUnits
 
@@ -347,7 +347,7 @@ def _queue(
 
 
 def _journal(config: Config, instances: OtherInstances | None) -> Journal:
-    """The journal, open; perphds with other state directories know of it, and it of theirs."""
+    """The opened journal, registered so that instances with other state directories know each other."""
     state_dir = Path(config.daemon.state_dir)
     if instances is None:
         return Journal(state_dir)
@@ -366,7 +366,7 @@ def _journal(config: Config, instances: OtherInstances | None) -> Journal:
 
 
 def _pressure_directory(hierarchies: Hierarchies, cgroup: str) -> str | None:
-    """Where a cgroup's pressure files are; None where no cgroup2 tree is mounted."""
+    """The folder of a cgroup's pressure files; None without a cgroup2 tree."""
     return None if hierarchies.unified is None else hierarchies.unified.path(cgroup)
 
 
@@ -390,7 +390,7 @@ def _windowed(config: Config, policy: Policy) -> Policy:
 
 
 def probe_simulated(fs: KernelFs, hierarchies: Hierarchies) -> Capabilities:
-    """The report about a simulated host: nothing of this machine's own kernel or environment is asked."""
+    """Capabilities of a simulated host; this machine's kernel and environment are not probed."""
     return probe(
         fs,
         hierarchies,
@@ -405,8 +405,8 @@ def probe_simulated(fs: KernelFs, hierarchies: Hierarchies) -> Capabilities:
 def probe_elsewhere(
     fs: KernelFs, hierarchies: Hierarchies, opener: EventOpener | None = None
 ) -> Capabilities:
-    """The report about a host of which only the files are here (``host.root``): its system calls cannot be asked."""
-    reason = "only the files of this host are here, below host.root"
+    """Capabilities of a host whose files alone are available (``host.root``); system calls cannot probe it."""
+    reason = "only this host's files are available, below host.root"
 
     def events(directory: str) -> EventSupport:
         if opener is not None:
@@ -426,13 +426,13 @@ def probe_elsewhere(
 
 
 def _way_bytes(topology: Topology, bounds: Actuators) -> float:
-    """The size of one way of a last-level cache; 0: nobody knows."""
+    """The size of one way of a last-level cache; 0 if unknown."""
     sizes = [domain.size_bytes for domain in topology.l3_domains]
     return min(sizes) / bounds.llc_ways if sizes and bounds.llc_ways else 0.0
 
 
 def _actuators(fs: KernelFs, state_dir: str) -> Actuators:
-    """What resctrl can set here; nothing where it is not mounted."""
+    """What resctrl can set; nothing if it is not mounted."""
     groups = open_groups(fs)
     if isinstance(groups, str):
         return Actuators()
@@ -450,7 +450,7 @@ def _models(
     virtual: bool,
     versions: AppVersions,
 ) -> Models:
-    """``virtual``: ticks bring the time, so that nothing goes on beside them."""
+    """The models. ``virtual``: ticks bring the time, so nothing runs in parallel with them."""
     files = ModelFiles(Path(config.daemon.state_dir) / "models")
     registry = Registry(config.model.learner, config.model.gate_mape_pct / 100.0)
     rebuilds = None if virtual else Rebuilds(registry, records)
@@ -470,7 +470,7 @@ def _forecasts(
     if not config.forecast.enabled:
         return None
     if kept is None:
-        text = "no forecasts: they are made from the store; set enabled = true in [store] and restart perphd"
+        text = "no forecasts: they need the store; set enabled = true in [store] and restart perphd"
         records.problem("forecast", text, clock())
         return None
     folder, store = _forecast_folder(config), str(Path(config.store_path).absolute())

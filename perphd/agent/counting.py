@@ -1,4 +1,4 @@
-"""Whose cache occupancy and memory bandwidth are to be measured, and what cannot be seen of whom."""
+"""Selects the workloads whose cache occupancy and memory bandwidth are measured, and explains gaps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FRESH = (Quality.FIRST, Quality.RESTARTED)
 
 
 def asked(state: State, modes: Modes) -> tuple[Asked, ...]:
-    """The workloads that may have a monitor group: enforced ones, and observed ones where the operator allows it."""
+    """Workloads that may have a monitor group: enforced ones, and observed ones if the operator allows it."""
     everybody = state.config.resctrl.monitor_in_observe
     missing = state.parts.executor.counted.missing
     found = []
@@ -33,14 +33,14 @@ def asked(state: State, modes: Modes) -> tuple[Asked, ...]:
 
 
 def notes(state: State, modes: Modes) -> tuple[str, ...]:
-    """Why the cache and bandwidth of workloads are not measured although this host could measure them."""
+    """Why workloads' cache use and bandwidth are not measured on a host that could measure them."""
     counted = state.parts.executor.counted
     lines = list(counted.notes)
     if counted.otherwise is NOT_ASKED and not state.config.resctrl.monitor_in_observe:
         observed = [spec.name for spec in state.all_specs() if modes.of(spec) is not Mode.ENFORCE]
         if observed:
             lines.append(
-                f"cache occupancy and memory bandwidth of {_names(observed)} are not measured: observing makes no "
+                f"cache occupancy and memory bandwidth of {_names(observed)} are not measured: observing creates no "
                 "resctrl groups; allow them with [resctrl] monitor_in_observe = true"
             )
     lines += _blind(state)
@@ -48,7 +48,7 @@ def notes(state: State, modes: Modes) -> tuple[str, ...]:
 
 
 def _blind(state: State) -> list[str]:
-    """What neither an indicator nor the processor's counters say of LRAs."""
+    """Measurements that neither an indicator nor the processor's counters provide, by LRA."""
     names, causeless = [], []
     for spec in state.all_specs():
         sample = state.samples.get(spec.name)
@@ -64,7 +64,7 @@ def _blind(state: State) -> list[str]:
 
 
 def with_measured(found: Capabilities, state: State) -> Capabilities:
-    """The report with ``resctrl.monitoring`` as it is: yes only if workloads are measured."""
+    """The report with the present state of ``resctrl.monitoring``: available only if workloads are measured."""
     if not found.has(MONITORING):
         return found
     counted = state.parts.executor.counted

@@ -1,9 +1,9 @@
-"""``perphd demo``: the whole loop on a simulated host, told line by line. No root, nothing of this machine is touched.
+"""``perphd demo``: the whole loop on a simulated host, printed line by line. It needs no root and changes nothing.
 
-The same scenario three times in virtual time: a database alone, the database beside two batch jobs that nobody
-controls, one after the other, and beside them with perphd. The first wants every core; the second streams through
-memory, and takes cache and bandwidth as well. Exit code 0 only if perphd brought the database back to its target
-beside each of them, and left every kernel file as it had found it.
+The same scenario runs three times in virtual time: a database alone, the database beside two successive batch
+jobs without control, and beside them with perphd. The first job wants every core; the second streams through
+memory, and takes cache and bandwidth as well. The exit code is 0 only if perphd brought the database back to
+its target beside each of them, and restored every kernel file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from perphd.sim.machine import CGROUP_ROOT, Machine
 from perphd.sim.workload import Placed, placed
 
 MIN_SECONDS: Final = 120
-"""Shorter and there is no time to learn, to be disturbed twice and to recover."""
+"""Shortest scenario with time to learn, to be disturbed twice and to recover."""
 _CORES: Final = 16
 _LRA: Final = placed("mysql-short", "/demo/mysql", "mysql")
 _PI: Final = placed("batch-pi", "/demo/pi", "pi")
@@ -49,7 +49,7 @@ _KNOBS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Act:
-    """One batch job's stay; ``arrives`` and ``leaves`` in shares of the whole time."""
+    """One batch job's run; ``arrives`` and ``leaves`` in shares of the whole time."""
 
     job: Placed
     arrives: float
@@ -59,13 +59,13 @@ class _Act:
 
 _ACTS: Final = (
     _Act(_PI, 0.16, 0.46, "computes on as many threads as there are cores, without end"),
-    _Act(_STREAM, 0.65, 0.93, "streams through memory on as many threads: cache and bandwidth go as well"),
+    _Act(_STREAM, 0.65, 0.93, "streams through memory on as many threads: takes cache and bandwidth as well"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _DemoHost:
-    """What happens when, in virtual seconds."""
+    """The demo's scenario, in virtual seconds."""
 
     seconds: int
     seed: int
@@ -75,7 +75,7 @@ class _DemoHost:
         return round(self.seconds * share)
 
     def host(self, with_batch: bool = True) -> SimHost:
-        """A server of 16 cores with resctrl; whoever set it up gave all groups all cores."""
+        """A server of 16 cores with resctrl, on which all groups may use all cores."""
         works = _ALL if with_batch else (_LRA,)
         events: list[Arrival | Departure] = []
         for act in _ACTS if with_batch else ():
@@ -91,7 +91,7 @@ class _DemoHost:
         return host
 
     def uncontrolled(self, with_batch: bool) -> list[Second]:
-        """The scenario with nobody in control."""
+        """The scenario without control."""
         watcher = _Watcher(self.host(with_batch))
         for now_s in range(1, self.seconds + 1):
             watcher.host.advance(now_s)
@@ -100,7 +100,7 @@ class _DemoHost:
 
 
 class _Watcher:
-    """Records a host once a virtual second, as seen by an onlooker who knows what no daemon can know."""
+    """Records a host once per virtual second, including values that no daemon can measure."""
 
     def __init__(self, host: SimHost) -> None:
         self.host = host
@@ -124,7 +124,7 @@ class _Watcher:
 
 
 class _Story:
-    """Prints what happens, each line with its virtual time."""
+    """Prints events, each with its virtual time."""
 
     _ORDER: ClassVar = (Outcome, Decision, ChangeSet)  # of one tick: judged, decided, written
 
@@ -134,12 +134,12 @@ class _Story:
         self._waiting: list[Event] = []
 
     def line(self, at_s: float, word: str, text: str, style: str = "") -> None:
-        """One line; ``word`` says what kind of thing it tells."""
+        """Print one line; ``word`` names its kind."""
         head = Text(f"{at_s:5.0f} s  ", style="dim") + Text(f"{word:<9}", style=style or "dim")
         self._console.print(head + Text(text), soft_wrap=True)
 
     def event(self, event: Event) -> None:
-        """Take one announcement; the demo prints those of a tick when it has ended."""
+        """Receive one event; the demo prints a tick's events when the tick has ended."""
         if event.kind is not EventKind.TICK:
             self._waiting.append(event)
             return
@@ -184,13 +184,13 @@ class _Story:
 def run_demo(
     seconds: int = 180, seed: int = 1, speed: float | None = 15.0, console: Console | None = None
 ) -> int:
-    """Tell the story; returns the process's exit code.
+    """Run the demo. Returns the process's exit code.
 
     Args:
         seconds: virtual time of the scenario, at least ``MIN_SECONDS``.
-        seed: of the simulated noise; the same seed tells the same story.
+        seed: of the simulated noise; the same seed prints the same lines.
         speed: virtual seconds per second of wall time; None: as fast as it computes.
-        console: where to; None: standard output.
+        console: the output; None: standard output.
 
     Raises:
         ConfigError: ``seconds`` or ``speed`` is out of range.
@@ -198,7 +198,7 @@ def run_demo(
     if seconds < MIN_SECONDS:
         raise ConfigError("demo", "seconds", f"{seconds} is too short", f"at least {MIN_SECONDS}")
     if speed is not None and not speed > 0:
-        raise ConfigError("demo", "speed", f"{speed} is not a pace", "a number above 0")
+        raise ConfigError("demo", "speed", f"{speed} is not a speed", "a number above 0")
     return asyncio.run(_play(_DemoHost(seconds, seed), speed, console or Console(highlight=False)))
 
 
@@ -232,7 +232,7 @@ async def _play(demo: _DemoHost, speed: float | None, console: Console) -> int:
             await agent.stop(restore=True)
             await telling
     now = _knobs(host)
-    story.line(demo.seconds, "stopped", "perphd has ended and given back whatever it still held")
+    story.line(demo.seconds, "stopped", "perphd has ended and restored all remaining changes")
     alone, native = demo.uncontrolled(with_batch=False), demo.uncontrolled(with_batch=True)
     tolerance_pct = config.workloads[0].objective.tolerance_pct
     problems: list[str] = []
@@ -244,12 +244,12 @@ async def _play(demo: _DemoHost, speed: float | None, console: Console) -> int:
         console.print(compared.table())
         problems += compared.problems()
         if (recovery_s := compared.recovery_s(watcher.seen)) is not None:
-            recovered.append(f"{recovery_s:.0f} s after {act.job.name} came")
+            recovered.append(f"{recovery_s:.0f} s after {act.job.name} arrived")
     console.print()
     if groups := _groups(host):
         problems.append(f"{', '.join(groups)} is left in resctrl")
     strange = sorted(path for path in written - original.keys() if not path.startswith(MOUNT_POINT))
-    problems += [f"{path} was written, which is no knob" for path in strange]
+    problems += [f"{path} was written, which is not a knob" for path in strange]
     problems += [
         f"{path} reads {now[path]!r}, not {was!r}" for path, was in original.items() if now[path] != was
     ]
@@ -269,7 +269,7 @@ async def _play(demo: _DemoHost, speed: float | None, console: Console) -> int:
 async def _live(
     demo: _DemoHost, watcher: _Watcher, agent: Agent, story: _Story, pause_s: Callable[[float], float]
 ) -> None:
-    """Tick for tick to the end of the scenario."""
+    """Run the scenario to its end, tick by tick."""
     for now_s in range(1, demo.seconds + 1):
         watcher.host.advance(now_s)
         second = watcher.look()
@@ -311,7 +311,7 @@ def _config(state_dir: str) -> Config:
 
 
 def _knobs(host: SimHost) -> dict[str, bytes]:
-    """Every file that could have been written, as it reads now."""
+    """The present content of every file that could have been written."""
     found: dict[str, bytes] = {}
     for work in _ALL:
         for knob in _KNOBS:
@@ -324,6 +324,6 @@ def _knobs(host: SimHost) -> dict[str, bytes]:
 
 
 def _groups(host: SimHost) -> list[str]:
-    """The resctrl groups that exist, without the kernel's own directories."""
+    """The existing resctrl groups, without the kernel's own directories."""
     own = {"info", "mon_data", "mon_groups"}
     return [name for name in host.fs.subdirectories(MOUNT_POINT) if name not in own]

@@ -1,4 +1,4 @@
-"""What the demo has shown: three recordings of the same scenario, compared, and judged."""
+"""Results of the demo: three recordings of the same scenario, compared and evaluated."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rich.table import Table
 RECOVERED: Final = 0.95
 """Share of the target that counts as recovered."""
 STEADY_S: Final = 3
-"""So many seconds in a row must be recovered."""
+"""Number of consecutive seconds that must be recovered."""
 SETTLED_S: Final = 10
-"""The end of the disturbance: what control has arrived at."""
+"""Final part of the disturbance, in seconds, from which the result of control is taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """One virtual second as an onlooker sees it. ``batch_work``: operations, of a kind that only ratios compare."""
+    """One virtual second. ``batch_work``: operations; only ratios of it are meaningful."""
 
     at_s: int
     work_per_s: float
@@ -32,10 +32,10 @@ Recording = Sequence[Second]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The same scenario ``alone``, ``native`` (nobody in control) and with ``perphd``.
+    """The same scenario ``alone``, ``native`` (without control) and with ``perphd``.
 
-    ``from_s``, ``to_s``: when batch ran. ``tolerance_pct``: the accepted loss of work rate against running alone.
-    ``batch``: the job's name.
+    ``from_s``, ``to_s``: when batch ran. ``tolerance_pct``: the accepted loss of work rate relative to
+    running alone. ``batch``: the job's name.
     """
 
     alone: Recording
@@ -52,16 +52,16 @@ class Comparison:
 
     @property
     def alone_per_s(self) -> float:
-        """Mean work rate without batch, in those same seconds."""
+        """Mean work rate without batch, in the same seconds."""
         return _work(self.during(self.alone))
 
     @property
     def target_per_s(self) -> float:
-        """The work rate that is to be kept."""
+        """The target work rate."""
         return (1.0 - self.tolerance_pct / 100.0) * self.alone_per_s
 
     def recovery_s(self, recording: Recording) -> float | None:
-        """Seconds from batch's arrival until the target was met for a while; 0: never missed; None: never met."""
+        """Seconds from batch's arrival until the target was met steadily; 0: never missed; None: never met."""
         missed, row = False, 0
         for second in self.during(recording):
             met = second.work_per_s >= RECOVERED * self.target_per_s

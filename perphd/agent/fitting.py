@@ -1,7 +1,8 @@
-"""The shell of the memory fit: collects epochs, and keeps the limits that the search asks for.
+"""Runs the memory fit: collects epochs, and keeps the requested limits in force.
 
-A search begins by request alone. Its limits are ``memory.high``; ``memory.max`` is never touched. What a search found
-is in force only once somebody applies it. Nothing of this survives the daemon: limits are given back like all settings.
+A search starts only on request. Its limits are ``memory.high``; ``memory.max`` is never changed. A result
+stays in force only once an operator applies it. No limit survives the daemon: limits are restored like all
+settings.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ BIN_BYTES: Final = 4 << 20
 RELIEF_S: Final = 60.0
 """Time without a limit after an LRA was degraded under one."""
 SKIPPED_SAMPLES: Final = 3
-"""Samples after a new limit that are left out: the kernel is still reclaiming."""
+"""Samples skipped after a new limit, while the kernel is still reclaiming."""
 RECLAIMED_SAMPLES: Final = 20
-"""Then so many more at most, while use still falls by more than ``FALL_SHARE`` from one to the next."""
+"""Maximum number of further samples skipped while use still falls by more than ``FALL_SHARE`` per sample."""
 FALL_SHARE: Final = 0.005
 WITNESSES: Final = ("work_rate_per_s", "mips", "cpu_usage_cores")
-"""Readings of performance, the best first."""
+"""Readings of performance, best first."""
 PROCESSES_KEPT_S: Final = 5.0
 """Age at which the list of a group's processes is read again."""
 _KNOB: Final = "memory_high_bytes"
@@ -55,7 +56,7 @@ LARGEST_PAGE_BYTES: Final = 1 << 16
 
 @dataclass(slots=True)
 class _Sums:
-    """One epoch so far: sums and extremes of what was read."""
+    """Sums and extremes of one epoch so far."""
 
     samples: int = 0
     footprint: dict[float, int] = field(default_factory=dict)
@@ -64,17 +65,17 @@ class _Sums:
     least: Reading = NOT_MEASURED
 
     def add(self, name: str, reading: Reading) -> None:
-        """One more reading of this name."""
+        """Add one reading of this name."""
         if not isinstance(reading, Unavailable):
             total, count = self.totals.get(name, (0.0, 0))
             self.totals[name] = (total + reading, count + 1)
 
     def count(self, name: str) -> int:
-        """How often this was read."""
+        """The number of readings of this name."""
         return self.totals.get(name, (0.0, 0))[1]
 
     def mean(self, name: str) -> Reading:
-        """The mean of what was read."""
+        """The mean of the readings of this name."""
         total, count = self.totals.get(name, (0.0, 0))
         return total / count if count else Unavailable(f"{name} was not measured in this epoch")
 
@@ -100,12 +101,12 @@ class _Search:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing is tried any more."""
+        """Whether the search has finished."""
         return self.fit.phase is FitPhase.CONVERGED
 
 
 class Fitting:
-    """Looks once a round, as the shaper does."""
+    """Runs all searches, once per tick, like the shaper."""
 
     def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
         self._fs, self._hierarchies = fs, hierarchies
@@ -114,16 +115,18 @@ class Fitting:
 
     @property
     def names(self) -> frozenset[str]:
-        """Workloads whose ``memory.high`` belongs to a search now."""
+        """Workloads whose ``memory.high`` is controlled by a search at present."""
         return frozenset(name for name, search in self._searches.items() if _limit(search) is not None)
 
     @property
     def sized(self) -> frozenset[str]:
-        """Workloads that a search sizes, until it ends and as long as it is applied: the shaper leaves them alone."""
+        """Workloads that a search sizes, until it ends and while its result is applied; the shaper leaves
+        them alone.
+        """
         return frozenset(name for name, each in self._searches.items() if not each.has_ended or each.applied)
 
     def start(self, view: WorkloadView, samples: int = LEAST_SAMPLES, step: float = STEP) -> None:
-        """Begin a search.
+        """Start a search.
 
         Raises:
             ConfigError: the workload may not be limited.
@@ -139,7 +142,7 @@ class Fitting:
                 f"perphctl mode enforce --workload {spec.name}",
             )
         elif view.sample is None or view.sample.has(Quality.GONE):
-            problem, allowed = f"{spec.name} is not there", "a workload whose control group exists"
+            problem, allowed = f"{spec.name} is not running", "a workload whose control group exists"
         elif spec.name in self._searches and not self._searches[spec.name].has_ended:
             problem, allowed = f"a search for {spec.name} is under way", f"perphctl memfit stop {spec.name}"
         if problem:
@@ -162,7 +165,7 @@ class Fitting:
         return int(found)
 
     def stop(self, name: str) -> None:
-        """End a search, or an applied limit. Raises ConfigError: there is none."""
+        """End a search, or an applied limit. Raises ConfigError if there is none."""
         self._search(name)
         del self._searches[name]
 
@@ -175,7 +178,10 @@ class Fitting:
     def look(
         self, snapshot: Snapshot, target: TargetState, in_force: Callable[[str], Settings]
     ) -> tuple[tuple[str, str], ...]:
-        """One look at every search; returns what is to be announced. ``in_force``: what is set on a workload."""
+        """Process one tick for every search.
+
+        Returns notes to announce. ``in_force``: settings in force by workload.
+        """
         troubled = {each.workload for each in target.decisions if each.verdict.health in TROUBLED}
         notes: list[tuple[str, str]] = []
         self._round += 1
@@ -217,7 +223,7 @@ class Fitting:
         return replace(settings, memory_high_bytes=lower(settings.memory_high_bytes, limit))
 
     def views(self) -> tuple[FitView, ...]:
-        """Every search as people see it."""
+        """All searches, for display."""
         return tuple(self._view(name, search) for name, search in self._searches.items())
 
     def _look(
@@ -236,7 +242,7 @@ class Fitting:
         crash = is_crash(search.fit, epoch)
         if troubled and view.spec.kind is Kind.LRA and not crash:
             self._begin_epoch(search)
-            search.fit = replace(search.fit, reason="the application is degraded: the epoch begins again")
+            search.fit = replace(search.fit, reason="the application is degraded: the epoch restarts")
             return
         full = epoch.samples >= search.fit.epoch_samples
         if not full and not crash:
@@ -254,14 +260,14 @@ class Fitting:
 
     @staticmethod
     def _begin_again(search: _Search) -> None:
-        """From the pilot on: while a workload is only observed, it runs without the limits that an epoch is about."""
+        """Restart from the pilot: while only observed, a workload runs without the limits that an epoch tests."""
         before = search.fit
-        reason = "only observed now: the search begins again when the workload is enforced"
+        reason = "only observed now: the search restarts when the workload is enforced"
         search.fit = MemoryFit(step=before.step, epoch_samples=before.epoch_samples, reason=reason)
         search.sums = _Sums()
 
     def _relieves(self, search: _Search, troubled: bool, now_s: float) -> bool:
-        """Whether a limit is lifted because the LRA is degraded, or just was. That limit counts as bad."""
+        """Whether a limit is lifted because the LRA is or recently was degraded. That limit counts as bad."""
         until_s, limit = search.relieved_until_s, _limit(search)
         if until_s is None and not (troubled and limit is not None):
             return False
@@ -272,7 +278,7 @@ class Fitting:
         if until_s is None:
             search.fit = after_harm(search.fit)
         if search.has_ended:
-            return True  # its limit is in force no more
+            return True  # its limit is no longer in force
         if troubled:
             search.relieved_until_s = now_s + RELIEF_S
         self._begin_epoch(search)
@@ -291,7 +297,8 @@ class Fitting:
         sums.samples += 1
         for name in WITNESSES:
             sums.add(name, sample.reading(name))
-        if search.fit.pilot is None:  # the best that speaks in most samples: the first may lack one
+        # the best signal that is present in most samples; the first sample may lack one
+        if search.fit.pilot is None:
             search.witness = next((name for name in WITNESSES if 2 * sums.count(name) > sums.samples), "")
         place = (current // BIN_BYTES + 1) * BIN_BYTES
         place = place if limit is None else min(place, max(limit, current))
@@ -306,7 +313,10 @@ class Fitting:
         sums.add("refaults", sample.refaults_per_s)
 
     def _collect_jvms(self, search: _Search, cgroup: str, now_s: float) -> None:
-        """The garbage collection of its JVMs: searches have their turns, for this costs more than all the rest."""
+        """The garbage collection of its JVMs.
+
+        One search per tick reads it, since it costs more than everything else.
+        """
         if now_s - search.pids_since_s >= PROCESSES_KEPT_S:
             search.pids, search.pids_since_s = self._pids(cgroup), now_s
         search.sums.add("collection", search.collection.read(search.pids, now_s))
@@ -345,7 +355,7 @@ class Fitting:
 
 
 def _is_reclaimed(search: _Search, sample: Sample) -> bool:
-    """Whether the kernel still takes memory away under a new limit: what that costs says nothing of the limit."""
+    """Whether the kernel still reclaims memory after a new limit; its cost says nothing about the limit."""
     held, current = search.held, sample.memory_current_bytes
     if search.settling <= 0 or isinstance(held, Unavailable) or isinstance(current, Unavailable):
         return False
@@ -360,7 +370,7 @@ def _untried(epoch: FitEpoch, estimate: float) -> str:
 
 
 def _limit(search: _Search) -> int | None:
-    """Settings to be in force for a search."""
+    """The limit to be in force for a search."""
     fit = search.fit
     if not search.settable or fit.limit_bytes is None or search.relieved_until_s is not None:
         return None
@@ -370,7 +380,7 @@ def _limit(search: _Search) -> int | None:
 
 
 def _is_in_force(limit: int | None, settings: Settings) -> bool:
-    """Whether a limit is what the kernel has; sizes are whole pages there."""
+    """Whether the kernel has this limit; it stores sizes in whole pages."""
     found = settings.memory_high_bytes
     return limit is None or (isinstance(found, int) and abs(found - limit) < LARGEST_PAGE_BYTES)
 
@@ -381,7 +391,7 @@ def _epoch(search: _Search) -> FitEpoch:
         sums.samples,
         sums.footprint,
         sums.greatest_working_set,
-        sums.mean(search.witness) if search.witness else Unavailable("nothing tells its performance"),
+        sums.mean(search.witness) if search.witness else Unavailable("no performance signal"),
         full if isinstance(full, Unavailable) else full / 100.0,
         sums.mean("refaults"),
         sums.mean("collection"),

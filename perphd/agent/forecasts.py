@@ -1,8 +1,8 @@
-"""The forecast worker, as the daemon sees it: started, told once a minute who is there, watched, read.
+"""The forecast worker as the daemon sees it: started, updated once a minute, supervised, read.
 
-The loop does no more for it in a tick than look whether it has ended, and once a minute write a line of some kilobytes
-into a pipe that never makes it wait. The worker's files are read when somebody asks for them. If the worker ends,
-``perphctl status`` shows the problem, and it is started again with a growing pause.
+In a tick, the loop only checks whether the worker has ended. Once a minute it writes a line of some kilobytes
+to a non-blocking pipe. The worker's files are read on request. If the worker ends, ``perphctl status`` shows
+the problem, and it is restarted with exponential backoff.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from perphd.domain.reading import Reading, Unavailable
 
 PERIOD_S: Final = 60.0
 PHASE_S: Final = 8.0
-"""The worker's windows begin with the minute; this long after that the store has all samples of the one before."""
+"""Offset after the minute, when the worker's window starts and the store has all samples of the last one."""
 RESTART: Final = BackoffRule(60.0, 3600.0)
 STEADY_S: Final = 1800.0
-"""A worker that has run this long before it ended counts as sound: the pause is the first one again."""
+"""A worker that ran this long counts as sound when it ends: the backoff starts over."""
 SAVES_WITHIN_S: Final = 5.0
-"""At stop, the worker may take this long to save."""
+"""Time that the worker has to save at stop."""
 PIPE_BYTES: Final = 1 << 20
 COMMAND: Final = (sys.executable, "-P", "-m", "perphd.control.forecast_worker")
-"""The worker; nothing of the working directory is imported."""
+"""The worker's command; it imports nothing from the working directory."""
 LIMITS: Final = ("cpu_max_cores", "memory_max_bytes", "memory_high_bytes")
 _LOOK_S: Final = 0.02
 FORECASTS_OFF: Final = (
@@ -54,7 +54,7 @@ Listed: TypeAlias = tuple[str, str, int, tuple[str, ...], int]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What the worker is told: who is there, which jobs have ended, and by reading the most that the host has."""
+    """An update for the worker: present workloads, ended jobs, and the host's capacity by reading."""
 
     workloads: Sequence[Listed]
     jobs: Sequence[EndedJob] = ()
@@ -73,9 +73,9 @@ class ForecastProcess:
     Args:
         folder: the worker's files.
         arguments: of the worker: store, folder, node, root.
-        records: takes problems.
+        records: receives problems.
         command: the worker: program and arguments.
-        wall_clock: it is told at ``PHASE_S`` of every minute of this clock; None: once in ``PERIOD_S``.
+        wall_clock: the worker gets its update at ``PHASE_S`` of every minute of this clock; None: every ``PERIOD_S``.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ForecastProcess:
         self._closed = False
 
     def step(self, now_s: float, message: Callable[[], Message]) -> None:
-        """Once a tick. Never waits, never raises. ``message``: gives what the worker is to be told, when it is."""
+        """Call once per tick. Never waits, never raises. ``message``: makes the update when it is due."""
         if self._closed:
             return
         if self._pid is None and self._starting is None:
@@ -119,13 +119,13 @@ class ForecastProcess:
             return
         if now_s >= self._tell_s and not self._unsent:
             self._told_s, self._tell_s = now_s, now_s + self._pause_to_tell_s()
-            if now_s - self._started_s >= PERIOD_S:  # it has lived through a cycle
+            if now_s - self._started_s >= PERIOD_S:  # it has completed a cycle
                 self._records.problem("forecast", None, now_s)
             self._unsent = message().line()
         self._send()
 
     def summary(self) -> ForecastSummary | Unavailable:
-        """What the worker did last."""
+        """Summary of the worker's last cycle."""
         try:
             return _summary_from(json.loads((self._folder / SUMMARY_FILE).read_bytes()))
         except FileNotFoundError:
@@ -134,7 +134,7 @@ class ForecastProcess:
             return Unavailable(f"{self._folder / SUMMARY_FILE} cannot be read: {exc}")
 
     def published(self) -> bytes | Unavailable:
-        """Everything that the worker published last, as JSON."""
+        """The worker's latest publication, as JSON."""
         try:
             return (self._folder / PUBLISHED_FILE).read_bytes()
         except FileNotFoundError:
@@ -143,7 +143,7 @@ class ForecastProcess:
             return Unavailable(f"{self._folder / PUBLISHED_FILE} cannot be read: {exc.strerror}")
 
     def close(self) -> None:
-        """End the worker. It saves what it knows; if that takes too long, it is killed."""
+        """End the worker. It saves its state; if that takes too long, it is killed."""
         self._closed = True
         if self._starting is not None:
             with contextlib.suppress(OSError):
@@ -170,20 +170,22 @@ class ForecastProcess:
             self._failed(now_s, f"it cannot be started: {exc.strerror}: {self._folder}")
             return
         os.set_blocking(self._pipe, False)
-        with contextlib.suppress(OSError):  # over the user's limit on pipes: the rest goes with the next tick
+        # over the user's limit on pipes: the rest is sent in the next tick
+        with contextlib.suppress(OSError):
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         future: Future[int] = Future()
         try:
-            # Thread.start() would wait until the kernel has run the new thread once, which takes long on a full host.
+            # Thread.start() would wait until the kernel has run the new thread once, which takes long on a
+            # busy host.
             _thread.start_new_thread(self._spawn, (future, reading))
-        except RuntimeError as exc:  # TasksMax= of the service, for one
+        except RuntimeError as exc:  # for example because of TasksMax= of the service
             os.close(reading)
             self._failed(now_s, f"it cannot be started: {exc}")
             return
         self._starting = future
 
     def _pause_to_tell_s(self) -> float:
-        """How long until the worker is told again."""
+        """Seconds until the worker's next update."""
         if self._wall_clock is None:
             return PERIOD_S
         left_s = (PHASE_S - self._wall_clock()) % PERIOD_S
@@ -200,7 +202,7 @@ class ForecastProcess:
         try:
             with open(os.devnull, "wb") as nowhere:
                 future.set_result(spawn.start(self._command, environment, (reading, nowhere.fileno(), 2)))
-        except BaseException as exc:  # the loop hears of it
+        except BaseException as exc:  # passed on to the loop
             future.set_exception(exc if isinstance(exc, OSError) else OSError(0, repr(exc)))
         finally:
             os.close(reading)
@@ -214,7 +216,7 @@ class ForecastProcess:
         return True
 
     def _reaped(self) -> str | None:
-        """How it ended; None while it runs."""
+        """The worker's exit in words; None while it runs."""
         assert self._pid is not None
         try:
             found, status = os.waitpid(self._pid, os.WNOHANG)
@@ -237,7 +239,7 @@ class ForecastProcess:
             sent = os.write(self._pipe, self._unsent)
         except BlockingIOError:
             return
-        except OSError:  # it has ended: the next step sees that
+        except OSError:  # the worker has ended: the next step notices
             self._unsent = b""
             return
         self._unsent = self._unsent[sent:]
@@ -249,7 +251,7 @@ class ForecastProcess:
 
 
 def set_limits(settings: Settings) -> tuple[str, ...]:
-    """The limits that perphd has set, which are nobody's reservation."""
+    """The limits set by perphd itself, which are not reservations."""
     return tuple(name for name in LIMITS if getattr(settings, name) is not KEEP)
 
 

@@ -1,9 +1,9 @@
-"""Runs of batch for the job history: what each was, and what it took.
+"""Runs of batch for the job history: features and usage of each.
 
-A run is the life of a control group, or of the processes in one that stays. It counts if perphd saw its begin and its
-end, and if it lasted ``LEAST_S``. One that perphd ended did not take what it wanted and does not count. Nothing is
-written here: the forecast worker takes the ended runs once a minute and records them. Its time is bounded, too: of more
-than ``MOST_ENDED`` a random choice is handed over.
+A run is the life of a control group, or of the processes in a persistent one. It counts if perphd saw its
+start and its end, and if it lasted ``LEAST_S``. A run ended by perphd did not take its usual course and does
+not count. This module writes nothing: once a minute the forecast worker takes the ended runs and records
+them. To bound its time, it gets a random choice if there are more than ``MOST_ENDED``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.job_facts import FirstProcess, JobFacts
 
 LEAST_S: Final = 5.0
-"""Shorter runs are not recorded: samples are too coarse for them. After so long, the first process has settled."""
+"""Shorter runs are not recorded: samples are too coarse for them. By then, the first process has settled as well."""
 MOST_ENDED: Final = 8
-"""Ended runs that are handed over at a time, once a minute: to record one takes the worker some 7 ms."""
+"""Ended runs handed over per minute; recording one takes the worker some 7 ms."""
 PEAK_S: Final = 10.0
-"""Window of the mean of use and wait whose greatest value was enough for a run."""
+"""Window of the means of use and wait whose maximum counts as sufficient for a run."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _Peak:
     seconds: float = 0.0
 
     def add(self, rate: float, interval_s: float) -> None:
-        """One more rate."""
+        """Add one rate."""
         self.sum += rate * interval_s
         self.seconds += interval_s
         if self.seconds >= PEAK_S:
@@ -46,7 +46,7 @@ class _Peak:
             self.sum = self.seconds = 0.0
 
     def found(self) -> float | None:
-        """The greatest; of a short run the mean of all."""
+        """The maximum; for a short run, the mean of all."""
         if self.greatest is None and self.seconds > 0:
             return self.sum / self.seconds
         return self.greatest
@@ -54,7 +54,7 @@ class _Peak:
 
 @dataclass(slots=True)
 class _Run:
-    """A run that has begun."""
+    """A run that has started."""
 
     began_s: float
     hour: int
@@ -73,7 +73,7 @@ class _Run:
 
 
 class Jobs:
-    """Follows batch once a round. ``way_bytes``: size of a way of a last-level cache; 0: not known."""
+    """Follows batch once per tick. ``way_bytes``: size of a way of a last-level cache; 0: unknown."""
 
     def __init__(self, facts: JobFacts, wall_clock: Callable[[], float], way_bytes: float = 0.0) -> None:
         self._facts, self._wall_clock, self._way_bytes = facts, wall_clock, way_bytes
@@ -91,7 +91,7 @@ class Jobs:
         declared_as: Callable[[str], str],
         now_s: float,
     ) -> None:
-        """One round. ``declared_as``: the name that stands for a workload and all that are alike."""
+        """Process one tick. ``declared_as``: the common name of a workload and all like it."""
         batch = {spec.name: spec for spec in specs if spec.kind is Kind.BATCH}
         for name in self._runs.keys() - batch.keys():
             del self._runs[name]
@@ -104,7 +104,7 @@ class Jobs:
                     self._end(declared_as(name), spec, self._runs.pop(name))
                 continue
             is_empty = sample.threads == 0
-            # At the daemon's start nobody knows when a run began; a name that is new began just now.
+            # At the daemon's start, the start of a run is unknown; a run with a new name has just started.
             anew = bool(sample.quality) and (
                 sample.has(Quality.RESTARTED) or (sample.has(Quality.FIRST) and not self._first)
             )
@@ -122,7 +122,7 @@ class Jobs:
             _take(run, sample)
             run.seen_s = now_s
             if not run.looked and not looked and now_s - run.began_s >= LEAST_S:
-                looked = run.looked = True  # one in a round
+                looked = run.looked = True  # at most one per tick
                 run.process, run.image = (
                     self._facts.first_process(spec.cgroup),
                     self._facts.image(spec.cgroup),
@@ -130,7 +130,7 @@ class Jobs:
         self._first = False
 
     def by_force(self, names: Sequence[str]) -> None:
-        """These are being ended before they are done."""
+        """Note that these runs are being ended before they are done."""
         for name in names:
             if name in self._runs:
                 self._runs[name].ended_by_force = True
@@ -173,7 +173,7 @@ class Jobs:
 
 
 def _take(run: _Run, sample: Sample) -> None:
-    """One sample of a run."""
+    """Add one sample to a run."""
     passed_s, used, waited = sample.interval_s, sample.cpu_usage_cores, sample.run_delay_cores
     if not isinstance(used, Unavailable):
         run.cpu_s += used * passed_s

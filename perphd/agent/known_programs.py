@@ -1,4 +1,4 @@
-"""Programs that are recognised: servers with their indicators, batch, and what belongs to the system."""
+"""Known programs: servers with their indicators, batch, and programs of the system."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from perphd.domain.host_facts import ProcessFact
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One kind of server. ``source``: of its indicators; ``socket``: what its socket's path holds.
+    """One kind of server. ``source``: of its indicators; ``socket``: part of its socket's path.
 
-    ``default_socket``: what the source takes without being told; ``password``: the source needs one; ``against``: what
-    speaks against the latency of its TCP connections.
+    ``default_socket``: the source's default; ``password``: the source needs one; ``against``: why the latency
+    of its TCP connections is unsuitable.
     """
 
     title: str
@@ -30,7 +30,7 @@ class Server:
 
 _MANY_STREAMS: Final = "HTTP/2 with many streams at once: a burst of requests counts as one"
 _DEFERRED: Final = "the first request of each connection is not seen (TCP_DEFER_ACCEPT)"
-_BEHIND: Final = "its latency contains that of what lies behind it"
+_BEHIND: Final = "its latency includes that of its backends"
 _MYSQL: Final = Server(
     "MariaDB or MySQL",
     "database",
@@ -73,7 +73,7 @@ PROGRAMS: Final[Mapping[str, Server]] = {
         against="messages that it pushes are not counted",
     ),
 }
-"""Servers by the name of their program."""
+"""Servers by program name."""
 
 JAVA: Final[Mapping[str, Server]] = {
     "kafka.Kafka": Server(
@@ -85,7 +85,7 @@ JAVA: Final[Mapping[str, Server]] = {
     "org.apache.zookeeper": Server("ZooKeeper", "database", "tcp"),
     "org.apache.catalina": Server("Tomcat", "web", "tcp"),
 }
-"""Java servers by the beginning of their main class."""
+"""Java servers by the prefix of their main class."""
 
 OTHER: Final = Server("a server", "none", "tcp")
 JAVA_OTHER: Final = Server("a Java service", "none", "tcp")
@@ -102,7 +102,7 @@ SYSTEM: Final = frozenset(
     inetutils-inetd
     """.split()
 )
-"""Programs of the system: neither LRAs nor batch. Prefix ``systemd-`` belongs here, too."""
+"""Programs of the system: neither LRAs nor batch. The prefix ``systemd-`` counts as well."""
 
 BATCH: Final = frozenset(
     """
@@ -126,7 +126,7 @@ HOUSEKEEPING: Final = frozenset(
     raid-check.service unbound-anchor.service dnf-makecache.service
     """.split()
 )
-"""Units that distributions start by timers: too short to name."""
+"""Units that distributions start by timers; too short-lived to declare."""
 
 BATCH_SLICE: Final = re.compile(
     r"(?:^|[-/])(batch|jobs?|background|spark|yarn|hadoop|slurm|nightly|ci|build)\.slice$"
@@ -136,7 +136,7 @@ _MAIN_CLASS: Final = re.compile(r"[A-Za-z_$][\w$]*(?:\.[A-Za-z_$][\w$]*)+")
 
 
 def program_of(process: ProcessFact) -> str:
-    """The program's name: of argv where that is whole, since the kernel cuts names after 15 characters."""
+    """The program's name: from argv if complete, since the kernel truncates names to 15 characters."""
     title = re.split(r"[:\s]", process.argv[0], maxsplit=1)[0] if process.argv else ""
     first = title.rsplit("/", 1)[-1]
     return first if first and first.startswith(process.name[:15]) else process.name
@@ -149,7 +149,7 @@ def is_system(process: ProcessFact) -> bool:
 
 
 def server_of(process: ProcessFact) -> Server | None:
-    """The server that this process is; None if it listens on nothing and is none that is known."""
+    """The server that this process is; None if it neither listens nor is a known server."""
     program = program_of(process)
     if is_system(process):
         return None

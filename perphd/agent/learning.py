@@ -1,4 +1,4 @@
-"""What the models may learn from a tick: each LRA's sample with the circumstances under which it was taken."""
+"""Observations for the models: each LRA's sample with the conditions under which it was taken."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ from perphd.domain.sample import Sample, is_short
 from perphd.predictor import Observation
 
 STALLED_PCT = 5.0
-"""Memory stalls above an LRA's usual ones from which batch that only sleeps may be to blame."""
+"""Memory stalls, above an LRA's usual ones, from which even sleeping batch may be the cause."""
 
 
 LEARNED_EVENTS: Final = 25.0
-"""A logarithm of n events is too low by 1 / (2 n) in the mean, and one of none is not seen at all."""
+"""Least number of events per observation. The mean logarithm of n events is too low by 1 / (2 n), that of
+none undefined."""
 
 
 class Lessons:
-    """Observations for the models, of samples that hold enough events: those that hold few are merged first.
+    """Makes observations from samples with enough events; samples with few events are merged first.
 
-    Of an application that answers a request a second, every other sample holds none. Were each learned by itself, only
-    those with requests would count, and twice the rate that there is would be taken for usual.
+    If an application answers one request per second, every other sample has none. If each were learned
+    separately, only those with requests would count, and the learned rate would be twice the true one.
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,7 @@ class Lessons:
 
 
 def _both(before: Observation, seen: Observation) -> Observation:
-    """Two observations as one; the later alone where circumstances have changed between them."""
+    """Two observations merged; only the later one if conditions have changed between them."""
     if _circumstances(before) != _circumstances(seen):
         return seen
     sample, shielded = merged(before.sample, seen.sample), before.shielded and seen.shielded
@@ -88,7 +89,7 @@ def _circumstances(seen: Observation) -> tuple[object, ...]:
 def observations(
     snapshot: Snapshot, protections: Sequence[Allocation], batch_idle_cores: float
 ) -> Iterator[tuple[str, Observation]]:
-    """Name and observation of every LRA that has a sample. ``protections``: what is in force, for whichever LRA."""
+    """Name and observation of every LRA with a sample. ``protections``: those in force, for any LRA."""
     nothing = untouched(total_cores(snapshot))
     use = batch_use_cores(snapshot)
     held = any(protection != nothing for protection in protections)
@@ -104,8 +105,8 @@ def observations(
         allocation = replace(view.protection, own_ways=0) if view.protection is not None else nothing
         apart = False
         if in_force is not None:
-            # Batch is held back by whoever asked for most, its ways and bandwidth only by those with whom this LRA
-            # shares a cache: that is what its sample was taken under.
+            # Batch is restricted by the most demanding LRA, but its ways and bandwidth only by LRAs that
+            # share a cache with this one. The sample was taken under these restrictions.
             own = allocation.cpu.own_cores
             cpu = replace(in_force, exclusive=allocation.cpu.exclusive, own_cores=own)
             apart = own is not None
@@ -119,7 +120,7 @@ def observations(
                 model_context(snapshot, view, view.model),
                 shielded=_is_met(view) or shields(allocation, snapshot.host, giving),
                 undisturbed=quiet and not allocation.cpu.exclusive and not _is_squeezed(snapshot, view),
-                # Where every LRA has cores of its own, what batch has left depends on all of them.
+                # If every LRA has exclusive cores, what batch has left depends on all of them.
                 batch_cores=NOT_MEASURED if apart else use,
                 latency_percentile=view.spec.objective.latency_percentile,
                 neighbours_bytes_per_s=bandwidth.but(view.spec.name),
@@ -131,7 +132,7 @@ def observations(
 
 
 def _is_met(view: WorkloadView) -> bool:
-    """True if it keeps its absolute objective: whatever batch costs it then, it can be spared."""
+    """True if it meets its absolute objective: the cost of batch is then acceptable."""
     sample, objective = view.sample, view.spec.objective
     if sample is None:
         return False
@@ -140,8 +141,9 @@ def _is_met(view: WorkloadView) -> bool:
 
 
 class _Sums:
-    """The sum of a reading over all LRAs that are there, and over all but one. What batch does is not in it: that is
-    perphd's to set.
+    """The sum of a reading over all present LRAs, and over all but one.
+
+    Batch is excluded, since perphd controls it.
     """
 
     def __init__(self, samples: Sequence[Sample], reading: str) -> None:
@@ -150,7 +152,10 @@ class _Sums:
         self._total = math.fsum(value for value in self._values.values() if available(value))
 
     def but(self, workload: str) -> Reading:
-        """Unavailable where it is not measured: of one of the others, or, if there are none, of this one."""
+        """The sum without this LRA.
+
+        Unavailable if it is not measured for one of the others, or, without others, for this one.
+        """
         own = self._values.get(workload, NOT_MEASURED)
         for name, value in self._lacking.items():
             if name != workload or len(self._values) == 1:
@@ -159,7 +164,7 @@ class _Sums:
 
 
 def _is_squeezed(snapshot: Snapshot, view: WorkloadView) -> bool:
-    """True if it stalls for memory more than it used to while batch holds some: that is no undisturbed sample."""
+    """True if it stalls for memory more than usual while batch holds some; the sample is then disturbed."""
     if view.sample is None or not batch_is_there(snapshot):
         return False
     stalls = view.sample.memory_some_pct

@@ -1,7 +1,7 @@
-"""The forecast worker's forecasts of memory, as the resource shaper takes them.
+"""Reads the forecast worker's memory forecasts for the resource shaper.
 
-The worker replaces a small file of its own for this purpose (``MEMORY_FILE``): 100 workloads are 10 KiB, which are read
-once a minute. Between two of these files, a look is one stat(2).
+The worker writes a separate small file for this purpose (``MEMORY_FILE``): for 100 workloads 10 KiB, read
+once a minute. Between two versions of the file, a check is one stat(2).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Final
 from perphd.domain.forecast import MEMORY_FILE, MemoryForecast
 
 WINDOW_S: Final = 60.0
-"""The worker forecasts the greatest use in windows of this length, which begin with the minutes of the epoch."""
+"""Length of the worker's forecast windows, which begin with the minutes of the epoch."""
 LIVE_S: Final = 1.5 * WINDOW_S
-"""Without a new file for this long the worker is not there."""
+"""Age of the file from which the worker counts as absent."""
 
 
 class MemoryForecasts:
@@ -33,7 +33,7 @@ class MemoryForecasts:
         self._first = True
 
     def look(self, now_s: float) -> bool | None:
-        """Whether the worker has published since the last look; None if it is not there."""
+        """Whether the worker has published since the last call; None if it is absent."""
         try:
             facts = os.stat(self._path)
             seen = (facts.st_ino, facts.st_mtime_ns)
@@ -43,15 +43,15 @@ class MemoryForecasts:
             self._first = False
             return False if now_s - self._made_s < LIVE_S else None
         self._seen, self._told, self._found = seen, {} if seen is None else _read(self._path), {}
-        is_old, self._first = self._first, False  # what is there at the start may be of an earlier worker
+        is_old, self._first = self._first, False  # the file found at the start may be from an earlier worker
         if is_old or seen is None:
             return None
         self._made_s = now_s
         return True
 
     def of(self, name: str) -> MemoryForecast | None:
-        """The forecast of this workload for the present window, or for the one that has just ended; else None."""
-        if name not in self._found:  # those of a round, for all at once would take half of its time
+        """The forecast of this workload for the present or the previous window; None without one."""
+        if name not in self._found:  # decoded per workload, since decoding all at once would take half a tick
             self._found[name] = _forecast(self._told.get(name))
         found = self._found[name]
         if found is None:
@@ -61,7 +61,7 @@ class MemoryForecasts:
 
 
 def _read(path: str) -> dict[str, Any]:
-    """What a file says; nothing if it says something else."""
+    """The content of a file; empty if it is invalid."""
     try:
         with open(path, "rb") as file:
             data = json.loads(file.read())
@@ -71,7 +71,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _forecast(item: Any) -> MemoryForecast | None:
-    """One workload's; None where the file says something else."""
+    """One workload's forecast; None if the entry is invalid."""
     try:
         mean, bound = float(item["mean_bytes"]), float(item["bound_bytes"])
         found = MemoryForecast(int(item["number"]), str(item["model"]), mean, bound)

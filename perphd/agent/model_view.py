@@ -1,4 +1,4 @@
-"""What a model believes, put together for people: its reference, and its predictions over the CPU lattice."""
+"""A model for display: its reference, and its predictions over the CPU lattice."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _ALL_KNOBS = Knobs(batch_cpus=True, batch_weight=True, lra_cpus=True)
 def model_view(
     model: LraModel, summary: ModelSummary, snapshot: Snapshot, lra: str, confidence_z: float
 ) -> ModelView:
-    """What this model expects of every CPU grant if batch wants all cores, the rest being as it is now.
+    """The model's predictions for every CPU grant if batch wants all cores, other conditions unchanged.
 
     Args:
         model: of the LRA named ``lra``.
         summary: its summary.
-        snapshot: what is known of the host now.
+        snapshot: the present state of the host.
         lra: the name.
         confidence_z: half width of the shown bounds, in standard deviations.
     """

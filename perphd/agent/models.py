@@ -1,11 +1,11 @@
-"""The life of the LRAs' models: loaded when an LRA appears, saved from time to time and at the end, asked, replaced.
+"""Lifecycle of the LRAs' models: loaded when an LRA appears, saved periodically and at the end, queried, replaced.
 
-What goes wrong with a file is a problem that ``perphctl status`` shows; it never stops the loop. Files are written
-by a thread of their own, because a disk may take its time.
+Problems with files are shown by ``perphctl status`` and never stop the loop. A separate thread writes files,
+because disks may be slow.
 
-An application's version is part of what a model is of. When another one runs, the model of the last is kept on disk;
-the new one begins from it, doubted, or from where it was left if it ran here before. So it is when the application
-itself goes and comes back.
+Each version of an application has a model of its own. When another version runs, the model of the previous
+one is kept on disk. The new version's model starts from it with reduced confidence, or continues its own if
+the version ran here before. The same applies when the application itself disappears and returns.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ log = logging.getLogger("perphd")
 _T = TypeVar("_T")
 
 CLOCK_SLACK_S = 60.0
-"""A file from so far in the future means that the clock went back."""
+"""A file dated further than this in the future means that the clock was set back."""
 NEVER_SAVED = Unavailable("not saved yet")
 VERSION_LOOK_S = 30.0
-"""Time between two looks at an application's version ..."""
+"""Time between two checks of an application's version."""
 LOOKS_PER_TICK = 2
-"""... and of no more LRAs in one tick: a look reads some files of /proc."""
+"""Maximum number of LRAs checked per tick; each check reads some files of /proc."""
 
 
 class Versions(Protocol):
     """See ``host.app_version.AppVersions``."""
 
     def look(self, spec: WorkloadSpec) -> Version:
-        """The version that runs now, or why that cannot be told. Never raises."""
+        """The running version, or the reason why it is unknown. Never raises."""
 
     def forget(self, name: str) -> None:
-        """The workload was taken off the list."""
+        """Forget a removed workload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class _Life:
     saved_samples: int = 0
     version: str = ""
     looked_s: float = -math.inf
-    fresh: bool = False  # nothing was found of it but, maybe, models of its versions
+    fresh: bool = False  # no model was found, except perhaps for its versions
 
 
 class Models:
@@ -81,13 +81,13 @@ class Models:
     Args:
         registry: the models themselves.
         files: where they are kept.
-        records: takes problems.
+        records: receives problems.
         wall_clock: time of day, seconds since 1970.
         host: this host's name; ``cores``: its usable physical cores.
-        rebuilds: rebuilds trees in a worker process; None: they are rebuilt in place, as suits virtual time.
-        rebuild: trees are rebuilt at all.
+        rebuilds: rebuilds trees in a worker process; None: they are rebuilt in place, for virtual time.
+        rebuild: whether trees are rebuilt at all.
         llc_ways: of the last-level cache that can be set here.
-        versions: tells applications' versions; None: all count as one.
+        versions: source of applications' versions; None: all count as one.
     """
 
     def __init__(
@@ -114,11 +114,11 @@ class Models:
         self._writing: Future[Sequence[_Written]] | None = None
 
     def model(self, lra: str) -> LraModel:
-        """The LRA's model, made at first use."""
+        """The LRA's model, created at first use."""
         return self._registry.model(lra)
 
     def follow(self, specs: Iterable[WorkloadSpec], now_s: float) -> None:
-        """Load the models of LRAs that are new here; one that cannot be loaded starts over. Rebuilds go on."""
+        """Load the models of new LRAs and continue rebuilds. A model that cannot be loaded starts from scratch."""
         if self._rebuild:
             if self._rebuilds is not None:
                 self._rebuilds.step(now_s)
@@ -157,14 +157,14 @@ class Models:
                 self._take_up(spec, life, version, now_s)
             life.fresh = False
             life.version = (
-                version  # until now it was not known of what version what was learned is: of this one
+                version  # the version of what was learned so far was unknown; assume this one
             )
 
     def _longest_unseen(
         self, specs: Iterable[WorkloadSpec], now_s: float
     ) -> list[tuple[WorkloadSpec, _Life]]:
-        """Whose version is to be looked at now. Those that waited longest: where ticks are long, the first of the list
-        are due again before the last had a look.
+        """LRAs whose version is due for a check, longest unchecked first, so that long ticks do not starve
+        the last ones.
         """
         due = []
         for spec in specs:
@@ -176,7 +176,7 @@ class Models:
         return heapq.nsmallest(LOOKS_PER_TICK, due, key=lambda one: one[1].looked_s)
 
     def _take_up(self, spec: WorkloadSpec, life: _Life, version: str, now_s: float) -> None:
-        """An LRA that was gone is back: go on with its version's own model, or begin from the last that ran here."""
+        """A returned LRA: continue with its version's own model, or start from the last one that ran here."""
         self._wait(now_s)
         fits = partial(self._misfit, spec)
         found = self._files.load_version(spec.name, version, fits)
@@ -189,40 +189,40 @@ class Models:
             self._put(file, spec.name, now_s, life)
             was = file.provenance.app_version
             if was == version:
-                life.origin = f"taken up again, learned on {file.provenance.host}"
-                said = f"{spec.name} is back with version {version}: its model is taken up again"
+                life.origin = f"resumed, learned on {file.provenance.host}"
+                said = f"{spec.name} is back with version {version}: its model is resumed"
             else:
                 self.model(spec.name).doubt()
-                life.origin = f"began from version {was}"
-                said = f"{spec.name} is back with version {version}: its model begins from that of {was}"
+                life.origin = f"started from version {was}"
+                said = f"{spec.name} is back with version {version}: its model starts from that of {was}"
             self._records.event(Event(now_s, EventKind.WORKLOAD, said, spec.name))
         odd = f"model of {spec.name}: {'; '.join(problems)}" if problems else None
         self._records.problem(f"version:{spec.name}", odd, now_s)
 
     def _change_version(self, spec: WorkloadSpec, life: _Life, version: str, now_s: float) -> None:
-        """Another version runs: keep the model of the last, go on with this one's own if there is one."""
+        """Another version runs: keep the model of the last one, and resume this one's own if there is one."""
         self._wait(now_s)
         old = self._file(spec, now_s)
         earlier = self._files.load_version(spec.name, version, partial(self._misfit, spec))
         if earlier.file is not None:
             self._put(earlier.file, spec.name, now_s, life)
-            said = f"version {version} runs again: its own model is taken up"
-            life.origin = f"taken up again, learned on {earlier.file.provenance.host}"
+            said = f"version {version} runs again: its own model is resumed"
+            life.origin = f"resumed, learned on {earlier.file.provenance.host}"
         else:
             self.model(spec.name).doubt()
-            said = f"version {version} instead of {life.version}: its model begins from that one's"
-            life.origin = f"began from version {life.version}"
+            said = f"version {version} instead of {life.version}: its model starts from that version's"
+            life.origin = f"started from version {life.version}"
         self._writing = self._in_writer(self._keep, old)
-        life.saved_samples = -1  # it is to be written, however much it has learned
+        life.saved_samples = -1  # must be saved, however much it has learned
         self._due_s = now_s
         self._records.event(Event(now_s, EventKind.WORKLOAD, said, spec.name))
         odd = f"model of {spec.name}: {'; '.join(earlier.problems)}" if earlier.problems else None
         self._records.problem(f"version:{spec.name}", odd, now_s)
 
     def _begin(self, spec: WorkloadSpec, life: _Life, fresh: bool, problems: list[str]) -> None:
-        """An LRA that was explored, or says of what class it is, begins from that.
+        """Start the model of an LRA that was profiled, or that names its class, from that prior.
 
-        One whose model was loaded keeps it; if it holds cells alone, stages start over from the same.
+        A loaded model is kept; if it has only cells, its stages start from the same prior.
         """
         model = self._registry.model(spec.name)
         if not fresh and model.learner != "residual":
@@ -236,7 +236,7 @@ class Models:
             life.origin = f"began from {found.source}"
 
     def save_when_due(self, specs: Iterable[WorkloadSpec], now_s: float, every_s: float) -> None:
-        """Begin to write the models that have learned something, if the last time is ``every_s`` ago (0: never)."""
+        """Start to save changed models if the last save is ``every_s`` ago (0: never)."""
         self._collect(now_s)
         if self._due_s is None:
             self._due_s = now_s + every_s
@@ -249,7 +249,7 @@ class Models:
         self._writing = self._in_writer(self._write, files)
 
     def close(self, specs: Iterable[WorkloadSpec], now_s: float, save: bool) -> None:
-        """The end: write what was learned since, unless ``save`` is False."""
+        """Close; save changes first unless ``save`` is False."""
         if self._rebuilds is not None:
             self._rebuilds.close()
         self._wait(now_s)
@@ -259,7 +259,7 @@ class Models:
             self._writer.shutdown()
 
     def summary(self, spec: WorkloadSpec) -> ModelSummary:
-        """One line about the LRA's model."""
+        """A summary of the LRA's model."""
         life = self._life(spec)
         model = self.model(spec.name)
         return ModelSummary(
@@ -279,18 +279,18 @@ class Models:
         """The model as the text of a file.
 
         Raises:
-            ModelFileError: it holds a number that no file may hold.
+            ModelFileError: it contains a number that no file may contain.
         """
         return to_text(self._file(spec, now_s))
 
     def take(self, spec: WorkloadSpec, text: bytes, now_s: float, rename: bool) -> tuple[str, ...]:
-        """Replace the LRA's model by the one in this text; returns what an operator should know about it.
+        """Replace the LRA's model by the one in this text; returns warnings for the operator.
 
         Args:
             spec: the LRA.
             text: of a model file.
             now_s: the time.
-            rename: the file may be of an LRA of another name.
+            rename: accept a file of an LRA with another name.
 
         Raises:
             ModelFileError: the text is refused; nothing has changed.
@@ -300,7 +300,7 @@ class Models:
         source = file.provenance
         if source.lra != spec.name and not rename:
             raise ModelFileError(
-                f"it is of the LRA {source.lra!r}, not of {spec.name!r}; --rename takes it all the same"
+                f"it is of the LRA {source.lra!r}, not of {spec.name!r}; --rename accepts it"
             )
         if reason := _counted_otherwise(file, spec) or _unusable(file):
             raise ModelFileError(reason)
@@ -316,15 +316,15 @@ class Models:
         if odd := self._put(file, spec.name, now_s, life):
             warnings.append(odd)
         life.origin = f"imported, learned on {source.host}"
-        life.saved_samples = -1  # it is to be written, however much it has learned
+        life.saved_samples = -1  # must be saved, however much it has learned
         self._due_s = now_s
         return tuple(warnings)
 
     def reset(self, spec: WorkloadSpec, now_s: float) -> None:
-        """Discard what was learned about an LRA; its files are put aside.
+        """Discard an LRA's model; its files are moved aside.
 
         Raises:
-            KernelError: its files could not be moved; then nothing has changed.
+            KernelError: its files could not be moved; nothing has changed.
         """
         self._wait(now_s)
         self._files.put_aside(spec.name)
@@ -333,9 +333,9 @@ class Models:
         self._records.problem(_key(spec.name), None, now_s)
 
     def forget(self, lra: str, now_s: float) -> None:
-        """The workload was taken off the list: so is its model. Its files are put aside.
+        """Forget the model of a removed workload; its files are moved aside.
 
-        The model of the version that ran is kept with those of the versions before it, for when it is back.
+        The model of the running version is kept with those of earlier versions, in case the workload returns.
         """
         life, file = self._lives.get(lra), None
         if life is not None and life.version and self.model(lra).samples:
@@ -345,7 +345,7 @@ class Models:
             self._writing = self._in_writer(partial(self._keep_gone, tuple(self._lives)), file)
 
     def keep_if_counted_alike(self, old: WorkloadSpec, new: WorkloadSpec, now_s: float) -> None:
-        """An LRA whose work is counted by another kind of SLI from now on is learned again."""
+        """Restart the model of an LRA whose work is now counted by another kind of SLI."""
         if old.kind is Kind.LRA and _sli(old) != _sli(new):
             self._drop(old.name, now_s, with_versions=True)
 
@@ -377,7 +377,7 @@ class Models:
         return _counted_otherwise(file, spec) or _unusable(file)
 
     def _put(self, file: ModelFile, lra: str, now_s: float, life: _Life) -> str:
-        """Make the file's model the LRA's; returns what is odd about the file's time."""
+        """Make the file's model the LRA's. Returns a remark if the file's time is implausible."""
         elapsed_s = self._wall_clock() - file.provenance.saved_at_unix_s
         kind = self._registry
         model = LraModel.from_state(file.state, now_s, elapsed_s, kind.learner, kind.gate_mape)
@@ -386,7 +386,7 @@ class Models:
         if elapsed_s >= -CLOCK_SLACK_S:
             return ""
         return (
-            f"it was saved {-elapsed_s:.0f} s from now: the clock went back, and it counts as saved just now"
+            f"it was saved {-elapsed_s:.0f} s in the future: the clock went back; assuming it was saved now"
         )
 
     def _file(self, spec: WorkloadSpec, now_s: float) -> ModelFile:
@@ -419,23 +419,23 @@ class Models:
                 self._files.save(lra, to_text(file))
             except PerphError as exc:
                 problem = f"model of {lra} could not be saved: {exc}"
-            except Exception as exc:  # whatever it is, the loop and the other models go on
+            except Exception as exc:  # the loop and the other models must continue
                 log.exception("model of %s could not be saved", lra)
                 problem = f"model of {lra} could not be saved: {exc!r}"
             done.append(_Written(file, problem))
         return done
 
     def _keep(self, file: ModelFile) -> Sequence[_Written]:
-        """Runs in the writer's thread: the model of a version that does not run any more."""
+        """Keep the model of a version that no longer runs. Runs in the writer's thread."""
         lra, problem = file.provenance.lra, None
         try:
             self._files.keep_version(lra, file.provenance.app_version, to_text(file))
         except PerphError as exc:
-            problem = f"model of {lra}: that of the version before could not be kept: {exc}"
+            problem = f"model of {lra}: that of the previous version could not be kept: {exc}"
         return (_Written(file, problem),)
 
     def _keep_gone(self, present: tuple[str, ...], file: ModelFile) -> Sequence[_Written]:
-        """Runs in the writer's thread: the model of an LRA that went away; ``present``: those that did not."""
+        """Keep the model of a removed LRA; ``present``: the others. Runs in the writer's thread."""
         for done in self._keep(file):
             if done.problem is not None:
                 log.warning("%s", done.problem)
@@ -482,7 +482,7 @@ def _counted_otherwise(file: ModelFile, spec: WorkloadSpec) -> str:
 
 
 def _unusable(file: ModelFile) -> str:
-    """Why no model can be made of a file all of whose values are in bounds; empty if one can."""
+    """Why no model can be made of a file whose values are all in bounds; empty if one can."""
     try:
         LraModel.from_state(file.state)
     except PerphError as exc:

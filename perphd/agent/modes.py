@@ -1,4 +1,4 @@
-"""Observe or enforce: for all, for single workloads, and for everything that is found for a declaration."""
+"""Observe or enforce: for all workloads, for single ones, and for those found for a declaration."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from perphd.trial.record import End
 
 
 class Modes:
-    """The modes in force. ``general``: of whatever has none of its own."""
+    """The modes in force. ``general``: the mode of workloads without their own."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self.general = state.config.daemon.mode
         self._own: dict[str, Mode] = {}
-        self._halted = False  # by restore: whatever mode a workload has of its own, or is found with
+        self._halted = False  # after a restore: overrides the modes of single workloads
 
     def of(self, spec: WorkloadSpec) -> Mode:
         """The mode in force for a workload.
 
-        Observe while it is paused; else what a running trial wants, unless observe is its own; else what was set at run
-        time; else observe after a restore; else its own, or all's.
+        In this order: observe while it is paused; the running trial's mode, unless its own is observe; the
+        mode set at run time; observe after a restore; its own; the general one.
         """
         if self.pause_of(spec) is not None:
             return Mode.OBSERVE
@@ -34,7 +34,7 @@ class Modes:
         return own if own is not None else self.general
 
     def own(self, spec: WorkloadSpec) -> Mode | None:
-        """The mode that was set or configured for this workload alone; None: it has that of all."""
+        """The mode set or configured for this workload alone; None: it has the general one."""
         own = self._own.get(spec.name)
         if own is None and (found := self._state.found.get(spec.name)) is not None:
             own = self._own.get(found.declaration)
@@ -43,7 +43,7 @@ class Modes:
         return own
 
     def pause_of(self, spec: WorkloadSpec) -> Pause | None:
-        """The pause that holds for a workload."""
+        """The pause that applies to a workload."""
         found = self._state.found.get(spec.name)
         return self._state.parts.pauses.of(spec.name, None if found is None else found.declaration)
 
@@ -64,14 +64,14 @@ class Modes:
         state.tell(EventKind.MODE, f"{who}: {mode}", workload or "", by)
 
     def end_trial(self, why: str, by: Actor | None = None) -> None:
-        """End a running trial, because the rest would be another experiment."""
+        """End a running trial, because its remainder would be another experiment."""
         ended = self._state.parts.trials.end(End.CHANGED, why, "" if by is None else str(by))
         if ended is not None:
             self._state.planned = None
             self._state.tell(EventKind.TRIAL, f"trial {ended.plan.trial} ended ({End.CHANGED}): {why}", by=by)
 
     def names(self, workload: str) -> tuple[str, ...]:
-        """The workloads behind a name: itself, or what was found for a declaration.
+        """The workloads denoted by a name: itself, or those found for a declaration.
 
         Raises:
             ConfigError: there is neither.
@@ -85,22 +85,22 @@ class Modes:
         raise ConfigError("request", "workload", f"no workload is named {workload!r}", known)
 
     def begin(self, mode: Mode) -> None:
-        """This mode for all; what was set for single ones is forgotten."""
+        """Set this mode for all; modes of single workloads are cleared."""
         self.general = mode
         self._own.clear()
         self._halted = False
 
     def halt(self) -> None:
-        """Observe, whatever anybody's own mode says."""
+        """Observe, whatever the workloads' own modes."""
         self.begin(Mode.OBSERVE)
         self._halted = True
 
     def forget(self, name: str) -> None:
-        """The mode that was set for this workload."""
+        """Forget the mode set for this workload."""
         self._own.pop(name, None)
 
     def forget_declaration(self, declaration: str) -> None:
-        """The mode that was set for this declaration and the workloads found for it."""
+        """Forget the modes set for this declaration and the workloads found for it."""
         state = self._state
         others = state.specs.keys() - {
             one for one, known in state.found.items() if known.declaration == declaration

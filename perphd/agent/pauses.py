@@ -1,4 +1,4 @@
-"""Pauses: the operator's brake. They outlive reload, restart and upgrade, and a file can set one."""
+"""Pauses set by the operator. They survive reload, restart and upgrade; a file can set one as well."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perphd.domain.errors import ConfigError
 from perphd.host.state_files import replace_text
 
 FILE: Final = "pauses.json"
-"""In the state directory: the pauses that ``perphctl pause`` has set."""
+"""File in the state directory with the pauses set by ``perphctl pause``."""
 REASON_BYTES: Final = 200
 """Bytes of the pause file that are read as the reason."""
 
@@ -26,9 +26,10 @@ class Pauses:
     Args:
         state_dir: where they are kept; None keeps them in memory only.
         wall_clock: seconds since the epoch.
-        pause_file: everything pauses while this file exists; its first line is the reason. Empty: no such file.
+        pause_file: while this file exists, everything is paused; its first line is the reason. Empty: no such file.
 
-    A file in the state directory that cannot be read pauses everything until ``resume``: it may have held a pause.
+    If the file in the state directory cannot be read, everything is paused until ``resume``: it may have
+    contained a pause.
     """
 
     def __init__(self, state_dir: Path | None, wall_clock: Callable[[], float], pause_file: str = "") -> None:
@@ -46,7 +47,7 @@ class Pauses:
                 del self._set[workload]
                 told.append(f"{workload or 'all workloads'}: the pause has ended")
         if told:
-            with contextlib.suppress(ConfigError):  # the file then still names a pause that has ended
+            with contextlib.suppress(ConfigError):  # otherwise the file still names a pause that has ended
                 self._write()
         found = self._file(now_s)
         if (found is None) != (self._by_file is None):
@@ -56,8 +57,8 @@ class Pauses:
         return tuple(told)
 
     def of(self, workload: str, declaration: str | None = None) -> Pause | None:
-        """The pause that holds for a workload, or for the declaration that found it."""
-        if not self._set and self._by_file is None:  # asked for every workload, several times a tick
+        """The pause that applies to a workload, or to the declaration that found it."""
+        if not self._set and self._by_file is None:  # called for every workload, several times per tick
             return None
         return next((pause for pause in self.all() if pause.covers(workload, declaration)), None)
 
@@ -71,7 +72,7 @@ class Pauses:
         """Pause a workload (empty: all); replaces an earlier pause of the same.
 
         Raises:
-            ConfigError: it cannot be kept; nothing has changed.
+            ConfigError: it cannot be stored; nothing has changed.
         """
         now_s = self._wall_clock()
         pause = Pause(workload, now_s, None if for_s is None else now_s + for_s, reason, by)
@@ -85,10 +86,10 @@ class Pauses:
         return pause
 
     def end(self, workload: str | None) -> tuple[Pause, ...]:
-        """End the pause of a workload ("" the one of all; None: every pause). Returns those that were ended.
+        """End the pause of a workload ("": the general one; None: every pause). Returns the pauses that were ended.
 
         Raises:
-            ConfigError: the end cannot be kept; nothing has changed.
+            ConfigError: the change cannot be stored; nothing has changed.
         """
         before = dict(self._set)
         ended = [pause for name, pause in before.items() if workload is None or name == workload]
@@ -111,7 +112,7 @@ class Pauses:
                 since_s = os.fstat(file.fileno()).st_mtime
         except FileNotFoundError:
             return None
-        except OSError as exc:  # it is there: to pause is the safe reading
+        except OSError as exc:  # the file exists, so pausing is the safe interpretation
             return Pause("", now_s, None, f"it cannot be read: {exc.strerror}", self._pause_file)
         reason = first.decode(errors="replace").strip()
         return Pause("", since_s, None, reason, f"the file {self._pause_file}")
@@ -135,7 +136,7 @@ class Pauses:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open without waiting: the daemon must not hang on a named pipe that nobody writes to."""
+    """Open without blocking: the daemon must not hang on a named pipe without a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

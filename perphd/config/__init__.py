@@ -1,1 +1,1 @@
-"""The configuration: read strictly into frozen values, and the workloads that it declares found on the host."""
+"""The configuration, read strictly into frozen values, and discovery of the workloads that it declares."""

@@ -1,7 +1,7 @@
 """The configuration: /etc/perphd/perphd.toml and its drop-ins, read strictly into frozen values.
 
 Order: the main file, then ``conf.d/*.toml`` beside it by name, then the workloads that were added at run time
-(``STATE_DIR/workloads.toml``). In tables a later file's keys win; workloads add up.
+(``STATE_DIR/workloads.toml``). In tables, a later file's keys win; workloads accumulate.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class DaemonConfig:
 
     mode: Mode = setting(
         Mode.OBSERVE,
-        "observe: decide, write nothing and say what would be done; enforce: write; a workload may differ",
+        "observe: decide and report, but write nothing; enforce: write; each workload may override it",
     )
-    period_s: float = setting(1.0, "time between two samples of everything", low=0.1, high=60.0, unit="s")
+    period_s: float = setting(1.0, "time between two samples", low=0.1, high=60.0, unit="s")
     attentive_period_s: float = setting(
         0.25,
-        "the same while something is in flux (batch has come, a change is being judged, an LRA gets worse), if that is "
-        "shorter; not while an LRA's indicators are pushed, or come of a file, a command or few requests",
+        "the same after an event (batch has started, a change is being judged, an LRA degrades), if that is "
+        "shorter; not while an LRA's indicators are pushed, or come from a file, a command or few requests",
         low=0.1,
         high=60.0,
         unit="s",
@@ -77,7 +77,7 @@ class DaemonConfig:
     )
     attentive_for_s: float = setting(
         4.0,
-        "so long after the last such event samples are taken so often",
+        "how long attentive_period_s applies after the last such event",
         low=0.0,
         high=60.0,
         unit="s",
@@ -87,29 +87,30 @@ class DaemonConfig:
         "/var/lib/perphd", "journal of original values, models, workloads added at run time", kind="path"
     )
     socket: str = setting("/run/perphd/perphd.sock", "Unix socket of the control API", kind="socket")
-    read_group: str = setting("perphd", "members may ask (status, explain, query ...)", kind="group")
+    read_group: str = setting("perphd", "members may read (status, explain, query ...)", kind="group")
     admin_group: str = setting(
         "perphd-admin", "members may also change (mode, workloads, restore ...)", kind="group"
     )
     policy: Literal["perph", "none", "static"] = setting(
-        "perph", "who decides: perph; or for comparison nobody (none) or a static partition of the cores"
+        "perph", "the policy: perph; or for comparison none, or static (a fixed partition of the cores)"
     )
     on_stop: Literal["restore", "keep"] = setting(
-        "restore", "at stop: give every kernel file its original value back, or leave what is in force"
+        "restore", "at stop: restore every kernel file's original value, or keep the values in force"
     )
     on_restart: Literal["restore", "keep"] = setting(
         "keep",
-        "the same when systemd stops the daemon in order to start it again (systemctl restart; an upgrade of the "
-        "Debian package gives everything back)",
+        "the same when systemd stops the daemon in order to start it again (systemctl restart; an upgrade of "
+        "the Debian package restores everything)",
     )
     pause_file: str = setting(
         "/etc/perphd/pause",
-        "while this file exists, perphd changes nothing and everything is restored; its first line is the reason",
+        "while this file exists, perphd changes nothing and everything is restored; its first line is the "
+        "reason",
         kind="path",
     )
     model_save_s: float = setting(
         300.0,
-        "what was learned about LRAs is written to state_dir so often, and at stop; 0: never",
+        "interval at which models of LRAs are written to state_dir, also at stop; 0: never",
         low=0.0,
         high=86400.0,
         unit="s",
@@ -124,9 +125,9 @@ class StoreConfig:
 
     enabled: bool = setting(True, "keep samples, decisions and outcomes on disk")
     path: str = setting("", "the database; empty: perphd.db in state_dir", kind="optional-path")
-    retention_h: float = setting(168.0, "older rows are deleted", low=0.1, high=87600.0, unit="h")
+    retention_h: float = setting(168.0, "age from which rows are deleted", low=0.1, high=87600.0, unit="h")
     max_size_bytes: int = setting(
-        parse_size_bytes("512M"), "the oldest rows are deleted beyond this size", kind="size", key="max_size"
+        parse_size_bytes("512M"), "size above which the oldest rows are deleted", kind="size", key="max_size"
     )
 
 
@@ -135,12 +136,13 @@ class HostConfig:
     """Table ``[host]``: the host that is controlled."""
 
     kind: Literal["auto", "simulated"] = setting(
-        "auto", "auto: this machine, with what it has. simulated: the embedded simulated host, no root needed"
+        "auto", "auto: this machine. simulated: the embedded simulated host, which needs no root"
     )
     root: str = setting(
         "",
-        "directory whose proc and sys are taken for the host's, such as one of perphd sim mount; empty: this "
-        "machine's own. perf events, taskstats and D-Bus are then not used: they would tell of another machine",
+        "directory that contains the host's proc and sys, such as one of perphd sim mount; empty: this "
+        "machine's own. perf events, taskstats and D-Bus are then not used, because they would report "
+        "another machine",
         kind="optional-path",
         expert=True,
     )
@@ -152,11 +154,12 @@ class IsolationConfig:
 
     units: Literal["systemd", "leave"] = setting(
         "systemd",
-        "workloads that are units of systemd, on cgroup v2: set through its run-time properties, or left alone",
+        "workloads that are systemd units, on cgroup v2: set through their run-time properties, or left "
+        "unchanged",
     )
     changes_per_s: float = setting(
         1.0,
-        "a knob that swings may change so often after a burst of 20 changes",
+        "maximum rate of changes of one knob, after a burst of 20 changes",
         low=0.01,
         high=100.0,
         unit="/s",
@@ -164,8 +167,8 @@ class IsolationConfig:
     )
     adopt_s: float = setting(
         0.0,
-        "what was kept over a restart stays so long where the policy has not decided anew; 0: it is given back at the "
-        "first tick, so that what is learned from then on is not taken for what an untouched host does",
+        "how long settings kept over a restart stay in force while the policy has not decided; 0: they are "
+        "restored at the first tick, so that learning does not take them for an unchanged host",
         low=0.0,
         high=3600.0,
         unit="s",
@@ -173,7 +176,8 @@ class IsolationConfig:
     )
     deadline_s: float = setting(
         2.0,
-        "the writes of one change may take so long together before they are undone, and made again fewer at a time",
+        "time limit of all writes of one change, after which they are rolled back and repeated in smaller "
+        "groups",
         low=0.1,
         high=60.0,
         unit="s",
@@ -187,8 +191,8 @@ class ResctrlConfig:
 
     monitor_in_observe: bool = setting(
         False,
-        "measure cache occupancy and memory bandwidth also of workloads that are only observed: their threads are "
-        "moved into monitor groups of perphd's, which changes nothing about what they may use",
+        "measure cache occupancy and memory bandwidth of observed workloads as well: their threads are moved "
+        "into perphd's monitor groups, which does not change their resources",
     )
 
 
@@ -210,16 +214,16 @@ TABLES: Mapping[str, type] = {
     "contention": ContentionConfig,
     "opt_in": OptInConfig,
 }
-"""The tables that may stand once in a file; ``[[lra]]``, ``[[batch]]`` and ``[[notify]]`` may be repeated."""
+"""Tables that may occur once per file; ``[[lra]]``, ``[[batch]]`` and ``[[notify]]`` may be repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything the operator decided.
+    """The operator's configuration.
 
-    ``workloads``: those with a control group; ``matches``: those whose control groups are to be found.
-    ``sources``: the files it came from, in order. ``warnings``: sentences about things that are accepted but
-    odd. ``runtime``: names of the workloads that were added at run time.
+    ``workloads``: those with a control group; ``matches``: those whose control groups must be found.
+    ``sources``: the files, in order. ``warnings``: sentences about accepted but questionable settings.
+    ``runtime``: names of the workloads that were added at run time.
     """
 
     daemon: DaemonConfig = field(default_factory=DaemonConfig)
@@ -247,12 +251,12 @@ class Config:
 
     @property
     def store_path(self) -> str:
-        """Where the time-series store is kept."""
+        """Path of the time-series store."""
         return self.store.path or f"{self.daemon.state_dir}/perphd.db"
 
     @property
     def count(self) -> int:
-        """How many workloads are declared."""
+        """Number of declared workloads."""
         return len(self.workloads) + len(self.matches)
 
     def of_kind(self, kind: Kind) -> tuple[WorkloadSpec, ...]:
@@ -261,28 +265,29 @@ class Config:
 
 
 def nothing_to_do(config: Config) -> str:
-    """Why perphd would never change anything with this configuration, in a sentence; empty if it might."""
+    """Why perphd could never change anything with this configuration, in a sentence; empty if it could."""
     kinds = {spec.kind for spec in (*config.workloads, *config.matches)}
     kinds |= {*config.opt_in.unit_kinds, *config.opt_in.container_kinds}
     if not kinds:
-        return "no workload is declared: perphd looks at the host alone (perphctl init proposes workloads)"
+        return "no workload is declared: perphd only observes the host (perphctl init proposes workloads)"
     if Kind.BATCH not in kinds:
-        return "no batch is declared: nothing can give way, so nothing will ever be done for the LRAs"
+        return "no batch is declared: perphd has nothing to restrict for the LRAs"
     if Kind.LRA not in kinds:
         return "no LRA is declared: there is nothing to protect from batch"
     return ""
 
 
 RELOADED_TABLES: Final = ("resctrl", "opt_in")
-"""Tables that a reload takes over as a whole."""
+"""Tables that a reload applies as a whole."""
 RELOADED: Final = ("mode", "on_stop", "on_restart")
-"""Keys of ``[daemon]`` that a running daemon takes over from a file that is read again."""
+"""Keys of ``[daemon]`` that a reload applies."""
 
 
 def reloaded(running: Config, read: Config) -> tuple[Config, tuple[str, ...]]:
-    """What is in force after a reload, and the keys that differ and take a restart, as ``table.key``.
+    """The configuration in force after a reload, and the changed keys that need a restart, as ``table.key``.
 
-    Workloads and their own settings are taken over, and what ``RELOADED`` names.
+    A reload applies workloads with their own settings, and the tables and keys of ``RELOADED_TABLES`` and
+    ``RELOADED``.
     """
     waiting: list[str] = []
     for table in TABLES:
@@ -311,11 +316,11 @@ def parse(text: str, source: str) -> Config:
 def load(path: str | Path = DEFAULT_PATH, *, runtime: bool = True) -> Config:
     """Read the configuration file, its drop-ins and (``runtime``) the workloads added at run time.
 
-    A workload added at run time gives way to a declared one that has its name or cgroup (with a warning): the
-    files are what the operator sees.
+    A declared workload takes precedence, with a warning, over one added at run time with the same name or
+    cgroup: the files are what the operator sees.
 
     Raises:
-        ConfigError: a file cannot be read, may be changed by everybody, or holds something that is refused.
+        ConfigError: a file cannot be read, is world-writable, or contains something that is refused.
     """
     main = Path(path)
     parts = [_parse_part(_read(main), str(main))]
@@ -325,7 +330,7 @@ def load(path: str | Path = DEFAULT_PATH, *, runtime: bool = True) -> Config:
 
 
 def refusals(path: str | Path) -> tuple[ConfigError, ...]:
-    """Everything that ``load`` would refuse, as far as single mistakes can be told apart; empty: nothing."""
+    """Everything that ``load`` would refuse, as far as mistakes can be separated; empty: nothing."""
     main = Path(path)
     try:
         files = [main, *drop_ins(main)]
@@ -366,10 +371,10 @@ def drop_ins(main: Path) -> list[Path]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What one file says, unchecked.
+    """The content of one file, unchecked.
 
     Raises:
-        ConfigError: it cannot be read, may be changed by everybody, or is not TOML.
+        ConfigError: it cannot be read, is world-writable, or is not TOML.
     """
     return _toml(_read(path), str(path))
 
@@ -398,10 +403,10 @@ def _part(raw: dict[str, Any], source: str) -> _Part:
 
 
 def _unknown_table(source: str, name: str, known: list[str]) -> ConfigError:
-    # A key above the first [table] header is the usual slip: say where it belongs.
+    # A key above the first [table] header is a common mistake: name the table to which it belongs.
     homes = [table for table, cls in TABLES.items() if any(key.name == name for key in keys_of(cls))]
     if homes:
-        problem = f"belongs into a table: write it below [{homes[0]}]"
+        problem = f"belongs in a table: write it below [{homes[0]}]"
         return ConfigError(source, name, problem, ", ".join(known))
     return unknown_key(source, name, name, known)
 
@@ -411,7 +416,7 @@ def _toml(text: str, source: str) -> dict[str, Any]:
         raise ConfigError(source, "", "is too large", f"at most {MAX_FILE_BYTES} bytes")
     try:
         return tomllib.loads(text)
-    except ValueError as exc:  # TOMLDecodeError, and what int() says about very long digits
+    except ValueError as exc:  # TOMLDecodeError, and the error of int() for very long numbers
         raise ConfigError(source, "", f"is not TOML: {exc}") from exc
     except RecursionError as exc:
         raise ConfigError(source, "", "is nested too deeply") from exc
@@ -427,8 +432,8 @@ def _read(path: Path) -> str:
     except ValueError as exc:  # a NUL in the name
         raise ConfigError(show(str(path)), "", f"cannot be read: {exc}") from exc
     if status.st_mode & stat.S_IWOTH and stat.S_ISREG(status.st_mode):
-        # It names commands that run with the daemon's rights.
-        raise ConfigError(str(path), "", "may be changed by everybody; take that right away (chmod o-w)")
+        # The file can name commands that run with the daemon's rights.
+        raise ConfigError(str(path), "", "is world-writable; remove that permission (chmod o-w)")
     try:
         return data.decode()
     except UnicodeDecodeError as exc:
@@ -474,7 +479,8 @@ def _with_runtime(config: Config) -> Config:
     added = read_runtime(config.daemon.state_dir)
     if not added:
         return config
-    # The declared files were checked; give them precedence by checking each addition against all before it.
+    # The declared files have been checked. They take precedence: each addition is checked against all before
+    # it.
     kept = [Declared(spec, "the configuration", spec.name) for spec in (*config.workloads, *config.matches)]
     warnings, names = list(config.warnings), []
     for item in added:

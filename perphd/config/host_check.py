@@ -1,4 +1,4 @@
-"""The configuration against the host it is for: perphd's own cgroup is refused, a missing one is waited for."""
+"""Checks the configuration against its host: perphd's own cgroup is refused, a missing one is only reported."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from perphd.host.fs import KernelFs
 if TYPE_CHECKING:
     from perphd.config.file import Config
 
-_CATALOGUE = 5000  # groups looked at for suggestions
+_CATALOGUE = 5000  # groups searched for suggestions
 
 
 def remarks(config: Config) -> list[str]:
-    """What there is to say of a configuration that was read, beside the host it is for.
+    """Remarks on a valid configuration, given the host it is for.
 
-    A simulated host begins with what the configuration names, so nothing of this machine is looked at.
+    A simulated host starts from the configuration, so this machine is not examined.
     """
     from perphd.config.file import nothing_to_do
     from perphd.host.cgroup.hierarchy import discover
@@ -39,7 +39,7 @@ def remarks(config: Config) -> list[str]:
 
 
 def check_everything(config: Config, fs: KernelFs, hierarchies: Hierarchies) -> list[str]:
-    """As ``check_against_host``, and what units declare that do not run, or need not be listened to."""
+    """As ``check_against_host``, with the declarations of units that do not run or that perphd does not read."""
     from perphd.config.opt_in import OptIn
     from perphd.host.lookup import Lookup
 
@@ -65,17 +65,17 @@ def check_against_host(config: Config, fs: KernelFs, hierarchies: Hierarchies) -
 def check_workloads_on_host(
     workloads: Sequence[WorkloadSpec], fs: KernelFs, hierarchies: Hierarchies, source: str
 ) -> list[str]:
-    """Check what only the host can tell; returns a sentence for every workload that has to be waited for.
+    """Check the workloads against the host. Returns a sentence for every missing control group.
 
     Raises:
-        ConfigError: perphd itself runs in a workload's cgroup or somewhere below it, in any hierarchy. It would
-            then demote itself, and its measurements would be about itself.
+        ConfigError: perphd itself runs in or below a workload's cgroup, in any hierarchy. It would then
+            demote itself, and its measurements would be about itself.
     """
     own = own_cgroups(fs)
     warnings = []
     for spec in workloads:
         if not spec.cgroup:
-            continue  # to be found: looked at when it is
+            continue  # found at run time, and checked then
         for hierarchy, path in own:
             if path == spec.cgroup or is_inside(path, spec.cgroup):
                 raise ConfigError(
@@ -90,12 +90,12 @@ def check_workloads_on_host(
 
 
 def _files_missing(config: Config) -> list[str]:
-    """Files of this machine without which notices or metrics reach nobody."""
+    """Files of this machine without which notices or metrics are lost."""
     found = []
     for receiver in config.notify:
         program = receiver.argv[0] if receiver.command else ""
         if program and not _may_be(program, stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH):
-            found.append(f"notify {receiver.name!r}: {program} is no program; its notices are lost")
+            found.append(f"notify {receiver.name!r}: {program} is not a program; its notices are lost")
         token = receiver.bearer_token_file
         if token and not _may_be(token):
             found.append(f"notify {receiver.name!r}: {token} does not exist; its notices are lost")
@@ -108,7 +108,7 @@ def _files_missing(config: Config) -> list[str]:
 
 
 def _may_be(path: str, modes: int = ~0) -> bool:
-    """Whether a file is there with one of the modes, as far as this user may know."""
+    """Whether a file exists with one of the modes, as far as this user can tell."""
     try:
         return bool(os.stat(path).st_mode & modes)
     except (FileNotFoundError, NotADirectoryError):
@@ -118,7 +118,7 @@ def _may_be(path: str, modes: int = ~0) -> bool:
 
 
 def _missing(spec: WorkloadSpec, fs: KernelFs, hierarchies: Hierarchies) -> str:
-    # It walks whole trees: only when something is missing.
+    # The search walks whole trees, so it runs only if a group is missing.
     from perphd.host.catalogue import list_cgroups, suggest
 
     close = suggest(spec.cgroup, list_cgroups(fs, hierarchies, _CATALOGUE))

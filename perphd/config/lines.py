@@ -1,4 +1,4 @@
-"""The line of a configuration file on which a refused key stands, for people who correct it."""
+"""Finds the line of a configuration file that a refusal is about."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _QUOTES: Final = re.compile(r'"""|' + "'''")
 
 
 def with_line(error: ConfigError) -> ConfigError:
-    """The same error with ``FILE:LINE`` as its source, where the file and the key can be found."""
+    """The same error with ``FILE:LINE`` as its source, if the file and the key can be found."""
     try:
         text = Path(error.source).read_text()
     except (OSError, ValueError):
@@ -26,7 +26,9 @@ def with_line(error: ConfigError) -> ConfigError:
 
 
 def line_of(text: str, key: str) -> int | None:
-    """The line, from 1, on which ``key`` (``lra[0].sli.source``) stands, or the table that lacks it; None: neither."""
+    """The line (from 1) of ``key`` (``lra[0].sli.source``), or of the table that lacks it; None if neither is
+    found.
+    """
     found: dict[str, int] = {}
     counts: dict[str, int] = {}
     table, inside = "", False

@@ -1,7 +1,7 @@
-"""Every mistake of a configuration file, not the first alone.
+"""Collects every mistake of a configuration file, not only the first.
 
-A reader stops at the first mistake. Here what was refused is taken out and the rest read again, until nothing is
-refused any more. What follows from a mistake that was named already is not named again.
+A reader stops at the first mistake. This module removes the refused part and reads the rest again, until
+nothing is refused. Consequences of a mistake that was already reported are not reported again.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, Final
 from perphd.domain.errors import ConfigError
 
 MOST: Final = 20
-"""Mistakes that are named; whoever has more has taken the wrong file."""
+"""Maximum number of reported mistakes; a file with more is probably the wrong one."""
 _STEP: Final = re.compile(r"\[(\d+)\]")
 
 
 def mistakes(raw: dict[str, Any], read: Callable[[dict[str, Any]], object]) -> tuple[ConfigError, ...]:
-    """What ``read`` refuses of ``raw``, in the order in which it is found.
+    """Everything in ``raw`` that ``read`` refuses, in the order in which it is found.
 
     Args:
-        raw: what the file says; changed.
+        raw: content of the file; modified.
         read: raises ConfigError with the path of a key.
     """
     found: dict[str, ConfigError] = {}
@@ -40,7 +40,7 @@ def mistakes(raw: dict[str, Any], read: Callable[[dict[str, Any]], object]) -> t
 
 
 def _take_out(raw: dict[str, Any], key: str, *, whole: bool) -> bool:
-    """Take out what a key names; where it is not there, or ``whole``, what it would be in. False: nothing is left."""
+    """Remove a key; if it is absent, or with ``whole``, remove its container. False: nothing is left to remove."""
     steps: list[str | int] = []
     for word in key.split("."):
         name, *_ = _STEP.split(word)
@@ -52,7 +52,7 @@ def _take_out(raw: dict[str, Any], key: str, *, whole: bool) -> bool:
             step in place if isinstance(place, dict) else isinstance(place, list) and _within(step, place)
         )
         if not is_there:
-            whole = False  # what it would be in goes
+            whole = False  # remove its container instead
             break
         path.append((place, step))
         place = place[step]
@@ -62,7 +62,7 @@ def _take_out(raw: dict[str, Any], key: str, *, whole: bool) -> bool:
         return False
     holder, step = path[-1]
     if isinstance(holder, list) and isinstance(step, int):
-        # Those behind it keep their numbers: one that nobody refuses takes its place.
+        # Later elements keep their numbers: a valid placeholder takes its place.
         name = f"taken-out-{path[-2][1]}-{step}"
         stand_in = {"name": name, "cgroup": f"/{name}"}
         if path[-2][1] == "notify":
@@ -74,10 +74,10 @@ def _take_out(raw: dict[str, Any], key: str, *, whole: bool) -> bool:
         del holder[step]
         if (
             step == "match" and "cgroup" not in holder
-        ):  # a workload without either would be a mistake of its own
+        ):  # a workload without either would be another mistake
             holder["cgroup"] = f"/taken-out-{key}"
     for place, step in path:
-        if step == "sli":  # a latency is not judged without the source that measures it
+        if step == "sli":  # a latency objective is not checked without its source
             place.pop("max_latency_ms", None)
     return True
 

@@ -1,7 +1,7 @@
-"""Writes docs/config.md and the manual page perphd.conf(5) from the schema itself.
+"""Writes docs/config.md and the manual page perphd.conf(5) from the schema.
 
-Run ``python -m perphd.config.reference`` after a change of the schema. A test compares the files with what
-this module writes, so that neither can drift from what is accepted.
+Run ``python -m perphd.config.reference`` after a change of the schema. A test compares the files with the
+output of this module, so that the reference cannot drift from the parser.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ ABOUT = {
     "daemon": "How the daemon runs.",
     "isolation": "How settings are written.",
     "store": "The local time-series store behind perphctl query and perphctl export.",
-    "policy": "What the policy may do, and how sure it must be. Its thresholds and delays are below Tuning.",
-    "host": "The host that is controlled.",
-    "wake": "Looking at once, between two samples, when something is wrong.",
-    "network": "What batch may send. Off unless devices are named; see knobs.md for what is done to them.",
+    "policy": "What the policy may do, and with which confidence. Its thresholds and delays are below Tuning.",
+    "host": "The controlled host.",
+    "wake": "Early ticks between two samples.",
+    "network": "Limits of what batch may send. Off unless devices are named; knobs.md describes the changes to them.",
     "resctrl": "Cache and memory bandwidth through resctrl (Intel RDT, AMD QoS).",
     "sizing": "Sizes by forecast: the resource shaper. See sizing.md.",
-    "model": "How what perphd believes about LRAs is learned; see predictor.md.",
+    "model": "How models of LRAs are learned; see predictor.md.",
     "metrics": "Metrics for Prometheus over TCP or through a file; docs/metrics.md lists the series.",
     "window": "When riskier changes are allowed.",
     "notify": "One receiver of notices: a webhook or a command. May be repeated.",
-    "forecast": "Forecasts of use; see how-to/size-a-workload.md. Nothing acts on them.",
+    "forecast": "Forecasts of use; see how-to/size-a-workload.md. Only the resource shaper acts on them.",
     "queue": "The batch queue; see how-to/nightly-batch.md.",
     "contention": "Backing batch off from contended disks, links and memory; see bands-and-batch.md.",
     "opt_in": "Workloads that declare themselves: units by lines KEY=VALUE in a section [X-Perphd] of their file or a "
     "drop-in, containers and pods by labels or annotations perphd.io/KEY. Keys are those of [[lra]] and [[batch]], "
     "with kind (lra or batch) and sli.OPTION; how-to/opt-in.md lists who may say what. What the configuration "
     "declares counts. A reload takes this table over.",
-    "lra": "One long-running application that is kept at its performance. May be repeated.",
+    "lra": "One long-running application whose performance perphd protects. May be repeated.",
     "batch": "Work that gives way. May be repeated.",
 }
 SLI_ABOUT = (
@@ -63,11 +63,11 @@ TUNING = (
 )
 RULES = (
     f"The main file is {DEFAULT_PATH}; the files conf.d/*.toml beside it follow in the order of their names. "
-    "In tables the key of a later file wins; workloads add up.",
+    "In tables, the key of a later file wins; workloads accumulate.",
     "Nothing is ignored: an unknown key, a wrong type, a value out of range, two workloads with one name, and two "
     "workloads of which one has or contains the other's cgroup are refused, with the file, the key and what is "
     "allowed. So is a cgroup that perphd itself runs in. A cgroup that does not exist yet is waited for.",
-    "A file that everybody may change is refused: it can name commands that run as root.",
+    "A world-writable file is refused, because it can name commands that run as root.",
     "What makes perphd run or read something with its own rights (sli sources command and file, password_file, "
     "version_from with a file) stands in a file of the configuration, or is added by root: the control API refuses it "
     "from others, members of the admin group too.",
@@ -136,7 +136,7 @@ _REPEATED = (NOTIFY, *Kind)
 
 
 def default_text(key: Key) -> str:
-    """The default as it would stand in a file."""
+    """The default in the form of a configuration file."""
     if key.required:
         return "required"
     match key.default:
@@ -227,7 +227,7 @@ def man() -> str:
 
 
 def write(docs: Path) -> None:
-    """Write both below this folder."""
+    """Write both files to this folder."""
     (docs / "man").mkdir(parents=True, exist_ok=True)
     (docs / "config.md").write_text(markdown(), encoding="utf-8")
     (docs / "man" / "perphd.conf.5").write_text(man(), encoding="utf-8")

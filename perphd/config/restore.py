@@ -1,4 +1,4 @@
-"""Where a restore has to look, whatever has become of the configuration."""
+"""Where to look for values to restore, whatever the state of the configuration."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from perphd.isolation.instances import InstanceRegister
 
 @dataclass(frozen=True, slots=True)
 class RestorePlace:
-    """Where to give back: ``state_dirs`` with journals of originals, and the ``root`` of the host's files.
+    """Where to restore: ``state_dirs`` with journals of originals, and the ``root`` of the host's files.
 
-    ``is_guessed``: the configuration does not say, and no perphd has left word.
+    ``is_guessed``: the configuration does not say, and no running or earlier perphd has registered its
+    directory.
     """
 
     state_dirs: tuple[str, ...]
@@ -29,11 +30,11 @@ class RestorePlace:
 def for_restore(
     path: str | Path, warn: Callable[[str], None], register: InstanceRegister | None = None
 ) -> RestorePlace:
-    """Where to give back, whatever the configuration's state.
+    """Find the places to restore from, whatever the configuration's state.
 
-    A configuration that cannot be used is told to ``warn`` and must not keep values from being given back: the places
-    are taken from what of it can be read, and from the word that perphds with this file have left on this host. Only
-    when there is neither they are taken to be where they are by default.
+    An unusable configuration is reported to ``warn`` and must not prevent a restore. The places then come
+    from its readable parts and from the register that instances with this file keep on this host; the
+    defaults are used only if there is neither.
     """
     known = (InstanceRegister() if register is None else register).of_config(str(path))
     try:
@@ -45,7 +46,7 @@ def for_restore(
         except ConfigError:
             state_dirs = known or (DaemonConfig().state_dir,)
             where = f"the state directory {', '.join(state_dirs)}"
-            guess = "" if known else "; it is a guess, --state-dir says where to look"
+            guess = "" if known else "; this is a guess, use --state-dir to set it"
             warn(f"{exc}; using {where}{guess}")
             return RestorePlace(state_dirs, HostConfig().root, not known)
         warn(f"{exc}; using the state directory {named}, which it names or leaves to the default")
@@ -54,7 +55,7 @@ def for_restore(
 
 
 def _places_of(main: Path) -> tuple[str, str]:
-    """The state directory and ``host.root`` of files that are TOML, whatever else is wrong with them."""
+    """The state directory and ``host.root`` of files that are valid TOML, whatever other mistakes they contain."""
     daemon, host = DaemonConfig(), HostConfig()
     for path in (main, *drop_ins(main)):
         raw = read_toml(path)

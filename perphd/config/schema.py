@@ -1,9 +1,9 @@
-"""Strict reading of TOML tables onto frozen dataclasses: a refusal names file, key, value and what is allowed.
+"""Strict reading of TOML tables into frozen dataclasses. A refusal names file, key, value and the allowed values.
 
-The fields of a dataclass are the keys of its table; a field without default is a required key. Its metadata
-says the rest: ``min`` and ``max`` (inclusive), ``unit``, ``doc``, ``key`` (its name in the file, if not the
-field's), ``kind`` (what a text must be) and ``expert`` (hardly anybody needs it). The same metadata makes
-docs/config.md and perphd.conf(5), so that neither can drift.
+The fields of a dataclass are the keys of its table; a field without default is a required key. Metadata holds
+the rest: ``min`` and ``max`` (inclusive), ``unit``, ``doc``, ``key`` (the name in the file, if not the
+field's), ``kind`` (the format of a text) and ``expert`` (rarely needed). docs/config.md and perphd.conf(5)
+are generated from the same metadata.
 """
 
 from __future__ import annotations
@@ -148,11 +148,11 @@ def keys_of(table: type) -> tuple[Key, ...]:
 def read_values(
     table: type, raw: object, source: str, prefix: str, *, extra: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Check the keys that ``raw`` has and return them by field name; absent keys stay absent.
+    """Check the keys in ``raw`` and return their values by field name; absent keys stay absent.
 
     Args:
         table: the dataclass whose fields are the keys.
-        raw: what stands in the file.
+        raw: content of the file.
         source: the file's name, for refusals.
         prefix: the table's name, e.g. ``daemon`` or ``lra[0]``.
         extra: further keys that the caller reads itself.
@@ -180,7 +180,7 @@ def read_value(key: Key, value: object, source: str, where: str) -> Any:
     """Check one value against its key.
 
     Raises:
-        ConfigError: wrong type, out of bounds, or text that is not what it must be.
+        ConfigError: wrong type, out of bounds, or text of the wrong format.
     """
     hint = _plain(key.hint)
     if key.kind or hint is str:
@@ -198,14 +198,14 @@ def read_value(key: Key, value: object, source: str, where: str) -> Any:
 
 
 def file_value(key: Key, value: Any) -> Any:
-    """The value as it would stand in a file: sizes and choices are text there."""
+    """The value in the form of a configuration file, where sizes and choices are text."""
     if key.kind in ("size", "rate"):
         return size_text(value)
     return str(value.value) if isinstance(value, enum.Enum) else value
 
 
 def size_text(count: int) -> str:
-    """``512M``-like text that reads back as exactly this number of bytes."""
+    """A size such as ``512M`` that reads back as exactly this number of bytes."""
     for suffix, factor in (("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
         if count and count % factor == 0:
             return f"{count // factor}{suffix}"
@@ -219,7 +219,7 @@ def unknown_key(source: str, where: str, name: str, known: Iterable[str]) -> Con
 
 
 def show(value: object) -> str:
-    """A value as a refusal shows it: on one line, cut to a readable length."""
+    """A value for a refusal: on one line, truncated."""
     if isinstance(value, bool):
         return "true" if value else "false"
     try:
@@ -283,7 +283,7 @@ def _cgroup(text: str) -> str:
     if path.startswith("/sys/fs/cgroup/"):
         raise ValueError("begins with a mount point: leave out /sys/fs/cgroup, and a controller's name")
     if _UNIT.fullmatch(path):
-        raise ValueError(f'is a unit and no path: write match = "unit:{path}" instead of cgroup')
+        raise ValueError(f'is a unit, not a path: write match = "unit:{path}" instead of cgroup')
     return check_cgroup_path(path)
 
 
@@ -291,7 +291,7 @@ def _match(text: str) -> str:
     kind, _, name = text.partition(":")
     if kind in ("service", "systemd") and name:
         unit = name if "." in name else f"{name}.service"
-        raise ValueError(f'is no way to find control groups; did you mean "unit:{unit}"?')
+        raise ValueError(f'is not a valid match; did you mean "unit:{unit}"?')
     return str(parse_match(text))
 
 
@@ -323,7 +323,7 @@ def _command(text: str) -> str:
     try:
         words = shlex.split(_printable(text))
     except ValueError as exc:
-        raise ValueError(f"cannot be taken apart: {exc}") from exc
+        raise ValueError(f"cannot be parsed: {exc}") from exc
     if text and not (words and words[0].startswith("/")):
         raise ValueError("does not begin with an absolute path")
     return text
@@ -333,7 +333,7 @@ def _incidents(text: str) -> str:
     names = [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in tuple(IncidentKind)]
     if unknown:
-        raise ValueError(f"names {unknown[0]!r}, which is nothing that can be told of")
+        raise ValueError(f"names {unknown[0]!r}, which is not a kind of notice")
     return ",".join(dict.fromkeys(names))
 
 
@@ -396,14 +396,14 @@ _KINDS: Mapping[str, _Text] = {
 
 
 def _suggestion(value: object, known: Iterable[str]) -> str:
-    import difflib  # for mistakes alone
+    import difflib  # only needed after a mistake
 
     close = difflib.get_close_matches(value[:100], list(known), n=1) if isinstance(value, str) else []
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _plain(hint: Any) -> Any:
-    """``X`` of ``X | None``; anything else as it is."""
+    """``X`` of ``X | None``; any other hint unchanged."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         inner = [part for part in typing.get_args(hint) if part is not type(None)]
         return inner[0]

@@ -1,4 +1,4 @@
-"""Tables of the configuration file that need no more than their keys."""
+"""Tables of the configuration file whose keys need no further checks."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ class NotifyConfig:
 
     name: str = setting(doc="its name in the log", kind="name")
     url: str = setting(
-        "", "webhook that gets each notice as JSON by POST; http:// or https://", kind="optional-url"
+        "", "webhook that receives each notice as JSON by POST; http:// or https://", kind="optional-url"
     )
     command: str = setting(
         "",
-        "command that gets each notice as JSON on standard input; run without a shell, with the daemon's rights",
+        "command that receives each notice as JSON on standard input; run without a shell, with the daemon's "
+        "rights",
         kind="optional-command",
     )
     on: str = setting(
         ",".join(IncidentKind),
-        "what is told, between commas; the end of a condition is told if its beginning was",
+        "kinds of notices, separated by commas; the end of a condition is reported if its beginning was",
         kind="incidents",
     )
     bearer_token_file: str = setting(
         "", "file whose first line is sent to the webhook as bearer token", kind="optional-path"
     )
     after_s: float = setting(
-        60.0, "how long a condition must last before perphd tells it", low=0.0, high=86400.0, unit="s"
+        60.0, "how long a condition must last before perphd reports it", low=0.0, high=86400.0, unit="s"
     )
     pause_s: float = setting(
         900.0, "least time between two notices about the same condition", low=1.0, high=604800.0, unit="s"
     )
-    most_per_h: int = setting(20, "notices within an hour, of all conditions together", low=1, high=3600)
+    most_per_h: int = setting(20, "maximum number of notices in an hour, for all conditions together", low=1, high=3600)
     timeout_s: float = setting(
         10.0,
         "how long the webhook or the command may take; a failure is retried twice",
@@ -57,13 +58,13 @@ class NotifyConfig:
 
     @property
     def rule(self) -> NoticeRule:
-        """What is told, and how often."""
+        """Which notices are sent, and how often."""
         kinds = frozenset(IncidentKind(kind) for kind in self.on.split(","))
         return NoticeRule(kinds, self.after_s, self.pause_s, self.most_per_h)
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The command's words."""
+        """The command and its arguments."""
         return tuple(shlex.split(self.command))
 
 
@@ -81,11 +82,11 @@ def read_notify(raw: Mapping[str, Any], source: str) -> tuple[NotifyConfig, ...]
 
 
 def check_names(receivers: tuple[NotifyConfig, ...], source: str) -> None:
-    """Refuse two receivers of one name. Raises ConfigError."""
+    """Refuse two receivers with the same name. Raises ConfigError."""
     names = [receiver.name for receiver in receivers]
     for number, name in enumerate(names):
         if name in names[:number]:
-            raise ConfigError(source, f"{NOTIFY}: name", f"{name!r} is there twice", "another name")
+            raise ConfigError(source, f"{NOTIFY}: name", f"{name!r} is used twice", "another name")
 
 
 def _read_one(raw: object, source: str, key: str) -> NotifyConfig:
@@ -104,8 +105,8 @@ class WindowConfig:
 
     allow: str = setting(
         "",
-        "days and local times at which perphd may change the own settings of LRAs, and try steps that no need calls "
-        "for. At other times an LRA's own settings stay as they are, and LRAs are relieved by batch's settings alone",
+        "days and local times at which perphd may change the LRAs' own settings and explore. At other times "
+        "the LRAs' own settings stay unchanged, and perphd relieves LRAs only through batch's settings",
         kind="window",
     )
 
@@ -116,13 +117,14 @@ class ContentionConfig:
 
     disks: bool = setting(
         False,
-        "watch every disk, and back batch off for some rounds of 5 s where it keeps LRAs from their bandwidth: by "
-        "io.max, a CPU ceiling, standing still at times. In the mode observe perphd says what it would have done",
+        "watch every disk, and back batch off in rounds of 5 s where it keeps LRAs from their bandwidth: by "
+        "io.max, a CPU ceiling, a freeze in a duty cycle. In the mode observe perphd only reports what it "
+        "would have done",
     )
     links: bool = setting(
         False,
-        "the same for the devices of [network], by egress ceilings first. What workloads get across is read from their "
-        "TCP connections once a second",
+        "the same for the devices of [network], by egress ceilings first. perphd reads the workloads' "
+        "throughput from their TCP connections once a second",
     )
     memory_bandwidth: bool = setting(
         False,
@@ -137,13 +139,13 @@ class ForecastConfig:
 
     enabled: bool = setting(
         False,
-        "once a minute a niced process of its own forecasts every workload's use and the host's peak from the store; "
-        "the resource shaper sizes memory by it, nothing else acts on it",
+        "once a minute, a low-priority process forecasts every workload's use and the host's peak from the "
+        "store; only the resource shaper acts on it, to size memory",
     )
     history_rows: int = setting(
         40_000,
-        "with enabled: runs of batch are recorded in the job history (perphctl predict), which keeps so many rows, one "
-        "of about 4.6 KiB for each feature and quantity; 0: runs are not recorded",
+        "rows of the job history (perphctl predict), which records runs of batch if enabled is set; about "
+        "4.6 KiB each, one for each feature and quantity; 0: runs are not recorded",
         low=0,
         high=10_000_000,
         expert=True,
@@ -156,19 +158,19 @@ class ModelConfig:
 
     learner: Learner = setting(
         DEFAULT_LEARNER,
-        "what corrects the prior: staged, one level for all places and stages that keep their signs; ogbrt, online "
-        "boosted trees below a local correction; residual, the local correction alone",
+        "what corrects the prior: staged, one level for all allocations and stages that keep their signs; "
+        "ogbrt, online boosted trees below a local correction; residual, only the local correction",
     )
     rebuild: bool = setting(
         True,
-        "with ogbrt: trees are rebuilt now and then, in a niced process of half a second; false: what was learned only "
-        "moves their leaves",
+        "with ogbrt: trees are rebuilt from time to time, in a low-priority process of half a second; false: "
+        "learning only moves their leaves",
         expert=True,
     )
     gate_mape_pct: float = setting(
         100.0 * GATE_MAPE,
-        "mean error at the current allocation from which a model only advises: what has not been measured is then "
-        "believed as little as before anything was learned; 0: never",
+        "mean error at the current allocation from which a model only advises: its predictions for "
+        "unmeasured allocations then have the confidence of an untrained model; 0: never",
         low=0.0,
         high=1000.0,
         unit="%",
@@ -182,35 +184,35 @@ class NetworkConfig:
 
     devices: str = setting(
         "",
-        "network devices on which batch may be given a traffic class, between commas; their root qdisc is replaced "
-        "while a ceiling is in force, and only if it is the kernel's own. Empty: none",
+        "network devices on which batch may get a traffic class, separated by commas; their root qdisc is "
+        "replaced while a ceiling is in force, and only if it is the kernel's own. Empty: none",
         kind="devices",
     )
     batch_egress_max_bytes: int = setting(
         0,
-        "bytes per second that all batch together may send on each of these devices, rounded down to a multiple of "
-        "1000, at least 10000; 0: no ceiling",
+        "bytes per second that all batch together may send on each of these devices, rounded down to a "
+        "multiple of 1000, at least 10000; 0: no ceiling",
         kind="rate",
         key="batch_egress_max",
     )
     batch_egress_when: Literal["always", "saturated"] = setting(
         "always",
-        "always: the ceiling holds while an LRA is there; saturated: only once a link was filled to saturated_pct, "
-        "until it was filled to less than release_pct for release_s",
+        "always: the ceiling applies while an LRA exists; saturated: only after a link has been filled to "
+        "saturated_pct, until it has been filled to less than release_pct for release_s",
     )
     saturated_pct: float = setting(
-        85.0, "a link counts as full from here on, of its speed", low=10.0, high=100.0, unit="%", expert=True
+        85.0, "share of a link's speed from which it counts as full", low=10.0, high=100.0, unit="%", expert=True
     )
     release_pct: float = setting(
-        60.0, "and as free again below this", low=1.0, high=100.0, unit="%", expert=True
+        60.0, "share below which it counts as free again", low=1.0, high=100.0, unit="%", expert=True
     )
     release_s: float = setting(
-        30.0, "for so long, before the ceiling is taken away", low=0.0, high=3600.0, unit="s", expert=True
+        30.0, "how long it must be free before the ceiling is removed", low=0.0, high=3600.0, unit="s", expert=True
     )
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The devices, each once."""
+        """The devices, without duplicates."""
         return tuple(dict.fromkeys(name for name in self.devices.split(",") if name))
 
 
@@ -219,18 +221,21 @@ class QueueConfig:
     """Table ``[queue]``."""
 
     enabled: bool = setting(
-        False, "perphctl run takes jobs; they start when the host has room for them, as batch workloads"
+        False, "perphctl run accepts jobs; they start as batch workloads when the host has room for them"
     )
     group: str = setting(
         "perphd",
-        "members may submit jobs, and see and cancel their own; to reach the socket they are also in daemon.read_group",
+        "members may submit jobs, and see and cancel their own; they must be in daemon.read_group as well to "
+        "reach the socket",
         kind="group",
     )
-    most_running: int = setting(32, "jobs that run at the same time", low=1, high=256)
-    most_waiting: int = setting(20_000, "further jobs are refused", low=1, high=100_000, expert=True)
+    most_running: int = setting(32, "maximum number of running jobs", low=1, high=256)
+    most_waiting: int = setting(
+        20_000, "maximum number of waiting jobs; further ones are refused", low=1, high=100_000, expert=True
+    )
     default_memory_bytes: int = setting(
         parse_size_bytes("1G"),
-        "memory that a job without --memory is taken to need; it is not limited to it",
+        "memory that a job without --memory is assumed to need; it is not a limit",
         kind="size",
         key="default_memory",
     )
@@ -242,8 +247,8 @@ class QueueConfig:
     )
     memory_bandwidth_bytes: int = setting(
         0,
-        "memory traffic that the host can move, in bytes a second: jobs then start only if it is enough as well (needs "
-        "resctrl's monitors); 0: it is not considered",
+        "memory bandwidth of the host, in bytes per second: jobs then start only if it suffices as well "
+        "(needs resctrl's monitors); 0: it is not considered",
         kind="size",
         key="memory_bandwidth",
         expert=True,
@@ -255,7 +260,7 @@ class QueueConfig:
         high=1.0,
     )
     keep_h: float = setting(
-        168.0, "jobs that have ended and their logs are deleted", low=0.1, high=8760.0, unit="h", expert=True
+        168.0, "how long ended jobs and their logs are kept", low=0.1, high=8760.0, unit="h", expert=True
     )
 
 
@@ -265,13 +270,13 @@ class SizingConfig:
 
     shaper: Literal["off", "observe", "optimistic", "pessimistic"] = setting(
         "off",
-        "observe: say what each workload should hold, write nothing; pessimistic: shrink workloads to their forecast, "
-        "and decide before the kernel does who freezes or ends when forecasts collide; optimistic: shrink alone, for "
-        "comparison. The last two need the mode enforce as well",
+        "observe: recommend a size for each workload, write nothing; pessimistic: shrink workloads to their "
+        "forecast, and decide before the kernel does which ones freeze or end if memory runs short; "
+        "optimistic: only shrink, for comparison. The last two need the mode enforce as well",
     )
     interval_s: float = setting(
         60.0,
-        "forecasts and plans are made so often, from the greatest use",
+        "interval between forecasts and plans, which use the greatest use within it",
         low=1.0,
         high=3600.0,
         unit="s",
@@ -290,13 +295,13 @@ class SizingConfig:
     )
     memory_bytes: int = setting(
         0,
-        "memory that the workloads with reserved_memory have together; 0: what the host, or the limit of a group that "
-        "they all lie in, has left for them",
+        "memory for all workloads with reserved_memory together; 0: what the host, or the limit of a group "
+        "that contains them all, has left for them",
         kind="size",
         key="memory",
     )
     hard_limit: bool = setting(
-        False, "memory.max follows the target as well: above it the kernel kills, not only slows down"
+        False, "memory.max follows the target as well: the kernel then kills above it, and does not only slow down"
     )
 
 
@@ -357,12 +362,12 @@ _LISTENER_KEYS = ("tls_cert", "tls_key", "bearer_token_file")
 
 @dataclass(frozen=True, slots=True)
 class MetricsConfig:
-    """Table ``[metrics]``. Nothing listens and nothing is written unless it says so."""
+    """Table ``[metrics]``. By default perphd neither listens nor writes."""
 
     listen: str = setting(
         "",
-        "address and port that answer GET /metrics over TCP. Beyond loopback, tls_cert, tls_key and bearer_token_file "
-        "are required. Empty: only the control socket answers",
+        "address and port that serve GET /metrics over TCP. Except on loopback, tls_cert, tls_key and "
+        "bearer_token_file are required. Empty: only the control socket serves metrics",
         kind="endpoint",
     )
     tls_cert: str = setting("", "certificate with its chain, PEM; empty: no TLS", kind="optional-path")
@@ -374,8 +379,8 @@ class MetricsConfig:
     )
     textfile: str = setting(
         "",
-        "file that is replaced every textfile_period_s with the metrics, for node_exporter's textfile collector, such "
-        "as /var/lib/prometheus/node-exporter/perphd.prom. Empty: none",
+        "file that is replaced every textfile_period_s with the metrics, for node_exporter's textfile "
+        "collector, such as /var/lib/prometheus/node-exporter/perphd.prom. Empty: none",
         kind="optional-path",
     )
     textfile_period_s: float = setting(
@@ -384,10 +389,10 @@ class MetricsConfig:
 
 
 def check_metrics(metrics: MetricsConfig, source: str) -> None:
-    """Refuse a listener that shows the host to the network without TLS and a token.
+    """Refuse a listener that exposes the host to the network without TLS and a token.
 
     Raises:
-        ConfigError: a key is missing, or stands without the one that it belongs to.
+        ConfigError: a key is missing, or given without its counterpart.
     """
     if bool(metrics.tls_cert) != bool(metrics.tls_key):
         missing = "tls_key" if metrics.tls_cert else "tls_cert"
@@ -411,8 +416,8 @@ class WakeConfig:
 
     enabled: bool = setting(
         True,
-        "tick at once, not at the next period, on pressure on an LRA (the kernel's PSI triggers), batch that starts "
-        "(cgroup v2) and pushed readings that miss an objective",
+        "tick at once, without waiting for the next period, when an LRA is under pressure (the kernel's PSI "
+        "triggers), batch starts (cgroup v2) or pushed readings miss an objective",
     )
     stall_ms: int = setting(
         150,
@@ -424,7 +429,8 @@ class WakeConfig:
     )
     window_ms: int = setting(
         500,
-        "the window; without CAP_SYS_RESOURCE the kernel takes multiples of 2000 only, and 2000 is used instead",
+        "the window; without CAP_SYS_RESOURCE the kernel accepts only multiples of 2000, and 2000 is used "
+        "instead",
         low=500,
         high=10000,
         unit="ms",

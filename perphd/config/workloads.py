@@ -21,25 +21,25 @@ VERSION_FROM = '"auto", "none", "file:/PATH" or "label:KEY"'
 MAX_VERSION_FROM = 1000
 _NAME_DOC = "its name everywhere: commands, metrics, records"
 _CGROUP_DOC = (
-    "its control group: the path below the cgroup root, the same in every hierarchy; "
-    "waited for if it is not there. This or match"
+    "its control group: the path below the cgroup root, the same in every hierarchy; perphd waits for it if "
+    "it does not exist. This or match"
 )
 _MATCH_DOC = (
     "how its control group is found, as unit:NAME, slice:NAME, cgroup:/PATH, container:NAME, "
-    "pod:NAMESPACE/NAME, label:KEY=VALUE, pidfile:/PATH or, through the control API alone, pid:NUMBER; with wildcards "
-    "a workload for each that is found (see Finding control groups)"
+    "pod:NAMESPACE/NAME, label:KEY=VALUE, pidfile:/PATH or, only through the control API, pid:NUMBER; with "
+    "wildcards, each match is a workload (see Finding control groups)"
 )
 _MODE_DOC = "observe or enforce for this workload alone; default: the daemon's mode"
 
 
 _RESERVED_DOC = (
-    "memory that is reserved for it, where the shaper starts from; 0: it takes no part in [sizing]"
+    "its reserved memory, from which the shaper starts; 0: it takes no part in [sizing]"
 )
 _SHAPE_DOC = (
-    "no: the shaper advises alone; core, elastic: it may limit, freeze and end it; elastic workloads of an application "
-    "make room before its core ones"
+    "no: the shaper only advises; core, elastic: it may limit, freeze and end it; elastic workloads of an "
+    "application make room before its core ones"
 )
-_APPLICATION_DOC = "its application, which goes on only with all its core workloads; default: its name"
+_APPLICATION_DOC = "its application, which only runs with all its core workloads; default: its name"
 _BAND_DOC = (
     "its class of service, {}. A declared band sets memory.min (gold) or memory.low (silver) to reserved_memory and "
     "the least I/O weight (copper); CPUs and cache are the policy's"
@@ -48,42 +48,43 @@ _BAND_DOC = (
 
 @dataclass(frozen=True, slots=True)
 class LraTable:
-    """Table ``[[lra]]``: one long-running application that is kept at its performance."""
+    """Table ``[[lra]]``: one long-running application whose performance is protected."""
 
     name: str = setting(doc=_NAME_DOC, kind="name")
     cgroup: str = setting("", _CGROUP_DOC, kind="cgroup")
     match: str = setting("", _MATCH_DOC, kind="match")
     priority: int = setting(
         100,
-        "who is served first when several LRAs want more cores than there are: the higher one; equals share fairly",
+        "which LRA is served first when several want more cores than there are: the higher one; equal ones "
+        "share fairly",
         low=0,
         high=10000,
     )
     mode: Mode | None = setting(None, _MODE_DOC)
     tolerance_pct: float = setting(
         10.0,
-        "accepted loss against the performance that this load would get without batch",
+        "accepted loss relative to the performance under the same load without batch",
         low=0.1,
         high=90.0,
         unit="%",
     )
     delay_tolerance_pct: float = setting(
         50.0,
-        "accepted growth of the delay signal over what this load would see without batch",
+        "accepted growth of the delay signal relative to the same load without batch",
         low=1.0,
         high=1000.0,
         unit="%",
     )
     min_work_rate_per_s: float | None = setting(
         None,
-        "an absolute objective instead of tolerance_pct: at least so much work (in units of the work signal)",
+        "an absolute objective instead of tolerance_pct: the least work rate (in units of the work signal)",
         low=1e-9,
         high=1e15,
         unit="1/s",
     )
     max_latency_ms: float | None = setting(
         None,
-        "an absolute objective instead of tolerance_pct: at most this latency; needs [lra.sli]",
+        "an absolute objective instead of tolerance_pct: the highest latency; needs [lra.sli]",
         low=1e-6,
         high=1e9,
         unit="ms",
@@ -93,16 +94,16 @@ class LraTable:
     )
     app_class: Literal["none", "database", "streaming", "web", "cache"] = setting(
         "none",
-        "what kind of application it is: its model begins from what is known of the class; perphd profile, or a model "
-        "that was learned here, says more and comes first",
+        "the kind of application, whose typical model its own model starts from; perphd profile, or a model "
+        "that was learned here, takes precedence",
         key="class",
     )
     version_from: str = setting(
         "auto",
-        "what tells one version of it from another; each has a model of its own, a new one beginning from the last. "
-        "auto: a container's image, else the program's file; file:PATH: the first line of that, which everybody who "
-        "may ask is shown (so it takes root, or a file of the configuration); label:KEY: a label of its container; "
-        "none: all versions share one model",
+        "how to identify its version; each version has a model of its own, and a new one starts from the "
+        "last. auto: a container's image, else the program's file; file:PATH: the first line of that file, "
+        "which is shown to everyone with read access (so it takes root, or a file of the configuration); "
+        "label:KEY: a label of its container; none: all versions share one model",
     )
     band: Literal["gold", "silver"] | None = setting(
         None, _BAND_DOC.format("gold (cores of its own) or silver (a guaranteed share); default: silver")
@@ -112,14 +113,14 @@ class LraTable:
     application: str = setting("", _APPLICATION_DOC, kind="name")
     touch: Touch = setting(
         Touch.BATCH,
-        "what perphd may change for its sake: batch, only batch's settings, so that its own cores and cache are never "
-        "narrowed; all, cores and cache ways of its own as well",
+        "what perphd may change for its sake: batch, only batch's settings, so that its own cores and cache "
+        "are never narrowed; all, its own cores and cache ways as well",
     )
     exploration: Exploration = setting(
         Exploration.BATCH,
-        "what perphd may try without knowing what comes of it: off, nothing; batch, settings of batch that are not "
-        "predicted to be worse for it; all, everything, steps aside from what is enough included. After a handful of "
-        "changes that do not reach the target, none is made for ten minutes or more",
+        "what perphd may try without a reliable prediction: off, nothing; batch, settings of batch that are "
+        "not predicted to be worse for it; all, everything, including allocations below the known sufficient "
+        "one. After a handful of changes that do not reach the target, none is made for ten minutes or more",
     )
 
 
@@ -133,17 +134,17 @@ class BatchTable:
     mode: Mode | None = setting(None, _MODE_DOC)
     min_cores: float | None = setting(
         None,
-        "CPU time that it gets, in CPUs, averaged over ten seconds, whatever the host is full of, as far as its weight "
-        "among the control groups beside it can give that; it is never confined to fewer physical cores either. "
-        "Default: no CPU time is guaranteed, and it keeps one core; where several LRAs need every core, as an idle "
-        "guest on theirs",
+        "CPU time guaranteed to it, in CPUs, averaged over ten seconds, however full the host is, as far as "
+        "its weight among its sibling control groups allows; it is never confined to fewer physical cores "
+        "either. Default: no CPU time is guaranteed, and it keeps one core; if several LRAs need every core, "
+        "it runs in the idle class on theirs",
         low=0.0,
         high=4096.0,
         unit="cores",
     )
     max_starvation_s: float | None = setting(
         None,
-        "the longest time that it waits for a CPU without any progress; default: unlimited",
+        "the longest time without any progress while it waits for a CPU; default: unlimited",
         low=5.0,
         high=86400.0,
         unit="s",
@@ -156,8 +157,8 @@ class BatchTable:
     )
     takes_hints: bool = setting(
         False,
-        "it reads its file of hints (how-to/hints.md) and uses less of a contended device when asked to: it is asked "
-        "before perphd limits it",
+        "it reads its hint file (how-to/hints.md) and reduces its use of a contended device on request; "
+        "perphd then asks it before limiting it",
     )
     reserved_memory_bytes: int = setting(0, _RESERVED_DOC, kind="size", key="reserved_memory")
     shape: Literal["no", "core", "elastic"] = setting("no", _SHAPE_DOC)
@@ -177,7 +178,7 @@ class Declared:
 
 
 class WorkloadNames:
-    """The names of these workloads, and of all that are found for them."""
+    """The names of these workloads, including names of the form ``NAME.INSTANCE`` that their matches produce."""
 
     def __init__(self, declared: Iterable[WorkloadSpec]) -> None:
         declared = tuple(declared)
@@ -192,7 +193,7 @@ def read_workloads(raw: Mapping[str, Any], source: str) -> tuple[Declared, ...]:
     """The ``[[lra]]`` and ``[[batch]]`` tables of a parsed file.
 
     Raises:
-        ConfigError: a key or value is refused. Duplicates are the matter of ``check_workloads``.
+        ConfigError: a key or value is refused. ``check_workloads`` checks for duplicates.
     """
     found: list[Declared] = []
     for kind in Kind:
@@ -209,8 +210,8 @@ def read_workloads(raw: Mapping[str, Any], source: str) -> tuple[Declared, ...]:
             spec = read_workload(kind, table, source, key)
             if spec.match and not is_lasting(spec.match):
                 problem = (
-                    f"{show(spec.match)} cannot stand in a file: once that process has ended, or after a restart of "
-                    "the host, another has its number; pid: is taken at run time only, through the control API"
+                    f"{show(spec.match)} is not allowed in a file: once that process has ended, or after a restart of "
+                    "the host, its number may be reused; pid: is accepted only at run time, through the control API"
                 )
                 raise ConfigError(source, f"{key}.match", problem, '"pidfile:/PATH", "unit:NAME" ...')
             found.append(Declared(spec, source, key))
@@ -218,7 +219,7 @@ def read_workloads(raw: Mapping[str, Any], source: str) -> tuple[Declared, ...]:
 
 
 def read_workload(kind: Kind, raw: object, source: str, key: str) -> WorkloadSpec:
-    """One workload from its table; the control API gives its request bodies here too.
+    """One workload from its table, or from a request body of the control API.
 
     Raises:
         ConfigError: a key or value is refused.
@@ -264,29 +265,29 @@ def _check_version_from(value: str, source: str, key: str) -> None:
         value in ("auto", "none") or (kind == "file" and rest.startswith("/")) or (kind == "label" and rest)
     )
     if not fits or "\0" in value or len(value) > MAX_VERSION_FROM or (colon and kind in ("auto", "none")):
-        raise ConfigError(source, key, f"{show(value)} says nothing of a version", VERSION_FROM)
+        raise ConfigError(source, key, f"{show(value)} does not name a source of versions", VERSION_FROM)
 
 
 def _placed(values: dict[str, Any], source: str, key: str) -> dict[str, Any]:
-    """The values, with exactly one of ``cgroup`` and ``match``."""
+    """The values, after checking that exactly one of ``cgroup`` and ``match`` is given."""
     if "cgroup" not in values and "match" not in values:
         raise ConfigError(source, f"{key}.cgroup", "is missing", "cgroup, or match")
     if "cgroup" in values and "match" in values:
-        problem = "is one too many: cgroup says already which control group it is"
+        problem = "is redundant: cgroup already names the control group"
         raise ConfigError(source, f"{key}.match", problem, "one of cgroup and match")
     if "match" in values and parse_match(values["match"]).is_many and len(values["name"]) > MAX_BASE:
         problem = (
-            f"{show(values['name'])} is too long: what is found gets names of its own that begin with it"
+            f"{show(values['name'])} is too long: the names of its matches begin with it"
         )
         raise ConfigError(source, f"{key}.name", problem, f"at most {MAX_BASE} characters with this match")
     return {"cgroup": "", **values}
 
 
 def check_workloads(declared: Sequence[Declared]) -> None:
-    """Every name once, every cgroup once, no cgroup inside another workload's.
+    """Check that names and cgroups are unique, and that no cgroup is inside another workload's.
 
     Raises:
-        ConfigError: at the later of the two that collide.
+        ConfigError: at the second of two workloads in conflict.
     """
     names: dict[str, Declared] = {}
     cgroups: dict[str, Declared] = {}
@@ -308,7 +309,7 @@ def check_workloads(declared: Sequence[Declared]) -> None:
                     item.source,
                     f"{item.key}.cgroup",
                     f"{spec.cgroup!r} {relation} of workload {other.spec.name!r} ({_where(other, item)})",
-                    "a cgroup that no other workload has, contains or is inside of",
+                    "a cgroup that no other workload has, contains or lies in",
                 )
         cgroups[spec.cgroup] = item
 
@@ -319,10 +320,10 @@ def is_inside(cgroup: str, ancestor: str) -> bool:
 
 
 def read_runtime(state_dir: str) -> tuple[Declared, ...]:
-    """The workloads that were added at run time and last; none if there is no such file.
+    """Workloads added at run time that survive a restart; none if there is no such file.
 
     Raises:
-        ConfigError: the file is there and cannot be read or understood.
+        ConfigError: the file exists and cannot be read or understood.
     """
     path = f"{state_dir}/{RUNTIME_FILE}"
     try:
@@ -336,12 +337,12 @@ def read_runtime(state_dir: str) -> tuple[Declared, ...]:
         raise ConfigError(path, "", f"is not TOML: {exc}") from exc
     for name in raw:
         if name not in WORKLOAD_TABLES:
-            raise ConfigError(path, name, "only workloads stand in this file", "[[lra]], [[batch]]")
+            raise ConfigError(path, name, "this file may contain only workloads", "[[lra]], [[batch]]")
     return read_workloads(_lasting(raw), path)
 
 
 def _lasting(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Without processes, which a perphd before this one wrote down: that must not keep this one from starting."""
+    """Without matches of processes, which an earlier version may have stored: these must not prevent a start."""
 
     def lasts(table: object) -> bool:
         return not (isinstance(table, Mapping) and str(table.get("match", "")).startswith("pid:"))
@@ -353,7 +354,7 @@ def _lasting(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_runtime(state_dir: str, specs: Iterable[WorkloadSpec]) -> None:
-    """Replace the workloads added at run time, atomically: after a crash the old or the new file is there.
+    """Replace the workloads added at run time, atomically: after a crash, the old or the new file exists.
 
     Raises:
         ConfigError: the state directory cannot be written.
@@ -364,9 +365,9 @@ def write_runtime(state_dir: str, specs: Iterable[WorkloadSpec]) -> None:
 
 
 def remember_runtime(state_dir: str, spec: WorkloadSpec) -> None:
-    """Keep a workload added at run time over restarts; one of the same name is replaced.
+    """Store a workload added at run time, replacing one of the same name, so that it survives restarts.
 
-    Not one of a process: see ``is_lasting``.
+    A match of a process is not stored: see ``is_lasting``.
 
     Raises:
         ConfigError: the file cannot be read or written.
@@ -378,7 +379,7 @@ def remember_runtime(state_dir: str, spec: WorkloadSpec) -> None:
 
 
 def forget_runtime(state_dir: str, name: str) -> bool:
-    """Drop a workload added at run time; False if it was none (it is declared in a file, then).
+    """Remove a workload added at run time; False if there is none (it is then declared in a file).
 
     Raises:
         ConfigError: the file cannot be read or written.
@@ -392,7 +393,7 @@ def forget_runtime(state_dir: str, name: str) -> bool:
 
 
 def to_table(spec: WorkloadSpec) -> dict[str, Any]:
-    """The table that reads back as this workload: keys as in a file, what equals its default left out."""
+    """The table that reads back as this workload: keys as in a file, default values omitted."""
     table: dict[str, Any] = {}
     for key in keys_of(WORKLOAD_TABLES[spec.kind]):
         owner = spec.objective if hasattr(spec.objective, key.field) else spec
@@ -447,7 +448,7 @@ def _read_sli(raw: object, source: str, key: str) -> SliSpec:
 
 
 def relation_of(cgroup: str, other: str) -> str | None:
-    """How two control groups are in each other's way, in words; None: not at all."""
+    """How two control groups conflict, in words; None if they do not."""
     if cgroup == other:
         return "is also the cgroup"
     if is_inside(cgroup, other):

@@ -156,7 +156,7 @@ async def test_an_lra_that_is_declared_by_match_is_looked_for_once_and_nobody_el
 
     many = replace(config, matches=(replace(given, name="db", cgroup="", match="cgroup:/simulated/m*"), jobs))
     assert find_lra(many, "db.ysql", host.fs).cgroup == "/simulated/mysql"
-    with pytest.raises(ConfigError, match=r"'db' stands for several .*\(allowed: db\.ysql\)"):
+    with pytest.raises(ConfigError, match=r"'db' matches several workloads .*\(allowed: db\.ysql\)"):
         find_lra(many, "db", host.fs)
     with pytest.raises(ConfigError, match=r"no LRA is named 'db\.x' \(allowed: db, db\.ysql\)"):
         find_lra(many, "db.x", host.fs)

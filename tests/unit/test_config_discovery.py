@@ -203,14 +203,14 @@ def test_a_table_has_one_of_cgroup_and_match() -> None:
         parse('[[batch]]\nname = "x"', "f")
     with pytest.raises(ConfigError, match="one of cgroup and match"):
         parse('[[lra]]\nname = "x"\ncgroup = "/x"\nmatch = "pid:7"', "f")
-    with pytest.raises(ConfigError, match="too long: what is found gets names of its own"):
+    with pytest.raises(ConfigError, match="too long: the names of its matches begin with it"):
         parse(f'[[batch]]\nname = "{"x" * 41}"\nmatch = "unit:*.service"', "f")
     with pytest.raises(ConfigError, match="already the name"):
         parse('[[batch]]\nname = "x"\nmatch = "unit:*"\n[[batch]]\nname = "x"\nmatch = "unit:a*"', "f")
 
 
 def test_a_process_is_never_written_down_since_its_number_is_anothers_after_a_restart(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"batch\[0\].match: 'pid:77' cannot stand in a file") as refused:
+    with pytest.raises(ConfigError, match=r"batch\[0\].match: 'pid:77' is not allowed in a file") as refused:
         parse('[[batch]]\nname = "x"\nmatch = "pid:77"', "f")
     assert "pidfile:/PATH" in refused.value.allowed
     lasting = WorkloadSpec("w", Kind.BATCH, "", match="unit:w.service")

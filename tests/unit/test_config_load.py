@@ -76,7 +76,7 @@ def test_missing_file_and_directory(tmp_path: Path):
 
 def test_a_file_that_everybody_may_change_is_refused(main: Path):
     main.chmod(0o666)
-    with pytest.raises(ConfigError, match="may be changed by everybody"):
+    with pytest.raises(ConfigError, match="is world-writable"):
         load(main)
 
 

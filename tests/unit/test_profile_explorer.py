@@ -142,7 +142,7 @@ def test_progress_that_cannot_be_taken_up_says_so(tmp_path: Path) -> None:
     data = json.loads(path.read_text())
     data["points"][0] = [99, 0]
     path.write_text(json.dumps(data))
-    with pytest.raises(PerphError, match="no cell of the lattice"):
+    with pytest.raises(PerphError, match="not a cell of the lattice"):
         ProfileProgress.load(path, "db")
     path.write_text("{}")
     with pytest.raises(PerphError, match="--fresh"):

@@ -362,8 +362,8 @@ def test_receivers_and_textfiles_that_reach_nobody_are_named(tmp_path: Path):
     here, config = str(tmp_path), tmp_path / "perphd.toml"
     cases = (
         (f'[[notify]]\nname = "n"\ncommand = "{good} -x"\n', ""),
-        (f'[[notify]]\nname = "n"\ncommand = "{here}/none -x"\n', f"{here}/none is no program"),
-        (f'[[notify]]\nname = "n"\ncommand = "{plain_file}"\n', f"{plain_file} is no program"),
+        (f'[[notify]]\nname = "n"\ncommand = "{here}/none -x"\n', f"{here}/none is not a program"),
+        (f'[[notify]]\nname = "n"\ncommand = "{plain_file}"\n', f"{plain_file} is not a program"),
         (
             f'[[notify]]\nname = "n"\nurl = "https://a.example/"\nbearer_token_file = "{here}/none"\n',
             f"{here}/none does not exist",

@@ -314,7 +314,7 @@ def test_a_new_version_begins_from_the_last_one_and_follows_its_own_samples_at_o
     daemon.deployed("1.1", 1000.0, seconds=1)
     assert daemon.work == pytest.approx(1000.0, rel=0.01)  # known from the start, as a beginning ...
     assert daemon.support <= 6.0
-    assert daemon.models.summary(DB).origin == "began from version 1.0"
+    assert daemon.models.summary(DB).origin == "started from version 1.0"
     assert daemon.models.summary(DB).samples == 1
     daemon.deployed("1.1", 700.0, seconds=20)
     assert daemon.work == pytest.approx(700.0, rel=0.05)  # ... and given up for what it does itself
@@ -331,7 +331,7 @@ def test_a_roll_back_takes_the_earlier_model_up_again(path: Path) -> None:
     assert daemon.support > 20.0
     summary = daemon.models.summary(DB)
     assert (summary.version, summary.earlier_versions) == ("1.0", 1)
-    assert summary.origin == "taken up again, learned on here"
+    assert summary.origin == "resumed, learned on here"
     assert daemon.records.problems == ()
     daemon.stop()
 
@@ -342,7 +342,7 @@ def test_an_upgrade_while_perphd_was_down_is_one_all_the_same(path: Path) -> Non
     daemon.stop()
     later = Daemon(path, daemon.wall_s + 60.0)
     later.deployed("2.0", 800.0, seconds=25)
-    assert later.models.summary(DB).origin == "began from version 1.0"
+    assert later.models.summary(DB).origin == "started from version 1.0"
     later.stop()
     back = Daemon(path, later.wall_s + 60.0)
     back.deployed("1.0", 1000.0, seconds=1)
@@ -427,7 +427,7 @@ def test_an_application_that_is_back_as_another_version_begins_from_the_last_one
     daemon.deployed("1.0", 1000.0)
     daemon.models.forget("db", daemon.now_s)
     daemon.deployed("2.0", 800.0, seconds=1)
-    assert daemon.models.summary(DB).origin == "began from version 1.0"
+    assert daemon.models.summary(DB).origin == "started from version 1.0"
     assert daemon.support <= 6.0
     daemon.stop()
 

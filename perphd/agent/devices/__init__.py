@@ -1,1 +1,1 @@
-"""Back-off from contended disks, links and memory bandwidth."""
+"""Backoff from contended disks, links and memory bandwidth."""

@@ -1,13 +1,13 @@
 """Backs batch off from devices on which it keeps LRAs from their bandwidth (``perphd.qos.contention``).
 
-For each disk, link and memory domain that is watched, once a second: how busy it was, and what the LRAs moved on it. A
-device is contended if it is busy while the LRAs, which wait for it, move less than 0.7 of the most that they ever moved
-there. What the LRAs move is the effective bandwidth that counts: a device that batch keeps at its best serves nobody
-whom perphd protects.
+For each watched disk, link and memory domain, once a second: how busy it was, and what the LRAs moved on it.
+A device is contended if it is busy while the LRAs, which wait for it, move less than 0.7 of the most that
+they ever moved there. The effective bandwidth is that of the LRAs: a device that batch keeps at its best is
+of no use to them.
 
-In the mode enforce a culprit that takes hints is asked to use less of the device. Then culprits get a ceiling of the
-device, then a CPU ceiling, then stand still for a part of each four seconds. In observe the daemon says what it would
-have done.
+In enforce mode, an antagonist that reads hints is first asked to use less of the device. Antagonists then get
+a ceiling of the device, then a CPU ceiling, and are finally frozen for a part of each four seconds. In
+observe mode the daemon reports what it would have done.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from perphd.qos.contention import (
 
 SAMPLE_S: Final = 1.0
 LONGEST_S: Final = 10.0
-"""Counters over a longer time than this tell nothing of now."""
+"""Longest interval between two samples; counters over a longer one say nothing about the present."""
 DEMAND_FADES: Final = 0.98
-"""A workload's demand is the most that it moved, forgotten by this ratio in every sample while nothing restricts it."""
+"""A workload's demand is the most that it moved, reduced by this ratio per sample while it is unrestricted."""
 LEAST_BYTES_S: Final = 1e6
 """An LRA that never moved more than this on a device does not depend on it."""
 LEAST_CPUS: Final = 0.05
@@ -46,7 +46,7 @@ CYCLE_S: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """One device over the time between two looks: how busy it was, bytes/s by workload, and the LRAs that waited."""
+    """One device between two samples: how busy it was, bytes/s by workload, and the LRAs that waited."""
 
     busy_ratio: Reading
     moved_bytes_s: Mapping[str, float]
@@ -58,20 +58,20 @@ class WatchedDevices(Protocol):
 
     @property
     def kind(self) -> str:
-        """Stands before a device's name."""
+        """Prefix of device names."""
 
     def look(
         self, now_s: float, seconds: float, specs: Sequence[WorkloadSpec], samples: Mapping[str, Sample]
     ) -> Mapping[str, DeviceUse]:
-        """Use of every device in the ``seconds`` since the last look; empty at the first one."""
+        """Use of every device in the ``seconds`` since the last call; empty at the first one."""
 
     def with_ceiling(self, device: str, restriction: Restriction, wanted: Settings) -> Settings:
-        """``wanted`` with a ceiling of this device; a lower one that is wanted already stays."""
+        """``wanted`` with a ceiling for this device; a lower ceiling in ``wanted`` stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """Of which kind, and its name there."""
+    """A device: its source and its name there."""
 
     source: WatchedDevices
     name: str
@@ -81,7 +81,7 @@ class _Device:
 
 
 class DeviceBackoff:
-    """See the module. ``sources``: whose devices are watched."""
+    """See the module. ``sources``: the kinds of devices to watch."""
 
     def __init__(self, sources: Sequence[WatchedDevices]) -> None:
         self._sources = tuple(sources)
@@ -89,14 +89,14 @@ class DeviceBackoff:
         self._demands: dict[tuple[_Device, str], float] = {}
         self._cpus: dict[str, float] = {}
         self._effective: dict[_Device, float] = {}
-        """Mean of the LRAs' bytes/s over about two samples: a single one of a shared disk may be twice as much."""
+        """Mean of the LRAs' bytes/s over about two samples; a single sample of a shared disk may be twice as high."""
         self._read_s: float | None = None
         self._now_s = 0.0
 
     def step(
         self, now_s: float, specs: Sequence[WorkloadSpec], samples: Mapping[str, Sample]
     ) -> list[tuple[str, str]]:
-        """Look at all devices if that is due. Pairs of a device and what changed on it."""
+        """Sample all devices if it is time to. Returns pairs of a device and its change."""
         self._now_s = now_s
         last_s = self._read_s
         if last_s is not None and 0.0 <= now_s - last_s < 0.9 * SAMPLE_S:
@@ -119,7 +119,7 @@ class DeviceBackoff:
         return told
 
     def rows(self) -> tuple[ContendedDevice, ...]:
-        """The devices that batch is backed off from now."""
+        """The devices from which batch is being backed off."""
         return tuple(
             ContendedDevice(
                 device.source.kind,
@@ -179,7 +179,7 @@ class DeviceBackoff:
         return step.reason
 
     def _note_cpus(self, specs: Sequence[WorkloadSpec], samples: Mapping[str, Sample]) -> None:
-        """CPUs of unrestricted batch: what a CPU ceiling is a share of."""
+        """CPU use of unrestricted batch, to which CPU ceilings are relative."""
         restricted = {each.name for state in self._states.values() for each in state.restrictions}
         for spec in specs:
             sample = samples.get(spec.name)

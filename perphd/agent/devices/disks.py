@@ -1,4 +1,4 @@
-"""Disks, as back-off sees them: ``/proc/diskstats``, the control groups' bytes, and I/O pressure."""
+"""Disks for backoff: ``/proc/diskstats``, the control groups' bytes, and I/O pressure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perphd.host.fs import KernelFs
 from perphd.qos.contention import Restriction
 
 LEAST_WAIT_PCT: Final = 10.0
-"""An LRA suffers only if its tasks wait for I/O for at least this share of the time."""
+"""Least share of time, in percent, for which an LRA's tasks must wait for I/O to count as affected."""
 
 
 class ContendedDisks:
@@ -63,7 +63,7 @@ class ContendedDisks:
 
 
 def _waits(sample: Sample | None) -> bool:
-    """True if the LRA's tasks wait for I/O, or if the kernel does not tell."""
+    """True if the LRA's tasks wait for I/O, or if the kernel does not report it."""
     if sample is None:
         return False
     return not available(sample.io_some_pct) or sample.io_some_pct >= LEAST_WAIT_PCT

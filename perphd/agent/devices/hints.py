@@ -1,10 +1,11 @@
-"""The environment files in which batch that takes hints finds from which devices it should back off.
+"""Environment files that tell batch from which devices to back off.
 
-    PERPHD_BACK_OFF=disk:8:0,link:eth0              empty: from none
-    PERPHD_BACK_OFF_BYTES_S=20000000,1500000        at which it should stay on each of them, in the same order
+    PERPHD_BACK_OFF=disk:8:0,link:eth0              empty: none
+    PERPHD_BACK_OFF_BYTES_S=20000000,1500000        requested limit on each of them, in the same order
 
-A hint lasts as long as the workload is restricted on the device, by whatever rung. A workload that is only observed
-gets none. Everybody may read the files. A file is replaced as a whole, and removed with its workload or the daemon.
+A hint lasts as long as the workload is restricted on the device, on any rung. A workload that is only
+observed gets none. The files are world-readable. A file is replaced atomically, and removed with its workload
+or the daemon.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from perphd.domain.contention import ContendedDevice
 from perphd.host.state_files import replace_readable
 
 HINTS: Final = "hints"
-"""Their folder, beside the socket."""
+"""Folder of the hint files, beside the socket."""
 NO_HINT: Final = "PERPHD_BACK_OFF=\nPERPHD_BACK_OFF_BYTES_S=\n"
 
 
 def hints_file(folder: Path, workload: str) -> Path:
-    """Where this workload reads."""
+    """The hint file of this workload."""
     return folder / f"{workload}.env"
 
 
 class Hints:
-    """The files of all workloads that take hints."""
+    """The hint files of all workloads that read hints."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -38,10 +39,10 @@ class Hints:
     def write(
         self, takers: Collection[str], enforced: Collection[str], contended: Sequence[ContendedDevice]
     ) -> str:
-        """Bring the files up to date; the problem, if one cannot be written.
+        """Update the files. Returns the problem if one cannot be written, else an empty text.
 
-        ``takers``: the workloads that take hints; ``enforced``: those that get some. ``contended``: the devices that
-        batch is backed off from.
+        ``takers``: workloads that read hints; ``enforced``: those that may get one; ``contended``: the
+        devices from which batch is being backed off.
         """
         if self._written is None:
             self._written = self._left()
@@ -59,11 +60,11 @@ class Hints:
         return ""
 
     def close(self) -> None:
-        """Take all hints back: nobody would end them."""
+        """Remove all hints, since nothing would end them later."""
         self.write((), (), ())
 
     def _left(self) -> dict[str, str]:
-        """Files of a daemon before this one."""
+        """Files left by an earlier daemon."""
         try:
             return {path.name.removesuffix(".env"): "" for path in self._folder.glob("*.env")}
         except OSError:

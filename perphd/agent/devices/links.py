@@ -1,8 +1,8 @@
-"""Network links, as back-off sees them: the devices' counters, and what TCP connections of workloads get across.
+"""Network links for backoff: the devices' counters, and the throughput of workloads' TCP connections.
 
-No controller of control groups counts bytes sent. TCP does, by connection: what the other side has acknowledged is the
-effective bandwidth, and the time in which something was not acknowledged is the time for which the sender waited.
-sock_diag(7) tells the control group of each. Datagrams are not seen.
+No cgroup controller counts bytes sent. TCP does, by connection: the bytes acknowledged by the peer are the
+effective bandwidth, and the time with unacknowledged bytes is the time for which the sender waited.
+sock_diag(7) reports the control group of each connection. Datagrams are not seen.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from perphd.host.sock_diag import Connection, tcp_connections
 from perphd.qos.contention import Restriction
 
 LEAST_WAIT_RATIO: Final = 0.5
-"""An LRA suffers only if what it sends waits for acknowledgement for at least this share of the time."""
+"""Least share of time for which an LRA's data must wait for acknowledgement to count as affected."""
 BEST_FADES: Final = 0.999
-"""Where a link's speed is not known, the most that it ever sent stands for it, forgotten by this ratio a sample."""
+"""For links of unknown speed: decay per sample of the greatest rate seen, which replaces the speed."""
 LEAST_BEST_BYTES_S: Final = 5e6
-"""A link of unknown speed that never sent more was never full."""
+"""Least greatest rate at which a link of unknown speed can count as full."""
 LOOK_S: Final = 10.0
-"""Time between two looks at addresses and groups."""
+"""Time between two scans of addresses and groups."""
 
 
 @dataclass(slots=True)
 class _Sent:
-    """A workload's bytes across a device since the last look, and its waiting, weighted by bytes."""
+    """A workload's bytes across a device since the last call, and its waiting, weighted by bytes."""
 
     acked_bytes: float = 0.0
     waited: float = 0.0
@@ -45,7 +45,7 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Places:
-    """Where addresses and groups belong, as last looked at."""
+    """The latest scan: the devices of addresses and the workloads of groups."""
 
     looked_s: float
     names: frozenset[str]
@@ -56,7 +56,7 @@ class _Places:
 class ContendedLinks:
     """See the module. Devices are those of ``[network]``; the ceiling is that of egress.
 
-    ``full_ratio``: a link is busy from this share of its speed on.
+    ``full_ratio``: share of its speed from which a link is busy.
     """
 
     kind = "link"
@@ -125,7 +125,7 @@ class ContendedLinks:
         return replace(wanted, egress_max=tuple(sorted(ceilings.items())))
 
     def _busy_ratio(self, device: str, sent_bytes_s: float) -> float:
-        """1 from ``full_ratio`` of its speed on."""
+        """The busy ratio: 1 from ``full_ratio`` of the speed on."""
         best = link_speed(self._fs, device)
         if not best:
             best = max(sent_bytes_s, BEST_FADES * self._best.get(device, 0.0))
@@ -147,5 +147,5 @@ class ContendedLinks:
                     try:
                         places.workloads[self._fs.identity(path)[1]] = spec.name
                     except KernelError:
-                        continue  # it has gone
+                        continue  # the group is gone
         return places

@@ -1,8 +1,8 @@
-"""Memory bandwidth, as back-off sees it: resctrl's monitors by last-level cache, and the processor's stalls.
+"""Memory bandwidth for backoff: resctrl's monitors by last-level cache, and the processor's stalls.
 
-A domain is busy if what all workloads move there comes near the most that they ever moved, or near the bandwidth that
-the operator states. An LRA waits if its cycles stall on memory; where that is not counted, if it needs more cycles per
-instruction than at its best. Where neither is known, nothing follows.
+A domain is busy if the total traffic of all workloads comes near the most that they ever moved, or near the
+bandwidth that the operator states. An LRA waits if its cycles stall on memory. Without that counter, it waits
+if it needs more cycles per instruction than at its best. If neither is known, nothing is inferred.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.qos.contention import Restriction
 
 SATURATED: Final = 0.85
-"""A domain that moves this share of its best is busy: queueing for memory sets in well before the last byte."""
+"""Share of its best traffic at which a domain is busy: memory queueing begins well below full bandwidth."""
 BEST_FADES: Final = 0.999
-"""The greatest traffic seen is forgotten by this ratio in each sample: a day later it is another mix."""
+"""Decay per sample of the greatest traffic seen: a day later the mix of work is different."""
 LEAST_STALL_RATIO: Final = 0.3
 LEAST_SLOWDOWN: Final = 1.2
 CALM_SLOWDOWN: Final = 1.1
-"""Growth of cycles per instruction that counts as waiting, and that ends it."""
+"""Growth of cycles per instruction from which an LRA waits, and the one below which it no longer does."""
 CPI_FADES: Final = 1.0005
 LEAST_BEST_BYTES_S: Final = 1e9
 """A domain that never moved more was never busy."""
 
 
 class ContendedMemory:
-    """See the module. Devices are ids of last-level caches; the ceiling is the MBA step below what may be moved.
+    """See the module. Devices are ids of last-level caches; the ceiling is the MBA step below the allowed traffic.
 
-    ``levels_pct``: steps of MBA, ascending; empty: it cannot be set. ``capacity_bytes_s``: what the host can move; 0:
-    not known.
+    ``levels_pct``: steps of MBA, ascending; empty: it cannot be set. ``capacity_bytes_s``: the host's memory
+    bandwidth; 0 if unknown.
     """
 
     kind = "memory"
@@ -79,7 +79,7 @@ class ContendedMemory:
         return replace(wanted, mba_pct=tuple(sorted(steps.items())))
 
     def _busy_ratio(self, domain: str, moved_bytes_s: float, domains: int) -> float:
-        """1 from ``SATURATED`` of the domain's best on."""
+        """The busy ratio: 1 from ``SATURATED`` of the domain's best on."""
         best = max(moved_bytes_s, BEST_FADES * self._best.get(domain, 0.0))
         self._best[domain] = best
         if self._capacity:

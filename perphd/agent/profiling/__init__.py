@@ -1,1 +1,1 @@
-"""``perphd profile``: allocations of one LRA tried one after another."""
+"""``perphd profile``: tries allocations of one LRA one after another."""

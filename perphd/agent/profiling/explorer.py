@@ -1,7 +1,7 @@
-"""Exploring an application on purpose: one allocation after the other, from generous to tight, ready to stop.
+"""Profiles an application: one allocation after another, from generous to tight, with a guard.
 
-The explorer decides what is tried, what is believed of it and when it is over; what it acts on is a ``Subject``
-(a live application or a simulated one). It always leaves the subject with everything it had.
+The explorer decides which allocations to try, what to record and when to stop. It acts on a ``Subject`` (a
+live or a simulated application), and always leaves it with its original resources.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from perphd.predictor.profile.lattice import Point, is_within
 _BAD = (Quality.FIRST, Quality.LATE, Quality.RESTARTED, Quality.MULTIPLEXED, Quality.SLI_MISSING,
         Quality.BETWEEN)  # fmt: skip
 _IN_A_ROW = 2
-"""Samples that must look bad one after the other: a single one is noise."""
+"""Consecutive samples that must look bad; a single one is noise."""
 _AGAIN = 25
-"""Points between two looks at the reference, which moves with the load."""
+"""Points between two measurements of the reference, which moves with the load."""
 _RECOVER = 30
-"""Looks that an application has to recover in."""
+"""Samples within which an application must recover."""
 _WAIT = 90
-"""Looks that an allocation may take to come into force; what is in force then is what is measured."""
+"""Samples that an allocation may take to come into force; then whatever is in force is measured."""
 
 
 class Stop(StrEnum):
-    """Why exploring ended."""
+    """Why the exploration ended."""
 
     DONE = "done"
     SUFFERED = "the application suffered"
@@ -44,12 +44,12 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """When an application suffers. The objective's absolute limits count as well.
+    """Limits for the application's performance. The objective's absolute limits apply as well.
 
     Attributes:
         objective: the application's own.
-        max_loss_pct: loss of work against the reference.
-        max_delay_ratio: growth of delay against it.
+        max_loss_pct: loss of work relative to the reference.
+        max_delay_ratio: growth of delay relative to the reference.
     """
 
     objective: Objective = Objective()
@@ -57,7 +57,7 @@ class Guard:
     max_delay_ratio: float = 3.0
 
     def complaint(self, sample: Sample, reference: Reference) -> str:
-        """Why this sample cannot be used, or empty."""
+        """Why this sample cannot be used; empty if it can."""
         perf = performance(sample, self.objective.latency_percentile)
         least, most = self.objective.min_work_rate_per_s, self.objective.max_latency_ms
         if available(perf.work):
@@ -75,8 +75,9 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """Looks (one a period) that are let pass after a change, and that are then measured; ``skip``: go on elsewhere
-    after an allocation that hurt, instead of ending.
+    """Samples (one per period) skipped after a change, and samples then measured.
+
+    ``skip``: after a harmful allocation, continue elsewhere instead of ending.
     """
 
     settle: int = 4
@@ -86,7 +87,7 @@ class Pacing:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is told after every point: how many are done of how many, and what became of it."""
+    """Progress after every point: points done, their total, and the result."""
 
     done: int
     total: int
@@ -97,7 +98,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ProbeOutcome:
-    """How it ended."""
+    """How the exploration ended."""
 
     stop: Stop
     reason: str = ""
@@ -107,20 +108,20 @@ class Subject(Protocol):
     """The subject of an exploration."""
 
     async def grant(self, point: Point | None) -> None:
-        """Want this allocation from the next look on; None: everything that it had."""
+        """Request this allocation from the next sample on; None: the original resources."""
 
     def ready(self) -> bool:
-        """True once the wanted settings are in force as far as possible."""
+        """True once the requested settings are in force as far as possible."""
 
     def in_force(self, point: Point) -> tuple[float, ...]:
         """The settings in force for this allocation, in the axes' units."""
 
     async def look(self) -> Sample:
-        """Let one period pass and look. Raises PerphError if there is nothing to look at."""
+        """Wait for one period and take a sample. Raises PerphError if nothing runs."""
 
 
 def looks_ahead(progress: ProfileProgress, pacing: Pacing) -> int:
-    """Looks that exploring takes from here, if nothing hurts and everything comes into force at once."""
+    """Remaining samples of the exploration, if no point is harmful and every setting applies at once."""
     anchors: set[Point] = set()
     each = pacing.settle + pacing.measure
     looks, since = pacing.settle + 2 * pacing.measure, _AGAIN
@@ -136,14 +137,14 @@ def looks_ahead(progress: ProfileProgress, pacing: Pacing) -> int:
 
 
 class Explorer:
-    """Runs through the points of a ``ProfileProgress``; what is in it already is not tried again.
+    """Runs through the points of a ``ProfileProgress``; points that it already contains are not repeated.
 
     Args:
-        subject: what is explored.
-        progress: what is to be tried and what is known, saved after every point.
-        guard: when it suffers; None: it may (a simulated application).
-        pacing: how long it takes.
-        tell: told after every point.
+        subject: the application.
+        progress: planned and completed points, saved after every point.
+        guard: limits for its performance; None: no limits (a simulated application).
+        pacing: number of samples per point.
+        tell: called after every point.
     """
 
     def __init__(
@@ -157,10 +158,10 @@ class Explorer:
         self._subject, self._progress, self._guard, self._pacing = subject, progress, guard, pacing
         self._tell = tell
         self.interrupted = False
-        """Set from outside: end after the look at hand."""
+        """Set from outside: end after the current sample."""
 
     async def run(self) -> ProbeOutcome:
-        """Explore. Whatever happens, everything is granted again at the end.
+        """Explore. In every case, the original resources are granted again at the end.
 
         Raises:
             PerphError: the application is gone, or shows no work.
@@ -187,7 +188,7 @@ class Explorer:
                 if complaint:
                     if ended := await self._suffered(anchor, complaint, reference):
                         return ended
-                    continue  # so does all that grants no more, this point first
+                    continue  # and all points that grant no more, starting with this one
                 if again is not None and anchor in anchors:  # the load has changed since then
                     reference = replace(first, work=first.work * again[0] / anchors[anchor])
                 elif again is not None:
@@ -210,9 +211,9 @@ class Explorer:
         return ProbeOutcome(Stop.DONE)
 
     async def _suffered(self, point: Point, complaint: str, reference: Reference) -> ProbeOutcome | None:
-        """Give everything back at once; the end, or None if it is to go on elsewhere."""
+        """Restore everything at once. Returns the outcome, or None to continue elsewhere."""
         await self._subject.grant(None)
-        await self._subject.look()  # it is written before anything else is done
+        await self._subject.look()  # applies the restored settings before anything else
         self._progress.add_suffered(point, complaint)
         self._tell(Step(self._progress.done, len(self._progress.points), point, None, complaint))
         if not self._pacing.skip:
@@ -224,7 +225,7 @@ class Explorer:
         return self.interrupted
 
     def _hurts(self, point: Point) -> bool:
-        """It grants nothing that an allocation that hurt did not."""
+        """True if the point grants no more than a point that was harmful."""
         if self._guard is None:
             return False
         hurts = any(is_within(point, other) for other in self._progress.suffered)
@@ -233,7 +234,7 @@ class Explorer:
         return hurts
 
     async def _refer(self) -> Reference:
-        """How it does with everything. Averaged over more looks than a point: all else is compared with it."""
+        """Measure the reference, over more samples than a point, because all points are compared with it."""
         await self._subject.grant(None)
         for _ in range(self._pacing.settle):
             await self._subject.look()
@@ -261,7 +262,7 @@ class Explorer:
     async def _measure(
         self, reference: Reference
     ) -> tuple[tuple[float, float | None, float | None] | None, str]:
-        """Work, delay, load at the allocation in force (None: nothing fit was seen), and the complaint, if any."""
+        """Work, delay, load at the allocation in force (None: no usable sample), and the complaint, if any."""
         bad, complaint = 0, ""
         seen: list[Sample] = []
         waited = settled = 0
@@ -300,8 +301,8 @@ class Explorer:
             if good >= _IN_A_ROW or self.interrupted:
                 return
         raise PerphError(
-            f"the application did not recover within {_RECOVER} periods although everything was given back: look at "
-            "it before going on"
+            f"the application did not recover within {_RECOVER} periods although everything was restored: check "
+            "it before continuing"
         )
 
     @property
@@ -310,7 +311,7 @@ class Explorer:
 
 
 def _mean(values: list[float]) -> float:
-    """Geometric: rates are compared by ratios."""
+    """Geometric mean, because rates are compared by ratios."""
     return float(math.exp(np.mean(np.log(values))))
 
 

@@ -1,7 +1,7 @@
-"""An application on a host as the subject of exploring: granted through the agent's own loop.
+"""An application on a host as the subject of profiling, controlled through the agent's own loop.
 
-Sampling, indicators, writing, journal and restoring are those of the daemon: a profile that is killed leaves what
-``perphd restore`` gives back.
+Sampling, indicators, writing, journal and restoring are those of the daemon: after a killed profile, ``perphd
+restore`` restores everything.
 """
 
 from __future__ import annotations
@@ -37,34 +37,33 @@ KNOBS = {
     WAYS: "llc_masks",
     MBW: "mba_pct",
 }
-"""Axis -> the setting that grants it."""
+"""The setting that implements each axis."""
 MOST_CORE_STEPS = 16
 FEW_CORES = 4
-"""Where the host has no more cores than this, CPU time is dialled instead of whole cores."""
+"""On hosts with at most this number of cores, CPU time is varied instead of whole cores."""
 QUOTA_STEPS = 24
-"""Steps of CPU time at least: as many as a model of this axis alone needs."""
+"""Least number of steps of CPU time: the number that a model of this axis alone needs."""
 QUOTA_GRAINS = (0.1, 0.05, 0.02, 0.01)
-"""Distances between two steps (CPUs): the first one that makes enough steps. The kernel takes no less than .01."""
+"""Candidate distances between two steps (CPUs); the first with enough steps is used. The kernel's least is .01."""
 LEAST_OF_USE, MOST_OF_USE = 0.6, 1.25
-"""Range of CPU time that is tried, in parts of what the application uses with everything: below it loses more work than
-the guard allows by default, above it nothing holds it back.
-"""
+"""Range of CPU time to try, relative to unrestricted use. Below it, the loss exceeds the guard's default;
+above it, nothing is restricted."""
 MEMORY_STEPS = 6
 MEMORY_MARGIN = 1.1
 """Memory is never granted below this multiple of the known use (perphd never makes an application swap)."""
 
 _STUCK = 13
-"""Looks after which a ceiling that has not moved will not move soon (a step is made every five seconds)."""
+"""Samples after which a ceiling that has not moved will not move soon (one step takes five seconds)."""
 _NEARLY = 1.03
 _MOST_AWAITED = 60
-"""Looks after which indicators that are never due are shown as they are."""
+"""Samples after which indicators that are never due are accepted as they are."""
 
 Step = Callable[[], Awaitable[float]]
-"""Lets one period pass; answers the time (monotonic seconds)."""
+"""Waits for one period; returns the time (monotonic seconds)."""
 
 
 class ProfilePolicy:
-    """Wants whatever the explorer says, for one application; everybody else is left as found."""
+    """Applies the explorer's settings to one application, and leaves all others unchanged."""
 
     def __init__(self, lra: str) -> None:
         self._lra = lra
@@ -76,12 +75,12 @@ class ProfilePolicy:
         return "profile"
 
     def decide(self, snapshot: Snapshot) -> TargetState:
-        """The settings at hand."""
+        """The present settings."""
         return TargetState({self._lra: self.settings})
 
 
 class HostSubject:
-    """One LRA of an agent whose policy is a ``ProfilePolicy``. ``close`` gives everything back."""
+    """One LRA of an agent whose policy is a ``ProfilePolicy``. ``close`` restores everything."""
 
     def __init__(self, agent: Agent, policy: ProfilePolicy, spec: WorkloadSpec, step: Step) -> None:
         self._agent, self._policy, self._spec, self._step = agent, policy, spec, step
@@ -92,7 +91,7 @@ class HostSubject:
 
     @property
     def look_s(self) -> float:
-        """Seconds that a look has taken so far: a period, or as long as indicators need."""
+        """Mean seconds per sample so far: a period, or the time that indicators need."""
         return (self._last_s - self._first_s) / max(self._looks - 1, 1)
 
     @property
@@ -106,7 +105,7 @@ class HostSubject:
         for _ in range(_MOST_AWAITED):
             if sample is None or not sample.has(Quality.BETWEEN):
                 break
-            sample = await self._sampled()  # until its indicators are due there is nothing to see
+            sample = await self._sampled()  # until its indicators are due there is no result
         if sample is None or sample.has(Quality.GONE):
             raise PerphError(f"{self._spec.name}: nothing runs in {self._spec.cgroup}")
         self._looks += 1
@@ -122,7 +121,7 @@ class HostSubject:
         return self._agent.samples.get(self._spec.name)
 
     def ready(self) -> bool:
-        """See ``Subject``. Memory comes down step by step, and no further than the application bears."""
+        """See ``Subject``. Memory is reduced step by step, and no further than the application tolerates."""
         if self._agent.blocked(self._spec.name):
             return False
         wanted, high = self._policy.settings.memory_high_bytes, self._high
@@ -151,10 +150,10 @@ class HostSubject:
     async def lattice(
         self, actuators: Actuators, memory_floor_bytes: float | None = None, keep: Lattice | None = None
     ) -> tuple[Lattice, tuple[str, ...]]:
-        """What can be explored here, and what cannot, each with the reason; ``keep``: an earlier run's.
+        """The axes that can be explored here, and those that cannot, with reasons; ``keep``: an earlier run's lattice.
 
         Raises:
-            PerphError: nothing can be set, or what the earlier run explored no longer can.
+            PerphError: nothing can be set, or an axis of the earlier run can no longer be set.
         """
         await self.look()
         await self.look()
@@ -167,7 +166,7 @@ class HostSubject:
             now = {axis.name for axis in found.axes}
             if lost := [axis.name for axis in keep.axes if axis.name not in now]:
                 raise PerphError(
-                    f"an earlier run explored {', '.join(lost)}, which cannot be set any more; --fresh starts over"
+                    f"an earlier run explored {', '.join(lost)}, which can no longer be set; --fresh starts over"
                 )
             found = keep
         if not found.axes:
@@ -176,15 +175,15 @@ class HostSubject:
         return found, said
 
     async def close(self) -> None:
-        """Give everything back and let go of the host.
+        """Restore everything and release the host.
 
         Raises:
-            PerphError: not everything could be given back; says what.
+            PerphError: names what could not be restored.
         """
         self._policy.settings = UNTOUCHED
         report = await self._agent.stop(restore=True)
         if report is not None and report.failed:
-            raise PerphError(f"not everything was given back: {report}; perphd restore tries again")
+            raise PerphError(f"not everything was restored: {report}; perphd restore tries again")
 
 
 def lattice_of(
@@ -194,11 +193,11 @@ def lattice_of(
     knobs: frozenset[str],
     memory_floor_bytes: float | None = None,
 ) -> tuple[Lattice, dict[str, str]]:
-    """The axes that can be explored, and for the others why not. Pure.
+    """The axes that can be explored, and the reasons for those that cannot. Pure.
 
-    The bounds are the host's own: whole usable cores, or CPU time where they are few, ways from the least mask on, the
-    throttle levels that the hardware has, and memory from what is in use (times ``MEMORY_MARGIN``) up to all that is
-    held now.
+    The bounds are the host's own: whole usable cores, or CPU time where they are few; ways from the least
+    mask up; the hardware's throttle levels; and memory from present use (times ``MEMORY_MARGIN``) up to all
+    that is held now.
     """
     axes: list[Axis] = []
     left_out: dict[str, str] = {}
@@ -234,7 +233,7 @@ def lattice_of(
 
 
 def settings_of(lattice: Lattice, point: Point, topology: Topology) -> Settings:
-    """The settings that grant a cell; what is granted in full is left as found."""
+    """The settings that grant a cell; axes at their maximum stay unchanged."""
     settings = UNTOUCHED
     domains = [cache.domain for cache in topology.l3_domains]
     for axis, step, value in zip(lattice.axes, point, lattice.values(point), strict=True):
@@ -264,7 +263,7 @@ def open_subject(
     sli_opener: SliOpener | None = None,
     clock: Callable[[], float] | None = None,
 ) -> HostSubject:
-    """An agent of its own around one LRA; nothing is written yet.
+    """A separate agent around one LRA; nothing has been written yet.
 
     Raises:
         PerphError: the journal is held by a running daemon, or the state directory cannot be used.
@@ -275,7 +274,7 @@ def open_subject(
         daemon=replace(config.daemon, model_save_s=0.0, mode=Mode.ENFORCE),
         isolation=replace(config.isolation, changes_per_s=100.0, adopt_s=0.0),
         workloads=(replace(spec, mode=Mode.ENFORCE),),
-        matches=(),  # whoever else is found would be taken in
+        matches=(),  # otherwise further workloads would be found and added
         opt_in=NOBODY,
     )
     seam: Policy = policy
@@ -292,7 +291,7 @@ def open_subject(
 
 
 def _quota(sample: Sample, topology: Topology) -> tuple[float, ...]:
-    """CPU time from less than the application uses to a little more, in tenths of a CPU or finer; then no limit."""
+    """CPU time from below the application's use to slightly above it, in tenths of a CPU or finer; then no limit."""
     most = float(len(topology.cpus_of(topology.usable_cores)))
     used = sample.cpu_usage_cores
     if not available(used) or used <= 0.0:

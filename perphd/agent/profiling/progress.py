@@ -1,4 +1,4 @@
-"""What exploring has told so far, in a file that is replaced after every point: a run that ended is taken up again."""
+"""Progress of a profile, in a file replaced after every point, so that an interrupted run can resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The application with everything that it has. None: not measured."""
+    """The application with its original resources. None: not measured."""
 
     work: float
     work_source: str
@@ -31,8 +31,8 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One allocation: what was in force in the axes' units, work per second, delay, load, and the work of the
-    reference at that time.
+    """One allocation: settings in force in the axes' units, work per second, delay, load, and the reference's
+    work then.
     """
 
     point: Point
@@ -44,7 +44,7 @@ class Measured:
 
 
 class ProfileProgress:
-    """The points in order with what is known of them. ``path`` None: kept in memory only."""
+    """The points in order, with their results. ``path`` None: kept in memory only."""
 
     def __init__(
         self, app: str, lattice: Lattice, points: Sequence[Point], seed: int, path: Path | None
@@ -59,41 +59,44 @@ class ProfileProgress:
 
     @property
     def done(self) -> int:
-        """Points that need not be tried (again)."""
+        """Number of points that need no (further) trial."""
         known = {*self.measured, *self.suffered, *self.unknown, *self.pruned}
         return len(known.intersection(self.points))
 
     def knows(self, point: Point) -> bool:
-        """It was tried."""
+        """True if the point was tried."""
         return point in self.measured or point in self.suffered or point in self.unknown
 
     def refer(self, reference: Reference) -> None:
-        """The reference was measured (again); the first one stays what 1.0 stands for."""
+        """Record a measurement of the reference; the first one defines 1.0."""
         if self.reference is None:
             self.reference = reference
             self._save()
 
     def add(self, measured: Measured) -> None:
-        """A point was measured."""
+        """Record a measured point."""
         self.measured[measured.point] = measured
         self._save()
 
     def add_suffered(self, point: Point, complaint: str) -> None:
-        """A point hurt."""
+        """Record a harmful point."""
         self.suffered[point] = complaint
         self._save()
 
     def add_unknown(self, point: Point) -> None:
-        """A point told nothing."""
+        """Record a point without usable samples."""
         self.unknown.add(point)
         self._save()
 
     def add_pruned(self, point: Point) -> None:
-        """A point will not be tried, because it grants no more than one that hurt. Not saved: it follows from those."""
+        """Record a point that is skipped because it grants no more than a harmful one.
+
+        Not saved, since it follows.
+        """
         self.pruned.add(point)
 
     def forget(self) -> None:
-        """All is done: the file is not needed any more."""
+        """Delete the file after completion."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
@@ -117,10 +120,10 @@ class ProfileProgress:
 
     @classmethod
     def load(cls, path: Path, app: str) -> ProfileProgress | None:
-        """What an earlier run left; None if there is none.
+        """The progress of an earlier run; None if there is none.
 
         Raises:
-            PerphError: the file is damaged, or of another application; says what to do.
+            PerphError: the file is damaged or belongs to another application; the message says what to do.
         """
         try:
             data: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -155,13 +158,13 @@ class ProfileProgress:
             raise PerphError(f"{path}: cannot be read: {exc.strerror}") from exc
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise PerphError(
-                f"{path}: cannot be taken up: {exc}; --fresh starts over and replaces it"
+                f"{path}: cannot be resumed: {exc}; --fresh starts over and replaces it"
             ) from exc
         return made
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Put the text in place of the file; after a crash the old or the new one is there.
+    """Replace the file's content atomically: after a crash, the old or the new one exists.
 
     Raises:
         PerphError: it cannot be written.
@@ -192,5 +195,5 @@ def _point(data: Any, lattice: Lattice) -> Point:
     if len(point) != len(lattice.axes) or any(
         not 0 <= step < len(axis.steps) for step, axis in zip(point, lattice.axes, strict=True)
     ):
-        raise ValueError(f"{point} is no cell of the lattice")
+        raise ValueError(f"{point} is not a cell of the lattice")
     return point

@@ -1,4 +1,4 @@
-"""``perphd profile``: explore, train apart, sign off, save. What it tells on the way goes to a ``Teller``."""
+"""``perphd profile``: explore, train, validate, save. Reports progress to a ``Teller``."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     from perphd.sim.machine import Machine
 
 SHARE: Final = 0.1
-"""Of the lattice, by default; and at most so many points, since each takes seconds:"""
+"""Default share of the lattice that is tried, up to ``MOST_POINTS``, since each point takes seconds."""
 MOST_POINTS: Final = 1000
 LEAST_ROWS: Final = 40
-"""Fewer points are no model of several knobs."""
+"""Least number of points for a model of several knobs."""
 LEAST_OF_ONE: Final = 20
-"""Fewer points are no model of one knob."""
+"""Least number of points for a model of one knob."""
 SPARE: Final = 1.25
-"""Factor on the points that a model needs: some of those tried by default may hurt."""
+"""Factor on the number of points that a model needs, since some points may be harmful."""
 SIGNS: Final = {CPUS: 0, QUOTA: 1, MEMORY: 1, WAYS: 1, MBW: 1}
-"""More cores can cost (threads that talk to each other); more of the rest never does."""
+"""Monotonicity: more cores can cost performance (threads that communicate); more of the rest never does."""
 SHARE_NAMES: Final = {
     CPUS: "cpu_share",
     QUOTA: "cpu_share",
@@ -59,12 +59,12 @@ SHARE_NAMES: Final = {
 LOAD: Final = "load_share"
 _LOAD_VARIES: Final = 0.1
 _MOVED: Final = 0.05
-"""A knob that moved by less, in parts of all that there is, tells nothing."""
+"""Least movement of a knob, as a share of its range, from which it is informative."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileOptions:
-    """What the operator asked for. ``points`` None: ``SHARE`` of the lattice; ``out`` None: in the state directory."""
+    """Options of the operator. ``points`` None: ``SHARE`` of the lattice; ``out`` None: in the state directory."""
 
     points: int | None = None
     guard: Guard | None = None
@@ -94,21 +94,21 @@ class Plan:
 
 
 class Teller(Protocol):
-    """Hears how it goes."""
+    """Receives progress reports."""
 
     def begin(self, plan: Plan) -> None:
-        """The exploration to be made."""
+        """Announce the planned exploration."""
 
     def step(self, step: Step) -> None:
-        """A point is done."""
+        """Report a completed point."""
 
     def say(self, text: str) -> None:
-        """Anything else."""
+        """Report anything else."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileResult:
-    """How it ended; ``profile`` is None if too little is known for a model."""
+    """The outcome; ``profile`` is None if there are too few points for a model."""
 
     outcome: ProbeOutcome
     profile: Profile | None
@@ -117,21 +117,20 @@ class ProfileResult:
 
 
 def profile_path(state_dir: str, app: str) -> Path:
-    """Where an LRA's profile is looked for at start."""
+    """Path where the daemon looks for an LRA's profile at start."""
     return Path(state_dir) / "profiles" / f"{app}.json"
 
 
 def progress_path(state_dir: str, app: str) -> Path:
-    """Where exploring leaves what it knows so far."""
+    """Path of an unfinished exploration's progress."""
     return Path(state_dir) / "profiles" / f"{app}.progress.json"
 
 
 def find_lra(config: Config, app: str, fs: KernelFs | None = None) -> WorkloadSpec:
     """The LRA of this name, with its control group.
 
-    It is given, or looked for once if it is declared by ``match`` or declares itself (``[opt_in]``).
-
-    ``fs``: the kernel's files; None: those below ``host.root``, by default this machine's.
+    The group is configured, or searched once if the LRA is declared by ``match`` or declares itself
+    (``[opt_in]``). ``fs``: the kernel's files; None: those below ``host.root``, by default this machine's.
 
     Raises:
         ConfigError: no LRA has this name, or nothing is found for it.
@@ -152,7 +151,7 @@ def find_lra(config: Config, app: str, fs: KernelFs | None = None) -> WorkloadSp
             return found
         one_of = [name for name in looked.specs if spec is not None and looked.declared_as[name] == app]
         if spec is not None and one_of:
-            problem = f"{app!r} stands for several ({spec.match}); one of them can be profiled"
+            problem = f"{app!r} matches several workloads ({spec.match}); name one of them"
             raise ConfigError(source, "lra", problem, ", ".join(one_of))
         if spec is not None:
             why = looked.problems.get(app, f"nothing matches {spec.match}")
@@ -197,13 +196,14 @@ async def profile_simulated(
 ) -> ProfileResult:
     """Explore one of the archetypes on a simulated host, in virtual time.
 
-    ``progress``: keeps what is known so far; ``interrupt_after``: end after so many points, as Ctrl-C would;
-    ``machine``: that of the host, by default the demo's.
+    ``progress``: file that stores results so far; ``interrupt_after``: end after this number of points, as
+    Ctrl-C would; ``machine``: the simulated machine, by default the demo's.
 
     Raises:
         ConfigError: there is no such archetype.
     """
-    from perphd.agent.simulated import simulate, simulated_sli  # a real daemon carries no simulator
+    # imported here so that a real daemon does not load the simulator
+    from perphd.agent.simulated import simulate, simulated_sli
 
     spec = WorkloadSpec(
         archetype, Kind.LRA, f"/simulated/{archetype}", sli=SliSpec("simulated", (("workload", archetype),))
@@ -266,13 +266,13 @@ async def _profile(
         explorer = Explorer(subject, progress, options.guard, options.pacing, hear)
         with _interruptible(lambda: setattr(explorer, "interrupted", True)):
             outcome = await explorer.run()
-            await subject.look()  # writes what was given back
+            await subject.look()  # applies the restored settings
     finally:
         await subject.close()
     measured, least = len(progress.measured), least_rows(lattice)
     if outcome.stop is Stop.INTERRUPTED or measured < least:
         if outcome.stop is not Stop.INTERRUPTED:
-            teller.say(f"{measured} allocations are known: too few for a model ({least} are needed)")
+            teller.say(f"{measured} allocations were measured: too few for a model ({least} are needed)")
         return ProfileResult(outcome, None, None, measured)
     teller.say(f"training on {measured} samples")
     profile = await asyncio.to_thread(train_profile, progress, left_out, options, host)
@@ -284,7 +284,7 @@ async def _profile(
 
 
 def least_rows(lattice: Lattice) -> int:
-    """The fewest allocations that make a model of these knobs."""
+    """The fewest allocations for a model of these knobs."""
     return LEAST_OF_ONE if len(lattice.axes) == 1 else LEAST_ROWS
 
 
@@ -298,7 +298,7 @@ def _shown(axis: Axis) -> str:
 def train_profile(
     progress: ProfileProgress, left_out: tuple[str, ...], options: ProfileOptions, host: str
 ) -> Profile:
-    """A profile from what was measured.
+    """A profile from the measurements.
 
     Raises:
         PerphError: training failed.
@@ -343,10 +343,10 @@ def train_profile(
 def rows_of(
     progress: ProfileProgress, reference: Reference
 ) -> tuple[list[str], tuple[float, ...], Floats, Floats]:
-    """Feature names, what 1.0 of each stands for, rows (n, F) relative to that, and log(work / reference).
+    """Feature names, the value of 1.0 of each, rows (n, F) relative to that, and log(work / reference).
 
-    Relative, so that a model means something on a host of another size: cores to those that it uses undisturbed,
-    memory to what it holds, ways and bandwidth to all there are, load to the load of the reference.
+    Relative features make a model meaningful on a host of another size: cores relative to undisturbed use,
+    memory to present use, ways and bandwidth to their totals, load to the load of the reference.
     """
     axes = progress.lattice.axes
     tops = {axis.name: axis.steps[-1] for axis in axes}
@@ -370,7 +370,7 @@ def rows_of(
 
 @contextmanager
 def _interruptible(interrupt: Callable[[], Any]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end after the point at hand, with everything given back."""
+    """Let Ctrl-C and SIGTERM end the run after the current point, with everything restored."""
     loop = asyncio.get_running_loop()
     numbers: list[signal.Signals] = []
     for number in (signal.SIGINT, signal.SIGTERM):
