@@ -16,12 +16,12 @@ from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.host.actuators import Actuators
 
 _CPU_KNOBS = frozenset({"cpus", "cpu_weight"})
-"""What of batch makes up the CPU part of every LRA's protection: it is in force as a whole or not at all."""
+"""Batch knobs that implement the CPU part of every LRA's protection; in force as a whole or not at all."""
 _CACHE_KNOBS = frozenset({"llc_masks", "mba_pct"})
 CALM_TIMES = 3.0
 """Upper bound on the share of time spent settling after groups (re)appear: 1 in this number."""
 ENFORCEABLE_S = 60.0
-"""Time between two looks at what can be enforced on a workload; its cgroup's (re)appearance causes another."""
+"""Time between two checks of what can be enforced on a workload; its cgroup's (re)appearance causes another."""
 
 
 class Protections:
@@ -32,7 +32,7 @@ class Protections:
         self._bounds_s = -math.inf
 
     def flagged(self, sample: Sample) -> Sample:
-        """The sample, flagged if what was set last is still taking effect."""
+        """The sample, flagged if the latest settings are still taking effect."""
         protection = self._state.protections.get(sample.workload)
         if protection is None:
             return sample
@@ -42,31 +42,33 @@ class Protections:
         return with_flag(sample, Quality.SETTLING)
 
     def knobs(self, spec: WorkloadSpec, present: bool, now_s: float) -> frozenset[str]:
-        """Names of what can be set on this workload: looked at now and then, and when it (re)appears."""
+        """Names of the knobs that can be set on this workload; checked periodically, and when it (re)appears."""
         known = self._state.enforceable.get(spec.name)
         if known is None or known.present != present or now_s - known.looked_s >= ENFORCEABLE_S:
             knobs, missing = self._state.parts.executor.enforceable(spec, now_s)
             self._look_at_bounds(bool(knobs & {"llc_masks", "mba_pct"}), now_s)
-            # All are looked at when they are first seen, and then in turns, so that no later tick pays for all.
+            # Each is checked when first seen, and then at staggered times, so that no later tick checks all
+            # of them.
             early_s = len(self._state.enforceable) % ENFORCEABLE_S if known is None else 0.0
             known = Enforceable(knobs, missing, now_s - early_s, present)
             self._state.enforceable[spec.name] = known
-        # Settings left to somebody else cannot be relied on, even if they could be written.
+        # Knobs yielded to other programs cannot be relied on, even if they could be written.
         conflicts = self._state.parts.executor.conflicts()
         return known.knobs.difference(c.knob for c in conflicts if c.workload == spec.name and c.yielded)
 
     def _look_at_bounds(self, settable: bool, now_s: float) -> None:
-        """What resctrl offers: looked at again now and then."""
+        """Check the bounds of resctrl's controls from time to time."""
         if now_s - self._bounds_s >= ENFORCEABLE_S:
             self._bounds_s = now_s
             found = self._state.parts.actuators()
-            if found != Actuators() or not settable:  # what cannot be read for a moment is not gone
+            if found != Actuators() or not settable:  # a temporary read failure does not mean that it is gone
                 self._state.actuators = found
 
     def look(self, now_s: float) -> bool:
-        """Follow a resctrl that was mounted, unmounted or mounted otherwise. True if it was.
+        """Detect that resctrl was mounted, unmounted or mounted differently. Returns True if it was.
 
-        Where somebody else has changed what protects an LRA, its sample says nothing of what perphd has set.
+        If another program has changed what protects an LRA, the LRA's sample says nothing about perphd's
+        settings.
         """
         if not self._state.parts.executor.follow_mount(now_s):
             if self._state.parts.executor.groups_disturbed():
@@ -84,7 +86,7 @@ class Protections:
                 protection.since_s = self._state.time_s(now_s)
 
     def without_cpus(self, now_s: float) -> None:
-        """Forget what is in force on CPUs; keep what is in force on caches, bandwidth and memory."""
+        """Forget the CPU settings in force; keep those of caches, bandwidth and memory."""
         free = untouched(len(self._state.topology.usable_cores) or 1)
         when_s = self._state.time_s(now_s)
         for name, protection in list(self._state.protections.items()):
@@ -95,11 +97,11 @@ class Protections:
                 self._state.protections[name] = Protection(kept, when_s)
 
     def note(self, target: TargetState, now_s: float, changed: bool, again: bool = False) -> None:
-        """Remember what is now in force for each LRA: its decision's choice, if it and some batch are enforced.
+        """Record what is now in force for each LRA: its decision's choice, if it and some batch are enforced.
 
-        Where a part of it is blocked on some batch (CPUs, ways, bandwidth), what is in force takes the place of that
-        part, and of no other.
-        ``again``: what changed was set on groups that (re)appeared, and on nobody else.
+        If a part of it (CPUs, ways, bandwidth) is blocked on some batch, that part keeps the value in force.
+
+        ``again``: the changes were only made on groups that (re)appeared.
         """
         batch_enforced = any(
             spec.kind is Kind.BATCH and self._modes.of(spec) is Mode.ENFORCE
@@ -115,7 +117,7 @@ class Protections:
             if spec is None:
                 continue
             before = self._state.protections.get(spec.name)
-            # Cores of its own an LRA can have without any batch, too.
+            # an LRA can have exclusive cores even without batch
             protects = batch_enforced or decision.chosen.cpu.own_cores is not None
             enforced = protects and self._modes.of(spec) is Mode.ENFORCE
             allocation = decision.chosen if enforced else nothing
@@ -123,7 +125,7 @@ class Protections:
                 allocation = self._really(allocation, target, blocked)
                 own_blocked = "cpus" in self._state.parts.executor.blocked(spec.name)
                 if cpu_blocked or (allocation.cpu.exclusive and own_blocked):
-                    # Not confined as it was to be: what was in force for the CPUs still is.
+                    # Not confined as planned: the previous CPU settings are still in force.
                     allocation = replace(
                         allocation, cpu=nothing.cpu if before is None else before.allocation.cpu
                     )
@@ -134,10 +136,10 @@ class Protections:
             if before is None or before.allocation != allocation:
                 self._state.protections[spec.name] = Protection(allocation, when_s)
                 continue
-            before.allocation = allocation  # the same, with what is known of its throttle by now
+            before.allocation = allocation  # unchanged, with the measured bandwidth throttle
             if changed and not (again and when_s - before.disturbed_s < self._calm_s):
-                # Another LRA's change moved batch as well: this one's surroundings changed too. But batch that comes
-                # and goes forever, and is set each time, must not keep everybody from ever being judged.
+                # Another LRA's change affected batch as well, so this one's conditions have changed. But
+                # batch that restarts repeatedly, and is set each time, must not prevent evaluation forever.
                 before.since_s = when_s
                 if again:
                     before.disturbed_s = when_s
@@ -145,7 +147,7 @@ class Protections:
     def _really(
         self, chosen: Allocation, target: TargetState, blocked: Mapping[str, frozenset[str]]
     ) -> Allocation:
-        """The choice with the ways and the bandwidth that batch really leaves, where its knobs are blocked."""
+        """The choice with the ways and the bandwidth that batch actually leaves, where its knobs are blocked."""
         for name, knobs in blocked.items():
             if knobs.isdisjoint(_CACHE_KNOBS):
                 continue
@@ -160,19 +162,19 @@ class Protections:
 
     @property
     def _calm_s(self) -> float:
-        """So long after groups that (re)appeared were set, others that do count for nothing."""
+        """Seconds after groups (re)appeared and were set, in which further such changes are ignored."""
         policy = self._state.config.policy
         return CALM_TIMES * (policy.settle_s + policy.evaluate_ticks * self._state.config.daemon.period_s)
 
     def _gives_way(self, spec: WorkloadSpec) -> bool:
-        """True for batch that the operator lets perphd set and of which something can be set."""
+        """True for batch that perphd may enforce and of which at least one knob can be set."""
         known = self._state.enforceable.get(spec.name)
         settable = known is not None and known.knobs & {"cpus", "cpu_weight"}
         return spec.kind is Kind.BATCH and self._modes.of(spec) is Mode.ENFORCE and bool(settable)
 
 
 def _ways_left(wanted: Settings, found: Settings, ways: int) -> int:
-    """How many ways this batch leaves in every domain where it is to leave some; all, where it has what it is to."""
+    """Ways that this batch leaves in every domain where it must leave some; all if its masks are as wanted."""
     asked = {} if wanted.llc_masks is KEEP else dict(wanted.llc_masks)
     if found.llc_masks is KEEP:
         return 0
@@ -186,7 +188,7 @@ def _ways_left(wanted: Settings, found: Settings, ways: int) -> int:
 
 
 def _throttle(wanted: Settings, found: Settings) -> int:
-    """The bandwidth (per cent) that this batch has where it is to have less; 0, where it has what it is to."""
+    """Bandwidth (per cent) of this batch where it should have less; 0 if its throttle is as wanted."""
     asked = {} if wanted.mba_pct is KEEP else dict(wanted.mba_pct)
     if found.mba_pct is KEEP:
         return 100

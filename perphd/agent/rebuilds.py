@@ -1,10 +1,10 @@
-"""Rebuilds of the models' trees, away from the loop: one at a time, in a worker process that ends when done.
+"""Rebuilds of the models' trees outside the loop: one at a time, in a short-lived worker process.
 
-The loop does no more for one in any tick than copy what one correction remembers (some hundred rows, labelled by one
-pass through its trees) or point it at the trees that came back, compiled; so much is bounded whatever the number of
-models. Packing, starting the process, waiting and reading are the matter of a thread, and none of it holds the
-interpreter while the machine is busy with others (``spawn``). Whatever goes wrong (it may not be started, dies,
-hangs, answers nonsense) is one problem that ``perphctl status`` shows; the model that there is stays.
+Per tick, the loop at most copies one correction's memory (some hundred rows, labelled by one pass through its
+trees), or installs the compiled trees of a result. That cost does not depend on the number of models. A
+thread packs the input, starts the process, waits and reads the result, without holding the interpreter lock
+on a busy machine (``spawn``). Any failure (no start, crash, hang, invalid answer) is one problem in
+``perphctl status``; the present model is kept.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from perphd.predictor.ogbrt.rebuild import RebuildJob, Rebuilt
 from perphd.predictor.rebuild_worker import RebuildFailed, pack_jobs, unpack_results
 
 DEADLINE_S: Final = 60.0
-"""A worker that takes longer is ended."""
+"""Seconds after which the worker is ended."""
 RETRY_S: Final = 900.0
-"""Pause after a rebuild that failed: it would fail again."""
+"""Pause after a failed rebuild, which would probably fail again."""
 COMMAND: Final = (sys.executable, "-P", "-m", "perphd.predictor.rebuild_worker")
-"""The worker; nothing of the working directory is imported."""
+"""The worker's command; it imports nothing from the working directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Rebuilds:
         self.done = 0
 
     def step(self, now_s: float) -> None:
-        """Once a tick: take what is ready, start what is due. Never waits, never raises."""
+        """Call once per tick: apply a finished rebuild, start the next one. Never waits, never raises."""
         if self._running is not None:
             if not self._running.future.done():
                 return
@@ -82,18 +82,18 @@ class Rebuilds:
                 return
 
     def _in_turn(self) -> Sequence[tuple[str, LraModel]]:
-        """All models, the LRA whose turn was last at the end: none is served again while another waits."""
+        """All models, round robin: those after the last served one come first."""
         models = list(self._registry.all())
         after = next((i + 1 for i, (lra, _) in enumerate(models) if lra == self._last), 0)
         return models[after:] + models[:after]
 
     @property
     def ready(self) -> bool:
-        """A rebuild is done and waits for the next step."""
+        """True if a finished rebuild waits for the next step."""
         return self._running is not None and self._running.future.done()
 
     def close(self) -> None:
-        """End the worker, if there is one."""
+        """End the worker, if it is running."""
         self._stop.set()
         if self._running is not None:
             wait([self._running.future])
@@ -101,7 +101,8 @@ class Rebuilds:
     def _start(self, lra: str, model: LraModel, channel: str, job: RebuildJob) -> None:
         future: Future[Rebuilt] = Future()
         self._running = _Running(lra, model, channel, future)
-        # Thread.start() would wait until the kernel has run the new thread once; that may be long on a full machine.
+        # Thread.start() would wait until the kernel has run the new thread once, which takes long on a busy
+        # machine.
         _thread.start_new_thread(self._answer, (future, job))
 
     def _take(self, running: _Running, now_s: float) -> None:
@@ -112,9 +113,9 @@ class Rebuilds:
             rebuilt = running.future.result()
             self.done += 1
         except PerphError as exc:
-            problem = f"model of {running.lra} is not rebuilt, the one that there is stays: {exc}"
-        except Exception as exc:  # whatever it is, the loop goes on with the model that it has
-            problem = f"model of {running.lra} is not rebuilt, the one that there is stays: {exc!r}"
+            problem = f"model of {running.lra} is not rebuilt; the present one is kept: {exc}"
+        except Exception as exc:  # the loop continues with the present model
+            problem = f"model of {running.lra} is not rebuilt; the present one is kept: {exc!r}"
         if problem is not None:
             self._not_before_s = now_s + RETRY_S
         running.model.offer(running.channel, rebuilt)
@@ -124,7 +125,7 @@ class Rebuilds:
         """Runs in the thread."""
         try:
             future.set_result(self._run(job))
-        except BaseException as exc:  # the loop hears of it
+        except BaseException as exc:  # passed on to the loop
             future.set_exception(exc)
 
     def _run(self, job: RebuildJob) -> Rebuilt:
@@ -142,7 +143,7 @@ class Rebuilds:
             raise RebuildFailed(f"a worker cannot be started: {exc.strerror}: {self._command[0]}") from exc
         if ended.status != 0:
             said = ended.err.decode(errors="replace").strip().splitlines()
-            raise RebuildFailed(f"the worker ended with {ended.status}: {said[-1] if said else 'no word'}")
+            raise RebuildFailed(f"the worker ended with {ended.status}: {said[-1] if said else 'no output'}")
         found = unpack_results(ended.out)
         if len(found) != 1:
             raise RebuildFailed(f"{len(found)} results for one job")

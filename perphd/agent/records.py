@@ -1,4 +1,4 @@
-"""What the agent remembers and announces: recent decisions, the store, the event stream, problems."""
+"""Records and announces what happens: recent decisions, the store, the event stream, problems."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from perphd.monitor.store import Store
 KEPT_DECISIONS = 256
 """Decisions kept in memory per LRA, for explanations."""
 KEPT_MOVES = 64
-"""Decisions that changed something are kept longer: an LRA at the edge of its target fills the others in minutes."""
+"""Number of changing decisions per LRA, kept longer: an LRA near its target fills the other list in minutes."""
 REPEAT_S = 60.0
 """Time after which an unchanged decision is stored again."""
 HOST_S = 10.0
-"""The account of the host is stored as means over this time."""
+"""Seconds over which the host's account is averaged before it is stored."""
 REMIND_S = 3600.0
 """Time after which a lasting problem is logged again."""
 QUIET_S = 60.0
@@ -48,7 +48,7 @@ class _Last:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """One transaction: the writes in words, how it ended, and whose settings it was about."""
+    """One transaction: the writes in words, the result, and the workloads concerned."""
 
     at_s: float
     writes: tuple[str, ...]
@@ -57,7 +57,7 @@ class _Change:
 
 
 class Records:
-    """Takes everything that happened and passes it on once: to memory, store, log and subscribers."""
+    """Passes every event on once: to memory, store, log and subscribers."""
 
     def __init__(self, store: Store | None, wall_clock: Callable[[], float]) -> None:
         self._store, self._wall_clock = store, wall_clock
@@ -97,7 +97,7 @@ class Records:
             self._accounts.clear()
 
     def decision(self, decision: Decision) -> None:
-        """Remember a decision; store, log and announce it when it says something new."""
+        """Remember a decision; store, log and announce it if it is news."""
         recent = self._decisions.setdefault(decision.workload, deque(maxlen=KEPT_DECISIONS))
         if decision.mode is Mode.OBSERVE and decision.action is not Action.HOLD:
             self._would[decision.workload] = decision
@@ -118,7 +118,7 @@ class Records:
             self._store.add_decision(self._wall_clock(), decision)
 
     def outcome(self, outcome: Outcome) -> None:
-        """Store, log and announce what came of a decision."""
+        """Store, log and announce the outcome of a decision."""
         self._outcomes[outcome.workload] = outcome
         self._came.append(outcome)
         if self._store is not None:
@@ -151,10 +151,10 @@ class Records:
             queue.put_nowait(event)
 
     def problem(self, key: str, text: str | None, at_s: float, about: str = "") -> None:
-        """State (or with None: clear) a condition that an operator should read; logged once, not every tick.
+        """Set (or with None: clear) a condition that an operator should know; logged once, not every tick.
 
-        ``about``: what it is about, if its text may change while that stays the same: it is then logged again only
-        after ``healed(about)``, or after ``REMIND_S``.
+        ``about``: the subject of a text that varies. It is then logged again only after ``healed(about)`` or
+        ``REMIND_S``.
         """
         if text is None:
             self._problems.pop(key, None)
@@ -169,7 +169,7 @@ class Records:
             self.event(Event(at_s, EventKind.PROBLEM, text))
 
     def left_behind(self, key: str, text: str | None, at_s: float) -> None:
-        """As ``problem``, of a workload that is off the list: where nobody clears it, newer ones take its place."""
+        """As ``problem``, for a removed workload. If never cleared, it is displaced by newer ones."""
         self.problem(key, text, at_s)
         self._left.pop(key, None)
         if text is not None:
@@ -180,19 +180,19 @@ class Records:
                 self._problems.pop(oldest, None)
 
     def healed(self, about: str) -> None:
-        """What this is about works (again): the next time that it does not is news."""
+        """The subject works (again): its next failure is news."""
         self._told.pop(about, None)
 
     # -- giving -------------------------------------------------------------------------------------
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Sentences about conditions that hold now."""
+        """Sentences about present conditions."""
         store = self._store.problem if self._store is not None else None
         return (*self._problems.values(), *((store,) if store else ()))
 
     def changes(self, limit: int) -> tuple[Change, ...]:
-        """The last changes of protection, newest first; in mode observe those that would have been made."""
+        """The last changes of protection, newest first; in observe mode, those that would have been made."""
         return tuple(list(self._moved)[: -limit - 1 : -1])
 
     def last_decision(self, workload: str) -> Decision | None:
@@ -209,7 +209,7 @@ class Records:
         return self._outcomes.get(workload)
 
     def decisions(self, workload: str, at_s: float | None, limit: int) -> tuple[Decision, ...]:
-        """Newest first, none made after ``at_s``."""
+        """Decisions, newest first, made at or before ``at_s``."""
         recent = (*self._moves.get(workload, ()), *self._decisions.get(workload, ()))
         found = [d for d in reversed(recent) if at_s is None or d.at_s <= at_s]
         return tuple(found[:limit])
@@ -230,7 +230,7 @@ class Records:
         return Aftermath(decision.at_s, written, result, outcome)
 
     async def subscribe(self) -> AsyncIterator[Event]:
-        """Everything announced from now on, until the agent stops."""
+        """All events from now on, until the agent stops."""
         queue: asyncio.Queue[Event | None] = asyncio.Queue(QUEUED_EVENTS)
         self._subscribers.add(queue)
         try:
@@ -240,14 +240,14 @@ class Records:
             self._subscribers.discard(queue)
 
     def end_subscriptions(self) -> None:
-        """Tell every subscriber that nothing more comes."""
+        """End all subscriptions."""
         for queue in self._subscribers:
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait(None)
 
     def forget(self, workload: str) -> None:
-        """Drop what is remembered of a workload that was taken off the list (the store keeps it)."""
+        """Forget a removed workload (the store keeps its data)."""
         for kept in (self._decisions, self._moves, self._last, self._outcomes, self._observed, self._would):
             kept.pop(workload, None)
 
@@ -274,7 +274,7 @@ class Records:
         self.event(Event(decision.at_s, EventKind.DECISION, text, decision.workload, decision))
 
     def _is_news(self, decision: Decision) -> bool:
-        """True if an observed decision differs from the one that was logged last; a mere reason does not count."""
+        """True if an observed decision differs from the last logged one in more than its reason."""
         logged = self._observed.get(decision.workload)
         news = (
             logged is None

@@ -1,6 +1,6 @@
-"""Rounds of decisions as they happen, whole: what the policy saw, what it asked its models, what it answered.
+"""Complete decision rounds: what the policy saw, what it asked its models, what they answered, what it decided.
 
-For recordings that can be replayed bit for bit. As long as nobody listens, it costs nothing.
+For recordings that can be replayed bit for bit. Without listeners, it costs nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from perphd.domain.policy import Band, ModelContext, Policy, ResPerfModel, Snaps
 from perphd.domain.reading import Reading
 
 QUEUED_ROUNDS = 64
-"""Rounds that a listener may lag behind before its recording ends: one with a gap could not be replayed."""
+"""Rounds that a listener may lag behind before its recording ends; a recording with a gap cannot be replayed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a policy asked a model, and the answer. ``parts``: the arguments."""
+    """A policy's query to a model, with the answer. ``parts``: the arguments."""
 
     what: str
     parts: tuple[object, ...]
@@ -28,7 +28,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One decision. ``asked``: by LRA; ``snapshot.memory``: the policy's, before it."""
+    """One decision. ``asked``: queries by LRA; ``snapshot.memory``: the policy's memory before the decision."""
 
     snapshot: Snapshot
     asked: Mapping[str, tuple[Question, ...]]
@@ -36,7 +36,7 @@ class Round:
 
 
 class AskedModel:
-    """Passes questions on to a live model and keeps them with the answers."""
+    """Forwards queries to a live model and records them with the answers."""
 
     def __init__(self, model: ResPerfModel) -> None:
         self._model = model
@@ -75,7 +75,7 @@ class AskedModel:
 
 
 def observed(policy: Policy, snapshot: Snapshot) -> Round:
-    """Let the policy decide, and keep what it asked on the way."""
+    """Let the policy decide, and record its queries."""
     asked = {v.spec.name: AskedModel(v.model) for v in snapshot.workloads if v.model is not None}
     views = tuple(replace(v, model=asked.get(v.spec.name)) for v in snapshot.workloads)
     target = policy.decide(replace(snapshot, workloads=views))
@@ -83,7 +83,7 @@ def observed(policy: Policy, snapshot: Snapshot) -> Round:
 
 
 class RoundTap:
-    """A policy that is another one, with listeners to its rounds."""
+    """A wrapper around a policy, with listeners to its rounds."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -91,11 +91,11 @@ class RoundTap:
 
     @property
     def name(self) -> str:
-        """The policy's within."""
+        """The wrapped policy's name."""
         return self._policy.name
 
     def decide(self, snapshot: Snapshot) -> TargetState:
-        """As the policy within."""
+        """Decide as the wrapped policy does."""
         if not self._listeners:
             return self._policy.decide(snapshot)
         done = observed(self._policy, snapshot)
@@ -118,7 +118,7 @@ class RoundTap:
             self._listeners.discard(queue)
 
     def end(self) -> None:
-        """Tell every listener that nothing more comes."""
+        """End all recordings."""
         for queue in self._listeners:
             queue.put_nowait(None)
         self._listeners.clear()

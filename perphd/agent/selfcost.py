@@ -1,4 +1,4 @@
-"""What the daemon itself uses: its own CPU, memory, descriptors and the time of its ticks."""
+"""The daemon's own cost: CPU, memory, descriptors and the duration of its ticks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REFRESH_S = 5.0
 
 
 class CostMeter:
-    """Collects tick durations and asks the kernel about this process every few seconds."""
+    """Collects tick durations and reads the kernel's data about this process every few seconds."""
 
     def __init__(self) -> None:
         self._ticks_ms: deque[float] = deque(maxlen=KEPT_TICKS)
@@ -42,7 +42,7 @@ class CostMeter:
         self._writes_ms.append(duration_s * 1000.0)
 
     def cost(self) -> SelfCost:
-        """The figures now."""
+        """The present cost."""
         return SelfCost(
             cpu_pct=self._cpu_pct,
             rss_bytes=_reading(_resident_bytes),
@@ -57,7 +57,7 @@ class CostMeter:
 def _reading(ask: Callable[[], int]) -> Reading:
     try:
         return float(ask())
-    except OSError as exc:  # no descriptor is left, for one
+    except OSError as exc:  # for example, no free descriptor
         return Unavailable(f"/proc/self cannot be read: {exc}")
 
 
@@ -66,7 +66,7 @@ def _resident_bytes() -> int:
 
 
 def _descriptors() -> int:
-    return len(os.listdir("/proc/self/fd")) - 1  # without the one that lists them
+    return len(os.listdir("/proc/self/fd")) - 1  # without the descriptor of this listing
 
 
 def _quantile(values: deque[float], share: float) -> Reading:

@@ -1,4 +1,4 @@
-"""The daemon's life: start, tick on time, serve the socket, obey signals, stop and give everything back."""
+"""The daemon's lifecycle: start, tick on time, serve the socket, handle signals, stop and restore."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from perphd.isolation.restore import restore
 log = logging.getLogger("perphd")
 
 ALIVE_STEP_S = 5.0
-"""Longest time between two signs of life to the watchdog, whatever the period."""
+"""Longest time between two keep-alive signals to the watchdog, whatever the period."""
 SILENCE_S = 30.0
-"""The watchdog gets no sign of life after three periods and this time without a finished tick."""
+"""Watchdog signals stop after three periods and this many seconds without a finished tick."""
 LEISURE = 3.0
 """The tick interval is at least this multiple of a tick's duration, unless the configured period is shorter."""
 TRIM_EVERY_S = 60.0
@@ -42,13 +42,13 @@ TRIM_EVERY_S = 60.0
 
 
 class Server(Protocol):
-    """Whatever serves the agent to the outside while it runs."""
+    """A server for the agent while it runs."""
 
     async def start(self) -> None:
-        """Begin to serve; raises PerphError if the address cannot be had."""
+        """Start to serve; raises PerphError if the address is unavailable."""
 
     async def stop(self) -> None:
-        """End serving."""
+        """Stop serving."""
 
 
 Reload = Callable[[Actor], Awaitable[Config]]
@@ -56,7 +56,7 @@ ServerFactory = Callable[[Agent, Reload], Server]
 
 
 class Service:
-    """Runs one agent, and the server made by ``serve``, until it is told to stop."""
+    """Runs one agent, and the server made by ``serve``, until it is stopped."""
 
     def __init__(self, config_path: Path, config: Config, serve: ServerFactory) -> None:
         self._path, self._config, self._serve = config_path, config, serve
@@ -74,7 +74,7 @@ class Service:
         agent = self._simulated() if self._config.host.kind == "simulated" else self._real()
         server = self._serve(agent, lambda by: self._reload(agent, by))
         try:
-            self._watch_signals(agent)  # before anybody can know that it runs, and stop it
+            self._watch_signals(agent)  # before any other process can know that it runs, and stop it
             await server.start()
             agent.test_detector()
             spare_the_start()
@@ -88,21 +88,22 @@ class Service:
                 await server.stop()
             finally:
                 done = await agent.stop(restore=not self._keeps())
-                log.info("stopped; %s", done if done is not None else "what is in force is kept")
+                log.info("stopped; %s", done if done is not None else "settings in force are kept")
             if (
                 done is not None and done.failed
-            ):  # a status that is not 0: the unit's ExecStopPost= tries again
-                raise PerphError(f"not everything was given back: {done}")
+            ):  # a nonzero status makes the unit's ExecStopPost= retry
+                raise PerphError(f"not everything was restored: {done}")
 
     def _keeps(self) -> bool:
-        """True if what is in force is to outlive this process."""
+        """True if the settings in force must survive this process."""
         daemon = self._config.daemon
         if daemon.on_stop == daemon.on_restart:
             return daemon.on_stop == "keep"
         return (daemon.on_restart if is_restarting(RealFs()) else daemon.on_stop) == "keep"
 
     def _simulated(self) -> Agent:
-        from perphd.agent.simulated import (  # a real daemon carries no simulator
+        # imported here so that a real daemon does not load the simulator
+        from perphd.agent.simulated import (
             DEFAULT_WORKLOADS,
             build_simulated,
         )
@@ -126,8 +127,8 @@ class Service:
         fs = RealFs(self._config.host.root)
         for warning in check_against_host(self._config, fs, discover(fs)):
             log.warning("%s", warning)
-        # What a daemon that was killed left behind is put back before anything is looked at; what one kept on purpose
-        # stays for the workloads that are still to be enforced.
+        # Changes left behind by a killed daemon are restored before the first sample. Settings kept on
+        # purpose stay for workloads that are still enforced.
         daemon = self._config.daemon
         enforced = WorkloadNames(
             spec
@@ -137,12 +138,12 @@ class Service:
         through_systemd = self._config.isolation.units == "systemd"
         report = restore(fs, Path(daemon.state_dir), but=enforced, units=through_systemd)
         if report.restored or report.failed:
-            log.warning("a daemon before this one ended without giving back: %s", report)
+            log.warning("a previous instance exited without restoring its changes: %s", report)
         self._restore_orphaned(fs)
         return build_agent(self._config, clock=time.monotonic)
 
     def _restore_orphaned(self, fs: RealFs) -> None:
-        """Restore what another state directory has on record; nobody would find it from now on."""
+        """Restore the changes recorded in another state directory, which no other instance would find later."""
         if not is_running_kernel(fs):
             return
         daemon = self._config.daemon
@@ -152,10 +153,10 @@ class Service:
         for state_dir in orphaned_journals(daemon.state_dir, str(self._path), discover(fs), enforced):
             try:
                 report = restore(fs, Path(state_dir))
-            except PerphError as exc:  # it lives: its groups are left to it
+            except PerphError as exc:  # that instance is alive and keeps its groups
                 log.warning("%s", exc)
             else:
-                log.warning("a perphd with the state directory %s had not given back: %s", state_dir, report)
+                log.warning("an instance with state directory %s had not restored its changes: %s", state_dir, report)
 
     async def _loop(self, agent: Agent) -> None:
         period_s = self._config.daemon.period_s
@@ -170,14 +171,15 @@ class Service:
                     await agent.tick(now_s, period_s)
                 ended_s, wanted_s = time.monotonic(), agent.pace_s
             except PerphError as exc:
-                # Fail static: what is in force stays, the next tick tries again.
+                # Fail static: settings in force stay, and the next tick tries again.
                 log.error("tick failed: %s", exc)
             except Exception:
                 log.exception("tick failed")
             if now_s - trimmed_s >= TRIM_EVERY_S:
                 trimmed_s = now_s
                 give_back_memory()
-            # A round that takes its time (a slow answer of an application) is not made more often than that allows.
+            # A slow tick (an application that answers slowly) is not repeated more often than its duration
+            # allows.
             took_s = time.monotonic() - round_s
             period_s = min(max(wanted_s, LEISURE * took_s), usual_s)
             due_s += period_s
@@ -189,8 +191,8 @@ class Service:
             alive_until_s = ended_s + 3 * period_s + SILENCE_S
             early_ticks = agent.early_ticks if self._advance is None else None
             while await self._wait(due_s, alive_until_s, early_ticks):
-                # Somebody asked for a look before the period is over: one more tick, the schedule stays. One a period:
-                # of two parts one is at least half of it, and is judged and learned from.
+                # Early tick requested: one extra tick, and the schedule stays. At most one per period: one of
+                # the two parts is then at least half of it, and is judged and learned from.
                 ended_s = await self._look(agent, due_s, ended_s, period_s)
                 early_ticks = None
                 # The tick may have found a reason for a shorter period.
@@ -198,7 +200,7 @@ class Service:
                 due_s = min(due_s, ended_s + period_s)
 
     async def _look(self, agent: Agent, due_s: float, ended_s: float, period_s: float) -> float:
-        """A tick between two ticks, unless the next is about to come anyway; when the last one that succeeded ended."""
+        """Run an early tick unless the next is near. Returns the end time of the last successful tick."""
         early_ticks = agent.early_ticks
         if early_ticks is None:
             return ended_s
@@ -224,7 +226,7 @@ class Service:
         return ended_s
 
     async def _wait(self, due_s: float, alive_until_s: float, early_ticks: EarlyTicks | None = None) -> bool:
-        """Until the next tick is due, the end is asked for, or a look before that (True).
+        """Wait for the next tick or the stop; returns True if an early tick is requested before.
 
         Feeds the watchdog, but not beyond ``alive_until_s``.
         """
@@ -239,7 +241,7 @@ class Service:
         return False
 
     async def _rest(self, seconds: float, early_ticks: EarlyTicks | None) -> bool:
-        """Rest for this time, or until the end or, with True, a tick is requested."""
+        """Sleep for this time, or until the stop, or (returning True) until an early tick is requested."""
         stop = asyncio.ensure_future(self._stop.wait())
         call = asyncio.ensure_future(early_ticks.requested()) if early_ticks is not None else None
         waits = {stop} if call is None else {stop, call}
@@ -267,7 +269,7 @@ class Service:
         try:
             await self._reload(agent)
         except PerphError as exc:
-            log.error("configuration not taken over: %s", exc)
+            log.error("configuration not reloaded: %s", exc)
 
     async def _reload(self, agent: Agent, by: Actor | None = None) -> Config:
         self._notifier.reloading()
@@ -290,7 +292,7 @@ class _Daemon(Protocol):
 
 
 class Notifier:
-    """Tells systemd about readiness, reloading, stopping, and that the loop is alive (WATCHDOG=1). Never raises."""
+    """Notifies systemd of readiness, reloading, stopping, and that the loop is alive (WATCHDOG=1). Never raises."""
 
     def __init__(self) -> None:
         self._daemon: _Daemon | None = None
@@ -307,19 +309,19 @@ class Notifier:
         self._daemon = cast(_Daemon, daemon)
 
     def ready(self, status: str) -> None:
-        """The daemon samples and answers."""
+        """The daemon is sampling and serving."""
         self._tell(f"READY=1\nSTATUS={status}")
 
     def reloading(self) -> None:
-        """The configuration is being read again."""
+        """The configuration is being reloaded."""
         self._tell("RELOADING=1")
 
     def stopping(self) -> None:
-        """Settings are being given back."""
+        """Settings are being restored."""
         self._tell("STOPPING=1")
 
     def alive(self) -> None:
-        """The loop turned."""
+        """The loop has completed a step."""
         self._tell("WATCHDOG=1")
 
     def _tell(self, text: str) -> None:
@@ -330,5 +332,5 @@ class Notifier:
         except OSError as exc:
             if not self._failed:
                 what = text.partition("\n")[0]
-                log.error("systemd could not be told %s: %s; said once, tried again every time", what, exc)
+                log.error("cannot notify systemd of %s: %s; logged once, retried every time", what, exc)
             self._failed = True

@@ -1,4 +1,4 @@
-"""The shell of the resource shaper: gathers what it decides from, and turns its answers into settings and endings."""
+"""Runs the resource shaper: gathers its input, and turns its output into settings and ends of workloads."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from perphd.sizing.shaping_view import view
 _ROLES: Final = {each.value: each for each in Role}
 _NO_FACTS: Final = Facts()
 LOOKED_AT_ONCE: Final = 10
-"""Workloads that a round looks at: those that cannot wait, and then those whose turn it is."""
+"""Workloads covered per tick: urgent ones, then the next ones in order."""
 LEAST_TURNS: Final = 3
-"""So many have their turn however many cannot wait."""
+"""Least number of workloads covered in order, however many are urgent."""
 _make_subject = maker(Subject)
 
 
 class Shaping:
-    """Looks once a round. Writes nothing itself: ``settings`` go to the executor with those of the policy.
+    """Runs once per tick. Writes nothing itself: ``settings`` go to the executor with those of the policy.
 
-    ``ahead``: the forecast worker's forecasts; None, or intervals that are not the worker's: the shaper's own alone.
+    ``ahead``: the forecast worker's forecasts; None, or intervals other than the worker's: only the shaper's
+    own.
     """
 
     def __init__(
@@ -59,13 +60,13 @@ class Shaping:
 
     @property
     def is_off(self) -> bool:
-        """True if nothing is looked at."""
+        """True if the shaper is off."""
         return self._rules.mode is Mode.OFF
 
     def look(
         self, snapshot: Snapshot, target: TargetState, excluded: frozenset[str] = frozenset()
     ) -> ShapingStep:
-        """One look: what follows from it. ``excluded``: workloads that somebody else is sizing now."""
+        """Run one pass and return its output. ``excluded``: workloads that are being sized otherwise."""
         if self.is_off:
             return ShapingStep({})
         due = self._is_due(snapshot.at_s)
@@ -96,10 +97,10 @@ class Shaping:
         return step
 
     def end(self, may_end: Callable[[str], str]) -> list[tuple[str, str]]:
-        """End the workloads that the last look ends; returns those that were not ended, with the reason.
+        """End the workloads selected by the last pass; returns those that were not ended, with the reason.
 
-        ``may_end``: why a workload must not be ended now, or empty: limits were written since the look, and people may
-        have spoken meanwhile.
+        ``may_end``: why a workload must not be ended now, or empty. Limits were written since the pass, and
+        an operator may have intervened.
         """
         failed = []
         ending, self._ending = self._ending, {}
@@ -109,7 +110,7 @@ class Shaping:
         return failed
 
     def over(self, name: str, settings: Settings, knobs: frozenset[str]) -> Settings:
-        """The settings of this workload with what the shaper wants; ``knobs``: what can be set here."""
+        """The settings of this workload combined with the shaper's; ``knobs``: those that can be set here."""
         limits = self._limits.get(name)
         if limits is None:
             return settings
@@ -119,7 +120,7 @@ class Shaping:
         return known[3]
 
     def view(self) -> ShaperView:
-        """The shaper as people see it."""
+        """The shaper, for display."""
         return view(self._state, tuple(self._subjects.values()), self._capacity, self._rules)
 
     def _whose_turn(
@@ -130,7 +131,7 @@ class Shaping:
         now_s: float,
         due: bool | None,
     ) -> list[WorkloadView]:
-        """The workloads to look at in this round, those that are new or declared otherwise among them."""
+        """The workloads to cover in this tick, including new and changed ones."""
         fresh = self._changed([each.spec for each in views], excluded)
         members, peaks = self._state.members, self._peaks
         learning = schedule(self._state, members, self._rules, now_s, due)[1]
@@ -151,7 +152,7 @@ class Shaping:
         return list(found.values())
 
     def _is_due(self, now_s: float) -> bool | None:
-        """Whether an interval ends: in the round after the one that read new forecasts, which has enough to do."""
+        """Whether an interval ends: one tick after the tick that read new forecasts, to spread the cost."""
         if self._ahead is None:
             return None
         published, before = self._ahead.look(now_s), self._published
@@ -159,7 +160,7 @@ class Shaping:
         return published if published is None else before
 
     def _changed(self, specs: list[WorkloadSpec], excluded: frozenset[str]) -> set[str]:
-        """Names that came, are declared otherwise, or are sized by somebody else since the last round or no more."""
+        """Names of workloads that are new, changed, or whose exclusion has changed since the last tick."""
         changed = set(excluded ^ self._excluded)
         if specs != self._specs:
             before = {spec.name: spec for spec in self._specs}
@@ -209,14 +210,17 @@ class Shaping:
 
 
 def rules_of(config: SizingConfig) -> ShapingRules:
-    """The operator's choices as the shaper has them."""
+    """The operator's settings in the shaper's types."""
     k2 = {Resource.MEMORY: config.k2, Resource.CPU: min(config.k2, 1.0)}
     settings = ShaperSettings(config.k1_pct / 100.0, k2)
     return ShapingRules(Mode(config.shaper), config.interval_s, settings, config.hard_limit)
 
 
 def merged(settings: Settings, limits: ShapedLimits, knobs: frozenset[str]) -> Settings:
-    """Both wishes: the greater protection, the lower ceiling, frozen if either says so; what cannot be set is left."""
+    """Both settings combined: the greater protection, the lower ceiling, frozen if either is.
+
+    Unsupported knobs are left out.
+    """
     if limits.low_bytes is not None and "memory_low_bytes" in knobs:
         low = settings.memory_low_bytes
         settings = replace(
@@ -232,5 +236,5 @@ def merged(settings: Settings, limits: ShapedLimits, knobs: frozenset[str]) -> S
 
 
 def lower(ceiling: object, other: int) -> Limit:
-    """The lower of a ceiling that may be absent and another one."""
+    """The lower of an optional ceiling and another one."""
     return min(ceiling, other) if isinstance(ceiling, int) else other

@@ -1,4 +1,4 @@
-"""The embedded simulated host behind the agent's seams: its SLI sources, and ``[host] kind = "simulated"``."""
+"""The embedded simulated host: its SLI sources, and ``[host] kind = "simulated"``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEFAULT_WORKLOADS: Final = (
 class SimulatedSli:
     """The indicators of one simulated application, as an ``SliSource``.
 
-    ``known``: its resolution; None: to be found.
+    ``known``: its resolution; None: it must be estimated.
     """
 
     def __init__(self, cursor: SliCursor, known: Resolution | None = EXACT) -> None:
@@ -44,7 +44,7 @@ class SimulatedSli:
 
     @property
     def resolution(self) -> Resolution:
-        """How often it reports, as far as that is known."""
+        """Its reporting interval, as far as known."""
         return self._finder.resolution
 
     def worked(self, cpu_s: float | None) -> None:
@@ -52,7 +52,7 @@ class SimulatedSli:
         self._finder.worked(cpu_s)
 
     async def read(self, now_s: float) -> SliReading:
-        """The indicators since the last reading; the host's own clock counts, not ``now_s``."""
+        """The indicators since the last reading, by the host's own clock instead of ``now_s``."""
         at_s, told = self._cursor.now
         done, asked, latency = told
         self._finder.update(done, at_s)
@@ -70,7 +70,7 @@ class SimulatedSli:
             (new - old) / answered if answered > 0 else silent
             for new, old in zip(latency, base[2], strict=True)
         )
-        closed = Unavailable("a closed loop: what is asked is what is answered")
+        closed = Unavailable("a closed loop: the offered load equals the answered one")
         load = (asked - base[1]) / counted.window_s if self._cursor.open_loop else closed
         made = behind(counted)
         return SliReading(
@@ -78,13 +78,14 @@ class SimulatedSli:
         )
 
     async def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to close."""
 
 
 def simulated_sli(host: SimHost) -> SliOpener:
     """Opens sources such as ``SliSpec("simulated", (("workload", "mysql"),))`` on this host.
 
-    ``resolution_s``: how often it reports; ``find``: it is to be found. Without: it is exact.
+    ``resolution_s``: the reporting interval; ``find``: it must be estimated. Without either, readings are
+    exact.
     """
 
     def opened(spec: SliSpec, _: str) -> SimulatedSli:
@@ -104,9 +105,9 @@ def simulate(
     resctrl: bool = False,
     kinds: Mapping[str, str] | None = None,
 ) -> SimHost:
-    """A simulated server on which these workloads run: databases with ten clients, jobs that fill it.
+    """A simulated server that runs these workloads: databases with ten clients, and jobs that fill it.
 
-    ``kinds``: workload -> the archetype that it is instead. Raises ConfigError for one that does not exist.
+    ``kinds``: workload -> its archetype. Raises ConfigError for an archetype that does not exist.
     """
     machine = machine or Machine(1, _CORES)
     kinds = kinds or {}
@@ -126,7 +127,7 @@ def simulate(
 
 
 def with_indicators(config: Config, simulated: Container[str]) -> Config:
-    """The configuration with the indicators that the LRAs among the ``simulated`` workloads have on that host."""
+    """The configuration with indicators for the LRAs among the ``simulated`` workloads."""
     specs = tuple(
         replace(spec, sli=SliSpec("simulated", (("workload", spec.name),)))
         if spec.kind is Kind.LRA and spec.name in simulated
@@ -137,7 +138,7 @@ def with_indicators(config: Config, simulated: Container[str]) -> Config:
 
 
 def build_simulated(config: Config) -> tuple[Agent, Callable[[float], None]]:
-    """An agent on a simulated server, and the function that moves the simulated host on to a time (s from start).
+    """An agent on a simulated server, and the function that advances the host to a time (s from start).
 
     Every configured LRA becomes a database with ten clients, every batch workload a job of eight threads that
     arrives after ``BATCH_ARRIVES_S``; without any, one of each is simulated.

@@ -1,7 +1,8 @@
-"""A simulated server as a directory: kernel files by FUSE, workloads that live in real time, a daemon beside it.
+"""A simulated server as a directory: kernel files through FUSE, workloads in real time, a daemon beside it.
 
-What is mounted looks like the root of a host: ``proc``, ``sys/fs/cgroup``, ``sys/fs/resctrl``, ``sys/devices/system``,
-and ``run/perphd-sim/NAME`` with the indicators of every application. ``[host] root`` points a daemon at it.
+The mount resembles the root of a host: ``proc``, ``sys/fs/cgroup``, ``sys/fs/resctrl``,
+``sys/devices/system``, and ``run/perphd-sim/NAME`` with the indicators of every application. ``[host] root``
+points a daemon to it.
 """
 
 from __future__ import annotations
@@ -38,25 +39,25 @@ STEP_S: Final = 0.1
 """Real time between two steps of the simulated host."""
 SLI_DIR: Final = "/run/perphd-sim"
 SLI_PERIOD_S: Final = 0.5
-"""Time between two statements of an application's indicators."""
+"""Time between two updates of an application's indicators."""
 RDT: Final = "rdt"
-"""The machine whose cache ways and memory bandwidth act on what runs on it."""
+"""The machine whose cache ways and memory bandwidth affect its workloads."""
 PLAIN: Final = "plain"
 """The same without resctrl."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """What is simulated.
+    """The simulated server.
 
     Args:
         machine: ``rdt`` (one socket of eight cores with resctrl), ``plain`` (the same without), or one of the captured
             machines of ``machine_names``: they have the processors and the resctrl of a real one, whose settings
-            are kept and shown but do not act on what runs.
+            are stored and shown but do not affect the workloads.
         cgroups: 2, or 1 for v1 hierarchies.
-        kinds: workload -> the archetype that it is (those of profiles/), where it is not an ordinary one.
-        workloads: what runs; by default one database and one batch job.
-        batch_arrives_s: batch jobs start so long after the mount.
+        kinds: workload -> its archetype (of profiles/), if not the usual one.
+        workloads: by default one database and one batch job.
+        batch_arrives_s: start of batch jobs, in seconds after the mount.
         seed: of the simulated noise.
     """
 
@@ -74,15 +75,15 @@ def machine_names() -> tuple[str, ...]:
 
 
 def mount(plan: ServerPlan, directory: str, ready: Callable[[], None] = lambda: None) -> None:
-    """Mount a simulated server and let it live in real time until SIGTERM, SIGINT or an unmount.
+    """Mount a simulated server and run it in real time until SIGTERM, SIGINT or an unmount.
 
     Args:
-        plan: what is simulated.
+        plan: the server.
         directory: an empty directory.
-        ready: called once programs can look at it.
+        ready: called once the mount is visible.
 
     Raises:
-        PerphError: the mount could not be made, or the simulation failed.
+        PerphError: the mount failed, or the simulation failed.
     """
     _check_mountpoint(directory)
     server = _Server(plan)
@@ -117,7 +118,7 @@ def _check_mountpoint(directory: str) -> None:
 
 
 def daemon_config(directory: str, workloads: Sequence[WorkloadSpec], state_dir: str) -> str:
-    """Text of a configuration with which a daemon controls what is mounted there."""
+    """Text of a configuration for a daemon that controls this mount."""
     lines = [
         "[daemon]",
         'mode = "enforce"',
@@ -136,7 +137,7 @@ def daemon_config(directory: str, workloads: Sequence[WorkloadSpec], state_dir: 
 
 
 class _Server:
-    """The simulated host, its files, and the thread in which its time passes. ``gate`` keeps both apart."""
+    """The simulated host, its files, and the thread that advances its time. ``gate`` synchronises them."""
 
     def __init__(self, plan: ServerPlan) -> None:
         rdt = MACHINES.get(plan.machine)
@@ -162,7 +163,7 @@ class _Server:
         ]
 
     def live(self) -> None:
-        """Let time pass until told to stop; a failure ends the whole process."""
+        """Advance time until stopped; a failure ends the whole process."""
         began_s = time.monotonic()
         told_s = 0.0
         try:
@@ -187,7 +188,7 @@ class _SliFile:
         self._file: File = directory.add(name, lambda: self._text)
 
     def tell(self) -> None:
-        """State them again."""
+        """Update the file."""
         window = self._cursor.read()
         if window is None:
             return
@@ -203,7 +204,7 @@ class _SliFile:
 
 
 def _state_events(host: SimHost, cgroup_dir: str) -> None:
-    """Put a workload's event counters where ``EventFiles`` looks: perf_event_open cannot be asked in a mount."""
+    """Put a workload's event counters where ``EventFiles`` reads them, since a mount has no perf_event_open."""
     counters = host.perf_opener(cgroup_dir, host.machine.online, COUNTED)
     folder, _, name = (EVENT_FILES + cgroup_dir).rpartition("/")
 
@@ -215,7 +216,7 @@ def _state_events(host: SimHost, cgroup_dir: str) -> None:
 
 
 def _lay_out(host: SimHost, rdt: RdtMachine | None, cgroups: int) -> None:
-    """Put into the host's tree what a whole server has beside what the simulation needs itself."""
+    """Add the files of a whole server that the simulation itself does not need."""
     root = host.fs.root
     add_host_files(root, host.cgroups, lambda: host.now_s)
     resctrl = host.resctrl
@@ -233,7 +234,7 @@ def _lay_out(host: SimHost, rdt: RdtMachine | None, cgroups: int) -> None:
 
 
 def _shape(rdt: RdtMachine) -> Machine:
-    """The simulated machine that has this one's processors: one socket per last-level cache."""
+    """The simulated machine with these processors: one socket per last-level cache."""
     domains = max(1, len(set(_cache_ids(rdt).values())))
     return Machine(sockets=domains, cores_per_socket=max(1, len(rdt.cpus) // domains))
 

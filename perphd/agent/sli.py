@@ -1,4 +1,4 @@
-"""The applications' own indicators: one source per workload that has one, read together before every tick."""
+"""The applications' own indicators: one source per workload, all read together before every tick."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perphd.monitor.sli import NotedSource, PushSource, SliReading, SliSource
 log = logging.getLogger("perphd")
 
 SliOpener = Callable[[SliSpec, str], SliSource]
-"""The source, and the path of its workload's control group."""
+"""Makes a source from its specification and the path of its workload's control group."""
 
 
 class SliBoard:
@@ -28,7 +28,7 @@ class SliBoard:
         self._running: dict[str, asyncio.Task[SliReading]] = {}
 
     async def follow(self, specs: Sequence[WorkloadSpec]) -> None:
-        """Have exactly the sources that these workloads name."""
+        """Open and close sources so that they match these workloads."""
         wanted = {spec.name: (spec.sli, spec.cgroup) for spec in specs if spec.sli is not None}
         for name in [n for n, (spec, _) in self._sources.items() if wanted.get(n) != spec]:
             await self._close(name)
@@ -39,8 +39,9 @@ class SliBoard:
     async def read(self, now_s: float) -> Mapping[str, SliReading]:
         """One reading per workload with a source. A source that does not answer in time is Unavailable this tick.
 
-        Its question stays open, and the answer is the reading of the tick by which it has come: a late answer is true
-        of its own interval (a rate covers the time between two questions), and better than none from a slow source.
+        Its query stays open, and its answer becomes the reading of a later tick. A late answer is correct for
+        its own interval (a rate covers the time between two queries), and better than none from a slow
+        source.
         """
         asked = {
             name: asyncio.ensure_future(source.read(now_s))
@@ -48,12 +49,14 @@ class SliBoard:
             if name not in self._running
         }
         self._running |= asked
-        if asked:  # nobody waits a second time for a source that is late already
+        if asked:  # a source that is already late is not waited for again
             await asyncio.wait(asked.values(), timeout=self._timeout_s)
         return {name: self._answer(name) for name in self._sources if name in self._running}
 
     def worked(self, samples: Iterable[Sample]) -> None:
-        """Hand the sources the CPU time that their applications used: a counter that stands still may be coarse."""
+        """Pass on the CPU time of the applications; a counter that stands still during work has a coarse
+        resolution.
+        """
         for sample in samples:
             found = self._sources.get(sample.workload)
             if found is not None:
@@ -61,12 +64,12 @@ class SliBoard:
                 found[1].worked(usage * sample.interval_s if available(usage) else None)
 
     def resolution(self, workload: str) -> str:
-        """How often this workload's source reports, in words; empty if it has none."""
+        """The resolution of this workload's source, in words; empty if it has none."""
         found = self._sources.get(workload)
         return "" if found is None else str(found[1].resolution)
 
     def capabilities(self) -> tuple[Capability, ...]:
-        """The sources as ``doctor`` shows them, with how often they report."""
+        """The sources for ``doctor``, with their resolutions."""
         return tuple(
             Capability(
                 f"indicators of {name}",
@@ -90,7 +93,7 @@ class SliBoard:
         return task.result()
 
     def notes(self) -> Mapping[str, str]:
-        """Workload -> what is to be known of its readings, empty while there is nothing; of sources that can tell."""
+        """Remarks on readings by workload; empty if a source has none."""
         return {
             name: "; ".join(source.notes)
             for name, (_, source) in self._sources.items()
@@ -98,7 +101,7 @@ class SliBoard:
         }
 
     def push(self, workload: str, reading: SliReading, now_s: float) -> None:
-        """Hand over a reading that the application delivered itself.
+        """Store a reading that the application delivered itself.
 
         Raises:
             ConfigError: this workload has no SLI source ``push``.
@@ -111,7 +114,7 @@ class SliBoard:
         found[1].push(reading, now_s)
 
     async def close(self) -> None:
-        """Close every source; one that fails to close does not keep the others open."""
+        """Close every source; a failure does not prevent the others from closing."""
         for name in list(self._sources):
             await self._close(name)
 

@@ -1,11 +1,13 @@
-"""Worker processes started without holding the interpreter.
+"""Starts worker processes without holding the interpreter lock.
 
-``subprocess`` and ``os.posix_spawn`` hold the interpreter's lock until the child has called exec(2), and on a full
-machine the child waits long for a processor: so long the loop would stand still, whichever thread started it. Here the
-C library's posix_spawn(3) is called through ctypes, which lets go of the lock. The child shares the parent's memory
-until exec(2) (CLONE_VM, CLONE_VFORK), so that nothing of a large parent is copied either.
+``subprocess`` and ``os.posix_spawn`` hold the interpreter lock until the child has called exec(2). On a busy
+machine the child may wait long for a processor, and the loop would stall for that time, whichever thread
+started the child. This module calls the C library's posix_spawn(3) through ctypes, which releases the lock.
+The child shares the parent's memory until exec(2) (CLONE_VM, CLONE_VFORK), so the memory of a large parent is
+not copied either.
 
-What goes in and comes out is in memory files (memfd_create(2)), not in pipes: nobody has to read while others write.
+Input and output are memory files (memfd_create(2)) instead of pipes, so that neither side has to read while
+the other writes.
 """
 
 from __future__ import annotations
@@ -22,23 +24,26 @@ from threading import Event
 from typing import Final
 
 _ACTIONS_BYTES: Final = 512
-"""More than any C library's posix_spawn_file_actions_t has (80 in glibc and musl)."""
+"""Larger than any C library's posix_spawn_file_actions_t (80 in glibc and musl)."""
 _NOEXEC_SEAL: Final = 8
 """MFD_NOEXEC_SEAL; kernels before 6.3 do not know it, some later ones insist on it."""
 _ATTRIBUTES_BYTES: Final = 1024
-"""More than any C library's posix_spawnattr_t has (336 in glibc and musl)."""
+"""Larger than any C library's posix_spawnattr_t (336 in glibc and musl)."""
 _SIGNALS_BYTES: Final = 128
 _SETSIGDEF, _SETSID = 0x04, 0x80
 _LOOK_S: Final = 0.05
 
 
 class Stopped(Exception):
-    """It was ended because somebody asked for that."""
+    """The process was ended on request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """``status``: exit status, or less than 0 the signal that ended it; what it wrote to standard output and error."""
+    """Result of a process.
+
+    ``status``: exit status, or minus the signal that ended it; ``out``, ``err``: its output.
+    """
 
     status: int
     out: bytes
@@ -48,9 +53,9 @@ class Ended:
 def run(
     command: Sequence[str], data: bytes, environment: Mapping[str, str], deadline_s: float, stop: Event
 ) -> Ended:
-    """Run a command with ``data`` as its standard input; waits, so call it in a thread that may.
+    """Run a command with ``data`` as its standard input. Blocks, so call it in a worker thread.
 
-    Its working directory is the caller's. Whatever happens, the process has ended and is reaped on return.
+    Its working directory is the caller's. On return, the process has ended and is reaped in every case.
 
     Raises:
         OSError: it could not be started.
@@ -69,10 +74,10 @@ def run(
 def tell(
     command: Sequence[str], data: bytes, environment: Mapping[str, str], deadline_s: float, stop: Event
 ) -> int:
-    """Run a command of the operator's with ``data`` as its standard input; its exit status, or less than 0 its signal.
+    """Run an operator's command with ``data`` as its standard input. Returns its exit status, or minus its signal.
 
-    What it writes is discarded. It has a session of its own, and what it leaves behind in its process group is killed.
-    Raises what ``run`` does.
+    Its output is discarded. It has its own session, and remaining processes of its group are killed. Raises
+    the errors of ``run``.
     """
     with contextlib.ExitStack() as files:
         given, nothing = _memory_file("in"), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -94,12 +99,12 @@ def start(
     *,
     session: bool = False,
 ) -> int:
-    """Start the command with these three as its standard streams; its process number. All else is closed at exec(2).
+    """Start the command with these three standard streams; returns its pid. Other descriptors are closed at exec(2).
 
-    The caller waits for its end. ``session``: it gets one of its own, and dies of a broken pipe as programs usually do.
-    Raises OSError: it could not be started.
+    The caller waits for its end. ``session``: give it its own session and the default handling of broken
+    pipes. Raises OSError: it could not be started.
     """
-    libc = ctypes.CDLL(None)  # its functions are called without the interpreter's lock
+    libc = ctypes.CDLL(None)  # its functions are called without the interpreter lock
     actions = ctypes.create_string_buffer(_ACTIONS_BYTES)
     _check(libc.posix_spawn_file_actions_init(actions), command[0])
     attributes = ctypes.create_string_buffer(_ATTRIBUTES_BYTES)
@@ -142,7 +147,7 @@ def _wait(pid: int, deadline_s: float, stop: Event) -> int:
             return os.waitstatus_to_exitcode(status)
         stopped = stop.wait(_LOOK_S)
         if stopped or time.monotonic() >= until:
-            os.kill(pid, signal.SIGKILL)  # it is not reaped yet, so the number is still its own
+            os.kill(pid, signal.SIGKILL)  # not reaped yet, so the pid is still valid
             os.waitpid(pid, 0)
             if stopped:
                 raise Stopped
@@ -161,7 +166,7 @@ def _memory_file(name: str) -> int:
 def _fill(fd: int, data: bytes) -> None:
     with open(fd, "wb", closefd=False) as file:
         file.write(data)
-    os.lseek(fd, 0, os.SEEK_SET)  # the child reads from where the shared offset is
+    os.lseek(fd, 0, os.SEEK_SET)  # the child reads from the shared offset
 
 
 def _whole(fd: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What the agent's rooms share: the parts that it is made of, and what it knows from one round to the next."""
+"""State shared by the agent's modules: its parts, and what it remembers from one tick to the next."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ log = logging.getLogger("perphd")
 
 
 class Closable(Protocol):
-    """Something that holds descriptors, threads or locks."""
+    """An object that holds descriptors, threads or locks."""
 
     def close(self) -> None:
-        """Give them back."""
+        """Release them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Parts from the composition root; ``owned`` is closed, in order, when the agent stops.
 
-    ``bounds``: what resctrl can set, as found at start; ``actuators`` looks anew. ``capabilities_now``: the report with
-    what can change while the daemon runs (resctrl's mount) as it is now.
+    ``bounds``: resctrl's controls as found at start; ``actuators`` reads them again. ``capabilities_now``:
+    the report with the present state of what can change at run time (resctrl's mount).
     """
 
     topology: Topology
@@ -109,7 +109,7 @@ class Parts:
 class Protection:
     """Settings in force for an LRA with their age.
 
-    ``disturbed_s``: when it last began to settle again for groups that (re)appeared and were set alone.
+    ``disturbed_s``: when it last started to settle again because groups (re)appeared and were set.
     """
 
     allocation: Allocation
@@ -119,7 +119,7 @@ class Protection:
 
 @dataclass(slots=True)
 class FoundAs:
-    """A workload that was found: for which declaration, and when it was last there."""
+    """A found workload: its declaration, and when it was last present."""
 
     declaration: str
     seen_s: float
@@ -127,7 +127,7 @@ class FoundAs:
 
 @dataclass(slots=True)
 class Enforceable:
-    """Settings that a workload can and cannot have, with reasons; when that was found out, and whether it was there."""
+    """Knobs that a workload can and cannot have, with reasons; the time of that check, and whether it was present."""
 
     knobs: frozenset[str]
     missing: tuple[NotEnforceable, ...]
@@ -180,23 +180,23 @@ class State:
 
     @property
     def pace_s(self) -> float:
-        """How long after the last round the next one is wanted, in seconds."""
+        """Planned seconds between the last tick and the next one."""
         daemon = self.config.daemon
         return next_in_s(self.attention, self.now_s, daemon.period_s, daemon.attentive_period_s)
 
     @classmethod
     def at_start(cls, config: Config, parts: Parts, clock: Callable[[], float] | None) -> State:
-        """Before the first round."""
+        """The state before the first tick."""
         specs = {spec.name: spec for spec in config.workloads}
         declared = {spec.name: spec for spec in config.matches}
         return cls(config, parts, clock, parts.topology, parts.bounds, specs, declared)
 
     def all_specs(self) -> tuple[WorkloadSpec, ...]:
-        """The workloads on the list."""
+        """All workloads."""
         return tuple(self.specs.values())
 
     def not_found(self) -> list[WorkloadSpec]:
-        """Declarations for which nothing was ever found, or is left."""
+        """Declarations without any workload."""
         there = {known.declaration for known in self.found.values()}
         return [spec for name, spec in self.declared.items() if name not in there]
 
@@ -209,18 +209,18 @@ class State:
         return spec
 
     def time_s(self, otherwise_s: float) -> float:
-        """Now, by the clock; where ticks bring the time, ``otherwise_s``."""
+        """The present time by the clock; ``otherwise_s`` if ticks bring the time."""
         return self.clock() if self.clock is not None else otherwise_s
 
     def forget(self, name: str) -> None:
-        """Forget what was seen of a workload's control group, which was replaced or removed."""
+        """Forget measurements of a workload whose control group was replaced or removed."""
         for kept in (self.protections, self.enforceable, self.samples, self.progress):
             kept.pop(name, None)
         self.planned = None
         self.sli_followed = False
 
     def tell(self, kind: EventKind, text: str, workload: str = "", by: Actor | None = None) -> None:
-        """Announce an event of now; one that somebody asked for is logged, too, with who it was."""
+        """Announce an event of now; an event requested by somebody is also logged with the requester."""
         event = Event(self.now_s, kind, text, workload, by="" if by is None else str(by))
         self.parts.records.event(event)
         if by is not None:

@@ -1,4 +1,4 @@
-"""The agent as a whole, as it is shown to people."""
+"""The agent's state for display."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from perphd.domain.status import AgentStatus, DetectorTest, WorkloadStatus
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
 
 SHOWN_CHANGES = 5
-"""The last changes that the status shows."""
+"""Number of latest changes in the status."""
 _BATCH = Unavailable("batch is not judged")
 
 
 def status_of(state: State, modes: Modes) -> AgentStatus:
-    """Everything, now."""
+    """The complete present state."""
     records = state.parts.records
     return AgentStatus(
         version=__version__,
@@ -121,7 +121,7 @@ def _false_alarms(state: State, spec: WorkloadSpec) -> Reading:
 def _ceiling_missing(
     state: State, modes: Modes, spec: WorkloadSpec, known: Enforceable | None
 ) -> tuple[NotEnforceable, ...]:
-    """Why batch has not the egress ceiling that is configured; policies ask only for what can be had."""
+    """Why batch lacks the configured egress ceiling; policies only request what can be set."""
     network = state.config.network
     asked = network.names and network.batch_egress_max_bytes and modes.of(spec) is Mode.ENFORCE
     if known is None or not asked or spec.kind is not Kind.BATCH:

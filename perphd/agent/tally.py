@@ -1,6 +1,6 @@
-"""Counters since the start: what workloads used, what was decided and written, how long LRAs were in which health.
+"""Counters since the start: usage of workloads, decisions, writes, and time of LRAs in each health.
 
-Scrapes come every 15 to 60 s and see gauges of a second only by chance. A counter loses nothing in between.
+Scrapes come every 15 to 60 s and see gauges of one second only by chance. A counter loses nothing in between.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COUNTED: Final[Mapping[str, float]] = {
     "work_rate_per_s": 1.0,
     "load_per_s": 1.0,
 }
-"""Readings that are rates, and the factor that makes base units of them: what is added up is rate x interval."""
+"""Readings that are rates, with the factor to base units; counters add rate x interval."""
 
 CPU_PARTS: Final = tuple(part.name for part in fields(CpuAccount) if part.name != "capacity")
 """The users of the host's CPUs."""
@@ -50,17 +50,17 @@ HOST_COUNTED: Final[Mapping[str, float]] = {
     "disk_bytes_per_s": 1.0,
     "network_bytes_per_s": 1.0,
 }
-"""The same of the host's account."""
+"""The same for the host's account."""
 
 DURATION_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Upper bounds of the buckets of durations, in seconds."""
 
 LONGEST_STEP_S: Final = 60.0
-"""Most that one round adds to a time: a host that slept was not healthy for the night."""
+"""Most that one tick adds to a time: a suspended host was not healthy all night."""
 
 
 class TallyHistogram:
-    """Durations in buckets, as Prometheus counts them."""
+    """Durations in buckets, in Prometheus's form."""
 
     __slots__ = ("counts", "sum_s")
 
@@ -78,8 +78,9 @@ class TallyHistogram:
 class LraTimes:
     """Seconds of one LRA.
 
-    ``judged_s``: with performance and target known; ``below_s``: of them below the target; ``wanted_s``: in observe,
-    with protection wanted; ``wanted_core_s``: core-seconds that batch would have lost to it.
+    ``judged_s``: with known performance and target; ``below_s``: the part of it below the target;
+    ``wanted_s``: in observe, with protection wanted; ``wanted_core_s``: core-seconds that batch would have
+    lost to it.
     """
 
     by_health_s: dict[str, float]
@@ -91,14 +92,14 @@ class LraTimes:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The last decision about an LRA: when, and which change of which mode is counted already."""
+    """The last decision about an LRA: its time, and the change that was last counted."""
 
     at_s: float
     change: tuple[object, ...]
 
 
 class Tally:
-    """Adds up. ``wall_clock``: seconds since 1970, for times that people compare with their own."""
+    """The counters. ``wall_clock``: seconds since 1970, for times that operators see."""
 
     def __init__(self, wall_clock: Callable[[], float]) -> None:
         self._wall_clock = wall_clock
@@ -119,12 +120,12 @@ class Tally:
         self.conflicts: tuple[tuple[str, str, str], ...] = ()
 
     def ticked(self, duration_s: float) -> None:
-        """Count a round and its duration."""
+        """Count a tick and its duration."""
         self.ticks.add(duration_s)
         self.last_tick_unix_s = self._wall_clock()
 
     def sampled(self, samples: Iterable[Sample]) -> None:
-        """Add what the workloads used in the interval of these samples."""
+        """Add the workloads' usage in the interval of these samples."""
         for sample in samples:
             used = self.used.get(sample.workload)
             if used is None:
@@ -143,7 +144,7 @@ class Tally:
                 self.sli_missing[sample.workload] += 1
 
     def host(self, account: HostAccount | None) -> None:
-        """Add what the whole host did in the interval of this account, once."""
+        """Add the host's usage in the interval of this account, once."""
         if account is None or account.at_s == self._host_s:
             return
         self._host_s = account.at_s
@@ -156,7 +157,7 @@ class Tally:
                 self.host_used[name] = self.host_used.get(name, 0.0) + reading * factor * step_s
 
     def decided(self, decision: Decision, spec: WorkloadSpec, sample: Sample | None) -> None:
-        """Add the time since the last decision about this LRA, and count this one if it is a new change."""
+        """Add the time since the last decision about this LRA, and count this decision if it is a new change."""
         name, verdict = decision.workload, decision.verdict
         seen = self._seen.get(name)
         change = (decision.mode, decision.action, decision.chosen)
@@ -178,18 +179,18 @@ class Tally:
             times.wanted_core_s += max(0.0, next(cost, 0.0)) * step_s
 
     def outcome(self, outcome: Outcome) -> None:
-        """Count a change that was judged."""
+        """Count an evaluated change."""
         self.outcomes[outcome.workload, outcome.kept] += 1
 
     def wrote(self, write: Write, result: str) -> None:
-        """Count one kernel write by what came of it (``written``, ``undone``, ``restored``, ``failed: ...``)."""
+        """Count one kernel write by its result (``written``, ``undone``, ``restored``, ``failed: ...``)."""
         kind = result.partition(":")[0]
         self.writes[write.knob, kind] += 1
         if kind != "failed":
             self.last_change_unix_s[write.workload] = self._wall_clock()
 
     def follow(self, specs: Iterable[WorkloadSpec]) -> None:
-        """Forget the workloads that are not on the list any more."""
+        """Forget removed workloads."""
         names = {spec.name for spec in specs}
         lras = {spec.name for spec in specs if spec.kind is Kind.LRA}
         for kept in (self.used, self.sli_missing, self.last_change_unix_s):

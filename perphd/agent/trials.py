@@ -1,4 +1,4 @@
-"""Trials in the daemon: starts them, feeds them with samples, and keeps their record on disk over a restart."""
+"""Trials in the daemon: starts them, feeds them with samples, and stores their records across restarts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SEED_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """Whom a trial would be about: the workloads with their newest samples, and the mode of each that is its own.
+    """The candidates of a trial: workloads with their newest samples, and their own modes.
 
     ``configured``: see ``configured_modes``.
     """
@@ -49,19 +49,19 @@ class Population:
 
 
 def configured_modes(config: Config) -> str:
-    """The modes that the configuration file names, in words."""
+    """The modes in the configuration file, in words."""
     each = [*config.workloads, *config.matches]
     own = [f"{spec.name} {spec.mode}" for spec in each if spec.mode is not None]
     return ", ".join([f"daemon {config.daemon.mode}", *own])
 
 
 class Trials:
-    """The trial that runs, if one does, and the records of those before it.
+    """The running trial, if any, and the records of earlier ones.
 
     Args:
         state_dir: where records are kept.
-        wall_clock: seconds since the epoch: a trial outlives the daemon's monotonic clock.
-        configured: the modes that the configuration file names now; a trial that began under others is not continued.
+        wall_clock: seconds since the epoch: a trial survives the daemon's monotonic clock.
+        configured: the modes in the configuration file; a trial that began under others is not continued.
     """
 
     def __init__(self, state_dir: Path, wall_clock: Callable[[], float], configured: str = "") -> None:
@@ -75,17 +75,17 @@ class Trials:
 
     @property
     def mode(self) -> Mode | None:
-        """The mode that the trial wants now; None while none runs."""
+        """The mode of the present block; None without a running trial."""
         return None if self._running is None else self._running.mode
 
     @property
     def problem(self) -> str:
-        """Why the last record cannot be read or kept; empty: all is well."""
+        """Why the last record cannot be read or stored; empty if it can."""
         return self._problem
 
     @property
     def record(self) -> TrialRecord | None:
-        """The trial that runs, else the last one."""
+        """The running trial, else the last one."""
         return self._last if self._running is None else self._running.record
 
     def names_lra(self, name: str) -> bool:
@@ -93,7 +93,7 @@ class Trials:
         return self._running is not None and name in self._running.plan.lras
 
     def status(self) -> TrialStatus | None:
-        """The running trial in a few fields."""
+        """A summary of the running trial."""
         running = self._running
         if running is None or running.mode is None:
             return None
@@ -103,14 +103,14 @@ class Trials:
         )
 
     def start(self, request: Request, people: Population, pauses: Sequence[Pause], by: str) -> TrialRecord:
-        """Begin a trial with a block in observe.
+        """Start a trial with a block in observe.
 
         Raises:
-            ConfigError: it cannot be begun; nothing has changed.
+            ConfigError: it cannot start; nothing has changed.
         """
         now_s = self._wall_clock()
         if self._running is not None:
-            raise _refused("trial", f"trial {self._running.plan.trial} runs", "perphctl trial stop ends it")
+            raise _refused("trial", f"trial {self._running.plan.trial} is running", "perphctl trial stop ends it")
         if pauses:
             raise _refused("pause", f"perphd is paused by {pauses[0].by}", "perphctl resume ends a pause")
         metrics = _metrics(people)
@@ -127,7 +127,7 @@ class Trials:
         return record
 
     def end(self, how: End, text: str, by: str = "") -> TrialRecord | None:
-        """End the running trial; None if none runs. The end holds even where it cannot be written down."""
+        """End the running trial; None if none runs. The end takes effect even if it cannot be stored."""
         running = self._running
         if running is None:
             return None
@@ -135,12 +135,12 @@ class Trials:
         return self._finish(running)
 
     def interrupt(self, why: str) -> None:
-        """The present block does not count."""
+        """Invalidate the present block."""
         if self._running is not None and self._running.interrupt(self._wall_clock(), why):
             self._save(self._running.record)
 
     def look(self, pauses: Sequence[Pause]) -> str:
-        """Follow time and pauses. Returns a sentence if a block or the trial ended, else empty."""
+        """Follow time and pauses. Returns a sentence if a block or the trial ended, else an empty text."""
         running = self._running
         if running is None:
             news, self._news = self._news, ""
@@ -161,7 +161,7 @@ class Trials:
         return f"trial {plan.trial}: block {running.number} of {plan.blocks}, {running.mode}"
 
     def take(self, specs: Sequence[WorkloadSpec], samples: Mapping[str, Sample]) -> str:
-        """The samples of one round. Returns a sentence if a guard rail ended the trial, else empty."""
+        """Process the samples of one tick. Returns a sentence if a guard rail ended the trial, else an empty text."""
         running = self._running
         if running is None:
             return ""
@@ -199,7 +199,7 @@ class Trials:
                 log.warning("%s", self._news)
                 return
             self._running = running
-            running.note(self._wall_clock(), "perphd was restarted; the trial goes on")
+            running.note(self._wall_clock(), "perphd was restarted; the trial continues")
             self._save(running.record)
 
     def _files(self) -> list[Path]:
@@ -216,7 +216,7 @@ class Trials:
         replace_text(self._folder / f"{record.plan.trial}.json", to_json(record) + "\n")
 
     def _save(self, record: TrialRecord) -> None:
-        """Keep the record; where that fails, the trial goes on and the next look tries again."""
+        """Store the record. On failure, the trial continues and the next tick retries."""
         try:
             self._keep(record)
         except ConfigError as exc:
@@ -226,12 +226,12 @@ class Trials:
 
 
 def population_refusal(people: Population) -> ConfigError | None:
-    """Why these workloads cannot have a trial; None if they can."""
+    """Why these workloads cannot take part in a trial; None if they can."""
     lras = [spec for spec in people.specs if spec.kind is Kind.LRA]
     batch = [spec for spec in people.specs if spec.kind is Kind.BATCH]
     if not lras or not batch:
         kind = "LRA" if not lras else "batch workload"
-        return _refused("workloads", f"no {kind} is on the list", "one LRA and one batch workload at least")
+        return _refused("workloads", f"no {kind} is known", "one LRA and one batch workload at least")
     for kind, some in (("LRA", lras), ("batch workload", batch)):
         if all(spec.name in people.left_out for spec in some):
             return _refused(
@@ -242,10 +242,10 @@ def population_refusal(people: Population) -> ConfigError | None:
 
 
 def _metrics(people: Population) -> tuple[Metric, ...]:
-    """The metrics of a trial, from the sources that deliver now.
+    """The metrics of a trial, from the sources that deliver at present.
 
     Raises:
-        ConfigError: these workloads cannot have a trial, or no LRA is measured yet.
+        ConfigError: these workloads cannot take part in a trial, or no LRA is measured yet.
     """
     if (refusal := population_refusal(people)) is not None:
         raise refusal
@@ -297,7 +297,7 @@ def _ended(record: TrialRecord) -> str:
 
 
 def request_of(values: Mapping[str, float | None]) -> Request:
-    """A checked request of the API's values.
+    """A validated request from the API's values.
 
     Raises:
         ConfigError: a value is out of bounds.
@@ -314,7 +314,7 @@ def request_of(values: Mapping[str, float | None]) -> Request:
 
 
 def by_text(by: Actor | None) -> str:
-    """Who asked, in words."""
+    """The requester, in words."""
     return "" if by is None else str(by)
 
 

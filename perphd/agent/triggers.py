@@ -68,17 +68,17 @@ class _PopulationSubscription:
 
     @property
     def sees_its_own(self) -> bool:
-        """True while the watched group is the workload's own."""
+        """True if the watched group is the workload's own."""
         return self.watched == self.cgroup
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         if self.watch is not None:
             self.watch.close()
 
 
 class _PressureSubscription:
-    """The PSI triggers of one LRA, and until when it is ignored."""
+    """The PSI triggers of one LRA, and the time until which it is ignored."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -92,11 +92,11 @@ class EarlyTicks:
     """Collects requests for early ticks; ``requested`` returns at the first. One event loop, no threads.
 
     Args:
-        config: what is news, and how often.
-        directory_of: the directory with a cgroup's pressure files; None where there is none (no cgroup2 tree).
+        config: which conditions request a tick, and how often.
+        directory_of: the directory with a cgroup's pressure files; None if there is none (no cgroup2 tree).
         clock: monotonic seconds.
-        arm: arms a trigger; tests bring their own.
-        watch: watches whether a group is empty; tests bring their own.
+        arm: arms a trigger; tests replace it.
+        watch: watches whether a group is empty; tests replace it.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class EarlyTicks:
     def await_batch(self, batch: Mapping[str, str], fresh: Collection[str], gone: Collection[str]) -> None:
         """Watch exactly these batch workloads (name: cgroup) for their start.
 
-        ``fresh``: those whose groups are new, or others than before; ``gone``: those that have none.
+        ``fresh``: those with new or different groups; ``gone``: those without a group.
         """
         for name in [n for n in self._population if n not in batch]:
             self._population.pop(name).close()
@@ -176,7 +176,7 @@ class EarlyTicks:
         return self._started
 
     def request_tick(self, name: str, why: str, pressure: bool = False) -> None:
-        """Request a tick now. ``pressure``: by a PSI trigger, which counts once a window and not while ignored."""
+        """Request a tick now. ``pressure``: by a PSI trigger, which counts once per window and not while ignored."""
         if not self._config.enabled:
             return
         now_s = self._clock()
@@ -287,7 +287,7 @@ class EarlyTicks:
         except KernelError:
             if self._window_us == UNPRIVILEGED_WINDOW_US:
                 raise
-        # Without CAP_SYS_RESOURCE kernels take long windows only: use the same share of one.
+        # Without CAP_SYS_RESOURCE, kernels accept only long windows; use the same share of a long one.
         longer = UNPRIVILEGED_WINDOW_US
         trigger = self._arm(path, pressed, gone, threshold_us=int(share * longer), window_us=longer)
         self._window_us = longer

@@ -1,4 +1,4 @@
-"""What the daemon does for itself as a process: its priority, its garbage collector, its memory."""
+"""Maintenance of the daemon's own process: priority, garbage collector, memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAID_EVERY_S = 60.0
 
 
 class Complaints:
-    """The event loop's exception handler: what fails over and over is logged once a minute, with how often it did."""
+    """The event loop's exception handler: a repeated failure is logged once a minute, with its count."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -34,7 +34,7 @@ class Complaints:
         self._unsaid: Counter[str] = Counter()
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """``context``: as asyncio hands it over; its ``message`` tells what is the same."""
+        """Log an exception. ``context`` comes from asyncio; its ``message`` identifies repetitions."""
         what = str(context.get("message", ""))
         now_s = self._clock()
         if now_s - self._said.get(what, -math.inf) < SAID_EVERY_S:
@@ -47,9 +47,9 @@ class Complaints:
 
 
 def spare_the_start() -> None:
-    """Modules and all else that was made at the start stay: the garbage collector need not look at them again.
+    """Exempt all objects that exist after the start from garbage collection.
 
-    Importing leaves holes of more than 1 MiB behind, which go back to the kernel.
+    Importing leaves holes of more than 1 MiB behind, which are returned to the kernel.
     """
     slim_dataclasses()
     gc.collect()
@@ -60,8 +60,8 @@ def spare_the_start() -> None:
 def slim_dataclasses() -> None:
     """Let all frozen dataclasses with slots refuse assignments through the same two functions.
 
-    The two that ``dataclass`` makes for each class also keep alive what the class was before it got its slots. Without
-    them the running daemon takes 1 MiB less.
+    The two functions that ``dataclass`` makes for each class also keep the class without slots alive. Without
+    them, the daemon's memory is 1 MiB smaller.
     """
     for kind in [found for found in gc.get_objects() if issubclass(type(found), type)]:
         params = kind.__dict__.get("__dataclass_params__")
@@ -79,7 +79,7 @@ def _refuse_to_delete(_: object, name: str) -> NoReturn:
 
 @contextmanager
 def collecting_later() -> Iterator[None]:
-    """Collect no garbage within the block, such as a tick; what is due is collected right after it.
+    """Suspend garbage collection within the block, such as a tick, and catch up right after it.
 
     A collection takes up to milliseconds, and a tick ends with the writes that an LRA waits for.
     """
@@ -91,12 +91,13 @@ def collecting_later() -> Iterator[None]:
 
 
 def protect_self() -> None:
-    """Ask for a little more CPU priority than anybody's default, so that a loaded host does not blind its guard; and
-    for as many descriptors as there may be.
+    """Raise the daemon's CPU priority slightly, so that it keeps running on a loaded host.
+
+    It also raises the limit of descriptors to its maximum.
     """
     raise_limit()
     if os.getpriority(os.PRIO_PROCESS, 0) <= OWN_NICE:
-        return  # the unit has given it (Nice=), and forbids more
+        return  # the unit has set it (Nice=) and forbids more
     try:
         os.setpriority(os.PRIO_PROCESS, 0, OWN_NICE)
     except OSError as exc:
@@ -104,10 +105,10 @@ def protect_self() -> None:
 
 
 def give_back_memory() -> None:
-    """Return to the kernel the pages that the C library holds and nobody uses; takes about a millisecond.
+    """Return unused pages held by the C library to the kernel; takes about a millisecond.
 
-    By itself glibc only cuts its heap at the end: with workloads that come and go, what is resident creeps towards the
-    most that every part of the heap ever held, though no more is in use. Other C libraries have no such call.
+    By itself, glibc only trims the end of its heap. As workloads come and go, resident memory would approach
+    the sum of all parts' peaks. Other C libraries have no such call.
     """
     trim = _malloc_trim()
     if trim is not None:
@@ -118,7 +119,7 @@ def give_back_memory() -> None:
 def _malloc_trim() -> Callable[[int], int] | None:
     found = getattr(
         ctypes.CDLL(None), "malloc_trim", None
-    )  # without the interpreter's lock, as all of ctypes'
+    )  # without the interpreter lock, like all ctypes calls
     if found is not None:
         found.argtypes = (ctypes.c_size_t,)
     return found

@@ -1,4 +1,4 @@
-"""The list of workloads: configured, added, found, moved and removed, with what removed ones leave behind."""
+"""The list of workloads: configured, added, found, moved and removed, with pending restores of removed ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WorkloadRegistry:
         self._looked_s: float | None = None
 
     async def discover(self, now_s: float) -> None:
-        """Add what the declared matches find, follow workloads that moved, remove those that stay away."""
+        """Add workloads that match declarations, follow those that moved, remove those that stay absent."""
         discovery = self._state.parts.discovery
         opt_in = self._state.config.opt_in
         if discovery is None or not (self._state.declared or self._state.found or opt_in.is_on):
@@ -46,7 +46,7 @@ class WorkloadRegistry:
         given = tuple(spec for name, spec in self._state.specs.items() if name not in self._state.found)
         found = discovery.look(tuple(self._state.declared.values()), given, opt_in)
         for name, before in self._by_themselves():
-            # One that is there and takes its word back, or has another kind now, is let go at once.
+            # A running workload that withdraws its declaration, or changes its kind, is removed at once.
             now = found.specs.get(name)
             if discovery.exists(before.cgroup) if now is None else now.kind is not before.kind:
                 await self.let_go(name)
@@ -73,20 +73,20 @@ class WorkloadRegistry:
             if 0 <= now_s - tried_s < LEFT_S:
                 continue
             async with self._state.lock:
-                back = name in self._state.specs  # then the loop looks after it
+                back = name in self._state.specs  # the loop then takes care of it
                 report = RestoreReport() if back else await self._state.parts.executor.restore((name,))
                 self._note_left(name, report, now_s)
 
     async def add(self, spec: WorkloadSpec, by: Actor | None = None) -> None:
-        """Take a workload, already checked against the others, into the loop; replaces one of that name.
+        """Add a workload, already checked against the others; replaces one with the same name.
 
-        One that declared itself gives way to it.
+        A workload that declared itself is displaced by it.
         """
         if not spec.declared_by:
             for name in self._in_the_way((spec,)):
                 await self.let_go(name)
         async with self._state.lock:
-            if not spec.cgroup:  # to be found
+            if not spec.cgroup:  # to be found by its match
                 self._state.declared[spec.name] = spec
                 self._looked_s = None
                 return
@@ -96,10 +96,10 @@ class WorkloadRegistry:
         self._state.tell(EventKind.WORKLOAD, f"{spec.kind} {spec.name} added{said}", spec.name, by)
 
     async def add_job(self, spec: WorkloadSpec) -> str:
-        """Take in a job of the batch queue; why that is not possible, or empty."""
+        """Add a job of the batch queue. Returns why that is impossible, or an empty text."""
         for other in self._state.specs.values():
             if other.name == spec.name:
-                return f"a workload is named {spec.name!r}"
+                return f"a workload is already named {spec.name!r}"
             if (relation := relation_of(spec.cgroup, other.cgroup)) is not None:
                 return f"{spec.cgroup} {relation} of workload {other.name!r}"
         self._state.jobs[spec.name] = spec
@@ -107,18 +107,18 @@ class WorkloadRegistry:
         return ""
 
     async def let_job_go(self, name: str) -> None:
-        """A job of the batch queue has ended."""
+        """Remove an ended job of the batch queue."""
         if self._state.jobs.pop(name, None) is not None:
             await self.let_go(name)
             self._modes.forget(name)
 
     async def remove(self, name: str, by: Actor | None = None) -> None:
-        """Give a workload's settings back and forget it. An LRA's protection ends at the next tick.
+        """Restore a workload's settings and forget it. An LRA's protection ends at the next tick.
 
-        A declaration takes along what was found for it.
+        Removing a declaration removes the workloads found for it.
 
         Raises:
-            ConfigError: no such workload, or one that was found: it would be found again.
+            ConfigError: no such workload, or one that was found by a declaration, which would find it again.
         """
         if self._state.declared.pop(name, None) is not None:
             self._state.parts.records.problem(f"match:{name}", None, self._state.now_s)
@@ -145,15 +145,15 @@ class WorkloadRegistry:
         self._modes.forget(name)
 
     async def reload(self, config: Config, by: Actor | None = None) -> None:
-        """Take over a configuration that was read and checked. Models of workloads that stay are kept.
+        """Apply a configuration that was read and checked. Models of workloads that stay are kept.
 
-        A mode that was set by hand stays, unless the configured mode itself has changed.
+        A mode that was set manually stays, unless the configured mode itself has changed.
         """
         new = {spec.name: spec for spec in config.workloads}
         declared = {spec.name: spec for spec in config.matches}
         for name, spec in self._state.declared.items():
             if not is_lasting(spec.match) and name not in new:
-                declared.setdefault(name, spec)  # no file could have named it
+                declared.setdefault(name, spec)  # no file can contain this name
         for name in self._state.declared.keys() - declared.keys():
             self._state.parts.records.problem(f"match:{name}", None, self._state.now_s)
         self._state.found = {name: known for name, known in self._state.found.items() if name not in new}
@@ -165,7 +165,7 @@ class WorkloadRegistry:
             new.setdefault(name, spec)
         in_the_way = self._in_the_way(config.workloads)
         for name, spec in self._by_themselves():
-            if name not in in_the_way:  # the next look knows whether they still may
+            if name not in in_the_way:  # otherwise the next search decides
                 new.setdefault(name, spec)
         self._state.declared, self._looked_s = declared, None
         for name, old in list(self._state.specs.items()):
@@ -182,7 +182,7 @@ class WorkloadRegistry:
                 self._modes.begin(config.daemon.mode)
             for name, old in self._state.specs.items():
                 self._state.parts.models.keep_if_counted_alike(old, new.get(name, old), self._state.now_s)
-            # Workloads found or added while others were removed.
+            # Workloads found or added while others were being removed.
             self._state.specs = new | {
                 name: spec for name, spec in self._state.specs.items() if name not in new
             }
@@ -200,10 +200,10 @@ class WorkloadRegistry:
     async def let_go(self, name: str, by: Actor | None = None) -> None:
         """Restore a workload and remove it. Its declaration stays.
 
-        A mode that was set for it by hand stays as well: it may be back in a minute.
+        A mode that was set for it manually stays as well, because it may return within a minute.
         """
         async with self._state.lock:
-            if name not in self._state.specs:  # meanwhile it went another way
+            if name not in self._state.specs:  # removed otherwise in the meantime
                 return
             self._state.found.pop(name, None)
             report = await self._state.parts.executor.restore((name,))
@@ -220,7 +220,9 @@ class WorkloadRegistry:
         return [(name, spec) for name, spec in self._state.specs.items() if spec.declared_by]
 
     def _in_the_way(self, specs: Iterable[WorkloadSpec]) -> set[str]:
-        """Those that declared themselves and have a name or a control group of these: the operator's word counts."""
+        """Self-declared workloads whose name or control group is in these: the operator's declaration takes
+        precedence.
+        """
         return {
             name
             for name, by_itself in self._by_themselves()
@@ -229,7 +231,7 @@ class WorkloadRegistry:
         }
 
     async def _change(self, spec: WorkloadSpec) -> None:
-        """Take over a changed declaration, its own or the operator's."""
+        """Apply a changed declaration, its own or the operator's."""
         async with self._state.lock:
             old = self._state.specs[spec.name]
             self._state.parts.models.keep_if_counted_alike(old, spec, self._state.now_s)
@@ -238,16 +240,16 @@ class WorkloadRegistry:
             self._state.sli_followed = False
             self._state.planned = None
         by = spec.declared_by or "the operator"
-        self._state.tell(EventKind.WORKLOAD, f"declared otherwise now, by {by}", spec.name)
+        self._state.tell(EventKind.WORKLOAD, f"declaration changed, by {by}", spec.name)
 
     async def _move(self, spec: WorkloadSpec) -> None:
         """Follow a workload to another control group; the previous group is restored."""
         async with self._state.lock:
             report = await self._state.parts.executor.restore((spec.name,))
             left = f"left:{spec.name}"
-            if report.failed:  # it stays where it was, so that the next look tries again
+            if report.failed:  # it stays in its old group, and the next search retries
                 text = (
-                    f"{spec.name}: found in {spec.cgroup}, but not all was given back where it was: {report}"
+                    f"{spec.name}: found in {spec.cgroup}, but not everything was restored in its old group: {report}"
                 )
                 self._state.parts.records.problem(left, text, self._state.now_s, about=left)
                 self._state.planned = None
@@ -257,10 +259,10 @@ class WorkloadRegistry:
             self._state.specs[spec.name] = spec
             self._state.sli_followed = False
             self._state.forget(spec.name)
-        self._state.tell(EventKind.WORKLOAD, f"found in {spec.cgroup} now", spec.name)
+        self._state.tell(EventKind.WORKLOAD, f"now found in {spec.cgroup}", spec.name)
 
     def _note_left(self, name: str, report: RestoreReport, now_s: float) -> None:
-        text = f"{name}: not all was given back: {report}" if report.failed or report.foreign else None
+        text = f"{name}: not everything was restored: {report}" if report.failed or report.foreign else None
         self._state.parts.records.left_behind(f"left:{name}", text, now_s)
         self._left.pop(name, None)
         if text is not None:
@@ -270,7 +272,7 @@ class WorkloadRegistry:
 
 
 def _changed(old: Config, new: Config) -> str:
-    """The changes of a reload that end a trial: the rest would be another experiment."""
+    """The changes of a reload that end a trial, because its remainder would be another experiment."""
     parts = (
         ("the mode", old.daemon.mode, new.daemon.mode),
         ("the policy", (old.daemon.policy, old.policy), (new.daemon.policy, new.policy)),

@@ -222,8 +222,8 @@ class Config:
     """The operator's configuration.
 
     ``workloads``: those with a control group; ``matches``: those whose control groups must be found.
-    ``sources``: the files, in order. ``warnings``: sentences about accepted but questionable settings.
-    ``runtime``: names of the workloads that were added at run time.
+    ``sources``: the files, in order. ``warnings``: about accepted but questionable settings. ``runtime``: names of
+    the workloads added at run time.
     """
 
     daemon: DaemonConfig = field(default_factory=DaemonConfig)
@@ -316,8 +316,7 @@ def parse(text: str, source: str) -> Config:
 def load(path: str | Path = DEFAULT_PATH, *, runtime: bool = True) -> Config:
     """Read the configuration file, its drop-ins and (``runtime``) the workloads added at run time.
 
-    A declared workload takes precedence, with a warning, over one added at run time with the same name or
-    cgroup: the files are what the operator sees.
+    A declared workload takes precedence, with a warning, over one added at run time with its name or cgroup.
 
     Raises:
         ConfigError: a file cannot be read, is world-writable, or contains something that is refused.
@@ -479,8 +478,7 @@ def _with_runtime(config: Config) -> Config:
     added = read_runtime(config.daemon.state_dir)
     if not added:
         return config
-    # The declared files have been checked. They take precedence: each addition is checked against all before
-    # it.
+    # Declared files take precedence: each addition is checked against all before it.
     kept = [Declared(spec, "the configuration", spec.name) for spec in (*config.workloads, *config.matches)]
     warnings, names = list(config.warnings), []
     for item in added:

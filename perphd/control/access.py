@@ -1,4 +1,4 @@
-"""Authorisation: what the kernel says about the peer decides, never what the peer sends."""
+"""Authorisation from the peer's credentials as reported by the kernel, never from what the peer sends."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from perphd.domain.control import Actor
 from perphd.domain.utf8 import printable
 from perphd.domain.workload import WorkloadSpec
 
-_SO_PEERGROUPS = 59  # asm-generic/socket.h, Linux 4.13; the socket module has no name for it
+_SO_PEERGROUPS = 59  # asm-generic/socket.h, Linux 4.13; not named in the socket module
 _UCRED = struct.Struct("3i")
-_PEERGROUPS_BYTES = 1024  # what socket.getsockopt takes at most: 256 groups
+_PEERGROUPS_BYTES = 1024  # maximum of socket.getsockopt: 256 groups
 _GID = struct.Struct("I")
-_COMMAND_BYTES = 200  # of a command line, for the record
+_COMMAND_BYTES = 200  # maximum length of a recorded command line
 
 
 class Right(StrEnum):
-    """What a request needs."""
+    """The right that a request needs."""
 
     READ = "read"
-    SUBMIT = "submit"  # and cancel what one has submitted
+    SUBMIT = "submit"  # includes cancelling one's own jobs
     CHANGE = "change"
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process at the other end, as it was when it connected: no race with what becomes of it later.
+    """The process at the other end, as of its connect(2), so that later changes cannot cause a race.
 
-    ``gids``: all its groups. ``gid``: the first of them; None: not known.
+    ``gids``: all its groups. ``gid``: the primary one; None if unknown.
     """
 
     pid: int
@@ -49,14 +49,14 @@ class Peer:
 
     @property
     def user(self) -> str:
-        """The user's name, or its number where it has none."""
+        """The user's name, or its number if it has no name."""
         try:
             return pwd.getpwuid(self.uid).pw_name
         except KeyError:
             return str(self.uid)
 
     def actor(self) -> Actor:
-        """Who this is, for the record: with the command line, where the process still runs."""
+        """The peer for the record, with its command line if the process still runs."""
         try:
             with open(f"/proc/{self.pid}/cmdline", "rb") as file:
                 words = file.read(_COMMAND_BYTES).rstrip(b"\0").split(b"\0")
@@ -70,15 +70,15 @@ def peer_of(connection: socket.socket) -> Peer:
     """Credentials of a connected Unix socket's peer (SO_PEERCRED, SO_PEERGROUPS: captured at connect).
 
     Raises:
-        OSError: the kernel does not tell (no Unix socket, already closed).
+        OSError: the kernel has no credentials (not a Unix socket, or already closed).
     """
     pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     try:
         raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _PEERGROUPS_BYTES)
         groups = {number for (number,) in _GID.iter_unpack(raw)}
     except OSError:
-        # Before Linux 4.13, or a process in more than 256 groups: what the user database says. It may differ
-        # from what the process has (a group joined since it logged in), it cannot be forged by the peer.
+        # Before Linux 4.13, or with more than 256 groups: use the user database. It may differ from the
+        # groups of the process (one joined after login), but the peer cannot forge it.
         groups = _groups_of_user(uid, gid)
     return Peer(pid, uid, frozenset(groups | {gid}), gid)
 
@@ -92,9 +92,10 @@ def _groups_of_user(uid: int, gid: int) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The rule. A gid of None: there is no such group, so nobody has the right through it.
+    """The access rule. A gid of None: the group does not exist, so it grants nothing.
 
-    ``owner_uid``: the daemon's own user, who could stop it anyway. ``submit_gid``: who of the readers may submit jobs.
+    ``owner_uid``: the daemon's own user, who could stop it anyway. ``submit_gid``: readers in this group may
+    submit jobs.
     """
 
     read_group: str
@@ -116,7 +117,7 @@ class Access:
         return peer.uid in (0, self.owner_uid)
 
     def allows(self, peer: Peer, right: Right) -> bool:
-        """True if the peer may do what needs this right."""
+        """True if the peer has this right."""
         if self.is_owner(peer) or self.admin_gid in peer.gids:
             return True
         if right is Right.CHANGE or self.read_gid not in peer.gids:
@@ -124,7 +125,7 @@ class Access:
         return right is Right.READ or self.submit_gid in peer.gids
 
     def refusal(self, peer: Peer, right: Right) -> str:
-        """The sentence for a peer without the right."""
+        """The message for a peer without the right."""
         verb = {Right.READ: "ask", Right.SUBMIT: "submit jobs", Right.CHANGE: "change anything"}[right]
         return f"{peer} may not {verb} here: that takes {self.needed(right)}"
 
@@ -156,7 +157,7 @@ def check_harmless(spec: WorkloadSpec) -> None:
     """Refuse a workload that only root may add.
 
     Raises:
-        ApiError: which part of it that is.
+        ApiError: names the part that is refused.
     """
     if spec.version_from.startswith("file:"):
         raise _refusal("a version_from with a file", "lra.version_from", '"auto", "none" or "label:KEY"')

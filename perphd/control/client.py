@@ -1,4 +1,7 @@
-"""HTTP over the daemon's Unix socket for perphctl: standard library only, so that it starts at once."""
+"""HTTP over the daemon's Unix socket for perphctl.
+
+Uses only the standard library, so that perphctl starts quickly.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ DEFAULT_SOCKET = "/run/perphd/perphd.sock"
 SOCKET_VARIABLE = "PERPHD_SOCKET"
 TIMEOUT_S = 30.0
 MOST_ROUNDS = 1_000_000
-"""Of one recording."""
+"""Maximum number of rounds in one recording."""
 _UNREACHABLE = (
     FileNotFoundError,
     ConnectionRefusedError,
@@ -32,11 +35,11 @@ class Unreachable(PerphError):
 
 
 class NotPermitted(PerphError):
-    """The socket or the daemon does not let this user do it."""
+    """This user lacks the permission, on the socket or in the daemon."""
 
 
 class Refused(PerphError):
-    """The daemon answered, and did not do it. ``error`` is the object of its answer."""
+    """The daemon answered with a refusal. ``error``: the error object of its answer."""
 
     def __init__(self, status: int, error: Mapping[str, str]) -> None:
         self.status, self.code = status, error.get("code", "")
@@ -62,7 +65,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class Client:
-    """Requests to one daemon; every request is a connection of its own."""
+    """Requests to one daemon; each request uses its own connection."""
 
     def __init__(self, path: str, timeout_s: float = TIMEOUT_S) -> None:
         self.path, self._timeout_s = path, timeout_s
@@ -80,18 +83,18 @@ class Client:
         body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """The JSON answer to a request. ``timeout_s``: for one that may take longer than others.
+        """The JSON answer to a request. ``timeout_s``: overrides the default.
 
         Raises:
             Unreachable: no daemon answers.
-            NotPermitted: this user may not.
+            NotPermitted: this user lacks the right.
             Refused: the daemon refused or failed.
         """
         with self._request(method, route, body, timeout_s) as response:
             return self._json(response, response.read())
 
     def events(self, **query: str | None) -> Generator[tuple[str, Any], None, None]:
-        """(kind, data) of the event stream until it ends. Raises as ``send``."""
+        """Events of the stream as (kind, data), until it ends. Raises as ``send``."""
         chosen = {key: value for key, value in query.items() if value}
         with self._request("GET", f"events?{urllib.parse.urlencode(chosen)}", None) as response:
             if response.status != 200:
@@ -105,7 +108,7 @@ class Client:
                     yield name, json.loads(line[6:])
 
     def recording(self, rounds: int) -> Generator[str, None, None]:
-        """The lines of a recording of the next rounds, as they come. Raises as ``send``."""
+        """The lines of a recording of the next rounds, as they arrive. Raises as ``send``."""
         with self._request("GET", f"recording?rounds={rounds}", None) as response:
             if response.status != 200:
                 self._json(response, response.read())
@@ -144,7 +147,7 @@ class Client:
             answer = json.loads(data)
         except ValueError as exc:
             raise Unreachable(
-                f"{self.path}: what answers there is no perphd (its answer is not JSON)"
+                f"{self.path}: the program that answers there is not perphd (its answer is not JSON)"
             ) from exc
         if response.status < 400:
             return answer
@@ -156,11 +159,11 @@ class Client:
 
 
 def socket_path(given: str | None) -> str:
-    """The socket to use: as given, else from the environment, the configuration, or the default."""
+    """The socket to use: the given one, else from the environment, the configuration, or the default."""
     if given or (given := os.environ.get(SOCKET_VARIABLE)):
         return given
     if not os.path.exists(DEFAULT_SOCKET):
-        # Perhaps it was configured elsewhere; reading the configuration costs more than the request.
+        # It may be configured; reading the configuration costs more than the request.
         from perphd.config.file import load
         from perphd.domain.errors import ConfigError
 

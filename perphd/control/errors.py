@@ -1,4 +1,4 @@
-"""What the control API answers when it does not do what was asked."""
+"""Errors of the control API."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from perphd.domain.errors import PerphError
 
 
 class Code(Enum):
-    """The kinds of refusal: the ``code`` in the body and the HTTP status."""
+    """Kinds of errors: the ``code`` in the body and the HTTP status."""
 
     REFUSED = ("refused", 400)  # a value is not acceptable
     NOT_PERMITTED = ("not-permitted", 403)
-    NOT_FOUND = ("not-found", 404)  # the workload is not there
+    NOT_FOUND = ("not-found", 404)  # no such workload
     NO_ROUTE = ("no-route", 404)  # this API has no such path
     METHOD = ("method-not-allowed", 405)
-    TIMEOUT = ("timeout", 408)  # the client or the query took too long
-    CONFLICT = ("conflict", 409)  # it collides with something that exists
+    TIMEOUT = ("timeout", 408)  # the client or the query was too slow
+    CONFLICT = ("conflict", 409)  # conflicts with something that exists
     TOO_LARGE = ("too-large", 413)
     BUSY = ("busy", 503)  # too many connections or streams
-    UNAVAILABLE = ("unavailable", 503)  # switched off or not running here
-    FAILED = ("failed", 500)  # accepted, and it did not work
+    UNAVAILABLE = ("unavailable", 503)  # disabled or not running
+    FAILED = ("failed", 500)  # accepted, but it failed
 
     @property
     def text(self) -> str:
@@ -34,7 +34,7 @@ class Code(Enum):
 
 
 class ApiError(PerphError):
-    """A refusal. ``key`` and ``allowed`` as in ConfigError."""
+    """An error answer. ``key`` and ``allowed`` as in ConfigError."""
 
     def __init__(self, code: Code, message: str, key: str = "", allowed: str = "") -> None:
         self.code, self.message, self.key, self.allowed = code, message, key, allowed

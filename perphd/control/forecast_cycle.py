@@ -1,6 +1,6 @@
-"""One cycle of the forecast worker: new windows from the store in, forecasts out.
+"""One cycle of the forecast worker: reads new windows from the store, produces forecasts.
 
-Kept apart from the process around it (``forecast_worker``), so that tests and other commands can run cycles as well.
+Separate from its process (``forecast_worker``), so that tests and other commands can run cycles as well.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from perphd.sizing.shaper import Resource
 log = logging.getLogger("perphd.forecast")
 
 FIRST_S: Final = 12 * 3600.0
-"""History that is read at the first start: as many windows as the longest model looks back."""
+"""History read at the first start, in seconds: the history of the longest model."""
 REPLAYED: Final = 60
-"""Windows of that history that are forecast one by one, to have scores."""
+"""Windows of that history that are forecast one by one, to obtain scores."""
 FORGET_AFTER: Final = 60
 """Windows without a value after which a series is forgotten."""
 SERIES_OF: Final = {Resource.CPU: "cpu_usage_cores", Resource.MEMORY: "memory_working_set_bytes"}
@@ -46,21 +46,22 @@ MEMORY_EVERY: Final = 60
 """Windows between two updates of the memory part of the usage profile."""
 LEAST_FITS: Final = 10
 FITTED_SHARE: Final = 0.05
-"""Heavy fits in a cycle: this share of the series, twice what is due on average, and at least ``LEAST_FITS``. The rest
-waits for the next cycle: series that began together would all be fitted in the same minute."""
+"""Share of the series whose heavy models are fitted per cycle: twice the average need, at least
+``LEAST_FITS``. The rest waits, since series that began together would otherwise be fitted in the same
+minute."""
 _COSTS: Final = 61
 _NONE: Final = Unavailable("no forecast yet")
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """CPU time and wall clock at the end of the last cycles."""
+    """CPU time and wall clock at the end of the latest cycles."""
 
     points: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_COSTS))
 
     @property
     def cpu_pct(self) -> Reading:
-        """CPU use of one CPU between the oldest and the newest of them."""
+        """CPU use between the oldest and the newest cycle, in per cent of one CPU."""
         if len(self.points) < 2:
             return Unavailable("measured from the second cycle on")
         (first_s, used_s), (last_s, now_s) = self.points[0], self.points[-1]
@@ -68,15 +69,15 @@ class Costs:
 
 
 class Cycles:
-    """What is known of all series and of the host; ``take`` moves it on.
+    """The state of all series and of the host; ``take`` advances it.
 
     Args:
-        known: what an earlier process knew.
+        known: the state of an earlier process.
         profile: usage of pairs, learned here or elsewhere.
         node: this node's name in usage profiles.
 
     Attributes:
-        most: by series, what the host has; nothing is forecast beyond that.
+        most: the host's capacity by series, the upper bound of forecasts.
     """
 
     def __init__(self, known: Known, profile: UsageProfile, node: str) -> None:
@@ -89,17 +90,17 @@ class Cycles:
 
     @property
     def known(self) -> Known:
-        """For the next process."""
+        """The state for the next process."""
         return Known(self._series, {resource.value: host for resource, host in self._hosts.items()})
 
     def history_s(self, now_s: float) -> float:
-        """How much of the store's end has to be read at this wall clock."""
+        """Length of the store's latest part to read at this wall clock, in seconds."""
         return min(FIRST_S, max(2 * WINDOW_S, now_s - (self._number + 1) * WINDOW_S + WINDOW_S))
 
     def take(
         self, found: StoreWindows, names: Sequence[str], reserved: Mapping[str, Mapping[Resource, Reading]]
     ) -> None:
-        """Take in the windows of these workloads."""
+        """Process the windows of these workloads."""
         listed = set(names)
         workloads = [each for each in found.workloads if each.workload in listed]
         last = int(found.newest_s // WINDOW_S) - 1
@@ -117,7 +118,7 @@ class Cycles:
         self._number = max(self._number, last)
 
     def outlook(self, resource: Resource, reserved: Mapping[str, Mapping[Resource, Reading]]) -> HostForecast:
-        """The host's peak of one resource."""
+        """Forecast of the host's peak of one resource."""
         requests = {name: by.get(resource, _NONE) for name, by in reserved.items()}
         found = host_peaks.outlook(self._hosts[resource], requests, pairs=resource is Resource.CPU)
         return _host(resource, len(self._hosts[resource].usage), found)
@@ -126,7 +127,7 @@ class Cycles:
         self, names: Sequence[str], reserved: Mapping[str, Mapping[Resource, Reading]], made_s: float,
         newest_s: Reading, costs: Costs, rss_bytes: Reading, problem: str = "",
     ) -> Forecasts:  # fmt: skip
-        """What is published."""
+        """The data to publish."""
         workloads = []
         for name in names:
             by = reserved.get(name, {})
@@ -147,7 +148,7 @@ class Cycles:
         return Forecasts(summary, tuple(workloads), hosts)
 
     def memory(self, names: Sequence[str]) -> dict[str, MemoryForecast]:
-        """The next window's memory of each of these workloads of which something can be said."""
+        """The next window's memory of each of these workloads that has a forecast."""
         found, most = {}, self._most(SERIES_OF[Resource.MEMORY])
         for name in names:
             series = self._series.get((name, SERIES_OF[Resource.MEMORY]))
@@ -160,7 +161,7 @@ class Cycles:
         return self.most.get(series, math.inf)
 
     def _take_series(self, key: tuple[str, str], windows: SeriesWindows) -> None:
-        """One series. If its numbers defeat a model, it alone starts again."""
+        """Process one series. If its values make a model fail, only this series restarts."""
         known = self._series.pop(key, None)
         try:
             series = (
@@ -169,7 +170,7 @@ class Cycles:
                 else continued(known, windows.numbers, windows.values, may_fit=self._fits_left > 0)
             )
         except (ValueError, ArithmeticError) as exc:  # LinAlgError is a ValueError
-            log.warning("%s %s: its forecasts start again: %r", *key, exc)
+            log.warning("%s %s: its forecasts restart: %r", *key, exc)
             return
         if series is not None:
             self._series[key] = series
@@ -205,7 +206,7 @@ class Cycles:
 
 
 def workloads_of(found: StoreWindows, names: set[str], series: str) -> dict[int, dict[str, float]]:
-    """By window: the value of every workload that has one."""
+    """Values by window and workload."""
     windows: dict[int, dict[str, float]] = {}
     for each in found.workloads:
         if each.workload in names:

@@ -1,7 +1,7 @@
-"""The forecast worker's files: what it knows (``state``), what it publishes, and usage profiles.
+"""The forecast worker's files: its ``state``, its publications, and usage profiles.
 
-The state is a head and one part for each series and each resource of the host, each with its length before it, so that
-saving needs no second copy of it in memory. A damaged or foreign file is refused as a whole.
+The state consists of a head and one part for each series and each resource of the host, each with a length
+prefix, so that saving needs no second copy in memory. A damaged or foreign file is refused as a whole.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ MAX_PROFILE_BYTES: Final = 64 << 20
 
 
 class FileRefused(PerphError):
-    """A file that cannot be read or written, or that is something else; says why."""
+    """A file cannot be read or written, or has another format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """All that the worker knows: series by workload and reading, resources of the host, and how it used its CPU."""
+    """The worker's state: series by workload and reading, resources of the host, and its CPU use."""
 
     series: Mapping[tuple[str, str], Followed] = field(default_factory=dict)
     hosts: Mapping[str, HostPeaks] = field(default_factory=dict)
@@ -54,7 +54,7 @@ def save_state(folder: Path, known: Known) -> None:
         for resource, host in known.hosts.items():
             about, arrays = records.host_record(host)
             _write_part(file, pack({"resource": resource, "is": about}, arrays))
-        _write_part(file, b"")  # the end: a file that was cut off has none
+        _write_part(file, b"")  # end marker, which a truncated file lacks
 
     _replace(folder / STATE, write, sync=True)
 
@@ -63,7 +63,7 @@ def load_state(folder: Path) -> Known:
     """The saved state; empty if there is none.
 
     Raises:
-        FileRefused: it cannot be read, or is no such file.
+        FileRefused: it cannot be read, or is not a state file.
     """
     path = folder / STATE
     series: dict[tuple[str, str], Followed] = {}
@@ -71,7 +71,7 @@ def load_state(folder: Path) -> Known:
     try:
         with path.open("rb") as file:
             if file.read(len(_FORMAT)) != _FORMAT:
-                raise ValueError(f"it does not begin with {_FORMAT.decode().strip()!r}")
+                raise ValueError(f"it does not start with {_FORMAT.decode().strip()!r}")
             for part in _parts(file):
                 about, arrays = unpack(part)
                 if "resource" in about:
@@ -82,12 +82,12 @@ def load_state(folder: Path) -> Known:
     except FileNotFoundError:
         return Known()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as exc:
-        raise FileRefused(f"{path}: forecasts start again: {exc!r}") from exc
+        raise FileRefused(f"{path}: forecasts restart: {exc!r}") from exc
     return Known(series, hosts)
 
 
 def publish(folder: Path, forecasts: Forecasts, memory: Mapping[str, MemoryForecast]) -> None:
-    """Replace what the daemon shows and sizes by. Raises OSError."""
+    """Replace the publication for display and for sizing. Raises OSError."""
     for name, value in (
         (PUBLISHED_FILE, forecasts),
         (SUMMARY_FILE, forecasts.summary),
@@ -101,7 +101,7 @@ def read_profile(path: Path) -> UsageProfile:
     """The usage profile in a file.
 
     Raises:
-        FileRefused: there is none, or it is no usage profile.
+        FileRefused: the file is missing or is not a usage profile.
     """
     try:
         if path.stat().st_size > MAX_PROFILE_BYTES:
@@ -130,11 +130,11 @@ def _parts(file: BinaryIO) -> Iterator[bytes]:
     while True:
         size = int.from_bytes(head := file.read(_LENGTH), "little")
         if len(head) < _LENGTH:
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         if not size:
             return
-        if size > end - file.tell():  # a damaged length: not even tried, as there may be no such memory
-            raise ValueError("it is cut off")
+        if size > end - file.tell():  # a damaged length; not read, because it may exceed the memory
+            raise ValueError("it is truncated")
         yield file.read(size)
 
 

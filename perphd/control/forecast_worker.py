@@ -1,9 +1,9 @@
 """The forecast worker: ``python -m perphd.control.forecast_worker STORE FOLDER NODE [ROOT [HISTORY_ROWS]]``.
 
-The daemon starts it, and once a minute writes one line to its standard input: the workloads that there are, and the
-jobs that have ended. For each line, the worker reads the store's new windows, moves every forecast on, replaces the
-published files and records the jobs in the history. It ends, and saves what it knows, when its standard input does:
-also when the daemon is killed.
+The daemon starts it, and once a minute writes one line to its standard input: the present workloads and the
+ended jobs. For each line, the worker reads the store's new windows, advances every forecast, replaces the
+published files and records the jobs in the history. It saves its state and ends when its standard input ends,
+also if the daemon is killed.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ log = logging.getLogger("perphd.forecast")
 
 NICENESS: Final = 19
 OOM_SCORE: Final = 500
-"""The daemon's own score, which the worker would inherit, protects it almost fully."""
+"""The worker would otherwise inherit the daemon's score, which protects it almost fully."""
 SAVE_EVERY_S: Final = 1800.0
-"""A worker that is killed loses nothing: the next reads the store again."""
+"""Seconds between saves. A killed worker loses nothing: the next one reads the store again."""
 READ_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A workload: ``own`` are the fields of ``Settings`` that perphd has set on it; ``declared_bytes``: reserved."""
+    """A workload. ``own``: fields of ``Settings`` set by perphd; ``declared_bytes``: reserved memory."""
 
     name: str
     cgroup: str
@@ -59,10 +59,10 @@ class Listed:
 
 
 def parse(lines: Sequence[bytes]) -> tuple[list[Listed], list[EndedJob], dict[str, float]]:
-    """The workloads and the host's size of the last of some lines, and the jobs of all of them.
+    """The workloads and host capacity of the last line, and the jobs of all lines.
 
     Raises:
-        ValueError, TypeError, KeyError: a line says something else.
+        ValueError, TypeError, KeyError: a line has another format.
     """
     found = [json.loads(line) for line in lines]
     listed = [
@@ -95,7 +95,7 @@ class Worker:
     def cycle(
         self, roster: Sequence[Listed], jobs: Sequence[EndedJob] = (), most: Mapping[str, float] | None = None
     ) -> None:
-        """Read, forecast, publish, record. What cannot be read or recorded is a published problem."""
+        """Read, forecast, publish, record. A failure to read or record becomes a published problem."""
         self._cycles.most = most or {}
         names = [each.name for each in roster]
         now_s = time.time()
@@ -116,7 +116,7 @@ class Worker:
             self.save()
 
     def save(self) -> None:
-        """Write down what is known. Raises OSError."""
+        """Save the state. Raises OSError."""
         self._saved_s = time.time()
         self._jobs.prune()
         files.save_state(self._folder, self._cycles.known)
@@ -144,11 +144,11 @@ class Worker:
         try:
             return files.read_profile(path) if path.exists() else UsageProfile()
         except FileRefused as exc:
-            log.warning("%s; usage profiles start again", exc)
+            log.warning("%s; usage profiles restart", exc)
             return UsageProfile()
 
     def _merge_imported(self) -> None:
-        """Take in profiles of other nodes; what was taken in before changes nothing."""
+        """Merge profiles of other nodes; merging one twice changes nothing."""
         folder = self._folder / files.IMPORTED
         try:
             paths = sorted(folder.glob("*.json"))
@@ -166,7 +166,7 @@ class Worker:
 
 
 def lines_of(descriptor: int, pending: bytes = b"") -> tuple[list[bytes], bytes]:
-    """The whole lines that there are, and what follows them; waits for one. None at the end of the input."""
+    """The complete lines and the remainder; blocks until there is a line. None at the end of the input."""
     while True:
         *whole, pending = pending.split(b"\n")
         if whole:
@@ -180,10 +180,10 @@ def lines_of(descriptor: int, pending: bytes = b"") -> tuple[list[bytes], bytes]
 def main(arguments: Sequence[str]) -> int:
     """Run until standard input ends. Raises PerphError, OSError."""
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.INFO)
-    # systemd signals all processes of a service; the end of its input ends this one.
+    # systemd signals all processes of a service, but this one ends with its input.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    os.chdir("/")  # no file system is kept busy
+    os.chdir("/")  # keeps no file system busy
     give_way()
     store, folder, node, root, rows = (*arguments, *("", "0")[len(arguments) - 3 :])
     worker = Worker(Path(store), Path(folder), node, root, int(rows))
@@ -197,8 +197,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def give_way() -> None:
-    """Run when nobody else wants to, and be killed before the daemon where memory runs out."""
-    with contextlib.suppress(OSError):  # a service's system call filter may refuse it
+    """Lower the process's priority, and let the kernel kill it before the daemon if memory runs out."""
+    with contextlib.suppress(OSError):  # a service's system call filter may refuse this
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(f"{OOM_SCORE}\n")
@@ -212,7 +212,7 @@ def _rss_bytes() -> Reading:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """``main``, with failures as one line."""
+    """``main``, reporting failures in one line."""
     try:
         return main(arguments)
     except (PerphError, OSError) as exc:

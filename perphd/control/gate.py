@@ -1,4 +1,4 @@
-"""What stands between a listening socket and aiohttp: a limit of connections, and a quiet log."""
+"""A gate between a listening socket and aiohttp: a limit of connections, and a filtered log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LINGER_S = 1.0
 
 
 def http_log() -> logging.Logger:
-    """For aiohttp, without its lines on requests that are no HTTP: whoever can connect could fill the journal."""
+    """A logger for aiohttp without messages about invalid HTTP, with which any client could fill the journal."""
     log = logging.getLogger(f"{__name__}.http")
     if not log.filters:
         log.addFilter(_is_news)
@@ -30,14 +30,14 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class ConnectionGate(asyncio.Protocol):
-    """Lets a new connection through to aiohttp, or beyond the limit answers it with one sentence and closes it."""
+    """Passes a new connection to aiohttp; above the limit, sends one error and closes it."""
 
     def __init__(self, runner: web.AppRunner | None, most: Callable[[socket.socket | None], int]) -> None:
         self._server = runner.server if runner is not None else None
         self._most = most
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Decide at the last moment: several connections may have been accepted at once."""
+        """Decide at the last moment, because several connections may have been accepted at once."""
         assert isinstance(transport, asyncio.Transport)
         limit = self._most(transport.get_extra_info("socket"))
         if self._server is not None and len(self._server.connections) < limit:
@@ -49,7 +49,7 @@ class ConnectionGate(asyncio.Protocol):
         body = json_of(error.body()).encode()
         head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         transport.write(head.encode() + b"\r\nConnection: close\r\n\r\n" + body)
-        # To close with its request unread would reset the connection and take the answer back.
-        if transport.can_write_eof():  # TLS cannot
+        # Closing with an unread request would reset the connection and lose the answer.
+        if transport.can_write_eof():  # not possible with TLS
             transport.write_eof()
         asyncio.get_running_loop().call_later(_LINGER_S, transport.close)

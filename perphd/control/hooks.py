@@ -1,4 +1,4 @@
-"""Tells receivers of what is wrong: webhooks and commands of ``[[notify]]``, beside the loop and never in its way."""
+"""Sends notices to the webhooks and commands of ``[[notify]]``, without blocking the loop."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ LOOK_EVERY_S: Final = 5.0
 RETRY_S: Final = (2.0, 10.0)
 """Pauses before the second and the third try."""
 MOST_WAITING: Final = 32
-"""Notices that may wait for one receiver; the oldest is dropped beyond that."""
+"""Maximum number of waiting notices per receiver; beyond it, the oldest is dropped."""
 SCHEMA: Final = 1
 
 
 class DeliveryError(Exception):
-    """A receiver did not take a notice."""
+    """A receiver did not accept a notice."""
 
 
 class NoticeHooks:
-    """Looks at the status every few seconds and delivers what is due, one notice at a time for each receiver.
+    """Checks the status every few seconds and delivers due notices, one at a time for each receiver.
 
     Args:
         receivers: of the configuration.
-        status, tally: of the agent, now.
+        status, tally: present state of the agent.
         clock, wall: monotonic seconds, and seconds since 1970.
-        every_s: time between two looks.
+        every_s: time between two checks.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class NoticeHooks:
         self._queues: list[asyncio.Queue[dict[str, Any]]] = []
 
     async def start(self) -> None:
-        """Begin to look."""
+        """Start checking."""
         for receiver, _ in self._receivers:
             queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(MOST_WAITING)
             self._queues.append(queue)
@@ -76,7 +76,7 @@ class NoticeHooks:
         self._tasks.append(asyncio.create_task(self._look_on()))
 
     async def stop(self) -> None:
-        """Stop; notices that still wait are dropped."""
+        """Stop; waiting notices are dropped."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -102,7 +102,7 @@ class NoticeHooks:
 
 
 def payload(notice: Notice, now_s: float, wall_s: float) -> dict[str, Any]:
-    """What a receiver gets."""
+    """The body of a notice."""
     condition = notice.condition
     body: dict[str, Any] = {
         "schema": SCHEMA,
@@ -125,7 +125,7 @@ def _rfc3339(wall_s: float) -> str:
 
 
 async def _deliver_all(receiver: NotifyConfig, queue: asyncio.Queue[dict[str, Any]]) -> None:
-    """Deliver what comes, one after the other. A receiver that fails is logged when that begins and when it ends."""
+    """Deliver notices in order. Logs the start and the end of a receiver's failure, not each failed notice."""
     failing = False
     while True:
         body = await queue.get()
@@ -140,7 +140,7 @@ async def _deliver_all(receiver: NotifyConfig, queue: asyncio.Queue[dict[str, An
 
 
 async def _deliver_with_retries(receiver: NotifyConfig, body: dict[str, Any]) -> DeliveryError | None:
-    """None if it was taken, else the last error."""
+    """None on success, else the last error."""
     error: DeliveryError | None = None
     for pause_s in (0.0, *RETRY_S):
         await asyncio.sleep(pause_s)
@@ -151,7 +151,7 @@ async def _deliver_with_retries(receiver: NotifyConfig, body: dict[str, Any]) ->
             error = DeliveryError(f"did not end within {receiver.timeout_s:g} s")
         except DeliveryError as exc:
             error = exc
-        except Exception as exc:  # no thread or no memory left, say: the receiver's task must live on
+        except Exception as exc:  # for example no thread or memory: the receiver's task must survive
             log.exception("notify %s: delivering failed", receiver.name)
             error = DeliveryError(f"{type(exc).__name__}: {exc}")
         else:
@@ -183,7 +183,9 @@ async def _post(receiver: NotifyConfig, body: dict[str, Any]) -> None:
 
 
 async def _run(receiver: NotifyConfig, body: dict[str, Any]) -> None:
-    """Run the command in a thread: starting a process can take long on a full machine, and the loop must not wait."""
+    """Run the command in a thread: starting a process can take long on a busy machine, and the loop must not
+    block.
+    """
     stop = threading.Event()
     data = json_of(body).encode()
     try:
@@ -201,7 +203,7 @@ async def _run(receiver: NotifyConfig, body: dict[str, Any]) -> None:
 
 
 def conditions(status: AgentStatus, tally: Tally) -> tuple[Condition, ...]:
-    """Everything that is wrong, in a fixed order."""
+    """All present problems, in a fixed order."""
     found: list[Condition] = []
     for item in status.workloads:
         if item.spec.kind is Kind.LRA and item.present:

@@ -1,7 +1,8 @@
-"""The log as systemd's journal wants it: a sentence for people, and fields to search by.
+"""Logging to systemd's journal: a sentence for people, and fields to search by.
 
-``journalctl -u perphd`` reads as a story; ``journalctl -u perphd PERPHD_WORKLOAD=db PERPHD_EVENT=decision -o json`` is
-for programs. Without systemd-python, or with standard error somewhere else, the log goes to standard error.
+``journalctl -u perphd`` shows sentences; ``journalctl -u perphd PERPHD_WORKLOAD=db PERPHD_EVENT=decision -o
+json`` is for programs. Without systemd-python, or with a redirected standard error, the log goes to standard
+error.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), 
 
 
 def start_logging(level: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Log to the journal if that is where standard error goes, else to standard error as text."""
+    """Log to the journal if standard error is connected to it, else to standard error as text."""
     send = _journal_send(environment)
     if send is None:
         text = "%(asctime)s %(levelname)s %(message)s"
@@ -33,7 +34,7 @@ def start_logging(level: str, environment: Mapping[str, str] = os.environ) -> No
 
 
 def is_journal(environment: Mapping[str, str], fd: int = 2) -> bool:
-    """Whether this descriptor is the stream to the journal that systemd names in JOURNAL_STREAM (systemd.exec(5))."""
+    """Whether this descriptor is the journal stream named in JOURNAL_STREAM (systemd.exec(5))."""
     try:
         status = os.fstat(fd)
     except OSError:
@@ -42,14 +43,14 @@ def is_journal(environment: Mapping[str, str], fd: int = 2) -> bool:
 
 
 class JournalHandler(logging.Handler):
-    """Sends records with their severity, where they come from, and the fields in ``record.fields`` as PERPHD_*."""
+    """Sends records with severity, source location, and the fields in ``record.fields`` as PERPHD_*."""
 
     def __init__(self, send: Send) -> None:
         super().__init__()
         self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send one record; what cannot be sent goes to standard error."""
+        """Send one record; on failure, write it to standard error."""
         try:
             given: Mapping[str, str] = getattr(record, "fields", {})
             fields = {f"PERPHD_{name.upper()}": value for name, value in given.items() if value}

@@ -1,4 +1,4 @@
-"""Files for other programs, replaced while the daemon runs and removed at its end: metrics, and workloads' names."""
+"""Files for other programs, replaced while the daemon runs and removed when it stops: metrics, workloads' names."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from perphd.domain.status import AgentStatus
 log = logging.getLogger("perphd")
 
 NAME: Final = "workloads"
-"""File of the workloads' names, beside the socket, for the shells' completion."""
+"""File with the workloads' names, beside the socket, for shell completion."""
 LOOK_EVERY_S: Final = 5.0
 TELL_EVERY_S: Final = 60.0
-"""A failure that nobody foresaw is logged at most this often."""
+"""Shortest time between two log lines about an unexpected failure."""
 
 
 class KeptFile:
-    """Calls ``renew`` every ``period_s``, and removes the file at the end: one that stays would go on being read."""
+    """Calls ``renew`` every ``period_s``, and removes the file at the end, so that no program reads stale data."""
 
     def __init__(self, path: Path, period_s: float, renew: Callable[[], None]) -> None:
         self._path, self._period_s, self._renew = path, period_s, renew
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to renew it."""
+        """Start renewing the file."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -53,18 +53,18 @@ class KeptFile:
                 now_s = time.monotonic()
                 if told_s is None or now_s - told_s >= TELL_EVERY_S:
                     told_s = now_s
-                    log.exception("%s: cannot be renewed; tried again every %g s", self._path, self._period_s)
+                    log.exception("%s: cannot be renewed; retried every %g s", self._path, self._period_s)
             await asyncio.sleep(self._period_s)
 
 
 def replace_file(path: Path, data: bytes, mode: int, gid: int | None = None) -> None:
-    """Replace a file that others read. Not synced: after a crash the next version comes in seconds.
+    """Replace a file that others read. Not synced, because after a crash a new version follows within seconds.
 
     Args:
-        path: what is replaced; the folder may be somebody else's.
+        path: the file; its folder may belong to another user.
         data: the content.
         mode: its permissions.
-        gid: a group that may read it too, if this process may say so; None: nobody more.
+        gid: a group that may read it too, if this process may set it; None: no group.
 
     Raises:
         OSError: it cannot be written; the old file stays.
@@ -72,14 +72,14 @@ def replace_file(path: Path, data: bytes, mode: int, gid: int | None = None) -> 
     temporary = path.with_name(f".{path.name}.new")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
-    # Nothing that stands there already is followed or written into.
+    # O_EXCL and O_NOFOLLOW: never follow or overwrite an existing file.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(temporary, flags, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(file.fileno(), mode)
             if gid is not None:
-                with contextlib.suppress(PermissionError):  # then its owner alone can read it
+                with contextlib.suppress(PermissionError):  # then only its owner can read it
                     os.fchown(file.fileno(), -1, gid)
                     os.fchmod(file.fileno(), mode | 0o040)
             file.write(data)
@@ -99,7 +99,7 @@ class Textfile(KeptFile):
         self._problem = ""
 
     def write(self) -> None:
-        """Replace the file now. A failure is logged when it begins; the old file stays."""
+        """Replace the file now. Only the first of repeated failures is logged; the old file stays."""
         try:
             replace_file(self._path, self._page(), 0o644)
         except OSError as exc:
@@ -112,12 +112,12 @@ class Textfile(KeptFile):
 
 
 class NamesFile(KeptFile):
-    """The names of the workloads, for completion; readable by those who may ask the daemon.
+    """The names of the workloads, for completion; readable by users with read access to the daemon.
 
     Args:
         socket: the control socket's path; the file is beside it.
-        read_gid: group whose members may read it; None: nobody else.
-        status: the agent as a whole, now.
+        read_gid: group whose members may read it; None: only the owner.
+        status: the agent's present status.
     """
 
     def __init__(self, socket: str, read_gid: int | None, status: Callable[[], AgentStatus]) -> None:
@@ -126,7 +126,10 @@ class NamesFile(KeptFile):
         self._written: str | None = None
 
     def look(self) -> None:
-        """Write the file if the names are others. Completion is worth no complaint: a failure is tried again."""
+        """Write the file if the names have changed.
+
+        Failures are not reported, only retried: completion is optional.
+        """
         lines = (f"{item.spec.kind.value} {item.spec.name}\n" for item in self._status().workloads)
         text = "".join(lines)
         if text == self._written:

@@ -1,4 +1,4 @@
-"""Sizes and times that protect the daemon from its clients."""
+"""Limits that protect the daemon from its clients."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_PAUSE_S: Final = 366 * 86400.0
-"""The longest pause that ends by itself; a longer one is one without an end."""
+"""The longest temporary pause, in seconds."""
 MAX_REASON: Final = 500
-"""Characters of the reason for a pause."""
+"""Maximum number of characters in the reason for a pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Defaults fit one host's operators and its monitoring.
+    """Limits; the defaults suit one host's operators and its monitoring.
 
-    ``reserved``, ``reserved_streams``, ``reserved_queries``: of the connections, event streams and queries at a time,
-    so many only those can have who may change something. ``idle_s``: a connection
-    that sends no complete request head for so long is closed. ``body_s``: for a request's body. ``write_s``: for the
-    client to take an answer or one event. ``heartbeat_s``: between signs of life on an event stream.
-
-    ``queries_cpu_s``: of CPU time all queries may use within ``queries_cpu_within_s``, of which
-    ``reserved_queries_cpu_s`` only those who may change something. ``query_nice``: of the threads that answer them; not
-    more, since one that batch keeps from its CPU while it holds the interpreter keeps the loop waiting as well.
-    ``rest``: who may only read is answered one after the other, and after each answer nobody of them for so many times
-    the CPU time that it took, at least ``least_answer_s``: a fifth of a core for all of them, whatever they ask.
+    ``reserved``, ``reserved_streams``, ``reserved_queries``: the part of the connections, event streams and
+    concurrent queries that only administrators can use. ``idle_s``: time without a complete request head
+    after which a connection is closed. ``body_s``: time for a request's body. ``write_s``: time for the
+    client to receive an answer or one event. ``heartbeat_s``: interval of keep-alives on an event stream.
+    ``queries_cpu_s``: CPU time that all queries may use within ``queries_cpu_within_s``;
+    ``reserved_queries_cpu_s`` of it is for administrators only. ``query_nice``: niceness of the query
+    threads; not higher, because a thread that batch keeps from its CPU while it holds the interpreter lock
+    delays the loop as well. ``rest``: readers are served one at a time, and after each answer all readers
+    wait for this multiple of the CPU time that it took, at least ``least_answer_s``: a fifth of a core for
+    all readers together.
     """
 
     connections: int = 64

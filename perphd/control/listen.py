@@ -1,4 +1,4 @@
-"""The listening Unix socket: from systemd if it passes one, else bound here; never stolen from a live daemon."""
+"""The listening Unix socket: passed by systemd, else bound here; never taken from a running daemon."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathlib import Path
 from perphd.domain.errors import PerphError
 
 BACKLOG = 64
-"""Connections that wait to be taken; further ones wait in connect(2)."""
+"""Connections waiting to be accepted; further ones wait in connect(2)."""
 _PROBE_S = 1.0
 
 
 class SocketTaken(PerphError):
-    """Another daemon answers on the socket, or something that is no socket stands at its path."""
+    """Another daemon answers on the socket, or the path exists and is not a socket."""
 
 
 @dataclass(slots=True)
 class Listener:
-    """A listening socket and what has to be cleaned up with it. ``notes``: sentences for the operator."""
+    """A listening socket and its cleanup. ``notes``: sentences for the operator."""
 
     socket: socket.socket
     path: str
@@ -33,7 +33,7 @@ class Listener:
     _lock: int | None = None
 
     def close(self) -> None:
-        """Stop listening; the socket's file goes if it is still ours. Closing twice is fine."""
+        """Stop listening; remove the socket's file if it is still ours. Closing twice is fine."""
         self.socket.close()
         with contextlib.suppress(OSError):
             if self._inode is not None and os.lstat(self.path).st_ino == self._inode:
@@ -45,10 +45,10 @@ class Listener:
 
 
 def from_systemd() -> Listener | None:
-    """The socket that systemd's socket activation passed (LISTEN_FDS), or None.
+    """The socket passed by systemd's socket activation (LISTEN_FDS), or None.
 
     Raises:
-        SocketTaken: several sockets were passed, or one that is no Unix stream socket.
+        SocketTaken: several sockets were passed, or one that is not a Unix stream socket.
     """
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return None
@@ -63,7 +63,7 @@ def from_systemd() -> Listener | None:
         raise SocketTaken(f"systemd passed {len(descriptors)} sockets; perphd takes one (ListenStream=)")
     passed = socket.socket(fileno=descriptors[0])
     if passed.family != socket.AF_UNIX or passed.type != socket.SOCK_STREAM:
-        raise SocketTaken("systemd passed a socket that is no Unix stream socket (ListenStream=/run/...)")
+        raise SocketTaken("systemd passed a socket that is not a Unix stream socket (ListenStream=/run/...)")
     passed.setblocking(False)
     path = passed.getsockname()
     return Listener(passed, path if isinstance(path, str) else os.fsdecode(path))
@@ -72,12 +72,12 @@ def from_systemd() -> Listener | None:
 def bind(path: str, read_gid: int | None, read_group: str = "perphd") -> Listener:
     """Listen at ``path``, mode 0660 with the read group (0600 without one).
 
-    A socket file that nobody answers on is a leftover and replaced. Two daemons that start at once cannot both
-    win: a lock on ``PATH.lock`` is held as long as the listener lives.
+    A socket file without a listener is replaced. A lock on ``PATH.lock``, held as long as the listener
+    exists, prevents two daemons from starting at once.
 
     Raises:
-        SocketTaken: another daemon holds the lock or answers, or the path is no socket.
-        PerphError: the directory or the socket cannot be made.
+        SocketTaken: another daemon holds the lock or answers, or the path is not a socket.
+        PerphError: the directory or the socket cannot be created.
     """
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def _clear_leftover(path: str) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise SocketTaken(
-            f"{path}: something that is no socket stands there; move it away or set daemon.socket"
+            f"{path}: exists and is not a socket; move it away or set daemon.socket"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_S)
@@ -124,7 +124,7 @@ def _clear_leftover(path: str) -> None:
             return
         except FileNotFoundError:
             return
-        except OSError as exc:  # a full backlog or a timeout: somebody is there
+        except OSError as exc:  # a full backlog or a timeout: a process listens
             raise SocketTaken(f"{path}: something listens there and does not answer ({exc})") from exc
     raise SocketTaken(f"{path}: another daemon answers on this socket; stop it or set daemon.socket")
 
@@ -132,7 +132,7 @@ def _clear_leftover(path: str) -> None:
 def _bind_new(path: str, read_gid: int | None, read_group: str) -> tuple[socket.socket, tuple[str, ...]]:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # bind() makes the file with the process's umask: start closed, then open it to the group.
+        # bind() applies the umask: create the file closed, then open it to the group.
         previous = os.umask(0o177)
         try:
             listening.bind(path)

@@ -1,4 +1,4 @@
-"""The part of the control API about who is enforced: modes, pauses and trials."""
+"""Routes of the control API for modes, pauses and trials."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ModeRoutes:
         self._agent, self._workloads, self._body = agent, workloads, body
 
     async def mode(self, request: web.Request, peer: Peer) -> Any:
-        """PUT /v1/mode: observe or enforce, of one workload or of all."""
+        """PUT /v1/mode: observe or enforce one workload or all."""
         body = await self._body(request, ("mode", "workload"))
         allowed = ", ".join(Mode)
         mode, name = body.get("mode"), body.get("workload")
@@ -50,7 +50,7 @@ class ModeRoutes:
         }
 
     async def pause(self, request: web.Request, peer: Peer) -> Any:
-        """POST /v1/pause: give everything back and write nothing for a while."""
+        """POST /v1/pause: restore everything and write nothing for a while."""
         body = await self._body(request, ("workload", "for_s", "reason"))
         name, for_s, reason = body.get("workload"), body.get("for_s"), body.get("reason", "")
         if name is not None and self._workloads.declared(name) is None:
@@ -76,12 +76,12 @@ class ModeRoutes:
         return {"ended": encode(ended), "still": encode(self._agent.status().pauses)}
 
     async def trial(self, request: web.Request, peer: Peer) -> Any:
-        """GET /v1/trial: the record of the running or last trial, and where the running one is."""
+        """GET /v1/trial: the record of the running or last trial, and the state of the running one."""
         record, status = self._agent.trial(), self._agent.status().trial
         return {"record": encode(record), "running": encode(status)}
 
     async def start_trial(self, request: web.Request, peer: Peer) -> Any:
-        """POST /v1/trial: begin one."""
+        """POST /v1/trial: start a trial."""
         body = await self._body(request, TRIAL_KEYS)
         if body.get("hours") is None:
             raise ApiError(Code.REFUSED, "the length is missing", "hours", "a number of hours")

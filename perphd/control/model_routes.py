@@ -1,4 +1,4 @@
-"""The part of the control API about models: list, show, export, import, reset."""
+"""Routes of the control API for models: list, show, export, import, reset."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from perphd.predictor.persist import ModelFileError
 
 
 class ModelRoutes:
-    """Handlers of ``/v1/models``. ``check_lra`` raises an ApiError unless it is given the name of an LRA."""
+    """Handlers of ``/v1/models``. ``check_lra`` raises an ApiError unless its argument names an LRA."""
 
     def __init__(self, agent: AgentPort, limits: Limits, check_lra: Callable[[str], None]) -> None:
         self._agent, self._limits, self._check_lra = agent, limits, check_lra
 
     async def list(self, request: web.Request, peer: Peer) -> Any:
-        """GET /v1/models: a line about each."""
+        """GET /v1/models: a summary of each."""
         return {"models": encode(self._agent.models())}
 
     async def show(self, request: web.Request, peer: Peer) -> Any:
-        """GET /v1/models/NAME: what it believes."""
+        """GET /v1/models/NAME: the model's predictions."""
         return encode(self._agent.model_view(self._name(request)))
 
     async def export(self, request: web.Request, peer: Peer) -> web.Response:
@@ -53,7 +53,7 @@ class ModelRoutes:
         return {"imported": name, "warnings": list(warnings)}
 
     async def reset(self, request: web.Request, peer: Peer) -> Any:
-        """DELETE /v1/models/NAME: start over."""
+        """DELETE /v1/models/NAME: discard the model."""
         name = self._name(request)
         await self._agent.reset_model(name)
         return {"reset": name}

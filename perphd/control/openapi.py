@@ -1,7 +1,7 @@
-"""The control API's own description (OpenAPI 3.1), made from the types that its routes send.
+"""The control API's description (OpenAPI 3.1), generated from the types of its routes.
 
-``python -m perphd.control.openapi`` writes it as it is served at ``/v1/openapi.json`` and kept in docs/openapi.json. A
-route that is not in ``OPERATIONS``, or otherwise there, is a mistake that a test finds.
+``python -m perphd.control.openapi`` prints it as served at ``/v1/openapi.json`` and stored in
+docs/openapi.json. A test checks that ``OPERATIONS`` and the routes agree.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from perphd.domain.wire import Components, Schema
 
 _ERROR: Schema = {"$ref": "#/components/schemas/Error"}
 _STATUSES: Final[Mapping[int, str]] = {
-    400: "a value is refused; key and allowed say which and what would do",
-    403: "who asks may not",
+    400: "a value is refused; key names it, and allowed describes valid values",
+    403: "the client lacks the right",
     404: "there is no such workload, or no such path",
-    405: "another method is for this path",
-    408: "the client, or the query, took too long",
-    409: "it collides with something that exists",
+    405: "the path has other methods",
+    408: "the client or the query was too slow",
+    409: "the request conflicts with the present state",
     413: "the body is too large",
-    500: "accepted, and it did not work",
-    503: "too many connections, queries or streams, queries took too much CPU time of late, or switched off here",
+    500: "accepted, but it failed",
+    503: "too many connections, queries or streams, the queries' CPU budget is used up, or the feature is disabled",
 }
 
 
 def document() -> dict[str, Any]:
-    """The whole description."""
+    """The whole document."""
     components = Components()
     paths: dict[str, dict[str, Any]] = {}
     for (method, path), operation in OPERATIONS.items():
@@ -108,7 +108,7 @@ def _answer(answer: Any, components: Components) -> Schema:
 
 
 def text() -> str:
-    """The description as it is kept and served."""
+    """The document as JSON text."""
     return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""A workload's reservation: ``reserved_memory``, else its control group's own limit, unless perphd has set that."""
+"""A workload's reservation: ``reserved_memory``, else its control group's own limit, unless perphd set that limit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTINGS: Final = {
     Resource.CPU: ("cpu_max_cores",),
     Resource.MEMORY: ("memory_max_bytes", "memory_high_bytes"),
 }
-"""Fields of ``Settings`` that reserve, the first that is set counts."""
+"""Fields of ``Settings`` that act as reservations; the first one that is set counts."""
 
 
 def reserved(
@@ -31,10 +31,10 @@ def reserved(
     resource: Resource,
     declared_bytes: int = 0,
 ) -> Reservation:
-    """What is reserved.
+    """The reservation of one resource.
 
-    ``own``: fields of ``Settings`` that perphd has set; ``group`` None: of a simulated host; ``declared_bytes``:
-    ``reserved_memory`` of the configuration, 0 if it says nothing.
+    ``own``: fields of ``Settings`` set by perphd; ``group`` None: a simulated host; ``declared_bytes``:
+    ``reserved_memory`` of the configuration, 0 if absent.
     """
     least = float(least_memory_bytes) if resource is Resource.MEMORY else 0.0
     if declared_bytes and resource is Resource.MEMORY:
@@ -51,7 +51,7 @@ def reserved(
 
 
 def _own_limit(fs: KernelFs, group: Cgroup, setting: str) -> tuple[float, str]:
-    """The limit and the kernel's file that holds it; no file where there is no limit, or none can be read."""
+    """The limit and the kernel's file that holds it; no file if there is no readable limit."""
     knob = group.knob(setting)
     if isinstance(knob, str):
         return 0.0, ""

@@ -1,4 +1,4 @@
-"""A stored moment in the form of the present status, so that both are shown by the same code. Pure."""
+"""Presents a stored moment in the form of the present status, so that the same code shows both. Pure."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _UNKNOWN_COST: Final = SelfCost(
     NOT_MEASURED, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED, 0
 )
 _SHOWN: Final = ("cpus", "cpu_weight", "cpu_max_cores", "memory_low_bytes", "memory_high_bytes")
-"""Settings that are read back from what was written."""
+"""Settings that are reconstructed from stored writes."""
 
 
 def subjects_of(specs: Iterable[WorkloadSpec]) -> tuple[Subject, ...]:
-    """Whose past is asked for."""
+    """The workloads whose past is requested."""
     return tuple(Subject(spec.name, spec.kind, spec.objective.latency_percentile) for spec in specs)
 
 
 def past_status(now: AgentStatus, moment: Moment) -> AgentStatus:
     """The stored status at a moment, for the workloads that are declared now.
 
-    What is in force is read from the last writes; it is ``as found`` while no LRA was protected.
+    Settings in force come from the last writes before it; ``as found`` while no LRA was protected.
     """
     decided = moment.decisions.values()
     modes = {decision.mode for decision in decided if decision.mode is not None}
@@ -83,7 +83,7 @@ def _workload(item: WorkloadStatus, moment: Moment, written: Mapping[str, Settin
 
 
 def _in_force(decision: Decision) -> Allocation | None:
-    """What protected the LRA once this was decided; None: nothing."""
+    """The allocation in force after this decision; None if nothing was protected."""
     allocation = decision.chosen if decision.mode is Mode.ENFORCE else decision.current
     shares_all = (
         allocation.cpu.instrument is CpuInstrument.NONE
@@ -111,7 +111,7 @@ def _version(knob: str, texts: Mapping[str, str]) -> int:
 
 
 def _masks(written: Sequence[Written]) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Cache masks by workload: of the resctrl group into which its tasks were put last, unless that is gone."""
+    """Cache masks by workload, from the resctrl group to which its tasks were last moved, unless that was removed."""
     schemata: dict[str, str] = {}
     home: dict[str, str] = {}
     for item in written:

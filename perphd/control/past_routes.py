@@ -1,4 +1,4 @@
-"""The past over the control API: values over time, and the status of one moment, both from the store."""
+"""Routes of the control API for the past: values over time, and the status at one moment, both from the store."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ SHORTEST_S: Final = 1.0
 
 
 class PastRoutes:
-    """Answers within the bounds of queries: few at a time, and a share of CPU time.
+    """Answers within the limits of queries: a few at a time, and a budget of CPU time.
 
     Args:
-        agent: who knows the workloads.
+        agent: provides the workloads.
         queries: reads the store.
         clock: the agent's clock and the time of day.
         workload: the status of a name, or an error.
@@ -55,13 +55,13 @@ class PastRoutes:
         body = await read_body(request, self._limits.body_s, ("sql", "limit"))
         sql = body.get("sql")
         if not isinstance(sql, str) or not sql.strip():
-            raise ApiError(Code.REFUSED, f"{show(sql)} is no SQL", "sql", "one SELECT statement as text")
+            raise ApiError(Code.REFUSED, f"{show(sql)} is not SQL", "sql", "one SELECT statement as text")
         limit = whole(body.get("limit", self._limits.query_rows), "limit", self._limits.query_rows)
         answer = await self._queries.answer(sql, limit, self._access.allows(peer, Right.CHANGE))
         return web.Response(body=answer, content_type="application/json")
 
     async def history(self, request: web.Request, peer: Peer) -> web.Response:
-        """GET /v1/history: ``last_s`` seconds up to ``until`` in ``slots`` slots, of one workload or of all."""
+        """GET /v1/history: the ``last_s`` seconds before ``until`` in ``slots`` slots, for one workload or all."""
         query = request.query
         only(query, ("workload", "until", "last_s", "slots"))
         clock = self._clock()
@@ -82,7 +82,7 @@ class PastRoutes:
         return web.Response(body=answer, content_type="application/json")
 
     async def past(self, request: web.Request, peer: Peer) -> web.Response:
-        """GET /v1/past: the status at ``at``. Its clock is of that moment, so that ages are as they were then."""
+        """GET /v1/past: the status at ``at``. Its clock shows that moment, so that ages are those of that time."""
         query = request.query
         only(query, ("at",))
         clock = self._clock()
@@ -107,7 +107,7 @@ class PastRoutes:
         return web.Response(body=answer, content_type="application/json")
 
     def _moment(self, query: Mapping[str, str], key: str, clock: Mapping[str, float]) -> float:
-        """Seconds since the epoch; a negative number, or none, is so long ago."""
+        """Seconds since the epoch; a negative number is relative to now, and a missing one means now."""
         given = _number(query, key, 0.0, -LONGEST_S, 1e12)
         return clock["unix_s"] + given if given <= 0 else given
 

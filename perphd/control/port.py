@@ -1,4 +1,4 @@
-"""What the control API needs of the agent; the real one and the tests' both satisfy it."""
+"""The interface that the control API needs of the agent; the agent and the tests' fake implement it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from perphd.monitor.sli import SliReading
 
 Done = Awaitable[Any] | None
-"""Answer of an operation that may be a plain function or a coroutine function."""
+"""Result of an operation that may be a plain function or a coroutine function."""
 
 
 class AgentPort(Protocol):
-    """The agent as the control API sees it. Names of workloads were checked before they come here."""
+    """The agent as the control API uses it. Workload names are checked before the call."""
 
     @property
     def config(self) -> Config:
@@ -43,11 +43,11 @@ class AgentPort(Protocol):
 
     @property
     def declared(self) -> tuple[WorkloadSpec, ...]:
-        """The workloads whose control groups are looked for, whether anything was found for them or not."""
+        """Workloads declared by match, whether or not a control group was found for them."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the host can do, as found at start."""
+        """The host's capabilities, as probed at start."""
 
     @property
     def topology(self) -> Topology:
@@ -55,53 +55,53 @@ class AgentPort(Protocol):
 
     @property
     def queue(self) -> BatchQueue | None:
-        """The batch queue; None: there is none here."""
+        """The batch queue; None if there is none."""
 
     def contended(self) -> tuple[ContendedDevice, ...]:
-        """The devices that batch is backed off from now."""
+        """The devices from which batch is being backed off."""
 
     @property
     def tally(self) -> Tally:
         """The counters since the start."""
 
     def status(self) -> AgentStatus:
-        """The agent as a whole, now."""
+        """The agent's present status."""
 
     def decisions(self, workload: str, at_s: float | None = None, limit: int = 20) -> tuple[Decision, ...]:
-        """The latest decisions about this LRA, newest first, none made after ``at_s`` (monotonic)."""
+        """The latest decisions about this LRA, newest first, made at or before ``at_s`` (monotonic)."""
 
     def aftermath(self, decision: Decision) -> Aftermath:
         """The writes and the outcome of a decision."""
 
     def shaper(self) -> ShaperView:
-        """The resource shaper: targets, who makes room, what could be lent."""
+        """The resource shaper: targets, workloads that make room, and reclaimable memory."""
 
     def memory_fits(self) -> tuple[FitView, ...]:
-        """Every search for a memory limit."""
+        """All searches for a memory limit."""
 
     def start_memory_fit(self, name: str, samples: int, step: float, by: Actor | None = None) -> None:
-        """Begin to search a workload's memory limit. Raises ConfigError if that is refused."""
+        """Start a search for a workload's memory limit. Raises ConfigError if it is refused."""
 
     def apply_memory_fit(self, name: str, by: Actor | None = None) -> int:
-        """Keep what a search has found in force; returns the limit."""
+        """Keep a search's result in force; returns the limit."""
 
     def stop_memory_fit(self, name: str, by: Actor | None = None) -> None:
-        """End a search, or take back what was applied."""
+        """End a search, or remove its applied limit."""
 
     def whatif(self, arrival: Arrival) -> WhatIf:
-        """What would become of the LRAs if this work came now."""
+        """Predicted effect on the LRAs if this work arrived now."""
 
     def snapshot(self) -> Snapshot:
         """The host and its workloads as a policy would see them now."""
 
     def suggestions(self) -> tuple[Suggestion, ...]:
-        """Undeclared groups worth declaring, the worst first."""
+        """Undeclared groups worth declaring, the most harmful first."""
 
     def models(self) -> tuple[ModelSummary, ...]:
-        """The LRAs' models, in a line each."""
+        """Summaries of the LRAs' models."""
 
     def model_view(self, lra: str) -> ModelView:
-        """All that an LRA's model believes."""
+        """The full state of an LRA's model."""
 
     def export_model(self, lra: str) -> str:
         """The model as the text of a file."""
@@ -110,48 +110,48 @@ class AgentPort(Protocol):
         """Replace an LRA's model by the one in this text; returns warnings. Raises ModelFileError: nothing changed."""
 
     async def reset_model(self, lra: str) -> None:
-        """Discard what was learned about an LRA."""
+        """Discard an LRA's model."""
 
     def set_mode(self, mode: Mode, workload: str | None = None, by: Actor | None = None) -> Done:
-        """Observe or enforce, for one workload or for all that have no mode of their own."""
+        """Observe or enforce, for one workload or for all without a mode of their own."""
 
     async def pause(
         self, workload: str | None, for_s: float | None, reason: str, by: Actor | None = None
     ) -> Any:
-        """Change nothing more and restore; answers the pause and what was restored, as dataclasses."""
+        """Stop changing and restore; returns the pause and the restore report, as dataclasses."""
 
     def start_trial(self, request: Request, by: Actor | None = None) -> TrialRecord:
-        """Begin a randomised trial. Raises ConfigError if there can be none now."""
+        """Start a randomised trial. Raises ConfigError if that is impossible now."""
 
     def stop_trial(self, by: Actor | None = None) -> TrialRecord:
-        """End the running trial. Raises ConfigError if none runs."""
+        """End the running trial. Raises ConfigError if none is running."""
 
     def trial(self) -> TrialRecord | None:
-        """The trial that runs, else the last one."""
+        """The running trial, else the last one."""
 
     def resume(self, workload: str | None, by: Actor | None = None) -> tuple[Pause, ...]:
-        """End a pause (None: every one that was set by hand); answers those that were ended."""
+        """End a pause (None: every manual one); returns the pauses that were ended."""
 
     def add_workload(self, spec: WorkloadSpec, by: Actor | None = None) -> Done:
-        """Take this workload into the loop. Raises ConfigError if it is refused."""
+        """Add this workload. Raises ConfigError if it is refused."""
 
     def remove_workload(self, name: str, by: Actor | None = None) -> Done:
-        """Give the workload's settings back and forget it."""
+        """Restore the workload's settings and forget it."""
 
     def push_sli(self, workload: str, reading: SliReading) -> Done:
         """A reading from the application itself. Raises ConfigError if its SLI source is not ``push``."""
 
     async def restore(self, by: Actor | None = None, ignore_lock: bool = False) -> Any:
-        """Put every original value back; answers what was done, as a dataclass.
+        """Restore every original value; returns the report, as a dataclass.
 
         ``ignore_lock``: remove resctrl groups although another program holds resctrl's lock.
         """
 
     def forecasts(self) -> bytes | Unavailable:
-        """What the forecast worker published last, as JSON; or why there is nothing."""
+        """The forecast worker's latest publication, as JSON; or the reason why there is none."""
 
     def rounds(self) -> AsyncIterator[Round]:
-        """Every round of decisions from now on, whole; ends when the agent stops."""
+        """Every complete decision round from now on; ends when the agent stops."""
 
     def subscribe(self) -> AsyncIterator[Event]:
-        """Everything that happens from now on; ends when the agent stops."""
+        """All events from now on; ends when the agent stops."""

@@ -1,8 +1,8 @@
 """Serialises and rate-limits read-only requests so that they cannot monopolise the event loop.
 
-The loop that answers also samples and decides. It goes on between any two answers and keeps most of the time: after an
-answer the next reader waits for a multiple of the CPU time that the answer took. A monitoring system that asks every
-few seconds does not notice.
+The loop that answers also samples and decides. It continues between any two answers and keeps most of the
+time: after an answer, the next reader waits for a multiple of the CPU time that the answer took. A monitoring
+system that polls every few seconds does not notice.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ Later = Callable[[float, Callable[[], None]], object]
 
 
 class ReadSlot:
-    """The right to be answered now. A stream or a query, which does not occupy the loop, ends it early."""
+    """Permission to be answered now. A stream or a query, which does not occupy the loop, ends it early."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         self._end: Callable[[], None] | None = end
 
     def end(self) -> None:
-        """Admit the next reader after the rest. Ending twice is fine."""
+        """Admit the next reader after the rest period. Ending twice is fine."""
         end, self._end = self._end, None
         if end is not None:
             end()
 
 
 class ReadThrottle:
-    """Admits one reader at a time, in the order of asking.
+    """Admits one reader at a time, in the order of arrival.
 
     Args:
-        limits: how long the rest is, and how many may wait.
+        limits: length of the rest period, and maximum number of waiting readers.
         cpu_s: the CPU time of the loop's thread.
         later: default: the running loop's.
     """
@@ -51,7 +51,7 @@ class ReadThrottle:
         """Wait for admission.
 
         Raises:
-            ApiError: more are waiting than there can be connections: some have left, and are waited for all the same.
+            ApiError: more requests are waiting than there can be connections, because some clients have disconnected.
         """
         if self._waiting >= self._limits.connections:
             raise ApiError(Code.BUSY, f"{self._waiting} requests are waiting already; try again")

@@ -1,4 +1,4 @@
-"""Ended jobs of the daemon in the job history."""
+"""Records the daemon's ended jobs in the job history."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from perphd.forecast.history.store import JobHistory, Quantity
 log = logging.getLogger("perphd.forecast")
 
 _INSTANCE: Final = re.compile(r"(?<=@)[^.]+(?=\.)|[0-9a-f]{12,}|\d+")
-"""What differs between units that are alike: an instance, a number, an invocation."""
+"""Parts in which similar units differ: an instance, a number, an invocation."""
 
 
 class RecordedJobs:
-    """Records jobs in this file, which keeps ``rows``; 0: none is recorded."""
+    """Records jobs in this file, which keeps ``rows`` rows; 0: recording is off."""
 
     def __init__(self, path: Path, rows: int) -> None:
         self._path, self._rows = path, rows
 
     def record(self, jobs: Sequence[EndedJob], now_s: float) -> str:
-        """Learn from these; why that failed, or empty. Commands may use the file at the same time."""
+        """Learn from these jobs. Returns the problem, or an empty text. Commands may use the file concurrently."""
         if not jobs or not self._rows:
             return ""
         try:
@@ -40,7 +40,7 @@ class RecordedJobs:
         return ""
 
     def prune(self) -> None:
-        """Forget what is more than ``rows``."""
+        """Delete rows beyond ``rows``."""
         if not self._rows or not self._path.exists():
             return
         try:
@@ -51,7 +51,7 @@ class RecordedJobs:
 
 
 def facts_of(job: EndedJob) -> JobFacts:
-    """The job as the history knows it."""
+    """The job's features in the history."""
     return JobFacts(
         _user(job.uid),
         _INSTANCE.sub("#", job.image) if job.image.endswith((".service", ".scope", ".slice")) else job.image,

@@ -1,4 +1,4 @@
-"""The daemon's answers in words and tables: what perphctl shows. Pure functions of domain values."""
+"""Renders the daemon's answers as text and tables for perphctl. Pure functions of domain values."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def doctor_parts(
     limits: Iterable[str] = (),
     by_themselves: Iterable[str] = (),
 ) -> list[Part]:
-    """``perphctl doctor``: the verdict, what is there, then what each absence costs and how to get it.
+    """``perphctl doctor``: the verdict, present capabilities, then the effect and the remedy of each missing one.
 
-    ``limits``: what cannot be set or measured of the workloads that are declared. ``by_themselves``: which of them
-    declared themselves, and where.
+    ``limits``: settings and measurements that declared workloads cannot have. ``by_themselves``: workloads
+    that declared themselves, and where.
     """
     items = list(capabilities)
     parts: list[Part] = [
@@ -61,14 +61,14 @@ def doctor_parts(
         needs = [(item.name, item.cost or NONE, item.remedy or NONE) for item in missing]
         parts.append(table("What is missing", ("CAPABILITY", "WITHOUT IT", "HOW TO GET IT"), needs))
     if lines := list(limits):
-        parts.append(text("Of the declared workloads:", *(f"  {line}" for line in lines)))
+        parts.append(text("Limitations of the declared workloads:", *(f"  {line}" for line in lines)))
     if lines := list(by_themselves):
         parts.append(text("Workloads that declared themselves:", *(f"  {line}" for line in lines)))
     return parts
 
 
 def declared_lines(workloads: Iterable[WorkloadStatus]) -> tuple[str, ...]:
-    """Which workloads declared themselves, and where."""
+    """Workloads that declared themselves, and where."""
     return tuple(
         f"{item.spec.name} ({item.spec.kind}): declared by {item.spec.declared_by}"
         for item in workloads
@@ -77,7 +77,7 @@ def declared_lines(workloads: Iterable[WorkloadStatus]) -> tuple[str, ...]:
 
 
 def limitations(status: AgentStatus) -> tuple[str, ...]:
-    """What cannot be measured or set of the declared workloads on this host, however long one waits."""
+    """Settings and measurements of declared workloads that this host can never provide."""
     return (*status.notes, *not_enforceable_notes(status.workloads))
 
 
@@ -100,7 +100,7 @@ def topology_line(topology: Topology) -> str:
 
 
 def settings_text(settings: Settings) -> str:
-    """Settings in force in words; ``as found`` when perphd has set nothing."""
+    """Settings in force in words; ``as found`` if perphd has set nothing."""
     words = []
     if settings.cpus is not KEEP:
         words.append(f"CPUs {settings.cpus}")
@@ -139,7 +139,7 @@ def settings_text(settings: Settings) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``2 h 03 min``-like text."""
+    """Text such as ``2 h 03 min``."""
     whole = max(0, round(seconds))
     if whole < 120:
         return f"{whole} s"
@@ -151,7 +151,7 @@ def duration(seconds: float) -> str:
 
 
 def number(reading: Reading, unit: str = "") -> str:
-    """A number as people read it, three to four digits; ``-`` if there is none."""
+    """A number with three to four digits; ``-`` if there is none."""
     if not available(reading):
         return NONE
     size = abs(reading)
@@ -165,7 +165,7 @@ def delay_unit(source: str) -> str:
 
 
 def pause_text(pause: Pause) -> str:
-    """A pause in one sentence: whom it covers, until when, by whom and why."""
+    """A pause in one sentence: its scope, end, author and reason."""
     until = "until perphctl resume"
     if pause.until_unix_s is not None:
         until = f"until {datetime.datetime.fromtimestamp(pause.until_unix_s).astimezone():%Y-%m-%d %H:%M:%S}"
@@ -184,7 +184,7 @@ def trial_text(trial: TrialStatus) -> str:
 
 
 def self_cost(cost: SelfCost, journal: int) -> list[str]:
-    """What the daemon itself uses, in a line or two."""
+    """The daemon's own cost, in a line or two."""
     memory = format_bytes(cost.rss_bytes) if available(cost.rss_bytes) else NONE
     words = [f"tick {number(cost.tick_ms_p50)} ms (p99 {number(cost.tick_ms_p99)} ms)"]
     if available(cost.decide_to_written_ms_p99):
@@ -197,14 +197,14 @@ def self_cost(cost: SelfCost, journal: int) -> list[str]:
 
 
 _WANTED = frozenset({"cpus", "cpu_weight", "memory_low_bytes", "memory_high_bytes"})
-"""What every policy would set on any host: its absence is news. That a host has no resctrl is doctor's to say."""
+"""Knobs that every policy would set on any host; a missing one is worth a note. Doctor reports missing resctrl."""
 
 
 _LIMITED_SHOWN = 10
 
 
 def not_enforceable_notes(workloads: Iterable[WorkloadStatus]) -> list[str]:
-    """Settings that every policy would make and that this host does not have, with the reasons."""
+    """Knobs that every policy would set and that this host lacks, with the reasons."""
     notes: dict[str, list[str]] = {}
     for item in workloads:
         if item.mode is not Mode.ENFORCE or not item.present:
@@ -219,7 +219,7 @@ def not_enforceable_notes(workloads: Iterable[WorkloadStatus]) -> list[str]:
 
 
 def limited_notes(workloads: Iterable[WorkloadStatus]) -> list[str]:
-    """Settings that are in force in part, except those already listed as not enforceable."""
+    """Settings that are only partly in force, except those already listed as not enforceable."""
     notes: dict[str, list[str]] = {}
     for item in workloads:
         told = {(left.knob, left.reason) for left in item.not_enforceable if left.knob in _WANTED}
@@ -233,7 +233,7 @@ def limited_notes(workloads: Iterable[WorkloadStatus]) -> list[str]:
 
 
 def restore_parts(report: RestoreReport) -> list[Part]:
-    """``perphctl restore``: a summary, then every file that was not simply put back."""
+    """``perphctl restore``: a summary, then every file that was not simply restored."""
     counts = (
         (len(report.restored), "put back"),
         (len(report.already), "as they were already"),

@@ -1,7 +1,8 @@
 """Recordings of decisions over the control API: rounds as they happen, one line of JSON each.
 
-The head has the host, the policy and its memory; each line has what the policy saw, what it asked its models, what it
-answered: enough to let a policy decide again, bit for bit (``tools/replay``), also in another version.
+The head contains the host, the policy and its memory; each line contains what the policy saw, its queries to
+models and their answers, and its decision. That suffices to repeat a decision bit for bit (``tools/replay``),
+also in another version.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
 from perphd.domain.wire import encode
 
 _MOST_AT_ONCE = 2
-"""A round of many workloads is some ten kilobytes: nobody needs it more often."""
+"""Maximum number of concurrent recordings; a round of many workloads takes some ten kilobytes."""
 
 
 class Recordings:
-    """All recordings that are being made."""
+    """All recordings in progress."""
 
     def __init__(self, agent: AgentPort, limits: Limits) -> None:
         self._agent, self._limits = agent, limits
@@ -37,14 +38,14 @@ class Recordings:
         self._ended = asyncio.Event()
 
     def end(self) -> None:
-        """Let every recording end: the daemon stops."""
+        """End every recording, because the daemon stops."""
         self._ended.set()
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """Send the next ``?rounds=`` rounds. Empty lines are signs of life."""
+        """Send the next ``?rounds=`` rounds. Empty lines are keep-alives."""
         wanted = _rounds(request)
         if self._open >= _MOST_AT_ONCE:
-            raise ApiError(Code.BUSY, f"{self._open} recordings are being made already; try again")
+            raise ApiError(Code.BUSY, f"{self._open} recordings are in progress already; try again")
         response = web.StreamResponse(
             headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-cache"}
         )
@@ -101,7 +102,7 @@ class Recordings:
 def _rounds(request: web.Request) -> int:
     text = request.query.get("rounds", "60")
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MOST_ROUNDS:
-        raise ApiError(Code.REFUSED, f"{text[:40]!r} is no number of rounds", "rounds", f"1 to {MOST_ROUNDS}")
+        raise ApiError(Code.REFUSED, f"{text[:40]!r} is not a number of rounds", "rounds", f"1 to {MOST_ROUNDS}")
     return int(text)
 
 
@@ -112,7 +113,7 @@ def head(first: Snapshot, policy: str, settings: object = None) -> dict[str, Any
     """The first line. ``settings``: the policy's, if it has any.
 
     Raises:
-        TaggedError: the policy remembers what cannot be written.
+        TaggedError: the policy's memory contains a value that cannot be encoded.
     """
     return {
         "format": FORMAT,
@@ -124,7 +125,7 @@ def head(first: Snapshot, policy: str, settings: object = None) -> dict[str, Any
 
 
 def round_out(item: Round) -> dict[str, Any]:
-    """One further line."""
+    """One round as a line."""
     answers = {name: answers_out(asked) for name, asked in item.asked.items()}
     return {"snapshot": snapshot_out(item.snapshot), "answers": answers, "target": target_out(item.target)}
 
@@ -135,12 +136,12 @@ def answers_out(asked: tuple[Question, ...]) -> dict[str, Any]:
 
 
 def question_key(what: str, *parts: object) -> str:
-    """The same text for the same question."""
+    """Identical text for identical queries."""
     return json.dumps([what, *(encode(part) for part in parts)], separators=(",", ":"))
 
 
 def target_out(target: TargetState) -> dict[str, Any]:
-    """Everything of a target state but the memory, which is the policy's own."""
+    """A target state without the memory, which is the policy's own."""
     settings: Mapping[str, object] = dict(sorted(target.settings.items()))
     return {
         "settings": encode(settings),
@@ -150,9 +151,10 @@ def target_out(target: TargetState) -> dict[str, Any]:
 
 
 def snapshot_out(snapshot: Snapshot) -> dict[str, Any]:
-    """All but the topology, which is in the head, the models, whose answers stand beside it, and the memory.
+    """A snapshot without the topology (in the head), the models (their answers are recorded) and the memory.
 
-    Nor the accounts in workloads' URLs: no policy asks for them, and whoever may ask for a recording may not know them.
+    User names and passwords in workloads' URLs are omitted too: no policy uses them, and readers may not know
+    them.
     """
     host = {f.name: encode(getattr(snapshot.host, f.name)) for f in fields(HostView) if f.name != "topology"}
     views = [
@@ -166,5 +168,5 @@ def snapshot_out(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def line(value: Mapping[str, Any]) -> str:
-    """As it stands in the file."""
+    """The JSON line in the file."""
     return json.dumps(value, separators=(",", ":")) + "\n"

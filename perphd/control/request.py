@@ -1,4 +1,4 @@
-"""Reading requests of the control API: bodies, queries, numbers, and what is refused in them."""
+"""Parses requests of the control API: bodies, queries, numbers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from perphd.control.errors import ApiError, Code
 from perphd.control.port import Done
 
 BODY: Final = "the request"
-"""The source that refusals of a request's values name."""
+"""The source named in refusals of a request's values."""
 
 
 async def read_body(request: web.Request, within_s: float, known: Sequence[str] = ()) -> dict[str, Any]:
-    """The body as an object; with ``known``, one that has no other keys.
+    """The body as an object; with ``known``, other keys are refused.
 
     Raises:
-        ApiError: it is no JSON object, or has an unknown key.
+        ApiError: it is not a JSON object, or has an unknown key.
         TimeoutError: it was not complete in time.
     """
     async with asyncio.timeout(within_s):
@@ -40,13 +40,13 @@ async def read_body(request: web.Request, within_s: float, known: Sequence[str] 
 
 
 async def done(result: Done) -> None:
-    """Wait for what the agent does, if it takes long."""
+    """Wait for the agent if the operation is asynchronous."""
     if inspect.isawaitable(result):
         await result
 
 
 def only(given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuse keys that are not known."""
+    """Refuse unknown keys."""
     for name in given:
         if name not in known:
             raise unknown_key(BODY, name, name, known)
@@ -65,11 +65,11 @@ def whole(value: object, key: str, highest: int) -> int:
 
 
 def reading(key: str, value: object) -> float:
-    """A reading that is not negative. Raises ApiError."""
+    """A non-negative reading. Raises ApiError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
         raise ApiError(Code.REFUSED, f"{show(value)} is not a reading", key, "a number from 0 to 1e18")
     return float(value)
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,7 +1,7 @@
-"""The control API's server: connections, rights, limits, errors. What it answers is in routes.py.
+"""The control API's server: connections, rights, limits, errors. routes.py has the handlers.
 
 HTTP/JSON, version 1 below /v1, on a Unix socket. Reading is for root, the read group and the admin group;
-changing for root and the admin group, told by the kernel (access.py).
+changing for root and the admin group, as the kernel identifies them (access.py).
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from perphd.domain.wire import json_of
 _log = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _slot: ContextVar[ReadSlot | None] = ContextVar("perphd_read_slot", default=None)
-"""The slot of the request that is being answered."""
+"""The slot of the present request."""
 _HTTP_CODES = {404: Code.NO_ROUTE, 405: Code.METHOD, 408: Code.TIMEOUT, 413: Code.TOO_LARGE}
 
 ONE_AT_A_TIME: Final = 1
-"""asyncio tries to take so many connections in a row, whatever comes of each: without a descriptor left each failure
-would be logged, and be tried again by itself a second later, all of them over and over."""
+"""Number of connections that asyncio accepts in a row. With more, if no descriptor is free, each failed
+accept would be logged and retried separately, over and over."""
 
 
 class ControlServer:
     """Serves one agent on one Unix socket.
 
     Args:
-        agent: who answers.
-        config: names the socket and the groups for as long as this server lives.
-        reload: reads and checks the configuration files again and lets the agent take them over.
-        hooks: what the server needs beside the agent; default: this machine and its clocks.
+        agent: answers the requests.
+        config: names the socket and the groups for the lifetime of this server.
+        reload: reads and checks the configuration files again and applies them.
+        hooks: what the server needs in addition to the agent; default: this machine and its clocks.
         limits: sizes and times.
-        peer_lookup: who is at the other end of a connection; replaced in tests.
-        access: who may do what; default: the groups of the agent's configuration.
+        peer_lookup: identifies the peer of a connection; replaced in tests.
+        access: the access rule; default: the groups of the agent's configuration.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ControlServer:
 
         Raises:
             SocketTaken: another daemon has the socket.
-            PerphError: the socket cannot be made.
+            PerphError: the socket cannot be created.
         """
         access = self._access
         bound = listen.from_systemd()
@@ -112,13 +112,13 @@ class ControlServer:
                 sock=self._listener.socket,
                 backlog=ONE_AT_A_TIME,
             )
-            self._listener.socket.listen(listen.BACKLOG)  # asyncio has given the kernel its own number
+            self._listener.socket.listen(listen.BACKLOG)  # asyncio has set its own backlog
         except BaseException:
             await self.stop()
             raise
 
     def _most(self, connection: socket.socket | None) -> int:
-        """How many connections there may be for this one to be let in: readers leave some to the administrators."""
+        """The connection limit for this peer; readers leave a part of it to administrators."""
         if connection is not None:
             with contextlib.suppress(OSError):
                 if self._access.allows(self._peer_lookup(connection), Right.CHANGE):
@@ -126,7 +126,7 @@ class ControlServer:
         return self._limits.connections - self._limits.reserved
 
     async def stop(self) -> None:
-        """Stop listening, end streams, let running requests finish for a moment. Stopping twice is fine."""
+        """Stop listening, end streams, and let running requests finish briefly. Stopping twice is fine."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -158,7 +158,7 @@ class ControlServer:
     async def _outermost(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         slot: ReadSlot | None = None
         try:
-            # Even to learn which paths exist takes the right to read; a route may ask for more.
+            # Even to learn which paths exist requires the right to read; a route may require more.
             peer = self._peer(request)
             self._check(peer, Right.READ)
             if not self._access.allows(peer, Right.CHANGE):
@@ -192,7 +192,7 @@ class ControlServer:
                 raise OSError("the connection is closed")
             return self._peer_lookup(connection)
         except OSError as exc:
-            text = f"the kernel does not tell who is asking: {exc}"
+            text = f"the kernel cannot identify the client: {exc}"
             raise ApiError(Code.NOT_PERMITTED, text) from exc
 
     def _check(self, peer: Peer, right: Right) -> None:
@@ -201,7 +201,7 @@ class ControlServer:
             raise ApiError(Code.NOT_PERMITTED, self._access.refusal(peer, right), allowed=allowed)
 
     async def _deliver(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Send the answer and see it leave; a client that does not read it in time is cut off."""
+        """Send the answer and wait until it is received; a client that does not read it in time is disconnected."""
         transport = request.transport
         if transport is None:
             return
@@ -209,13 +209,13 @@ class ControlServer:
             async with asyncio.timeout(self._limits.write_s):
                 await response.prepare(request)
                 await response.write_eof()
-                # asyncio tells when the buffer falls below a mark, not when it is empty.
+                # asyncio reports when the buffer falls below a mark, not when it is empty.
                 while not transport.is_closing() and transport.get_write_buffer_size():  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         except TimeoutError:
             transport.abort()
         except ConnectionError:
-            pass  # it went away
+            pass  # the client has disconnected
 
 
 def _error(exc: ApiError) -> web.Response:
@@ -226,12 +226,12 @@ def _from_http(exc: web.HTTPException, request: web.Request, limits: Limits) -> 
     code = _HTTP_CODES.get(exc.status, Code.REFUSED if exc.status < 500 else Code.FAILED)
     match code:
         case Code.NO_ROUTE:
-            return ApiError(code, f"there is no {request.path[:200]!r} here", allowed="paths below /v1")
+            return ApiError(code, f"the path {request.path[:200]!r} does not exist", allowed="paths below /v1")
         case Code.METHOD:
             allowed = (
                 ", ".join(sorted(exc.allowed_methods)) if isinstance(exc, web.HTTPMethodNotAllowed) else ""
             )
-            return ApiError(code, f"{request.method} is not for {request.path[:200]!r}", allowed=allowed)
+            return ApiError(code, f"{request.path[:200]!r} does not support {request.method}", allowed=allowed)
         case Code.TOO_LARGE:
             return ApiError(code, "the body is too large", allowed=f"at most {limits.body_bytes} bytes")
     return ApiError(code, exc.reason)

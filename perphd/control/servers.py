@@ -1,4 +1,4 @@
-"""Everything that answers for one agent, started and stopped as one."""
+"""All servers of one agent, started and stopped together."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from perphd.domain.control import Actor
 
 
 class Server(Protocol):
-    """One of them."""
+    """One server."""
 
     async def start(self) -> None:
-        """Begin to serve."""
+        """Start to serve."""
 
     async def stop(self) -> None:
-        """End serving."""
+        """Stop serving."""
 
 
 class Servers:
-    """Starts its servers in order and stops them in the reverse one."""
+    """Starts its servers in order and stops them in reverse order."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
         self._servers = tuple(servers)
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
-        """Start all. Raises what one of them raises; those before it are stopped."""
+        """Start all. If one fails, the earlier ones are stopped and its error is raised."""
         try:
             for server in self._servers:
                 await server.start()
@@ -49,7 +49,7 @@ class Servers:
 
 
 def servers_of(agent: AgentPort, config: Config, reload: Callable[[Actor], Awaitable[Config]]) -> Servers:
-    """The control socket, and what ``[metrics]`` asks for.
+    """The control socket, and the servers configured in ``[metrics]`` and ``[[notify]]``.
 
     Raises:
         ConfigError: the token or the certificate of the metrics' listener cannot be used.
@@ -71,7 +71,7 @@ def servers_of(agent: AgentPort, config: Config, reload: Callable[[Actor], Await
     if metrics.textfile:
         servers.append(Textfile(metrics.textfile, metrics.textfile_period_s, page))
     if config.notify:
-        from perphd.control.hooks import NoticeHooks  # brings aiohttp's client
+        from perphd.control.hooks import NoticeHooks  # loads aiohttp's client
 
         servers.append(NoticeHooks(config.notify, agent.status, lambda: agent.tally))
     return Servers(servers)

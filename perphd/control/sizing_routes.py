@@ -1,4 +1,4 @@
-"""The part of the control API about sizes: the resource shaper, and memory fits."""
+"""Routes of the control API for sizes: the resource shaper, and memory fits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ STEPS: Final = (0.01, 0.2)
 
 
 class SizingRoutes:
-    """Handlers of ``/v1/shaper`` and ``/v1/memfit``. ``check`` raises an ApiError for what is no workload's name."""
+    """Handlers of ``/v1/shaper`` and ``/v1/memfit``.
+
+    ``check`` raises an ApiError unless its argument names a workload.
+    """
 
     def __init__(
         self,
@@ -31,15 +34,15 @@ class SizingRoutes:
         self._agent, self._check, self._body = agent, check, body
 
     async def shaper(self, request: web.Request, peer: Peer) -> Any:
-        """GET /v1/shaper: targets, who makes room, what could be lent."""
+        """GET /v1/shaper: targets, workloads that make room, reclaimable memory."""
         return encode(self._agent.shaper())
 
     async def fits(self, request: web.Request, peer: Peer) -> Any:
-        """GET /v1/memfit: every search."""
+        """GET /v1/memfit: all searches."""
         return {"searches": encode(self._agent.memory_fits())}
 
     async def start_fit(self, request: web.Request, peer: Peer) -> Any:
-        """PUT /v1/memfit/NAME: begin a search."""
+        """PUT /v1/memfit/NAME: start a search."""
         name = self._name(request)
         body = await self._body(request, ("samples", "step"))
         samples = _number(body.get("samples", LEAST_SAMPLES), "samples", SAMPLES)
@@ -55,7 +58,7 @@ class SizingRoutes:
             return {"applied": name, "memory_high_bytes": self._agent.apply_memory_fit(name, peer.actor())}
 
     async def stop_fit(self, request: web.Request, peer: Peer) -> Any:
-        """DELETE /v1/memfit/NAME: end a search, or take back what was applied."""
+        """DELETE /v1/memfit/NAME: end a search, or remove its applied limit."""
         name = self._name(request)
         with _Conflicts():
             self._agent.stop_memory_fit(name, peer.actor())
@@ -68,7 +71,7 @@ class SizingRoutes:
 
 
 class _Conflicts:
-    """What the agent refuses now collides with what is."""
+    """Reports the agent's refusals as conflicts."""
 
     def __enter__(self) -> None:
         return None

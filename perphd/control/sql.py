@@ -1,7 +1,7 @@
-"""SQL on the store for the control API: in threads of its own, few at a time, so that no query delays a tick.
+"""SQL on the store for the control API, in a few separate threads, so that no query delays a tick.
 
-The daemon has priority on its CPUs (nice -10), which readers must not use for themselves. So queries run at normal
-priority and share a budget of CPU time; beyond it they are refused for the rest of a minute.
+The daemon has priority on its CPUs (nice -10), which readers must not benefit from. Queries therefore run at
+normal priority and share a budget of CPU time; when it is used up, they are refused for the rest of a minute.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from perphd.domain.wire import json_of
 from perphd.monitor.query import Cell, QueryError, QueryResult, fetch, reading
 
 _ROWS_AT_ONCE: Final = 500
-"""Made JSON of without letting go of the interpreter, which the loop may be waiting for: below a millisecond or two."""
+"""Rows encoded as JSON without releasing the interpreter lock, for which the loop may wait: a millisecond or two."""
 
 
 class Queries:
-    """Answers queries on the store that a configuration names.
+    """Answers queries on the configured store.
 
     Args:
         config: names the store.
-        limits: how many, how long, how much CPU time.
-        now_s: a clock that only goes forward.
-        cpu_s: the CPU time of the thread that asks.
+        limits: concurrency, duration, CPU time.
+        now_s: a monotonic clock.
+        cpu_s: the CPU time of the calling thread.
     """
 
     def __init__(
@@ -57,17 +57,17 @@ class Queries:
         )
 
     async def answer(self, sql: str, limit: int, may_change: bool) -> bytes:
-        """The JSON answer. ``may_change``: who asks has what is reserved as well: queries at a time, CPU time.
+        """The JSON answer. ``may_change``: the client is an administrator, who can also use the reserved limits.
 
         Raises:
-            ApiError: the store is switched off, the query is refused, too many are running or have just been.
+            ApiError: the store is disabled, the query is refused, or a limit is reached.
         """
         return await self.ask(lambda connection: _json(fetch(connection, sql, limit)), may_change)
 
     async def ask(self, job: Callable[[sqlite3.Connection], bytes], may_change: bool) -> bytes:
-        """What a job makes of the store, within the same bounds. Raises as ``answer``."""
+        """The result of a job on the store, within the same limits. Raises as ``answer``."""
         if not self._config.store.enabled:
-            raise ApiError(Code.UNAVAILABLE, "no store is kept here", "store.enabled", "true")
+            raise ApiError(Code.UNAVAILABLE, "the store is disabled", "store.enabled", "true")
         if self._ended:
             raise ApiError(Code.UNAVAILABLE, "perphd stops")
         if self._running >= self._limits.queries - (0 if may_change else self._limits.reserved_queries):
@@ -98,9 +98,9 @@ class Queries:
         def stop() -> str:
             count()
             if self._ended:
-                return "the query was given up: perphd stops"
+                return "the query was cancelled: perphd is stopping"
             if self._share.used_s() >= most_s:
-                return f"the query was given up: {self._used_up(most_s)}; narrow it by workload and wall_s"
+                return f"the query was cancelled: {self._used_up(most_s)}; narrow it by workload and wall_s"
             return ""
 
         try:
@@ -113,13 +113,13 @@ class Queries:
 
     def _used_up(self, most_s: float) -> str:
         return (
-            f"queries have used {self._share.used_s():.1f} s of CPU time within the last "
-            f"{self._share.within_s:g} s, of the {most_s:g} s that they may"
+            f"query CPU budget exceeded: {self._share.used_s():.1f} s used in the last "
+            f"{self._share.within_s:g} s (limit {most_s:g} s)"
         )
 
 
 def answer(result: QueryResult) -> dict[str, Any]:
-    """A result as the API gives it."""
+    """A result in the API's form."""
     return {
         "columns": list(result.columns),
         "rows": [[_cell(cell) for cell in row] for row in result.rows],
@@ -128,7 +128,7 @@ def answer(result: QueryResult) -> dict[str, Any]:
 
 
 def _json(result: QueryResult) -> bytes:
-    """``answer`` as JSON, some rows at a time."""
+    """``answer`` as JSON, in chunks of some rows."""
     parts = [
         json_of([[_cell(cell) for cell in row] for row in result.rows[start : start + _ROWS_AT_ONCE]])[1:-1]
         for start in range(0, len(result.rows), _ROWS_AT_ONCE)
@@ -146,17 +146,17 @@ def _cell(value: Cell) -> str | float | int | None:
 
 
 def _at_normal_priority(limits: Limits) -> None:
-    """Set the niceness of this thread alone: on Linux each has its own, which its children inherit."""
+    """Set the niceness of this thread only: on Linux each thread has its own, inherited by its children."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), limits.query_nice)
 
 
 class CpuShare:
-    """A sum over the last ``within_s`` seconds, kept by the second. Any thread may ask and add.
+    """A sum over the last ``within_s`` seconds, kept by the second. Safe to use from any thread.
 
     Args:
-        within_s: what was used longer ago than this is forgotten.
-        now_s: a clock that only goes forward.
+        within_s: older usage is forgotten.
+        now_s: a monotonic clock.
     """
 
     def __init__(self, within_s: float, now_s: Callable[[], float]) -> None:
@@ -165,7 +165,7 @@ class CpuShare:
         self._used: deque[tuple[int, float]] = deque()
 
     def add(self, cpu_s: float) -> None:
-        """Add CPU time that was used now."""
+        """Add CPU time used just now."""
         with self._lock:
             second = math.floor(self._now_s())
             if self._used and self._used[-1][0] == second:
@@ -173,17 +173,17 @@ class CpuShare:
             self._used.append((second, cpu_s))
 
     def used_s(self) -> float:
-        """CPU time used within the time."""
+        """CPU time used within ``within_s``."""
         with self._lock:
             return sum(cpu_s for _, cpu_s in self._recent())
 
     def free_in_s(self, most_s: float) -> float:
-        """How long until less than ``most_s`` was used within the time, if nothing more is; 0: it is so now."""
+        """Seconds until the used time falls below ``most_s`` without further use; 0: it is below now."""
         with self._lock:
             used = list(self._recent())
             free_s = 0.0
             for index, (second, _) in enumerate(used):
-                # Added up as ``used_s`` does: a running difference rounds otherwise.
+                # Summed as in ``used_s``: a running difference would round differently.
                 if sum(cpu_s for _, cpu_s in used[index:]) < most_s:
                     break
                 free_s = second + 1 + self.within_s - self._now_s()

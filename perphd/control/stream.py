@@ -1,4 +1,4 @@
-"""The event stream: server-sent events, one ``data`` line of JSON each, with signs of life in between."""
+"""The event stream: server-sent events, one ``data`` line of JSON each, with keep-alives in between."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perphd.domain.wire import encode, json_of
 
 
 class Streams:
-    """All event streams that are open."""
+    """All open event streams."""
 
     def __init__(self, agent: AgentPort, limits: Limits, clock: Callable[[], dict[str, float]]) -> None:
         self._agent, self._limits, self._clock = agent, limits, clock
@@ -24,14 +24,15 @@ class Streams:
         self._ended = asyncio.Event()
 
     def end(self) -> None:
-        """Close every stream, now and from now on."""
+        """Close all streams and refuse new ones."""
         self._ended.set()
 
     async def serve(self, request: web.Request, may_change: bool) -> web.StreamResponse:
-        """Send events until the client leaves, takes one too slowly, or the daemon stops.
+        """Send events until the client disconnects, receives one too slowly, or the daemon stops.
 
-        The first event is ``hello``: the clock, to turn ``at_s`` into the time of day. ``?kind=`` (several with
-        commas) and ``?workload=`` choose. ``may_change``: who asks has the reserved streams as well.
+        The first event is ``hello`` with the clock, which converts ``at_s`` to the time of day. ``?kind=``
+        (several separated by commas) and ``?workload=`` filter. ``may_change``: the client may use the
+        reserved streams as well.
         """
         kinds, workload = _kinds(request), request.query.get("workload")
         if self._open >= self._limits.streams - (0 if may_change else self._limits.reserved_streams):
@@ -50,7 +51,7 @@ class Streams:
                 request.transport.abort()
         finally:
             self._open -= 1
-            close = getattr(events, "aclose", None)  # an async generator has it, a plain iterator need not
+            close = getattr(events, "aclose", None)  # an async generator has it; a plain iterator need not
             if close is not None:
                 await close()
         return response

@@ -1,4 +1,4 @@
-"""Tables for people: aligned plain text when piped, colours and folding columns on a terminal."""
+"""Tables for people: aligned plain text when piped, colours and wrapped columns on a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class Styled:
-    """Text with a rich style, which plain output leaves out."""
+    """Text with a rich style, which plain output ignores."""
 
     text: str
     style: str = ""
@@ -31,7 +31,7 @@ Cell: TypeAlias = str | Styled
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A titled table. ``right``: numbers of the columns that are aligned to the right."""
+    """A titled table. ``right``: indices of right-aligned columns."""
 
     title: str
     columns: tuple[str, ...]
@@ -52,7 +52,7 @@ Part: TypeAlias = Table | Text
 def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]], right: Iterable[int] = ()
 ) -> Table:
-    """A table from any sequences."""
+    """Make a table from any sequences."""
     return Table(title, tuple(columns), tuple(tuple(row) for row in rows), frozenset(right))
 
 
@@ -62,7 +62,7 @@ def text(*lines: Cell) -> Text:
 
 
 def plain(parts: Iterable[Part]) -> str:
-    """Everything as text without colours; columns are as wide as their content: nothing is cut."""
+    """Everything as plain text; columns are as wide as their content, and nothing is truncated."""
     blocks = []
     for part in parts:
         if isinstance(part, Text):
@@ -99,7 +99,7 @@ def rich_parts(parts: Iterable[Part]) -> list[ConsoleRenderable]:
             continue
         shown = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim")
         for number, column in enumerate(part.columns):
-            # Names and numbers stay whole; sentences fold.
+            # Names and numbers are not wrapped; sentences are.
             last = number == len(part.columns) - 1
             shown.add_column(
                 column,
@@ -130,14 +130,14 @@ def print_parts(parts: Iterable[Part], console: Console) -> None:
 
 
 def clean(content: str) -> str:
-    """The text with control characters made visible: names of cgroups must not steer the terminal."""
+    """The text with control characters made visible: names of cgroups must not control the terminal."""
     if content.isprintable():
         return content
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in content)
 
 
 def folded(line: Cell) -> list[Cell]:
-    """A line in pieces of at most 80 columns; those that follow are indented. Words that are longer stay whole."""
+    """A line wrapped at 80 columns, with continuation lines indented. Longer words are not broken."""
     whole = str(line)
     if len(whole) <= WIDTH:
         return [line]

@@ -1,6 +1,7 @@
-"""What a policy remembers as JSON and back: values with their types, as the seam does not know what they are.
+"""Encodes a policy's memory as JSON with type tags, because the policy interface does not know its types.
 
-Only classes of perphd's own pure packages are named and made again: a file cannot make anything else.
+Only classes of perphd's own pure packages are encoded and created, so that a file cannot create anything
+else.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MOVED: Final = {
     "perphd.admission.lra_state:Standing": "perphd.admission.lra_state:Settling",
     "perphd.admission.outcomes:Regret": "perphd.admission.outcomes:Cooldown",
 }
-"""Classes that recordings of earlier versions name, and where they are now."""
+"""Former names of classes, for recordings of earlier versions, with their present location."""
 _SEQUENCES: Final[dict[str, Callable[[Any], Any]]] = {
     "tuple": tuple,
     "list": list,
@@ -38,11 +39,11 @@ _SEQUENCES: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 class TaggedError(PerphError):
-    """A value cannot be written, or a text names what may not be made."""
+    """A value cannot be encoded, or a text names a class that may not be created."""
 
 
 def encode_tagged(value: object) -> Any:
-    """The JSON value. Raises TaggedError for types that no memory should hold."""
+    """Encode a value as JSON. Raises TaggedError for unsupported types."""
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
@@ -65,7 +66,7 @@ def encode_tagged(value: object) -> Any:
 
 
 def decode_tagged(data: Any) -> Any:
-    """The value. Raises TaggedError if it names an unknown or a forbidden class."""
+    """Decode a value. Raises TaggedError for an unknown or forbidden class."""
     if not isinstance(data, dict):
         return data
     if "float" in data:
@@ -77,13 +78,13 @@ def decode_tagged(data: Any) -> Any:
     if "type" in data:
         made = _class(data["type"])
         result = object.__new__(made)
-        # Past __init__: fields that it computes are in the record, too.
+        # Bypass __init__: computed fields are in the record, too.
         known = {field.name for field in fields(made)}
         for name, item in data["fields"].items():
-            if name in known:  # else older than this version, which remembers it in another way
+            if name in known:  # otherwise from an older version with another structure
                 object.__setattr__(result, name, decode_tagged(item))
         for field in fields(made):
-            if field.name not in data["fields"]:  # younger than the record
+            if field.name not in data["fields"]:  # newer than the record
                 object.__setattr__(result, field.name, _default(field))
         return result
     for kind, make in _SEQUENCES.items():
@@ -108,7 +109,7 @@ def _name(made: type) -> str:
 def _class(name: str) -> Any:
     module, _, inner = _MOVED.get(name, name).partition(":")
     if not module.startswith(_ALLOWED):
-        raise TaggedError(f"{name[:80]!r} is no class of a policy's memory")
+        raise TaggedError(f"{name[:80]!r} is not a class of a policy's memory")
     try:
         found: Any = importlib.import_module(module)
         for part in inner.split("."):
@@ -116,5 +117,5 @@ def _class(name: str) -> Any:
     except (ImportError, AttributeError) as exc:
         raise TaggedError(f"{name[:80]!r} is not known to this version: {exc}") from exc
     if not (isinstance(found, type) and (is_dataclass(found) or issubclass(found, enum.Enum))):
-        raise TaggedError(f"{name[:80]!r} is no class of a policy's memory")
+        raise TaggedError(f"{name[:80]!r} is not a class of a policy's memory")
     return found

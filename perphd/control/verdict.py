@@ -1,4 +1,4 @@
-"""What a host is good for, in one line, from its capabilities. Pure."""
+"""Summarises a host's capabilities in one line. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from perphd.domain.capability import Capability
 
 PROTECTIONS: Final = ("cpu", "memory", "cache", "bandwidth", "counters")
-"""What ``perphctl doctor --require`` can ask for."""
+"""Possible values of ``perphctl doctor --require``."""
 _WORDS: Final = {
     "cpu": "CPU",
     "memory": "memory",
@@ -20,7 +20,7 @@ _PART: Final = {"memory": " (ceilings only)"}
 
 
 def protections(items: Iterable[Capability]) -> Mapping[str, bool | None]:
-    """Protections and counters of this host: True, False, or None for in part."""
+    """Protections and counters of this host: True, False, or None for partly."""
     there = {item.name for item in items if item.present}
     writes = "privilege" in there
     cpu = writes and bool(there & {"cgroup.cpu", "cgroup.cpuset"})
@@ -46,7 +46,7 @@ def verdict(items: Iterable[Capability]) -> str:
 
 
 def missing(items: Iterable[Capability], required: Iterable[str]) -> tuple[str, ...]:
-    """Those of the required protections that this host has not, or only in part."""
+    """Required protections that this host lacks or has only in part."""
     found = protections(items)
     return tuple(name for name in required if found[name] is not True)
 

@@ -1,4 +1,4 @@
-"""The part of the control API about workloads: list, add, remove, and readings that applications push."""
+"""Routes of the control API for workloads: list, add, remove, and readings pushed by applications."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from perphd.monitor.sli import PUSHED_FIELDS, SLI_FIELDS, told
 
 
 class WorkloadRoutes:
-    """Handlers of ``/v1/workloads``; finds workloads for other routes.
+    """Handlers of ``/v1/workloads``; also finds workloads for other routes.
 
-    ``check_host``: raises ConfigError for workloads that this host cannot take, returns warnings. ``body``: reads a
-    request's body.
+    ``check_host``: raises ConfigError for workloads unsuitable for this host, returns warnings. ``body``:
+    reads a request's body.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class WorkloadRoutes:
         self._agent, self._access, self._check_host, self._body = agent, access, check_host, body
 
     async def listed(self, request: web.Request, peer: Peer) -> Any:
-        """GET /v1/workloads: every workload as it would stand in a file."""
+        """GET /v1/workloads: every workload in the form of a configuration file."""
         runtime = {item.spec.name for item in read_runtime(self._agent.config.daemon.state_dir)}
         return {
             "workloads": [
@@ -63,7 +63,7 @@ class WorkloadRoutes:
         }
 
     async def add(self, request: web.Request, peer: Peer) -> Any:
-        """POST /v1/workloads: take in one more, also after a restart."""
+        """POST /v1/workloads: add a workload, also for later starts."""
         body = await self._body(request)
         raw_kind = body.pop("kind", None)
         if raw_kind not in tuple(Kind):
@@ -74,9 +74,9 @@ class WorkloadRoutes:
         if not self._access.is_owner(peer):
             check_harmless(spec)
         here = {item.spec.name: item.spec for item in self._agent.status().workloads}
-        # A declaration has its name also when what was found for it has names of its own.
+        # A declaration keeps its name even if the workloads found for it have others.
         here = {item.name: item for item in self._agent.declared} | here
-        # One that declared itself gives way to what an operator says.
+        # A workload that declared itself is displaced by an operator's.
         existing = [
             Declared(item, "the running daemon", item.name) for item in here.values() if not item.declared_by
         ]
@@ -86,8 +86,8 @@ class WorkloadRoutes:
             raise ApiError(Code.CONFLICT, str(exc), exc.key, exc.allowed) from exc
         warnings = list(self._check_host([spec]))
         if not _may_stand_in_a_file(spec):
-            warnings.append(f"{spec.match} is not remembered over a restart of perphd")
-        # Remembered first: what the agent takes is then still there after a crash in between.
+            warnings.append(f"{spec.match} is forgotten when perphd restarts")
+        # Stored first, so that a workload that the agent accepts survives a crash in between.
         state_dir = self._agent.config.daemon.state_dir
         remember_runtime(state_dir, spec)
         try:
@@ -98,7 +98,7 @@ class WorkloadRoutes:
         return {"added": {"kind": kind.value, **table_of(spec)}, "warnings": warnings}
 
     async def remove(self, request: web.Request, peer: Peer) -> Any:
-        """DELETE /v1/workloads/NAME: give its settings back and forget it."""
+        """DELETE /v1/workloads/NAME: restore its settings and forget it."""
         only(request.query, ("kind",))
         name, kind = request.match_info["name"], request.query.get("kind")
         if kind is not None and kind not in tuple(Kind):
@@ -120,7 +120,7 @@ class WorkloadRoutes:
         return {"removed": name, "kind": spec.kind.value, "warnings": warnings}
 
     async def push(self, request: web.Request, peer: Peer) -> Any:
-        """POST /v1/workloads/NAME/sli: readings of the application itself."""
+        """POST /v1/workloads/NAME/sli: readings from the application itself."""
         name = request.match_info["name"]
         spec = self.find(name).spec
         if spec.sli is None or spec.sli.source != "push":
@@ -141,11 +141,11 @@ class WorkloadRoutes:
         return [item.spec.name for item in self._agent.status().workloads if kind in (None, item.spec.kind)]
 
     def declared(self, name: object) -> WorkloadSpec | None:
-        """The declaration of this name."""
+        """The declaration with this name."""
         return next((spec for spec in self._agent.declared if spec.name == name), None)
 
     def _refuse_to_remove(self, found: WorkloadSpec) -> None:
-        """One of many that were found would be found again: only their declaration can be removed."""
+        """A workload found for a declaration would be found again: only the declaration can be removed."""
         for spec in self._agent.declared:
             if spec.match == found.match and found.name.startswith(f"{spec.name}."):
                 text = (
@@ -155,7 +155,7 @@ class WorkloadRoutes:
                 raise ApiError(Code.CONFLICT, text, "workload", spec.name)
 
     def find(self, name: object) -> WorkloadStatus:
-        """The status of a workload. Raises ApiError for a name that none has."""
+        """The status of a workload. Raises ApiError for an unknown name."""
         for item in self._agent.status().workloads:
             if item.spec.name == name:
                 return item
@@ -163,7 +163,7 @@ class WorkloadRoutes:
         shown = ", ".join(names) if names else "none is declared"
         if not name:
             raise ApiError(Code.REFUSED, "a workload must be named", "workload", shown)
-        raise ApiError(Code.NOT_FOUND, f"there is no workload {show(name)}", "workload", shown)
+        raise ApiError(Code.NOT_FOUND, f"no workload is named {show(name)}", "workload", shown)
 
     def check_lra(self, name: str) -> None:
         """Raises ApiError unless an LRA has this name."""
@@ -171,7 +171,7 @@ class WorkloadRoutes:
         if status.spec.kind is not Kind.LRA:
             raise ApiError(
                 Code.REFUSED,
-                f"{status.spec.name!r} is batch: models and decisions are of LRAs",
+                f"{status.spec.name!r} is batch: only LRAs have models and decisions",
                 "workload",
                 ", ".join(self._names(Kind.LRA)),
             )
@@ -182,5 +182,5 @@ def _may_stand_in_a_file(spec: WorkloadSpec) -> bool:
 
 
 def table_of(spec: WorkloadSpec) -> dict[str, Any]:
-    """The workload as it would stand in a file, without secrets."""
+    """The workload in the form of a configuration file, without secrets."""
     return to_table(without_secrets(spec))

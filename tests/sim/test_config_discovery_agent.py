@@ -125,11 +125,11 @@ async def test_a_move_waits_until_everything_was_given_back(
     monkeypatch.setattr(real, "write", refuse)
     await bench.run(int(DISCOVER_S) + 1)
     assert rows(bench)["jobs.i"].spec.cgroup == "/t/pi"
-    assert any("not all was given back where it was" in text for text in bench.agent.status().problems)
+    assert any("not everything was restored in its old group" in text for text in bench.agent.status().problems)
     monkeypatch.setattr(real, "write", write)
     await bench.run(int(DISCOVER_S) + 1)
     assert rows(bench)["jobs.i"].spec.cgroup == "/t/next"
-    assert not any("not all was given back" in text for text in bench.agent.status().problems)
+    assert not any("not everything was restored" in text for text in bench.agent.status().problems)
     for path, value in bench.before.items():
         if path.startswith("/t/pi/"):
             assert bench.files()[path] == value

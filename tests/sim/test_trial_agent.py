@@ -349,10 +349,10 @@ async def test_refusals_to_start_change_nothing(tmp_path: Path) -> None:
             w.agent.start_trial(SHORT, ROOT)
         w.agent.stop_trial()
         await w.agent.remove_workload("pi")
-        with pytest.raises(ConfigError, match="no batch workload is on the list"):
+        with pytest.raises(ConfigError, match="no batch workload is known"):
             w.agent.start_trial(SHORT, ROOT)
         await w.agent.remove_workload("db")
-        with pytest.raises(ConfigError, match="no LRA is on the list"):
+        with pytest.raises(ConfigError, match="no LRA is known"):
             w.agent.start_trial(SHORT, ROOT)
 
 

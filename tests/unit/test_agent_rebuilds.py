@@ -87,7 +87,7 @@ def test_whatever_goes_wrong_the_model_stays_and_one_sentence_says_so(
     finish(rebuilds)
     (problem,) = records.problems
     assert says in problem
-    assert "the one that there is stays" in problem
+    assert "the present one is kept" in problem
     assert registry.model("db").predict_work(asked, context) == before
     # Not again at once, though there is more to learn from.
     assert rebuilds._not_before_s == 1.0 + RETRY_S

@@ -168,7 +168,7 @@ def test_what_another_state_directory_holds_is_given_back_at_the_start_or_told(
     service._restore_orphaned(RealFs())
     assert given_back == ["/old"]
     assert [(of[0], of[1], of[3]) for of in asked] == [("/new", "/etc/p.toml", ["/app"])]
-    assert "state directory /old had not given back: files: 1 restored" in caplog.text
+    assert "state directory /old had not restored its changes: files: 1 restored" in caplog.text
     assert "process 77" in caplog.text
     asked.clear()
     service._restore_orphaned(RealFs("/nowhere"))
@@ -187,7 +187,7 @@ def test_a_systemd_that_does_not_listen_is_said_once(caplog: pytest.LogCaptureFi
         notifier.ready("observe")
         notifier.stopping()
     assert [record.getMessage() for record in caplog.records] == [
-        "systemd could not be told WATCHDOG=1: [Errno 111] refused; said once, tried again every time"
+        "cannot notify systemd of WATCHDOG=1: [Errno 111] refused; logged once, retried every time"
     ]
 
 

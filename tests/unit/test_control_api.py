@@ -438,7 +438,7 @@ def test_a_process_is_a_workload_until_the_daemon_ends(served: Served):
     body = {"kind": "batch", "name": "new", "match": "pid:77"}
     status, answer = ask(served, "POST", "/v1/workloads", body)
     assert status == 201
-    assert answer["warnings"] == ["pid:77 is not remembered over a restart of perphd"]
+    assert answer["warnings"] == ["pid:77 is forgotten when perphd restarts"]
     assert read_runtime(served.config.daemon.state_dir) == ()
     assert ask(served, "GET", "/v1/workloads")[1]["workloads"][-1]["added_at_run_time"]
     assert ask(served, "DELETE", "/v1/workloads/new")[1]["warnings"] == []

@@ -60,7 +60,7 @@ def test_a_second_daemon_is_refused(path: str):
 def test_something_that_is_no_socket_is_left_alone(path: str):
     os.mkdir(os.path.dirname(path))
     Path(path).write_text("mine")
-    with pytest.raises(SocketTaken, match="no socket"):
+    with pytest.raises(SocketTaken, match="is not a socket"):
         bind(path, None)
     assert Path(path).read_text() == "mine"
 
@@ -109,5 +109,5 @@ def test_systemds_mistakes_are_named(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(SocketTaken, match="passed 2 sockets"):
         passed_by_systemd(monkeypatch, [98, 99])
     wrong = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    with pytest.raises(SocketTaken, match="no Unix stream socket"):
+    with pytest.raises(SocketTaken, match="not a Unix stream socket"):
         passed_by_systemd(monkeypatch, [wrong.detach()])

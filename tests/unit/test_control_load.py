@@ -93,7 +93,7 @@ def test_queries_have_a_share_of_cpu_time_and_administrators_some_for_themselves
     stopped = asked(queries, ENDLESS)
     assert isinstance(stopped, ApiError)
     assert stopped.code is Code.REFUSED
-    assert "of the 8 s that they may; narrow it" in str(stopped)
+    assert "(limit 8 s); narrow it" in str(stopped)
     refused = asked(queries, "SELECT 1")
     assert isinstance(refused, ApiError)
     assert refused.code is Code.BUSY

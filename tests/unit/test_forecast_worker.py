@@ -297,7 +297,7 @@ def test_a_series_that_defeats_a_model_starts_again_alone(
     monkeypatch.setattr("perphd.control.forecast_cycle.continued", fails)
     cycles.take(found, ["db"], REQUESTS)
     assert {name for _, name in cycles.known.series} == {"cpu_usage_cores", "memory_working_set_bytes"}
-    assert "db load_per_s: its forecasts start again" in caplog.text
+    assert "db load_per_s: its forecasts restart" in caplog.text
 
 
 def test_a_store_that_cannot_be_read_is_a_published_problem(tmp_path: Path, wall: list[float]) -> None:
@@ -322,11 +322,11 @@ def test_a_damaged_state_is_refused_and_starts_again(
         "not finite": whole.replace(np.float64(2.0).tobytes(), np.float64(np.nan).tobytes()),
     }[damage]  # fmt: skip
     (tmp_path / files.STATE).write_bytes(text)
-    with pytest.raises(FileRefused, match="forecasts start again"):
+    with pytest.raises(FileRefused, match="forecasts restart"):
         load_state(tmp_path)
     worker = Worker(tmp_path / "none.db", tmp_path, "node1", str(tmp_path))
     assert worker._cycles.known.series == {}
-    assert "forecasts start again" in caplog.text
+    assert "forecasts restart" in caplog.text
 
 
 def _with_length(whole: bytes, length: int) -> bytes:

@@ -197,7 +197,7 @@ def test_tokens_that_are_none_are_refused(tmp_path: Path):
         read_token(str(token))
     token.write_text(TOKEN)
     token.chmod(0o644)
-    with pytest.raises(ConfigError, match="open to everybody"):
+    with pytest.raises(ConfigError, match="world-readable"):
         read_token(str(token))
     token.chmod(0o640)
     assert read_token(str(token)) == TOKEN.encode()

@@ -130,7 +130,7 @@ def test_problems_that_workloads_left_behind_do_not_pile_up(tmp_path: Path) -> N
     records = Records(None, lambda: 0.0)
     records.problem("missing:db", "db is missing", 0.0)
     for number in range(3 * KEPT_LEFT):
-        records.left_behind(f"left:job-{number}", f"job-{number}: not all was given back", float(number))
+        records.left_behind(f"left:job-{number}", f"job-{number}: not everything was restored", float(number))
     assert len(records.problems) == 1 + KEPT_LEFT
     assert records.problems[0] == "db is missing", "what holds now stays"
     assert records.problems[-1].startswith(f"job-{3 * KEPT_LEFT - 1}:")

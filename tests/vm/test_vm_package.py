@@ -185,7 +185,7 @@ def test_a_restart_keeps_and_whatever_ends_it_otherwise_gives_back(vm: Vm, at_re
     cursor = now(vm)
     vm.sh("systemctl daemon-reload; systemctl restart perphd", INSTALL_S)
     wait_for_split(vm, "over a restart")
-    assert "stopped; what is in force is kept" in since(vm, cursor)
+    assert "stopped; settings in force are kept" in since(vm, cursor)
     # The oom killer and impatient people, its own failed assertions, and whatever makes it hang.
     for signal, result in (("KILL", "signal"), ("ABRT", "signal|core-dump"), ("STOP", "watchdog")):
         vm.sh("systemctl reset-failed perphd")

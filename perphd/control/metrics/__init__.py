@@ -1,4 +1,4 @@
-"""The agent's state as Prometheus metrics: which series exist, what they hold now, and who may fetch them."""
+"""The agent's state as Prometheus metrics: the table of series, their values, and access to them."""
 
 from perphd.control.metrics.collect import Collector
 from perphd.control.metrics.text import CONTENT_TYPE

@@ -56,7 +56,7 @@ _IN_FORCE: Final = (
     "memory_max_bytes", "io_weight", "frozen",
 )  # fmt: skip
 _MOST_GROUPS: Final = 10
-"""Undeclared groups that have a series: their names come and go."""
+"""Maximum number of undeclared groups with a series, because their names come and go."""
 _NO_CAUSE: Final = (Cause.NONE, Cause.UNKNOWN)
 
 
@@ -64,12 +64,12 @@ class Collector:
     """Renders the metrics of one agent.
 
     Args:
-        status: the agent as a whole, now.
-        tally: what was counted since the start.
-        topology: the host's processors, now.
-        forecasts: what the forecast worker published last.
-        shaper: the resource shaper, now.
-        memory_fits: the searches for memory limits, now.
+        status: the agent's present status.
+        tally: counters since the start.
+        topology: the host's present processors.
+        forecasts: the forecast worker's latest publication.
+        shaper: the resource shaper's present state.
+        memory_fits: present searches for memory limits.
     """
 
     def __init__(
@@ -282,10 +282,10 @@ def _changes(page: Page, tally: Tally) -> None:
 
 
 def add_queue(page: Page, summary: QueueSummary | None) -> None:
-    """Everything about the queue; nothing where there is none."""
+    """Add the queue's metrics; none without a queue."""
     if summary is None:
         return
-    from perphd.batch.job import JobState  # a host without a queue does not carry its modules
+    from perphd.batch.job import JobState  # loaded only on hosts with a queue
 
     for state in JobState:
         page.add("perphd_queue_jobs", summary.counts.get(state.value, 0), labels(state=state.value))

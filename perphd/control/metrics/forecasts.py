@@ -25,12 +25,12 @@ _PREDICTORS: Final = {"peak": "perphd_host_peak_predicted", "under_ratio": "perp
 
 
 def add_forecasts(page: Page, published: bytes | Unavailable) -> None:
-    """All metrics of the forecasts; none where there are none."""
+    """Add all metrics of the forecasts; none if there are no forecasts."""
     if isinstance(published, Unavailable):
         return
     try:
         found = _lines(json.loads(published))
-    except (ValueError, KeyError, TypeError):  # of another version: the worker soon replaces it
+    except (ValueError, KeyError, TypeError):  # written by another version; the worker soon replaces it
         return
     for name, value, pairs in found:
         page.add(name, value, pairs)

@@ -1,4 +1,4 @@
-"""Answers GET /metrics over TCP, for Prometheus: on loopback, or with TLS and a bearer token."""
+"""Serves GET /metrics over TCP for Prometheus: on loopback, or with TLS and a bearer token."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from perphd.domain.errors import ConfigError
 log = logging.getLogger("perphd")
 
 AGAIN_S: Final = 30.0
-"""Pause before an address that cannot be bound is retried."""
+"""Pause before the next attempt to bind an unavailable address."""
 MAX_CONNECTIONS: Final = 16
 MAX_HANDSHAKES: Final = 16
-"""TLS handshakes that may be under way; one more ends the oldest: who means to finish needs milliseconds."""
+"""Maximum number of concurrent TLS handshakes; one more ends the oldest. A sincere client needs milliseconds."""
 MIN_TOKEN: Final = 16
 """Fewest characters of a token."""
 
@@ -39,11 +39,11 @@ MIN_TOKEN: Final = 16
 class Listener:
     """Serves the metrics on one TCP address.
 
-    An address that is taken, or not there yet, must not keep the daemon from its work: it is tried again.
+    An address that is in use, or not available yet, must not stop the daemon: binding is retried.
 
     Args:
-        config: what the operator said; ``listen`` is not empty.
-        page: the metrics now.
+        config: the operator's settings; ``listen`` is not empty.
+        page: renders the present metrics.
         limits: of connections and times.
     """
 
@@ -61,7 +61,7 @@ class Listener:
         self._again: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Listen, now or as soon as the address can be had."""
+        """Listen, now or as soon as the address is available."""
         app = web.Application()
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/-/healthy", self._healthy)
@@ -103,7 +103,7 @@ class Listener:
             else:
                 self._door = TlsDoor(gate, _listening(address, port), self._tls, self._limits.idle_s)
         except OSError as exc:
-            log.error("metrics.listen: %s: %s; tried again every %g s", self._config.listen, exc, AGAIN_S)
+            log.error("metrics.listen: %s: %s; retried every %g s", self._config.listen, exc, AGAIN_S)
             return False
         log.info("metrics: http%s://%s/metrics", "s" if self._tls else "", self._config.listen)
         return True
@@ -133,11 +133,11 @@ class Listener:
 
 
 class TlsDoor:
-    """Accepts connections and shakes hands with a limited number of them at once.
+    """Accepts connections, with a limited number of concurrent TLS handshakes.
 
     Args:
-        gate: makes the protocol of a connection that has shaken hands.
-        listening: a socket that listens; it is closed with this.
+        gate: makes the protocol of a connection after its handshake.
+        listening: a listening socket; it is closed with this object.
         context: the certificate.
         patience_s: time for a handshake.
     """
@@ -151,11 +151,11 @@ class TlsDoor:
     ) -> None:
         self._gate, self._listening = gate, listening
         self._context, self._patience_s = context, patience_s
-        self._shaking: dict[asyncio.Task[None], None] = {}  # in the order in which they came
+        self._shaking: dict[asyncio.Task[None], None] = {}  # in the order of arrival
         self._accepting = asyncio.create_task(self._accept())
 
     async def close(self) -> None:
-        """Accept no more, and end the handshakes that are under way."""
+        """Stop accepting, and end the handshakes in progress."""
         tasks = [self._accepting, *self._shaking]
         for task in tasks:
             task.cancel()
@@ -167,7 +167,7 @@ class TlsDoor:
         while True:
             try:
                 connection, _ = await loop.sock_accept(self._listening)
-            except OSError as exc:  # no descriptor left, say
+            except OSError as exc:  # for example no descriptor left
                 log.error("metrics.listen: a connection cannot be accepted: %s", exc.strerror)
                 await asyncio.sleep(1.0)
                 continue
@@ -185,7 +185,7 @@ class TlsDoor:
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._gate, connection, ssl=self._context, ssl_handshake_timeout=self._patience_s
             )
-        except OSError:  # no TLS, another certificate, too late: theirs to see
+        except OSError:  # no TLS, another certificate, or too late: the client sees the error
             connection.close()
         except asyncio.CancelledError:
             connection.close()
@@ -203,7 +203,7 @@ def read_token(path: str) -> bytes:
     """The first line of a token file.
 
     Raises:
-        ConfigError: it cannot be read, everybody may read it, or the token is too short to be one.
+        ConfigError: it cannot be read, is world-readable, or the token is too short.
     """
     key = "metrics.bearer_token_file"
     try:
@@ -213,7 +213,7 @@ def read_token(path: str) -> bytes:
     except OSError as exc:
         raise ConfigError(path, key, f"cannot be read: {exc.strerror}") from exc
     if open_to_all:
-        raise ConfigError(path, key, "is open to everybody; take that right away (chmod o=)")
+        raise ConfigError(path, key, "is world-readable; remove that permission (chmod o=)")
     if len(token) < MIN_TOKEN:
         raise ConfigError(path, key, "has no token in its first line", f"at least {MIN_TOKEN} characters")
     return token

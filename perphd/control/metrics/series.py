@@ -1,7 +1,7 @@
-"""Every series that perphd exports: name, type, labels, and what the value means.
+"""Every series that perphd exports: name, type, labels, and the meaning of its value.
 
-docs/metrics.md is made of this table, the dashboard and the rules are checked against it, and nothing that is not in it
-can be exported.
+docs/metrics.md is generated from this table, the dashboard and the rules are checked against it, and a series
+that is not listed cannot be exported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Type = Literal["gauge", "counter", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One metric. ``text``: its help, a sentence that says what a value means."""
+    """One metric. ``text``: its help, a sentence that describes the value."""
 
     name: str
     type: Type
@@ -45,11 +45,11 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         _gauge("perphd_journal_entries", "Kernel settings whose original value is kept, to be restored."),
         _gauge("perphd_sampling_period_seconds", "Configured time between two samples."),
         _gauge("perphd_sampling_pace_seconds", "Time to the next sample; shorter while something changes."),
-        _counter("perphd_ticks_total", "Rounds of sampling, deciding and writing."),
-        _counter("perphd_extra_ticks_total", "Rounds made early because pressure or new batch asked for one."),
-        _counter("perphd_missed_ticks_total", "Rounds left out because the daemon was late."),
-        _gauge("perphd_last_tick_timestamp_seconds", "Unix time at which the last round ended."),
-        Series("perphd_tick_duration_seconds", "histogram", "Duration of a round."),
+        _counter("perphd_ticks_total", "Passes of sampling, deciding and writing."),
+        _counter("perphd_extra_ticks_total", "Passes made early because of pressure or new batch."),
+        _counter("perphd_missed_ticks_total", "Passes skipped because the daemon was late."),
+        _gauge("perphd_last_tick_timestamp_seconds", "Unix time at which the last tick ended."),
+        Series("perphd_tick_duration_seconds", "histogram", "Duration of a tick."),
         Series(
             "perphd_write_delay_seconds", "histogram", "Time from the start of a decision to its last write."
         ),
@@ -70,7 +70,7 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         ),
     ),
     "The host": (
-        _gauge("perphd_host_cpus", "Logical CPUs that workloads may be given."),
+        _gauge("perphd_host_cpus", "Logical CPUs available to workloads."),
         _counter(
             "perphd_host_cpu_seconds_total",
             "CPU time of those CPUs by part: lras, batch, undeclared (groups that no configuration names), kernel, "
@@ -87,7 +87,7 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
             "resource", "share",
         ),
         _gauge("perphd_host_memory_bytes", "Memory of the host."),
-        _gauge("perphd_host_memory_available_bytes", "Memory that can still be given."),
+        _gauge("perphd_host_memory_available_bytes", "Memory still available."),
         _counter("perphd_host_disk_bytes_total", "Bytes read and written by all disks."),
         _counter("perphd_host_network_bytes_total", "Bytes received and sent by all network devices."),
     ),
@@ -96,12 +96,12 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         _gauge("perphd_workload_enforcing", "1 if perphd may write for this workload.", *_OF),
         _gauge(
             "perphd_workload_condition",
-            "1 for what batch does (running, starved, throttled, frozen, idle, gone), and for what an LRA's "
-            "health does not say (no load, stalled, below target).",
+            "1 for the state of batch (running, starved, throttled, frozen, idle, gone), and for an LRA's state "
+            "in addition to its health (no load, stalled, below target).",
             *_OF,
             "condition",
         ),
-        _gauge("perphd_workload_paused", "1 if a pause keeps perphd from changing this workload.", *_OF),
+        _gauge("perphd_workload_paused", "1 if a pause applies to this workload.", *_OF),
         _counter("perphd_workload_cpu_seconds_total", "CPU time used.", *_OF),
         _counter(
             "perphd_workload_run_delay_seconds_total", "Time that threads waited for a CPU, summed.", *_OF
@@ -143,7 +143,7 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
     ),
     "LRAs: performance and health": (
         _counter("perphd_lra_work_total", "Units of work done, by the application's own indicator.", *_LRA),
-        _counter("perphd_lra_load_total", "Units of work asked of the application.", *_LRA),
+        _counter("perphd_lra_load_total", "Units of work requested from the application.", *_LRA),
         _gauge(
             "perphd_lra_latency_seconds", "Latency reported by the application, by percentile.",
             *_LRA, "percentile",
@@ -151,22 +151,22 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         _gauge("perphd_lra_sli_up", "1 if the indicator's source answered; absent without a source.", *_LRA),
         _counter("perphd_lra_sli_missing_samples_total", "Samples for which the source had no answer.", *_LRA),
         _gauge("perphd_lra_sli_window_seconds", "Time that the latest reading of the source covers.", *_LRA),
-        _gauge("perphd_lra_sli_resolution_seconds", "How often the source reports.", *_LRA),
+        _gauge("perphd_lra_sli_resolution_seconds", "Reporting interval of the source.", *_LRA),
         _gauge(
             "perphd_lra_work_rate",
-            "Work per second as it is judged; signal: sli (units), mips (millions of instructions), cpu (cores).",
+            "Work rate signal per second; signal: sli (units), mips (millions of instructions), cpu (cores).",
             *_LRA, "signal",
         ),
         _gauge("perphd_lra_work_rate_target", "Least work per second, in the same unit.", *_LRA, "signal"),
         _gauge(
             "perphd_lra_delay_seconds",
-            "Delay as it is judged, where it is a time: latency, or waiting for a CPU per unit of work.",
+            "Delay signal, if it is a time: latency, or waiting for a CPU per unit of work.",
             *_LRA, "signal",
         ),
         _gauge("perphd_lra_delay_target_seconds", "Greatest delay that meets the target.", *_LRA, "signal"),
         _gauge(
             "perphd_lra_delay_ratio",
-            "Delay as it is judged, where it is a ratio: waiting per CPU time, or 1 + CPU pressure.",
+            "Delay signal, if it is a ratio: waiting per CPU time, or 1 + CPU pressure.",
             *_LRA, "signal",
         ),
         _gauge("perphd_lra_delay_target_ratio", "Greatest ratio that meets the target.", *_LRA, "signal"),
@@ -178,7 +178,7 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         _gauge("perphd_lra_health", "1 for the present health, 0 for the others.", *_LRA, "health"),
         _counter("perphd_lra_health_seconds_total", "Time spent in each health.", *_LRA, "health"),
         _gauge(
-            "perphd_lra_contended", "1 for the resource that the LRA is short of; absent otherwise.",
+            "perphd_lra_contended", "1 for the resource that the LRA lacks; absent otherwise.",
             *_LRA, "resource",
         ),
         _counter("perphd_lra_judged_seconds_total", "Time in which performance and target were known.", *_LRA),
@@ -190,7 +190,7 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         ),
         _gauge(
             "perphd_lra_expected_false_alarms_per_day",
-            "False alarms per day that this LRA's own noise promises of the detector.",
+            "Expected false alarms of the detector per day, given this LRA's noise.",
             *_LRA,
         ),
     ),
@@ -198,7 +198,7 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         _gauge("perphd_batch_recent_cores", "CPU time of the last ten seconds, per second.", *_LRA),
         _gauge("perphd_batch_guaranteed_cores", "CPU time that min_cores guarantees, per second.", *_LRA),
         _gauge(
-            "perphd_batch_starved_seconds", "For how long it has waited for a CPU and got none; 0 if it is not.", *_LRA
+            "perphd_batch_starved_seconds", "Time for which it has waited for a CPU without getting any.", *_LRA
         ),
         _gauge("perphd_batch_given_cores", "CPUs that batch really used in the last sample.", *_LRA),
         _gauge(
@@ -208,7 +208,7 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
     "Decisions and writes": (
         _counter(
             "perphd_decisions_total",
-            "Decided changes. In mode observe these would have been made: nothing was written.",
+            "Decided changes. In observe mode they were not written.",
             *_LRA, "action", "mode",
         ),
         _counter(
@@ -223,7 +223,7 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         ),
         _counter(
             "perphd_lra_unprotected_seconds_total",
-            "Time in mode observe in which enforce would have protected this LRA.",
+            "Time in observe mode in which enforce would have protected this LRA.",
             *_LRA,
         ),
         _counter(
@@ -243,7 +243,7 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
             "workload", "series",
         ),
         _gauge(
-            "perphd_forecast_p99", "Bound that the greatest value of the next minute keeps with 99 %.",
+            "perphd_forecast_p99", "Calibrated 99 % bound of the greatest value of the next minute.",
             "workload", "series",
         ),
         _gauge(
@@ -252,7 +252,7 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         ),
         _gauge(
             "perphd_host_peak",
-            "Greatest use of all workloads within the next hour, cores or bytes, by the predictor that is picked.",
+            "Greatest use of all workloads within the next hour, cores or bytes, by the selected predictor.",
             "resource",
         ),
         _gauge("perphd_host_peak_predicted", "The same by each predictor.", "resource", "predictor"),
@@ -263,17 +263,17 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         ),
     ),
     "Sizes (with [sizing] shaper, and while memfit searches)": (
-        _gauge("perphd_shaper_info", "Always 1; the label says what becomes of its plans.", "mode"),
-        _gauge("perphd_shaper_capacity_bytes", "Memory that the workloads with reserved_memory have together."),
+        _gauge("perphd_shaper_info", "Always 1; the label is the shaper's mode.", "mode"),
+        _gauge("perphd_shaper_capacity_bytes", "Memory for all workloads with reserved_memory together."),
         _gauge(
-            "perphd_shaper_reclaimable_bytes", "Of it, what could be lent now: less what all of them should hold.",
+            "perphd_shaper_reclaimable_bytes", "Part of it that could be lent: the capacity less the targets of all.",
         ),
         _gauge("perphd_shaper_reserved_bytes", "Memory that is reserved for the workload.", *_LRA),
         _gauge("perphd_shaper_used_bytes", "Working set that the shaper compares with it.", *_LRA),
         _gauge(
             "perphd_shaper_target_bytes", "Memory that the workload should hold until the next forecast.", *_LRA
         ),
-        _counter("perphd_shaper_crashes_total", "Out-of-memory kills after which a size began anew.", *_LRA),
+        _counter("perphd_shaper_crashes_total", "Out-of-memory kills that restarted sizing.", *_LRA),
         _gauge(
             "perphd_shaper_makes_room",
             "1 while the workload makes room, or would in mode enforce: reclaim, freeze or end.",
@@ -285,10 +285,10 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         _counter("perphd_memfit_crash_epochs_total", "Epochs of it in which memory made the workload slow.", *_LRA),
         _gauge("perphd_memfit_limit_bytes", "memory.high that the search keeps in force.", *_LRA),
         _gauge("perphd_memfit_recommended_bytes", "memory.high that the search recommends so far.", *_LRA),
-        _gauge("perphd_memfit_applied", "1 if its result is kept in force.", *_LRA),
+        _gauge("perphd_memfit_applied", "1 if its result is applied.", *_LRA),
     ),
     "The batch queue ([queue])": (
-        _gauge("perphd_queue_jobs", "Jobs that are kept, by state.", "state"),
+        _gauge("perphd_queue_jobs", "Stored jobs, by state.", "state"),
         _gauge("perphd_queue_copper_share", "Share of its offer that copper gets; below 1 in an event."),
         _gauge("perphd_copper_offer_generation", "Number of the offer to copper; 0: there is none yet."),
         _gauge("perphd_copper_offer_cpus", "CPUs that copper may use in the next five minutes."),
@@ -296,13 +296,13 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         _counter("perphd_copper_offer_windows_total", "Offers that were evaluated.", "resource"),
         _gauge(
             "perphd_copper_offer_exceeded_ratio",
-            "Share of these in which everything but copper used more than was left to it.",
+            "Share of offers in which everything except copper used more than was left to it.",
             "resource",
         ),
         _gauge("perphd_copper_offer_given_ratio", "Share of the host that they offered.", "resource"),
     ),
     "In force (absent: as perphd found it)": (
-        _gauge("perphd_in_force_cpus", "Logical CPUs that perphd keeps the workload on.", *_OF),
+        _gauge("perphd_in_force_cpus", "Logical CPUs to which perphd confines the workload.", *_OF),
         _gauge("perphd_in_force_cpu_weight", "CPU weight, 1 to 10000; 0 is the idle class.", *_OF),
         _gauge("perphd_in_force_cpu_max_cores", "CPU limit in cores.", *_OF),
         _gauge("perphd_in_force_memory_low_bytes", "Memory that is protected from reclaim.", *_OF),
@@ -320,7 +320,7 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         _gauge("perphd_in_force_frozen", "1 if its processes are stopped.", *_OF),
         _gauge(
             "perphd_limited",
-            "1 for a setting that is wanted and not, or not fully, in force; perphctl status says why.",
+            "1 for a setting that is planned but not fully in force; perphctl status says why.",
             *_OF, "knob",
         ),
     ),

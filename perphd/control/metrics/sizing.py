@@ -12,7 +12,7 @@ from perphd.sizing.shaper_view import ShaperView
 
 
 def add_shaper(page: Page, view: ShaperView) -> None:
-    """The shaper; nothing while it is off."""
+    """Add the shaper's metrics; none while it is off."""
     if view.mode == Mode.OFF.value:
         return
     page.add("perphd_shaper_info", 1, labels(mode=view.mode))
@@ -29,7 +29,7 @@ def add_shaper(page: Page, view: ShaperView) -> None:
 
 
 def add_memory_fits(page: Page, views: Sequence[FitView]) -> None:
-    """Every search."""
+    """Add the metrics of every search."""
     for each in views:
         pairs = labels(workload=each.workload)
         for phase in FitPhase:

@@ -1,7 +1,7 @@
 """Prometheus' text format, version 0.0.4.
 
-Written here and not by a library because a scrape shares the daemon's one thread: 50 workloads are some 2500 lines,
-which take 0.6 ms this way and 5 ms through sample objects.
+Implemented here because a scrape shares the daemon's only thread: 50 workloads are some 2500 lines, which
+take 0.6 ms this way and 5 ms through a library's sample objects.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def labels(**values: str) -> str:
 
 
 def escaped(value: str) -> str:
-    """A label's value as the format wants it; bytes that are no UTF-8 are shown as they are in a Python string."""
+    """A label's value, escaped; bytes that are not UTF-8 are shown as Python escapes them."""
     text = value.encode("utf-8", "backslashreplace").decode()
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
@@ -37,12 +37,12 @@ class Page:
         self._lines: dict[str, list[str]] = {name: [] for name in SERIES}
 
     def add(self, name: str, reading: Reading | bool, pairs: str = "") -> None:
-        """One sample; nothing where the reading is unavailable: an absent series, never a 0."""
+        """Add one sample. An unavailable reading is an absent series, never a 0."""
         if available(reading):
             self._lines[name].append(f"{name}{{{pairs}}} {float(reading)!r}\n")
 
     def add_histogram(self, name: str, histogram: TallyHistogram) -> None:
-        """The buckets, each with all before it, the sum and the count."""
+        """Add the cumulative buckets, the sum and the count."""
         lines, count = self._lines[name], 0
         for bound, there in zip((*map(repr, DURATION_BOUNDS_S), "+Inf"), histogram.counts, strict=True):
             count += there
@@ -50,6 +50,6 @@ class Page:
         lines.append(f"{name}_sum {histogram.sum_s!r}\n{name}_count {count}\n")
 
     def text(self) -> bytes:
-        """The page. Metrics without samples are left out."""
+        """The page; metrics without samples are omitted."""
         parts = [_HEADS[name] + "".join(lines) for name, lines in self._lines.items() if lines]
         return "".join(parts).replace("} inf\n", "} +Inf\n").replace("{} ", " ").encode()
