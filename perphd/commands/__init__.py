@@ -1,1 +1,1 @@
-"""The command lines perphd and perphctl, with what they show: text, top and the dashboard."""
+"""The command lines perphd and perphctl, with their output: text, top and the dashboard."""

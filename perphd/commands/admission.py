@@ -1,4 +1,4 @@
-"""perphctl whatif and admit: what would be if this work came, and whether it may."""
+"""perphctl whatif and admit: the predicted effect of new work, and whether it may start."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from perphd.domain.whatif import Arrival, Effect, WhatIf
 
 _WORK = "batch:cpu=CORES[,mem=SIZE]"
 ASK_AGAIN_S: Final = 5.0
-"""Time between two questions of a waiting admit."""
+"""Time between two requests of a waiting admit."""
 
 
 def add_admission_commands(cli: click.Group) -> None:
-    """Put both commands into the group."""
+    """Add both commands to the group."""
 
     @command(cli)
     @click.option("--add", "work", metavar=_WORK, required=True, help="The work that would come.")
@@ -63,7 +63,7 @@ def add_admission_commands(cli: click.Group) -> None:
 
 
 def _check_work(work: str) -> None:
-    """Refuse what is no work as wrong usage. Raises click.UsageError."""
+    """Refuse an invalid work specification as wrong usage. Raises click.UsageError."""
     try:
         Arrival.parse(work)
     except (ValueError, PerphError) as exc:
@@ -71,7 +71,7 @@ def _check_work(work: str) -> None:
 
 
 def whatif_parts(data: Any) -> Iterator[Part]:
-    """The answer to a question of what if, in words and a table."""
+    """The answer of whatif, in words and a table."""
     from perphd.domain.wire import decode
 
     answer = decode(WhatIf, data)

@@ -1,4 +1,4 @@
-"""What all perphctl commands share: options, the way out, and errors as sentences with exit codes."""
+"""Shared parts of all perphctl commands: options, output, and errors as sentences with exit codes."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ _SOCKET = click.option(
 
 
 class Out:
-    """Where a command's answer goes: JSON, plain text, or a terminal."""
+    """The output of a command: JSON, plain text, or a terminal."""
 
     def __init__(self, socket: str | None, as_json: bool) -> None:
         self._socket, self.as_json = socket, as_json
 
     @functools.cached_property
     def client(self) -> Client:
-        """Requests to the daemon."""
+        """The client of the daemon."""
         return Client(socket_path(self._socket))
 
     def show(self, data: Any, parts: Callable[[], Iterable[Part]]) -> None:
-        """Print ``data`` as JSON if that was asked for, else ``parts``."""
+        """Print ``data`` as JSON if requested, else ``parts``."""
         if self.as_json:
             click.echo(json.dumps(published(data), indent=2, ensure_ascii=False))
         elif sys.stdout.isatty():
@@ -63,7 +63,7 @@ class Out:
             click.echo(plain(parts()), nl=False)
 
     def say(self, data: Any, *sentences: str) -> None:
-        """Print ``data`` as JSON if that was asked for, else the sentences."""
+        """Print ``data`` as JSON if requested, else the sentences."""
         if self.as_json:
             click.echo(json.dumps(published(data), indent=2, ensure_ascii=False))
         else:
@@ -71,14 +71,14 @@ class Out:
                 click.echo(sentence)
 
     def warn(self, sentences: Iterable[str]) -> None:
-        """Sentences that do not belong to the answer, on standard error (in JSON they are part of the answer)."""
+        """Print sentences that are not part of the answer to standard error (in JSON they are part of the answer)."""
         if not self.as_json:
             for sentence in sentences:
                 click.echo(f"perphctl: warning: {sentence}", err=True)
 
 
 def command(group: click.Group, name: str | None = None) -> Callable[[Callable[..., None]], click.Command]:
-    """Like ``group.command``, with ``--json`` and ``--socket`` before or after the command's own words.
+    """Like ``group.command``, with ``--json`` and ``--socket`` before or after the command's own arguments.
 
     The function gets an ``Out`` first. Every PerphError becomes one sentence and an exit code.
     """
@@ -93,7 +93,7 @@ def command(group: click.Group, name: str | None = None) -> Callable[[Callable[.
             except PerphError as exc:
                 fail(exc, out.as_json)
             except BrokenPipeError:
-                # Whoever read our output has seen enough (head, less): say nothing, not even at exit.
+                # The reader of our output has closed the pipe (head, less): print nothing, not even at exit.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 context.exit(EXIT_FAILED)
             except KeyboardInterrupt:
@@ -109,9 +109,10 @@ def command(group: click.Group, name: str | None = None) -> Callable[[Callable[.
 
 
 def fail(error: PerphError, as_json: bool, *more: PerphError) -> NoReturn:
-    """End with a sentence for every error on standard error, and as JSON on standard output if that was asked for.
+    """Exit with a sentence for every error on standard error, and with JSON on standard output if requested.
 
-    ``more``: further mistakes of the same input. JSON then has all of them under ``errors``, the first one included.
+    ``more``: further mistakes in the same input. JSON then lists all of them under ``errors``, including the
+    first.
     """
     if as_json:
         said: dict[str, object] = {"error": error_object(error)}
@@ -124,7 +125,7 @@ def fail(error: PerphError, as_json: bool, *more: PerphError) -> NoReturn:
 
 
 def error_object(error: PerphError) -> dict[str, str]:
-    """The error as the API would put it."""
+    """The error in the API's form."""
     match error:
         case Refused():
             return {"code": "failed", "message": str(error), "key": "", "allowed": ""} | error.error

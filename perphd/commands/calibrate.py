@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 DEFAULT_CONFIG = "/etc/perphd/perphd.toml"
 LIMIT_S: Final = 300.0
-"""Most seconds that a calibration may take unless the operator allows more."""
+"""Longest duration of a calibration, unless the operator allows more."""
 IDLE_SHARE: Final = 0.75
-"""Share of a domain's cores that must be idle: what else uses the memory would be measured with it."""
+"""Share of a domain's cores that must be idle, since other memory traffic would distort the measurement."""
 
 
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
-"""Signals that end a calibration as Ctrl-C does: a session that breaks off sends SIGHUP."""
+"""Signals that end a calibration like Ctrl-C; a lost session sends SIGHUP."""
 
 
 class CannotCalibrate(PerphError):
-    """This host cannot be calibrated now; the text says why and what to do."""
+    """This host cannot be calibrated at present; the text says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What a calibration works on. ``prober``: what starts the streams; None: processes of this machine's own.
+    """The environment of a calibration. ``prober``: starts the streams; None: processes on this machine.
 
-    ``sleep``, ``clock``: how to wait, and seconds that go forward.
+    ``sleep``, ``clock``: waiting, and monotonic seconds.
     """
 
     fs: Fs
@@ -55,7 +55,7 @@ class Bench:
 
 
 def open_bench() -> Bench:
-    """This machine's own resctrl, where it is mounted."""
+    """This machine's resctrl; fails if it is not mounted."""
     from rdt import DEFAULT_ROOT, RealFs, Resctrl, find_mount
 
     fs = RealFs("/")
@@ -64,7 +64,7 @@ def open_bench() -> Bench:
 
 
 def add_calibrate_command(group: click.Group) -> None:
-    """Put ``calibrate`` into the group."""
+    """Add ``calibrate`` to the group."""
 
     @command(group)
     @click.option("--domains", metavar="N,N", help="Only these L3 domains.")
@@ -141,7 +141,7 @@ def add_calibrate_command(group: click.Group) -> None:
 def plan_for(
     bench: Bench, domains: Sequence[int] | None, cores: Sequence[int] | None, limit_s: float
 ) -> Plan:
-    """What to measure on the cores that are idle now.
+    """The plan for the cores that are idle at present.
 
     Raises:
         CannotCalibrate: the host is busy.
@@ -180,10 +180,10 @@ def described(plan: Plan) -> list[str]:
 
 
 def run(bench: Bench, plan: Plan, path: Path, told: Callable[[str], None]) -> tuple[Curve, ...]:
-    """Measure and save, beside curves of other domains that the file has. SIGTERM and SIGHUP end it as Ctrl-C does.
+    """Measure and save, keeping the file's curves of other domains. SIGTERM and SIGHUP end it like Ctrl-C.
 
     Raises:
-        rdt.ResctrlError: it could not be done; nothing is saved, the streams have ended, the group is removed.
+        rdt.ResctrlError: it failed; nothing is saved, the streams have ended, the group is removed.
     """
     from rdt import Gone, Groups, ResctrlError
     from rdt.calibrate import PREFIX, Calibrator
@@ -207,7 +207,7 @@ def run(bench: Bench, plan: Plan, path: Path, told: Callable[[str], None]) -> tu
     except Gone:
         pass
     except ResctrlError as exc:
-        told(f"the calibration that was there is replaced: {exc}")
+        told(f"the previous calibration is replaced: {exc}")
     fresh = Calibration(
         machine, made, info.unit, info.minimum, info.granularity, info.thread_throttle_mode, kept
     ).with_curves(curves)

@@ -1,4 +1,4 @@
-"""perphctl: asks and steers the daemon. Commands about workloads and the store are in cli_workloads and cli_store."""
+"""perphctl: queries and controls the daemon. Other modules of this package add most of the commands."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def mode(out: Out, wanted: str | None, workload: str | None) -> None:
     data = out.client.get("status")
     modes = {item["spec"]["name"]: item["mode"] for item in data["workloads"]}
     if workload is not None and workload not in modes:
-        # Let the daemon refuse it in its words.
+        # the daemon refuses it, in its own words
         out.client.get("explain", workload=workload)
     shown = {workload: modes[workload]} if workload is not None else modes
     lines = [f"{name}: {value}" for name, value in shown.items()]
@@ -433,7 +433,7 @@ def _mode_answer(answer: dict[str, Any]) -> list[str]:
 
 
 def _host_of_daemon(out: Out, config_path: str) -> tuple[RealFs, str]:
-    """The files of the host that the running daemon controls; of the configured one if no daemon may be asked."""
+    """The files of the running daemon's host; of the configured one if no daemon can be asked."""
     from perphd.host.fs import RealFs
 
     try:
@@ -447,7 +447,7 @@ def _host_of_daemon(out: Out, config_path: str) -> tuple[RealFs, str]:
 
 
 def _host(config_path: str) -> tuple[RealFs, str]:
-    """The files of the host that the configuration is about, and their root; this machine's if there is none."""
+    """The files and the root of the configured host; this machine's if none is configured."""
     from perphd.host.fs import RealFs
 
     root = _for_restore(config_path).root if os.path.exists(config_path) else ""
@@ -470,5 +470,5 @@ def main() -> None:
     """The command perphctl."""
     os.environ.setdefault(
         "OPENBLAS_NUM_THREADS", "1"
-    )  # matrices of 50 rows: threads cost more than they save
+    )  # for matrices of 50 rows, threads cost more than they save
     cli(prog_name="perphctl")

@@ -1,4 +1,4 @@
-"""perphctl cluster: the fleet as the scheduler's extender knows it."""
+"""perphctl cluster: the fleet from the view of the scheduler's extender."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT_S: Final = 10.0
 
 
 def add_cluster_command(cli: click.Group) -> None:
-    """Put the command into the group."""
+    """Add the command to the group."""
 
     @command(cli)
     @click.option("--extender", metavar="URL", default=DEFAULT_URL, envvar=VARIABLE, show_default=True,
@@ -41,7 +41,7 @@ def add_cluster_command(cli: click.Group) -> None:
 
 
 def _answer(url: str) -> Any:
-    import urllib.error  # here: perphctl starts without it
+    import urllib.error  # imported here so that perphctl starts quickly
     import urllib.request
 
     if not url.startswith(("http://", "https://")):

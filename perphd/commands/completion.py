@@ -1,7 +1,7 @@
-"""bash completion without Python: every command and option is written into the script, names come from a file.
+"""bash completion without Python: the script contains every command and option, and reads names from a file.
 
-Starting Python takes a third of a second, and seconds on a host that is full: too long for a key press. The daemon
-keeps the names of its workloads in a file beside its socket (``kept_file``), which the script reads.
+Starting Python takes a third of a second, and several seconds on a busy host: too long for a key press. The
+daemon keeps the names of its workloads in a file beside its socket (``kept_file``).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final
 import click
 
 NAMES: Final = "/run/perphd/workloads"
-"""Where the script looks for names: lines ``lra NAME`` and ``batch NAME``."""
+"""The file with the names: lines ``lra NAME`` and ``batch NAME``."""
 WORKLOAD_ARGUMENTS: Final = frozenset({"workload", "lra", "name"})
-"""Arguments of commands that are names of workloads."""
+"""Arguments of commands that are workload names."""
 WORKLOAD_OPTIONS: Final = frozenset({"--workload"})
 _NEW_NAMES: Final = frozenset({"lra add", "batch add"})
-"""Commands whose first argument is a name that does not exist yet."""
+"""Commands whose first argument is a new name."""
 
 _SCRIPT: Final = """\
 # bash completion of {program}; generated, starts no program.
@@ -56,7 +56,7 @@ complete -o filenames -o bashdefault -F _{function} {program}
 
 
 def bash(program: str, root: click.Group) -> str:
-    """The script for one program."""
+    """The completion script for one program."""
     commands = list(_commands(root, ()))
     steps = "|".join(f'"{" ".join(path)}"' for path, _ in commands if path)
     values = [line for path, command in commands for line in _values(path, command)]
@@ -85,7 +85,7 @@ def _commands(
 
 
 def _words(path: tuple[str, ...], command: click.Command) -> Iterator[str]:
-    """Candidates: commands, options, and the values of the first argument."""
+    """Candidates: commands, options, and values of the first argument."""
     if isinstance(command, click.Group):
         yield from sorted(name for name, below in command.commands.items() if not below.hidden)
     for parameter in command.params:

@@ -1,7 +1,8 @@
-"""Partial dependence: how what a model expects changes with one thing at a time; as text and as PNG. Pure but for PNG.
+"""Partial dependence: a model's prediction as one variable changes; as text and as PNG. Pure except for PNG.
 
-Partial dependence of a profile on a knob is the mean prediction over its samples with that knob set to each value
-(Friedman 2001, section 8.2); a live model's curves are its beliefs along the CPU lattice with everything else as now.
+The partial dependence of a profile on a knob is the mean prediction over its samples with that knob set to
+each value (Friedman 2001, section 8.2). A live model's curves are its predictions along the CPU lattice,
+other conditions unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _POINTS: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One curve; ``low`` and ``high`` are its bounds, or empty."""
+    """One curve; ``low`` and ``high``: its bounds, or empty."""
 
     label: str
     x: tuple[float, ...]
@@ -42,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Curves over the same axis."""
+    """Curves with a common axis."""
 
     title: str
     x_label: str
@@ -70,7 +71,7 @@ def of_profile(profile: Profile) -> tuple[Chart, ...]:
 
 
 def of_view(view: ModelView) -> tuple[Chart, ...]:
-    """Work and delay of a live model by the cores that batch may use, for each way of sharing them."""
+    """Work and delay of a live model by the number of cores for batch, for each way of sharing them."""
     kinds: dict[str, list[Any]] = {}
     for item in view.lattice:
         cpu = item.allocation.cpu
@@ -117,10 +118,10 @@ def save_png(charts: Sequence[Chart], path: str, title: str) -> None:
     """Draw the charts into a PNG file.
 
     Raises:
-        PerphError: matplotlib is not there, or the file cannot be written.
+        PerphError: matplotlib is missing, or the file cannot be written.
     """
     try:
-        # By name: nothing of perphd that stays resident imports it.
+        # Imported by name, so that no resident part of perphd imports it.
         figures: Any = importlib.import_module("matplotlib.figure")
         importlib.import_module("matplotlib.backends.backend_agg")
     except ImportError as exc:
@@ -147,7 +148,7 @@ def save_png(charts: Sequence[Chart], path: str, title: str) -> None:
 
 
 def _rows(chart: Chart) -> list[str]:
-    """A plot of HEIGHT rows: y from 0 to the most, x from the least to the most."""
+    """A plot of HEIGHT rows: y from 0 to its maximum, x from its minimum to its maximum."""
     xs = [x for line in chart.lines for x in line.x]
     top = max((y for line in chart.lines for y in line.y), default=1.0) or 1.0
     low, high = min(xs, default=0.0), max(xs, default=1.0)

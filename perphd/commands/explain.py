@@ -1,4 +1,4 @@
-"""Decisions in plain sentences: what was seen, what follows from it, what was done; numbers when asked for."""
+"""Decisions in plain sentences: the observation, the conclusion, the action; numbers on request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perphd.domain.wire import decode
 from perphd.domain.workload import Mode
 
 REMEMBERED: Final = 320
-"""Decisions that the daemon remembers of each LRA, at most."""
+"""Maximum number of decisions that the daemon keeps for each LRA."""
 _AGO = re.compile(r"-?([0-9]{1,7}(?:\.[0-9]{1,3})?)(s|m|min|h|d)?(?: ago)?")
 _TIME_ALLOWED = (
     "a time of day (14:03 or 14:03:22), a date and time (2025-11-21T14:03), or a time ago (90s, 5m, 2h)"
@@ -79,10 +79,10 @@ _LATENCY = re.compile(r"latency_(p\d+)_ms")
 
 
 def parse_at(content: str, now: datetime.datetime) -> float:
-    """A moment as people write it, in seconds since the epoch. A time of day that lies ahead is yesterday's.
+    """Parse a moment, in seconds since the epoch. A time of day later than now means yesterday.
 
     Raises:
-        ParseError: no such form.
+        ParseError: the form is unknown.
     """
     if found := _AGO.fullmatch(content.strip()):
         return now.timestamp() - float(found[1]) * SECONDS_PER_UNIT[found[2]]
@@ -104,9 +104,9 @@ def parse_at(content: str, now: datetime.datetime) -> float:
 def answer_parts(
     data: Mapping[str, Any], workload: str, *, limit: int | None = None, at: str = "", verbose: bool = False
 ) -> list[Part]:
-    """The daemon's answer to explain. ``limit``: list so many decisions; None: the change that counts, and the latest.
+    """The daemon's answer to explain. ``at``: the requested moment; empty: now.
 
-    ``at``: the moment that was asked for; empty: now.
+    ``limit``: list this many decisions; None: the last change and the latest decision.
     """
     decisions = decode(tuple[Decision, ...], data["decisions"], "decisions")
     after = decode(tuple[Aftermath, ...], data.get("aftermath", []), "aftermath")
@@ -130,10 +130,10 @@ def explain_parts(
     verbose: bool = False,
     after: Sequence[Aftermath] = (),
 ) -> list[Part]:
-    """Sentences about each decision, in the order given, worded by the mode in which it was made.
+    """Sentences about each decision, in the given order, worded for its mode.
 
-    ``offset_s``: seconds since the epoch minus the agent's monotonic clock, to show times of day. ``after``: what
-    followed, for each decision.
+    ``offset_s``: seconds since the epoch minus the agent's monotonic clock, to show times of day. ``after``:
+    the effects of each decision.
     """
     known = {item.decided_at_s: item for item in after}
     parts: list[Part] = []
@@ -148,7 +148,7 @@ def explain_parts(
 def summary_parts(
     decisions: Sequence[Decision], offset_s: float, *, verbose: bool = False, after: Sequence[Aftermath] = ()
 ) -> list[Part]:
-    """The last decision that was more than a hold, then what has been decided since. Newest first in ``decisions``."""
+    """The last decision other than a hold, then a summary of later ones. ``decisions``: newest first."""
     place = next((i for i, decision in enumerate(decisions) if decision.action is not Action.HOLD), None)
     if place is None:
         return explain_parts(decisions[:1], offset_s, verbose=verbose, after=after)
@@ -163,7 +163,7 @@ def summary_parts(
 
 
 def batch_parts(item: WorkloadStatus, decisions: Sequence[Decision], offset_s: float) -> list[Part]:
-    """Why a batch workload has what it has. ``decisions``: those that changed its settings, newest first."""
+    """Why a batch workload has its settings. ``decisions``: those that changed its settings, newest first."""
     lines: list[Cell] = [Styled(f"{item.spec.name}: {settings_text(item.in_force)}", "bold")]
     if item.condition:
         lines.append(f"  It is {item.condition}{_for_how_long(item)}.")
@@ -230,7 +230,7 @@ def _health(decision: Decision) -> str:
 
 
 def _evidence(item: Evidence) -> str:
-    """One line of what was looked at: in words, with units, beside what it is compared with."""
+    """One measurement in words, with units and the value that it is compared with."""
     name, unit, beside = _SIGNALS.get(item.signal, item.signal), item.unit, "expected"
     if name is not item.signal:
         beside = "usually"
@@ -243,7 +243,7 @@ def _evidence(item: Evidence) -> str:
     if isinstance(item.observed, Unavailable):
         return item.text or f"{name}: {item.observed.reason}"
     seen = f"{name}: {_amount(item.observed, unit)}"
-    # "Usually 0" says nothing, and what is compared with the usual in words needs no second figure.
+    # "Usually 0" says nothing, and a comparison with the usual value in words needs no second number.
     if available(item.expected) and not (beside == "usually" and (not item.expected or "usual" in item.text)):
         seen += f", {beside} {_amount(item.expected, unit)}"
     return f"{seen} ({item.text})" if item.text else seen
@@ -290,7 +290,7 @@ def _numbers(decision: Decision) -> list[Part]:
 
 
 def _score(prediction: Prediction | None) -> str:
-    """The model's own answer; nothing where no model was asked."""
+    """The model's own prediction; empty if no model was asked."""
     if prediction is None or not math.isfinite(prediction.score):
         return NONE
     return f"{prediction.score:.2f} [{prediction.lower:.2f}, {prediction.upper:.2f}]"

@@ -1,4 +1,4 @@
-"""Files of commands that work without the daemon: where its state is, what is read and written."""
+"""Files of commands that work without the daemon: its state directory, input and output files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perphd.domain.errors import ConfigError, PerphError
 
 
 def state_dir(out: Out) -> Path:
-    """The daemon's state directory; the configured one without a daemon.
+    """The daemon's state directory; without a daemon, the configured one.
 
     Raises:
         PerphError: no daemon answers, and the configuration cannot be read.
@@ -32,7 +32,7 @@ def read_lines(path: str) -> list[str]:
 
     Raises:
         PerphError: it cannot be read.
-        NotPermitted: not by this user.
+        NotPermitted: this user may not read it.
     """
     try:
         return Path(path).read_text(encoding="utf-8").splitlines()
@@ -44,7 +44,7 @@ def read_lines(path: str) -> list[str]:
 
 
 def write_new(path: str, text: str) -> None:
-    """Replace a file. Its folder must be there: one that is not is likelier misspelt.
+    """Replace a file. Its folder must exist, because a missing folder is probably a typing error.
 
     Raises:
         PerphError: it cannot be written; the old one is unchanged.

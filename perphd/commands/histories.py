@@ -1,4 +1,4 @@
-"""Histories of CPU and memory from the store, with the reservations beside them."""
+"""Histories of CPU and memory from the store, with reservations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def histories(place: ReservedPlace, last_s: float) -> list[History]:
     """Both resources of every workload that was sampled in the last hour of the store.
 
     Raises:
-        QueryError: no store, no samples, or SQLite cannot read it.
+        QueryError: there is no store, there are no samples, or SQLite cannot read the store.
     """
     found = read_windows(place.store, last_s, series=tuple(SERIES_OF.values()))
     return [

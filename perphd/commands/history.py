@@ -1,4 +1,4 @@
-"""perphctl predict and history: what earlier jobs took, and what the next one will. Works without the daemon."""
+"""perphctl predict and history: resource usage of earlier and future jobs. Works without the daemon."""
 
 from __future__ import annotations
 

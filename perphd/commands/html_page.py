@@ -1,4 +1,4 @@
-"""A self-contained HTML page: text, tables, inline charts. No script, no request to anywhere."""
+"""A self-contained HTML page: text, tables, inline charts. No scripts, no external requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ footer{font-size:.8rem;margin-top:3rem;border-top:1px solid var(--line)}
 
 
 def page(title: str, verdict: str, blocks: Iterable[str]) -> str:
-    """The whole document; ``blocks`` are HTML already."""
+    """The whole document; ``blocks`` contain HTML."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -53,7 +53,7 @@ def heading(text: str) -> str:
 
 
 def paragraphs(texts: Sequence[str]) -> str:
-    """One paragraph a text."""
+    """One paragraph per text."""
     return "".join(f"<p>{escape(text)}</p>" for text in texts)
 
 

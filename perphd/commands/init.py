@@ -1,4 +1,4 @@
-"""perphctl init: look at the host, propose a configuration, write it, and say what to type next."""
+"""perphctl init: examine the host, propose and write a configuration, and show the next commands."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(out: Out, main: Path, *, yes: bool, dry_run: bool, force: bool) -> None:
     Raises:
         ConfigError: the configuration that is there is refused, or the file cannot be written.
     """
-    import asyncio  # slow to load, and rarely wanted
+    import asyncio  # slow to import, and rarely needed
 
     from perphd.agent.proposal import propose
 
@@ -108,7 +108,7 @@ def run(out: Out, main: Path, *, yes: bool, dry_run: bool, force: bool) -> None:
 
 
 def look(before: Config | None) -> tuple[HostFacts, Any]:
-    """The facts of this machine, and its control group hierarchies."""
+    """Facts about this machine, and its control group hierarchies."""
     from perphd.host.capabilities.tcp import tcp_refusal
     from perphd.host.cgroup.hierarchy import discover, own_cgroups
     from perphd.host.fs import RealFs
@@ -124,7 +124,7 @@ def look(before: Config | None) -> tuple[HostFacts, Any]:
 
 
 def _configured(main: Path, without: Path | None) -> Config | None:
-    """The configuration that is there; None if there is none. ``without``: a file that is about to be replaced."""
+    """The present configuration; None if there is none. ``without``: a file that is about to be replaced."""
     from perphd.config.file import load
 
     if not main.exists():
@@ -152,7 +152,7 @@ async def _measure(sure: Sequence[Proposed], hierarchies: Any) -> tuple[Measured
 
 
 def _file(proposal: Proposal, measured: Sequence[Measured]) -> tuple[str, dict[str, str]]:
-    """The file's text, and the passwords of accounts that are yet to be made, by their file."""
+    """The file's text, and passwords by file for accounts that do not exist yet."""
     from perphd.agent.proposal import config_text
     from perphd.commands.init_check import answers
 
@@ -166,7 +166,7 @@ def _file(proposal: Proposal, measured: Sequence[Measured]) -> tuple[str, dict[s
 
 
 def _check(text: str, main: Path, target: Path) -> None:
-    """Refuse a proposal that the daemon would refuse: a mistake of ours, found before anything is written."""
+    """Refuse a proposal that the daemon would refuse: our own mistake, found before anything is written."""
     from perphd.config.file import parse
 
     parse(text, str(target))
@@ -201,7 +201,7 @@ def _write(target: Path, text: str, passwords: dict[str, str]) -> list[str]:
 
 
 def _next(main: Path, before: Config | None) -> list[str]:
-    """The next two commands. A daemon that runs reads the file anew, which takes no time; else it is started."""
+    """The next two commands. A running daemon reloads the file; otherwise it is started."""
     if str(main) != _MAIN:
         return [f"perphd run --config {main}", "perphctl status"]
     runs = before is not None and Path(before.daemon.socket).exists()
@@ -260,7 +260,7 @@ def _measuring(item: Proposed, measured: Measured | None) -> str:
 
 
 def _accounts(proposal: Proposal, told: dict[str, Measured], passwords: dict[str, str]) -> list[list[str]]:
-    """The statements for accounts, where the source does not answer."""
+    """The SQL statements for accounts, where the source does not answer yet."""
     from perphd.commands.init_check import answers
 
     blocks = []

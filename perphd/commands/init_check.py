@@ -1,4 +1,4 @@
-"""Asks each proposed LRA for its indicators as the daemon would, and says what is missing. Changes nothing."""
+"""Queries the indicators of each proposed LRA like the daemon, and reports what is missing. Changes nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.monitor.sli import open_source
 
 BETWEEN_S = 1.2
-"""Time between two questions: a rate needs both, and PostgreSQL reports once a second."""
+"""Time between two queries: a rate needs both, and PostgreSQL reports once a second."""
 _WITHIN_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one LRA's indicator said. ``rate_per_s`` Unavailable: why it could not be had."""
+    """Result of an LRA's indicator. ``rate_per_s`` Unavailable: the reason for its failure."""
 
     name: str
     source: str
@@ -31,9 +31,9 @@ class Measured:
 
 
 async def measure(items: Sequence[Proposed], hierarchies: Hierarchies) -> tuple[Measured, ...]:
-    """Ask every proposed LRA whose indicator is a server to ask, all at the same time.
+    """Query all proposed LRAs with a server as indicator, concurrently.
 
-    The source tcp is not asked: it would attach programs to control groups.
+    The source tcp is skipped, because it would attach programs to control groups.
     """
     asked = [item for item in items if item.spec.sli is not None and item.spec.sli.source != "tcp"]
     return tuple(await asyncio.gather(*(_ask(item, hierarchies) for item in asked)))
@@ -60,12 +60,14 @@ async def _ask(item: Proposed, hierarchies: Hierarchies) -> Measured:
 
 
 def answers(measured: Measured) -> bool:
-    """True if the source answered, if only to say that the next reading is not due yet."""
+    """True if the source answered, even if its next reading is not due yet."""
     return available(measured.rate_per_s) or isinstance(measured.rate_per_s, Awaited)
 
 
 def _with_what_exists(spec: SliSpec) -> SliSpec:
-    """Without the password file that is yet to be written, as some servers let root in without one, and without tcp."""
+    """The source without a password file that does not exist yet, since some servers admit root without one,
+    and without tcp.
+    """
     path = spec.get("password_file")
     missing = {"password_file"} if path and not Path(path).exists() else set()
     without = missing | ({"latency"} if spec.get("latency") == "tcp" else set())

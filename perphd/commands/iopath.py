@@ -1,4 +1,4 @@
-"""perphctl iopath: the storage behind a workload, the links that its I/O crosses, and where its time goes."""
+"""perphctl iopath: the storage behind a workload, the links that its I/O crosses, and where its time is spent."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def add_iopath_command(cli: click.Group) -> None:
 
 
 def _place(out: Out, workload: str) -> tuple[str, str]:
-    """The host's root and the workload's control group: of the daemon, else of the configuration."""
+    """The host's root and the workload's control group, from the daemon or else from the configuration."""
     if workload.startswith("/"):
         return "", workload
     with suppress(Unreachable, NotPermitted, Refused):
@@ -107,7 +107,7 @@ def _threads(fs: RealFs, pids: frozenset[int]) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Counters:
-    """Of a control group at one moment: pages that it read again, and seconds in which some thread waited for I/O."""
+    """Counters of a control group at one moment: refaulted pages, and seconds in which some thread waited for I/O."""
 
     at_s: float
     refaults: Reading

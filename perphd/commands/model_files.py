@@ -1,4 +1,4 @@
-"""perphctl model evaluate, model merge: about profiles and exported models as files; the daemon is not asked."""
+"""perphctl model evaluate and model merge: profiles and exported models as files, without the daemon."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ NOT_WRITTEN = "not written: it is worse than a champion"
 
 
 def contest_row(contest: Contest) -> tuple[str, ...]:
-    """One host's contest, under ``CONTEST_HEADS``."""
+    """One host's comparison, under ``CONTEST_HEADS``."""
     return (
         contest.host, str(contest.rows), contest.champion, f"{contest.champion_log_rmse:.4f}",
         f"{contest.merged_log_rmse:.4f}", "held" if contest.held else "worse",
@@ -118,21 +118,21 @@ def contest_row(contest: Contest) -> tuple[str, ...]:
 
 
 def is_model(file: str) -> bool:
-    """True if the file says that it is an exported model; False if it says anything else, or cannot be read."""
+    """True if the file claims to be an exported model; False if it does not, or cannot be read."""
     from perphd.predictor.persist import FORMAT
 
     try:
         with open(file, "rb") as source:
             return f'"{FORMAT}"'.encode() in source.read(64)
     except OSError:
-        return False  # who reads it says why
+        return False  # the later read reports the reason
 
 
 def read_profile(file: str) -> Profile:
     """A profile from a file.
 
     Raises:
-        PerphError: it cannot be read, or is none.
+        PerphError: it cannot be read, or is not a profile.
     """
     from perphd.predictor.profile import FileError, from_text
 
@@ -140,7 +140,7 @@ def read_profile(file: str) -> Profile:
 
 
 def read_as(file: str, parse: Callable[[bytes], T], refused: type[Exception]) -> T:
-    """What ``parse`` makes of a file.
+    """Read and parse a file.
 
     Raises:
         PerphError: it cannot be read, or ``parse`` raised ``refused``.
@@ -154,7 +154,7 @@ def read_as(file: str, parse: Callable[[bytes], T], refused: type[Exception]) ->
 
 
 def profile_parts(profile: Profile) -> list[Part]:
-    """``perphctl model show FILE``: where it comes from, and its partial dependence."""
+    """``perphctl model show FILE``: its origin, and its partial dependence."""
     from perphd.commands.curves import of_profile, parts
 
     return [_origin(profile), *parts(of_profile(profile))]
@@ -196,10 +196,10 @@ def _origin(profile: Profile) -> Part:
 def _merged(
     target: str, files: Sequence[str], name: str | None
 ) -> tuple[dict[str, Any], Callable[[], list[Part]], bool]:
-    """Merge, and write TARGET if the champion check is passed: data, what is shown, and whether it was.
+    """Merge, and write TARGET if the champion check passes. Returns data, output, and whether it passed.
 
     Raises:
-        PerphError: a file cannot be read or is no model; they cannot be merged.
+        PerphError: a file cannot be read or is not a model, or they cannot be merged.
     """
     from perphd.agent.profiling.progress import write_atomically
     from perphd.predictor.live_merge import merge_models
@@ -225,10 +225,10 @@ def _merged(
 
 
 def _evaluated_live(file: str, others: Sequence[str]) -> tuple[dict[str, Any], Callable[[], list[Part]]]:
-    """How good a model was recently, and is on what others remember: data and what is shown.
+    """Recent errors of a model, and its errors on other models' samples: data and output.
 
     Raises:
-        PerphError: a file cannot be read or is no model; one has learned nothing yet, or remembers too little.
+        PerphError: a file cannot be read or is not a model; or a model has too few samples.
     """
     from perphd.predictor.live_merge import judge
 
@@ -266,7 +266,7 @@ def read_model(file: str) -> ModelFile:
     """An exported model.
 
     Raises:
-        PerphError: it cannot be read, or is none.
+        PerphError: it cannot be read, or is not a model.
     """
     from perphd.predictor.persist import ModelFileError, from_text
 

@@ -1,4 +1,4 @@
-"""perphctl model: what perphd has learned about LRAs; to look at, to carry to another host, to start over."""
+"""perphctl model: learned models of LRAs: inspect, export, import, reset."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def show(out: Out, name: str, everything: bool, curves: bool, png: str | None) -
     from perphd.domain.belief import ModelView
     from perphd.domain.wire import decode
 
-    if "/" in name or name.endswith(".json"):  # no LRA is called like that
+    if "/" in name or name.endswith(".json"):  # no LRA can have such a name
         profile = read_profile(name)
         if png is not None:
             save_png(of_profile(profile), png, profile.origin.app)

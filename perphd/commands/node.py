@@ -1,4 +1,4 @@
-"""perphctl node: what this node tells a scheduler, in words."""
+"""perphctl node: this node's document for schedulers, as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GIB = float(1 << 30)
 
 
 def add_node_command(cli: click.Group) -> None:
-    """Put the command into the group."""
+    """Add the command to the group."""
 
     @command(cli)
     def node(out: Out) -> None:

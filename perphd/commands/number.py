@@ -1,4 +1,4 @@
-"""Numbers as options of a command line."""
+"""Numbers as command-line options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 class Number(click.FloatRange):
-    """A finite number: NaN lies in every range, because it compares false with both ends."""
+    """A finite number. NaN must be refused explicitly, because range checks with it never fail."""
 
     name = "float"
 
@@ -21,5 +21,5 @@ class Number(click.FloatRange):
         return found
 
     def _describe_range(self) -> str:
-        # For --help; click says "x<=None" of a range without ends.
+        # For --help: click prints "x<=None" for a range without ends.
         return "" if self.min is self.max is None else super()._describe_range()

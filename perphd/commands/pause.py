@@ -1,4 +1,4 @@
-"""perphctl pause and resume: the operator's brake."""
+"""perphctl pause and resume."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _DURATION: Final = re.compile(r"([0-9]{1,7}(?:\.[0-9]{1,3})?)\s*(s|m|min|h|d)?")
 
 
 class Duration(_Parameter):
-    """A length of time as people write it: 90s, 30m, 1h, 2d; seconds without a unit."""
+    """A duration in the form 90s, 30m, 1h, 2d; seconds without a unit."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The length in seconds."""
+        """The duration in seconds."""
         found = _DURATION.fullmatch(str(value).strip())
         if found is None or not float(found[1]):
             self.fail(
@@ -36,7 +36,7 @@ class Duration(_Parameter):
 
 
 def add_pause_commands(cli: click.Group) -> None:
-    """Add the commands of this module."""
+    """Add the commands to the group."""
     command(cli)(pause)
     command(cli)(resume)
 

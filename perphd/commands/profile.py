@@ -1,4 +1,4 @@
-"""``perphd profile``: explore an application's allocations on purpose, and keep what that told as a warm start."""
+"""``perphd profile``: explores an application's allocations, and saves the result as a warm start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _EXIT_FAILED = 1
 _TELLING = 5
-"""Allocations from which their own time tells how long the others take; the first one comes after the reference."""
+"""Number of allocations after which the remaining time is estimated; the first one follows the reference."""
 _EVERY_S = 10.0
 """Time between two lines of progress without a terminal."""
 

@@ -1,8 +1,9 @@
-"""Answers as perphctl --json prints them: a schema version, RFC 3339 times, and null for every missing value.
+"""Answers in the form of perphctl --json: a schema version, RFC 3339 times, and null for every missing value.
 
-The socket's own form is for programs that speak to perphd directly: it has a number or ``{"unavailable": reason}``, and
-times of the daemon's monotonic clock. Here a missing value is null, whatever kind it is, and ``missing`` says why by
-the path of the value. Every monotonic time ``NAME_s`` has the same instant beside it as ``NAME`` in RFC 3339. Pure.
+The socket's own form is for programs that talk to perphd directly: a number or ``{"unavailable": reason}``,
+and times on the daemon's monotonic clock. Here every missing value is null, and ``missing`` gives the reason
+by the path of the value. Every monotonic time ``NAME_s`` is accompanied by the same instant as ``NAME`` in
+RFC 3339. Pure.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 SCHEMA: Final = 1
-"""Raised whenever a value changes its place or its meaning."""
+"""Incremented whenever a value changes its location or meaning."""
 MONOTONIC: Final = frozenset({"at_s", "since_s", "decided_at_s", "began_s", "seen_s"})
-"""Names of values that are moments of the daemon's clock."""
+"""Names of values that are instants on the daemon's clock."""
 _UNIX_SUFFIX: Final = "_unix_s"
 
 
 def published(data: Any) -> Any:
-    """The answer for people's scripts. Answers that are no objects pass unchanged."""
+    """The answer for scripts. Answers that are not objects are unchanged."""
     if not isinstance(data, Mapping):
         return data
     clock = data.get("clock")
@@ -32,7 +33,7 @@ def published(data: Any) -> Any:
 
 
 def rfc3339(unix_s: float) -> str:
-    """A moment in UTC with milliseconds."""
+    """An instant in UTC with milliseconds."""
     moment = datetime.datetime.fromtimestamp(unix_s, datetime.UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -64,7 +65,7 @@ def _object(
 
 
 def _moment(name: str, item: Any, offset_s: float | None) -> str | None:
-    """The instant that a value of this name is; None if it is none."""
+    """The instant denoted by a value with this name; None if it is not an instant."""
     if isinstance(item, bool) or not isinstance(item, int | float):
         return None
     try:

@@ -12,13 +12,13 @@ from perphd.domain.units import format_bytes
 from perphd.domain.workload import Kind
 
 NAMED = 3
-"""Undeclared groups that the line names."""
+"""Maximum number of undeclared groups named in the line."""
 PARTS = ("lras", "batch", "undeclared", "kernel", "steal", "idle")
 """Fields of ``CpuAccount`` that add up to its capacity."""
 
 
 def host_lines(account: HostAccount, workloads: Sequence[WorkloadStatus] = ()) -> tuple[str, ...]:
-    """The host in a few lines that fit 80 columns. ``workloads``: whose part of memory and disks is told.
+    """The host in a few lines of at most 80 columns. ``workloads``: those whose share of memory and disks is shown.
 
     ``host: 1.9 of 2 CPUs busy: LRAs 0.4, batch 0, undeclared 1.4, kernel 0.1``
     """
@@ -26,7 +26,7 @@ def host_lines(account: HostAccount, workloads: Sequence[WorkloadStatus] = ()) -
     parts = f"LRAs {_two(cpu.lras)}, batch {_two(cpu.batch)}, undeclared {_two(cpu.undeclared)}"
     busy = f"{_two(cpu.capacity - cpu.idle)} of {cpu.capacity:g} CPUs busy"
     lines = [f"host: {busy}: {parts}, kernel {_two(cpu.kernel)}"]
-    if cpu.steal >= 0.005:  # of a machine that is virtual and has to wait
+    if cpu.steal >= 0.005:  # a virtual machine that has to wait
         lines[0] += f", steal {_two(cpu.steal)}"
     if names := _names(account):
         lines.append(f"  undeclared: {names}")
@@ -52,7 +52,7 @@ def host_lines(account: HostAccount, workloads: Sequence[WorkloadStatus] = ()) -
 
 
 def group_name(group: str) -> str:
-    """A group as people read it."""
+    """A group's name for display."""
     return "processes in no group" if group == NO_GROUP else group
 
 
@@ -72,7 +72,7 @@ def _is_worth_naming(item: GroupUse, cpu: CpuAccount) -> bool:
 def _divided(
     total: Reading, workloads: Sequence[WorkloadStatus], use: Callable[[Sample], Reading]
 ) -> Shares | None:
-    """Of workloads that run. None without any: everything is others' then, and need not be said."""
+    """Shares of running workloads. None without any: everything then belongs to others, which needs no mention."""
     by_kind: dict[Kind, list[Reading]] = {kind: [] for kind in Kind}
     for item in workloads:
         if item.present and item.sample is not None:

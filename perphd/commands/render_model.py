@@ -1,4 +1,4 @@
-"""What a model believes, in words, tables and bars. Pure functions of domain values."""
+"""A model in words, tables and bars. Pure functions of domain values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from perphd.domain.policy import Band
 from perphd.domain.reading import available
 
 BAR = 20
-"""Characters of a bar."""
+"""Width of a bar in characters."""
 KNOWN_SUPPORT = 2.0
-"""Samples that must speak for a prediction before it is shown as more than an expectation."""
+"""Least number of supporting samples for a prediction to count as more than an expectation."""
 _SHOWN_WEIGHTS = (100, IDLE)
 _LIST_HEADS = ("LRA", "VERSION", "SAMPLES", "CELLS", "LOAD", "SAVED", "ORIGIN")
 _REFERENCE_HEADS = ("SIGNAL", "LOAD/S", "", "VALUE", "BOUNDS", "SUPPORT")
@@ -32,7 +32,7 @@ def list_parts(summaries: Sequence[ModelSummary]) -> list[Part]:
 
 
 def model_parts(view: ModelView, everything: bool = False) -> Iterator[Part]:
-    """``perphctl model show``; ``everything``: also batch's weights between idle and its usual one."""
+    """``perphctl model show``; ``everything``: include batch weights between idle and the usual one."""
     s = view.summary
     lines: list[Cell] = [
         f"{s.lra}: {s.samples} samples in {s.cells} cells, {_kind(s)} load; {s.origin}; saved: {_saved(s)}"
@@ -108,7 +108,7 @@ def _reference_rows(items: Sequence[ReferenceBelief]) -> Iterable[tuple[Cell, ..
 
 
 def _chosen(view: ModelView, everything: bool) -> list[AllocationBelief]:
-    """From most that batch may have to least."""
+    """Allocations, from most to least for batch."""
     found = [
         item
         for item in view.lattice

@@ -1,4 +1,4 @@
-"""The report of a past stretch of time in words, tables and charts."""
+"""The report of a period in words, tables and charts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from perphd.sizing.rows import SizeRow, saved
 
 _CLEAR_PCT: Final = 1.0
 LITTLE_H: Final = 24.0
-"""Fewer hours do not hold a day's load and batch."""
+"""Fewer hours do not cover a day's load and batch."""
 
 
 def verdict(report: Report) -> str:
-    """One sentence for somebody who has no time."""
+    """The result in one sentence."""
     said = [_observed(lra) for lra in report.lras if lra.observed is not None and lra.predicted is not None]
     said += [
         f"{lra.lra} was on target in {lra.enforced.pct:.0f} % of the time with perphd enforcing"
@@ -41,7 +41,7 @@ def verdict(report: Report) -> str:
 
 
 def facts(report: Report) -> tuple[str, ...]:
-    """What the figures are made of."""
+    """The basis of the figures."""
     length = duration(report.until_s - report.since_s)
     lines = [f"{length} of samples, {_time(report.since_s)} to {_time(report.until_s)}."]
     known_h = max((lra.observed.hours for lra in report.lras if lra.observed is not None), default=0.0)
@@ -91,7 +91,7 @@ def size_tables(sizes: Sequence[SizeRow]) -> list[Part]:
 
 
 def tables(report: Report) -> list[Part]:
-    """Time on target, batch, what was or would have been done, and why."""
+    """Time on target, batch, actions (or hypothetical ones), and their causes."""
     rows = [
         (
             lra.lra,

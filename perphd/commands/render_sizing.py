@@ -1,4 +1,4 @@
-"""perphctl size, forecast and headroom for people: at most 80 columns, every number with its unit."""
+"""perphctl size, forecast and headroom as text: at most 80 columns, every number with its unit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TITLES: Final = {
 
 
 def amount(value: float, of: str) -> str:
-    """A number with its unit and no blank: ``1.45cores``, ``1.5GiB``, ``2.0GiB/s``, ``120/s``."""
+    """A number with its unit and no space: ``1.45cores``, ``1.5GiB``, ``2.0GiB/s``, ``120/s``."""
     if of in ("cpu", "cpu_usage_cores"):
         return f"{value:.2f}cores" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}cores"
     if of == "load_per_s":
@@ -66,7 +66,7 @@ def size_parts(found: Sequence[WorkloadSize], ended: Sequence[str], stale: str) 
 def forecast_parts(
     found: Sequence[WorkloadForecast], ended: Sequence[str], stale: str, *, models: bool
 ) -> list[Part]:
-    """The acting model and its forecast for each series; ``models``: all models beside each other."""
+    """The acting model and its forecast for each series; ``models``: all models side by side."""
     parts: list[Part] = []
     for workload in found:
         rows, notes, scores = [], [], []
@@ -80,7 +80,7 @@ def forecast_parts(
                 rows.append((name, ahead.model, *(amount(value, series.series) for value in numbers)))
                 if ahead.capped:
                     bound = amount(ahead.p99, series.series)
-                    notes.append(f"{name}: the bound reached {bound}, all that the host has; it says no more")
+                    notes.append(f"{name}: the bound is capped at the host's capacity, {bound}")
             acting = "" if isinstance(ahead, Unavailable) else ahead.model
             scores += [_score_row(name, series.series, score, acting) for score in series.outlook.scores]
         columns = ("SERIES", "MODEL", "MEAN", "P50", "P90", "P99")
@@ -96,7 +96,7 @@ def forecast_parts(
 
 
 def headroom_parts(found: Sequence[HostHeadroom], stale: str) -> list[Part]:
-    """The predicted peak by every predictor, the one that is picked, and what is left."""
+    """The predicted peak by every predictor, the selected one, and the headroom."""
     parts: list[Part] = []
     for host in found:
         name = host.resource.value

@@ -1,7 +1,8 @@
-"""``perphctl status`` in words and tables that fit 80 columns. Pure functions of domain values.
+"""``perphctl status`` in words and tables of at most 80 columns. Pure functions of domain values.
 
-What matters comes first: the host, every LRA in a line, batch, the last changes, and what needs somebody. What never
-changes on a host is doctor's to say, and what perphd itself costs is shown on demand.
+The most important parts come first: the host, every LRA in one line, batch, the last changes, and conditions
+that need an operator. Permanent properties of a host are left to doctor, and perphd's own cost is shown on
+request.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ CAUSE_WORDS: Final = {
     Cause.THROTTLED: "own limit",
     Cause.REMOTE: "elsewhere",
 }
-"""What an LRA is short of, in one word."""
+"""The resource that an LRA lacks, in one word."""
 _DROPPED: Final = ("USES", "MAX", "TARGET")
-"""Columns that are left out one after the other where a table is too wide; -v and --json have them."""
+"""Columns dropped one after the other if a table is too wide; -v and --json include them."""
 _LONG: Final = 1e6
-"""Numbers from here on are shown with an exponent."""
+"""Least number that is shown with an exponent."""
 _CONDITION_STYLE: Final[Mapping[str, str]] = {
     LraCondition.STALLED: "bold red",
     LraCondition.NO_LOAD: "dim",
@@ -72,7 +73,7 @@ ACTION_WORDS: Final = {
     Action.ROLLBACK: "undone",
     Action.RELEASE: "all given back",
 }
-"""What a decision does, for a reader who sees batch's settings beside it."""
+"""The effect of a decision, for a reader who sees batch's settings beside it."""
 LRA_HEADS: Final = ("LRA", "HEALTH", "RATE", "TARGET", "DELAY", "MAX", "USES", "HAS")
 BATCH_HEADS: Final = ("BATCH", "STATE", "GIVEN", "WANTED", "MEMORY", "IN FORCE")
 
@@ -133,7 +134,7 @@ def health_words(item: WorkloadStatus) -> str:
 
 
 def has_words(allocation: Allocation | None) -> str:
-    """The cores that an LRA has: alone, shared with batch, or all of them with batch behind it."""
+    """An LRA's cores: exclusive, shared with batch, or all of them with demoted batch."""
     if allocation is None or allocation.cpu.instrument is CpuInstrument.NONE:
         return "shared" if allocation is None or not _more(allocation) else f"shared{_more(allocation)}"
     cpu = allocation.cpu
@@ -147,7 +148,7 @@ def has_words(allocation: Allocation | None) -> str:
 
 
 def _more(allocation: Allocation) -> str:
-    """Marks for what else is protected; perphctl explain spells it out."""
+    """Marks for further protection; perphctl explain spells them out."""
     marks = [
         word
         for word, is_there in (
@@ -161,7 +162,7 @@ def _more(allocation: Allocation) -> str:
 
 
 def performance_of(item: WorkloadStatus) -> Performance | None:
-    """What an LRA's last complete sample says; None without one."""
+    """Performance in an LRA's last complete sample; None without one."""
     told = item.full_sample if item.full_sample is not None else item.sample
     return None if told is None else performance(told, item.spec.objective.latency_percentile)
 
@@ -220,7 +221,7 @@ def lra_row(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, ...]:
 
 
 def _lras(rows: Sequence[tuple[Cell, ...]]) -> Table:
-    """The LRAs; columns that matter less are left out where the table would be wider than a terminal."""
+    """The LRAs; less important columns are dropped if the table would be wider than a terminal."""
     made = table("", LRA_HEADS, rows, right=range(2, 7))
     for count in range(1, len(_DROPPED) + 1):
         if all(len(line) <= WIDTH for line in plain([made]).splitlines()):
@@ -248,14 +249,14 @@ def _target(reading: Reading | None, unit: str) -> Cell:
 
 
 def compact(reading: Reading, unit: str = "") -> str:
-    """A number with its unit and no blank: ``2552/s``, ``6.51ms``, ``1.4``."""
+    """A number with its unit and no space: ``2552/s``, ``6.51ms``, ``1.4``."""
     if available(reading) and abs(reading) >= _LONG:
         return f"{reading:.3g}{unit}".replace(" ", "")
     return number(reading, unit).replace(" ", "")
 
 
 def _batch(items: Sequence[WorkloadStatus], status: AgentStatus) -> list[Part]:
-    """Batch in a table; what is in force below it where that is too long for a column."""
+    """Batch in a table; settings in force follow below if too long for a column."""
     rows = [batch_row(item, status) for item in items]
     table_of = table("", BATCH_HEADS, rows, right=range(2, 5))
     if all(len(line) <= WIDTH for line in plain([table_of]).splitlines()):
@@ -284,21 +285,21 @@ def batch_row(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, ...]:
 
 
 def _batch_state(item: WorkloadStatus) -> Cell:
-    """What batch does; for how long, if it is starved."""
+    """The state of batch, with its duration if it is starved."""
     if item.condition == BatchCondition.STARVED and item.starved_s >= 1.0:
         return Styled(f"{item.condition} {duration(item.starved_s)}", "yellow")
     return Styled(item.condition or "running", _CONDITION_STYLE.get(item.condition, ""))
 
 
 def _by_themselves(workloads: Sequence[WorkloadStatus], verbose: bool) -> list[Part]:
-    """Which workloads no operator declared; with ``verbose`` where they did so."""
+    """Workloads that declared themselves; with ``verbose``, where they did."""
     names = [item.spec.name for item in workloads if item.spec.declared_by]
     lines = declared_lines(workloads) if verbose else (f"Declared by themselves: {', '.join(names)}",)
     return [text(*(Styled(str(part), "dim") for line in lines for part in folded(line)))] if names else []
 
 
 def _uses(workloads: Sequence[WorkloadStatus]) -> Part:
-    """What each workload uses beside CPU time; cache and bandwidth where anybody's is measured."""
+    """Each workload's use other than CPU time; cache and bandwidth if measured for any workload."""
     cache = any(item.sample is not None and item.sample.domains for item in workloads)
     rows = [_uses_row(item, cache) for item in workloads]
     heads = ("WORKLOAD", "MEMORY", *(("CACHE", "BANDWIDTH") if cache else ()), "DISK", "WAITS FOR CPU")
@@ -331,9 +332,9 @@ def _name(item: WorkloadStatus, status: AgentStatus) -> str:
 
 
 def why_lines(item: WorkloadStatus, status: AgentStatus, now_s: float, verbose: bool) -> list[Cell]:
-    """Why an LRA is not well, or what enforce would do; with ``verbose`` the reason in any case."""
+    """Why an LRA needs attention, or what enforce would do; with ``verbose``, the reason in every case."""
     if not item.present:
-        return []  # the table says so, and the status' problems name the cgroup
+        return []  # the table shows it, and the status' problems name the cgroup
     if item.problem:
         return [Styled(f"{item.spec.name}: {item.problem}", "yellow")]
     decision = item.decision
@@ -367,7 +368,7 @@ def why_lines(item: WorkloadStatus, status: AgentStatus, now_s: float, verbose: 
 
 
 def _tried(item: WorkloadStatus, now_s: float) -> list[Cell]:
-    """The last trial with a batch job for the benefit of all batch."""
+    """The last trial of a change to one batch job for the benefit of all batch."""
     if not item.present or item.outcome is None:
         return []
     ago = duration(now_s - item.outcome.at_s)
@@ -375,7 +376,7 @@ def _tried(item: WorkloadStatus, now_s: float) -> list[Cell]:
 
 
 def _floor(item: WorkloadStatus) -> Cell | None:
-    """That a batch workload did not get its floor."""
+    """A note if a batch workload did not get its floor."""
     asks_nothing = item.condition in (BatchCondition.IDLE, BatchCondition.GONE)
     if not item.present or item.spec.kind is not Kind.BATCH or asks_nothing:
         return None
@@ -405,7 +406,7 @@ def _needs_somebody(status: AgentStatus) -> list[Part]:
 
 
 def needs_lines(status: AgentStatus) -> list[Cell]:
-    """Whatever needs somebody: pauses, a trial, floors that are not met, problems."""
+    """Conditions that need an operator: pauses, a trial, unmet floors, problems."""
     lines: list[Cell] = [Styled(pause_text(pause), "bold yellow") for pause in status.pauses]
     if status.trial is not None:
         lines.append(Styled(trial_text(status.trial), "bold"))

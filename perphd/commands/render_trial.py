@@ -18,7 +18,7 @@ _PLENTY: Final = 999.5
 
 
 def verdict(record: TrialRecord, analysis: Analysis) -> str:
-    """One sentence for somebody who has no time."""
+    """The result in one sentence."""
     if record.ending is not None and record.ending.how is End.HARM:
         return f"The trial was stopped, because enforcing harmed an application: {record.ending.text}."
     known = [effect for effect in analysis.effects if effect.change is not None]
@@ -39,7 +39,7 @@ def verdict(record: TrialRecord, analysis: Analysis) -> str:
 
 
 def facts(record: TrialRecord, analysis: Analysis) -> tuple[str, ...]:
-    """How the trial was made and how it went, in sentences."""
+    """The design and course of the trial, in sentences."""
     plan = record.plan
     began = _time(plan.began_unix_s)
     used, void = dict(analysis.used), dict(analysis.void)
@@ -80,7 +80,7 @@ def report_parts(record: TrialRecord, analysis: Analysis) -> list[Part]:
 
 
 def tables(record: TrialRecord, analysis: Analysis) -> list[Part]:
-    """The effects, and what happened on the way."""
+    """The effects, and what happened during the trial."""
     rows = []
     for effect in analysis.effects:
         change = effect.change

@@ -1,4 +1,7 @@
-"""perphctl report: how LRAs and batch fared, and what perphd did or would have done. Computed in this process."""
+"""perphctl report: performance of LRAs and batch, and perphd's actions (or hypothetical ones).
+
+Runs in this process.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _FILE_ALONE = Unavailable("unknown: --store names a file alone")
 
 @dataclass(frozen=True, slots=True)
 class ReservedPlace:
-    """Where samples and facts come from.
+    """Sources of samples and facts.
 
     ``absent``: why a reservation of an undeclared workload is missing. ``most``: what the host has, as far as it is
     known, by reading of a sample. ``others``: what others than perphd's workloads use now.
@@ -42,7 +42,7 @@ class ReservedPlace:
     others: Mapping[Resource, Reading] = field(default_factory=dict)
 
     def reservation(self, workload: str, resource: Resource) -> Reservation:
-        """The reservation of this resource; unavailable where unknown."""
+        """The reservation of this resource; Unavailable if unknown."""
         return self.reservations.get(workload, {}).get(resource, Reservation(self.absent))
 
 
@@ -79,7 +79,7 @@ def _from_daemon(out: Out) -> ReservedPlace:
 
 
 def _others(status: AgentStatus) -> dict[Resource, Reading]:
-    """What neither LRAs nor batch use, as ``perphctl status`` shows it; empty before the daemon's second tick."""
+    """Use by everything except LRAs and batch, as in ``perphctl status``; empty before the daemon's second tick."""
     account = status.host
     if account is None:
         return {}

@@ -1,4 +1,4 @@
-"""perphctl shaper and memfit: what the daemon sizes now, and searches for memory limits."""
+"""perphctl shaper and memfit: present sizing by the daemon, and searches for memory limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OUTSIDE: Final = {"keep": "KEEP", "drop": "DROP"}
 
 
 def add_shaper_commands(cli: click.Group) -> None:
-    """Put the commands into the group."""
+    """Add the commands to the group."""
 
     @command(cli)
     def shaper(out: Out) -> None:
@@ -131,7 +131,7 @@ def _footprint(path: Path) -> dict[float, int]:
                     raise ValueError
             except (ValueError, IndexError) as exc:
                 if number == 1:
-                    continue  # a head line
+                    continue  # a header line
                 raise PerphError(
                     f"{path}, line {number}: {','.join(row)!r} is not BYTES,SAMPLES (allowed: 4294967296,120)"
                 ) from exc
@@ -199,7 +199,7 @@ def _fit_parts(data: Any) -> Iterator[Part]:
 
 
 def _fit_sentence(fit: FitView) -> str:
-    """Why a search is where it is, and what comes next."""
+    """The state of a search with its reason and next step."""
     said = f"{fit.reason}; speed by {fit.witness}" if fit.witness else fit.reason
     if fit.phase != "converged":
         return f"{said}; {fit.samples} of {fit.epoch_samples} samples of this epoch"

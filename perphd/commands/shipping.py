@@ -19,9 +19,10 @@ from perphd.monitor.schema import TABLES
 
 MODELS: Final = "models"
 LATE_S: Final = 120.0
-"""How long after its end a window is taken to be complete: the store's writer and a slow tick need far less."""
+"""Seconds after its end from which a window counts as complete; the store's writer and a slow tick need far less."""
 MOST_WINDOWS: Final = 2000
-"""How far back the newest committed window is looked for: a request each, and only at the first shipment."""
+"""Longest distance into the past to search for the newest committed window; one request each, only at the
+first shipment."""
 
 
 def contents(name: str) -> tuple[str, ...]:
@@ -71,7 +72,7 @@ def commit(
 
 
 def is_committed(place: Store) -> bool:
-    """True if a manifest is there. Raises DatasetError if that cannot be told, or it is damaged."""
+    """True if a manifest exists. Raises DatasetError if that is unknown, or the manifest is damaged."""
     try:
         read_manifest(place)
     except NotCommitted:
@@ -116,7 +117,7 @@ def ship(to: str, store: str, host: str, every_s: float, form: str, now_s: float
 def unshipped(
     now_s: float, oldest_row_s: float | None, every_s: float, committed: Callable[[float], bool]
 ) -> list[float]:
-    """Beginnings of the windows to ship, oldest first.
+    """Start times of the windows to ship, oldest first.
 
     Windows are shipped in order, so all before a committed one are there. ``committed`` is asked from the newest
     backwards, until it says yes or nothing older is stored.

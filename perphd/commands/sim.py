@@ -1,4 +1,4 @@
-"""``perphd sim``: a simulated server as a directory that any program can look at and change."""
+"""``perphd sim``: a simulated server as a directory, which any program can read and change."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ else:
 F = TypeVar("F", bound=Callable[..., Any])
 DAY_S: Final = 86_400.0
 STALE_AFTER_S: Final = 300.0
-"""Samples older than this do not describe the present."""
+"""Age from which samples do not describe the present."""
 _SERIES_OF: Final = {"cpu": "cpu_usage_cores", "memory": "memory_working_set_bytes"}
 
 
@@ -47,7 +47,7 @@ class WorkloadSize:
 
 @dataclass(frozen=True, slots=True)
 class SeriesOutlook:
-    """One series and its outlook."""
+    """One series and its forecast."""
 
     series: str
     outlook: Outlook
@@ -63,7 +63,10 @@ class WorkloadForecast:
 
 @dataclass(frozen=True, slots=True)
 class HostHeadroom:
-    """One resource of the host; ``headroom``: capacity less the peak. ``others_now``: use that is not in the store."""
+    """One resource of the host; ``headroom``: capacity less the peak.
+
+    ``others_now``: use that is not in the store.
+    """
 
     resource: Resource
     workloads: int
@@ -248,7 +251,7 @@ def read_store(
 
 
 def sizes_of(place: ReservedPlace, found: StoreWindows) -> list[WorkloadSize]:
-    """The recommendations for all workloads in these windows."""
+    """Recommendations for all workloads with these windows."""
     return [
         WorkloadSize(
             each.workload,
@@ -269,7 +272,7 @@ def _sized(place: ReservedPlace, workload: str, key: str, windows: SeriesWindows
 def headroom_of(
     place: ReservedPlace, found: StoreWindows, resource: Resource, given: float | None
 ) -> HostHeadroom:
-    """The host's peak of one resource by every predictor. ``given``: its capacity, where that is not to be read."""
+    """The host's peak of one resource by every predictor. ``given``: its capacity, if it is not to be read."""
     import numpy as np
 
     from perphd.forecast.headroom import TenantHistory, host_outlook
@@ -298,7 +301,7 @@ def headroom_of(
 
 
 def size_parts_of(sizes: list[WorkloadSize], found: StoreWindows) -> Any:
-    """The recommendations in words and tables."""
+    """Recommendations in words and tables."""
     from perphd.commands.render_sizing import size_parts
 
     return size_parts(sizes, found.ended, stale(found))
@@ -312,7 +315,7 @@ def _show(out: Out, place: ReservedPlace, found: StoreWindows, data: dict[str, A
 
 
 def stale(found: StoreWindows) -> str:
-    """A sentence where the newest sample is not of the present, else empty."""
+    """A sentence if the newest sample is old, else empty."""
     age_s = time.time() - found.newest_s
     if age_s <= STALE_AFTER_S:
         return ""

@@ -1,4 +1,4 @@
-"""perphctl query and export: the time-series store, through the daemon or straight from its file."""
+"""perphctl query and export: the time-series store, through the daemon or directly from its file."""
 
 from __future__ import annotations
 

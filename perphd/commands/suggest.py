@@ -1,4 +1,4 @@
-"""perphctl suggest: which undeclared groups are worth declaring, and the lines to paste."""
+"""perphctl suggest: undeclared groups worth declaring, with the lines to paste."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perphd.domain.suggestion import Gain, Suggestion
 
 
 def add_suggest_command(cli: click.Group) -> None:
-    """Put the command into the group."""
+    """Add the command to the group."""
 
     @command(cli)
     def suggest(out: Out) -> None:

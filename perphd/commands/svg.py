@@ -1,4 +1,4 @@
-"""Small charts as inline SVG: nothing to load, nothing to run."""
+"""Small charts as inline SVG, without scripts or external files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A row of a chart of intervals. ``good``: True, False, or None where it is neither."""
+    """A row of a chart of intervals. ``good``: True, False, or None if neutral."""
 
     label: str
     value: float
@@ -39,7 +39,7 @@ class Interval:
 def lines(
     series: Sequence[Points], x_label: str, y_label: str, height: int = 220, bands: Sequence[Points] = ()
 ) -> str:
-    """Lines or points over a common axis. ``bands``: pairs of series (low, high) that are filled between."""
+    """Lines or points over a common axis. ``bands``: pairs of series (low, high) with the area between filled."""
     every = [*series, *bands]
     xs = [x for one in every for x, _ in one.values]
     ys = [y for one in every for _, y in one.values if y is not None]
@@ -63,7 +63,7 @@ def lines(
 
 
 def intervals(rows: Sequence[Interval], unit: str) -> str:
-    """One interval a row, around a line at 0."""
+    """One interval per row, around a line at 0."""
     if not rows:
         return '<p class="none">no data</p>'
     label_s, text_s, row = 190.0, 200.0, 30
@@ -108,7 +108,7 @@ def bars(rows: Sequence[tuple[str, float, str]], height: int = 24) -> str:
 
 
 class _Axis:
-    """Values to places."""
+    """Maps values to positions."""
 
     def __init__(self, low: float, high: float, at_low: float, at_high: float) -> None:
         self.low, self.high = (low, high) if high > low else (low - 0.5, high + 0.5)
@@ -116,7 +116,7 @@ class _Axis:
 
     @classmethod
     def nice(cls, values: Sequence[float], at_low: float, at_high: float) -> _Axis:
-        """An axis that begins at 0 where all values are positive and far from equal."""
+        """An axis that begins at 0 if all values are positive and differ considerably."""
         low, high = min(values), max(values)
         if 0 < low < 0.7 * high:
             low = 0.0

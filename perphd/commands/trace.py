@@ -1,4 +1,4 @@
-"""perphctl trace: what the store holds of this host, as a trace that simulators of fleets read."""
+"""perphctl trace: the store of this host as a trace for fleet simulators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""perphctl trial: a randomised experiment that says what perphd does on this host."""
+"""perphctl trial: a randomised experiment that measures the effect of perphd on this host."""
 
 from __future__ import annotations
 

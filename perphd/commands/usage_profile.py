@@ -1,4 +1,4 @@
-"""perphctl usage-profile: what workloads use together, as this node and others have seen it."""
+"""perphctl usage-profile: common use of workloads, as observed by this node and others."""
 
 from __future__ import annotations
 

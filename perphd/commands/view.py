@@ -34,19 +34,19 @@ from perphd.domain.workload import Kind, Mode
 
 
 class Share(StrEnum):
-    """The users of a CPU or a cache way."""
+    """Users of a CPU or a cache way."""
 
-    LRA = "lra"  # LRAs and no batch
-    BATCH = "batch"  # batch and no LRA
+    LRA = "lra"  # LRAs without batch
+    BATCH = "batch"  # batch without LRAs
     SHARED = "shared"  # LRAs and batch
-    FREE = "free"  # no declared workload that runs
-    ISOLATED = "isolated"  # kept from workloads by the kernel's command line
+    FREE = "free"  # no running declared workload
+    ISOLATED = "isolated"  # reserved by the kernel's command line
     OFFLINE = "offline"
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Everybody who may use the same CPUs or ways. ``letter`` stands for it where there is no colour."""
+    """Workloads that may use the same CPUs or ways. ``letter`` replaces the colour if there is none."""
 
     letter: str
     name: str
@@ -80,17 +80,17 @@ class WaysStrip:
 
 
 class Severity(IntEnum):
-    """How much a workload needs attention; more is worse."""
+    """Urgency of a workload; a greater value is worse."""
 
     GOOD = 0
-    QUIET = 1  # not running, or nothing is asked of it
+    QUIET = 1  # not running, or without load
     WATCH = 2
     BAD = 3
 
 
 @dataclass(frozen=True, slots=True)
 class LraView:
-    """An LRA. ``cells``: under ``LRA_HEADS`` of render_status. ``score``: 1 is on target; None: not known.
+    """An LRA. ``cells``: under ``LRA_HEADS`` of render_status. ``score``: 1 is on target; None: unknown.
 
     ``why``: sentences about its health and what enforce would do.
     """
@@ -106,7 +106,7 @@ class LraView:
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """A batch workload. ``cells``: under ``BATCH_HEADS``. Cores are None where they are not known."""
+    """A batch workload. ``cells``: under ``BATCH_HEADS``. Cores are None if unknown."""
 
     name: str
     cells: tuple[Cell, ...]
@@ -119,7 +119,7 @@ class BatchView:
 
 @dataclass(frozen=True, slots=True)
 class ChangeView:
-    """One change. ``at_s``: of the daemon's monotonic clock."""
+    """One change. ``at_s``: on the daemon's monotonic clock."""
 
     at_s: float
     workload: str
@@ -129,7 +129,7 @@ class ChangeView:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Everything that is shown at one moment. ``at_s``: of the daemon's monotonic clock."""
+    """The shown state of one moment. ``at_s``: on the daemon's monotonic clock."""
 
     at_s: float
     mode: Mode
@@ -186,7 +186,7 @@ def view_of(status: AgentStatus, topology: Topology, now_s: float) -> View:
 
 
 def score(item: WorkloadStatus) -> float | None:
-    """Performance divided by target, the worse of work and delay; None while there is no target."""
+    """Performance divided by target, the worse of work and delay; None without a target."""
     perf = performance_of(item)
     if perf is None or item.decision is None or not item.present:
         return None
@@ -195,7 +195,7 @@ def score(item: WorkloadStatus) -> float | None:
 
 
 def severity(item: WorkloadStatus) -> Severity:
-    """How much this workload needs attention."""
+    """The urgency of this workload."""
     if not item.present:
         return Severity.QUIET
     if item.condition:
@@ -223,7 +223,7 @@ def _batch(item: WorkloadStatus, status: AgentStatus) -> BatchView:
 
 
 class _Owners:
-    """Numbers everybody who has CPUs or ways, in the order in which they are met."""
+    """Numbers all owners of CPUs or ways in the order of their first use."""
 
     def __init__(self, workloads: Sequence[WorkloadStatus]) -> None:
         self._present = [item for item in workloads if item.present]
@@ -231,18 +231,18 @@ class _Owners:
         self._letters = _letters([item.spec.name for item in self._present], self._present)
 
     def cores(self, topology: Topology) -> Iterable[CoreCell]:
-        """Every core in the order of sockets, offline CPUs last."""
+        """All cores in the order of sockets, offline CPUs last."""
         for core in topology.cores:
             l3 = next((d.domain for d in topology.l3_domains if d.cpus & core.cpus), None)
             cpus = tuple(core.cpus)
             owners = tuple(self._of_cpu(cpu, topology) for cpu in cpus)
             yield CoreCell(core.socket, core.core, l3, cpus, owners)
         known = CpuSet.of(cpu for core in topology.cores for cpu in core.cpus)
-        for cpu in topology.offline - known:  # the kernel does not say to which core an offline CPU belongs
+        for cpu in topology.offline - known:  # the kernel does not report the core of an offline CPU
             yield CoreCell(-1, -1, None, (cpu,), (self._of_cpu(cpu, topology),))
 
     def ways(self, topology: Topology, status: AgentStatus) -> Iterable[WaysStrip]:
-        """The ways of every last-level cache; nothing where ways cannot be given out."""
+        """The ways of every last-level cache; empty if ways cannot be allocated."""
         if not status.llc_ways:
             return
         full = (1 << status.llc_ways) - 1
@@ -255,7 +255,7 @@ class _Owners:
             yield WaysStrip(domain.domain, tuple(owners), shareable)
 
     def known(self) -> tuple[Owner, ...]:
-        """Everybody met so far."""
+        """All numbered owners."""
         return tuple(Owner(self._letter(share, name), name, share) for share, name in self._places)
 
     def _of_cpu(self, cpu: int, topology: Topology) -> int:
@@ -295,7 +295,7 @@ _SIGNS: Final[Mapping[Share, str]] = {
 
 
 def _letters(names: Sequence[str], items: Sequence[WorkloadStatus]) -> dict[str, str]:
-    """A letter for every workload: one of its own name if possible, capital for LRAs."""
+    """A letter for every workload: one from its name if possible, upper case for LRAs."""
     given: dict[str, str] = {}
     for name, item in zip(names, items, strict=True):
         case = str.upper if item.spec.kind is Kind.LRA else str.lower

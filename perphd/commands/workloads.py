@@ -1,4 +1,4 @@
-"""perphctl lra, batch and sli: workloads that are added while the daemon runs, and readings pushed to it."""
+"""perphctl lra, batch and sli: workloads added at run time, and readings pushed to the daemon."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def test_a_bound_beyond_the_host_is_cut_and_said_to_be(served: Served):
     jump = {"db": usual(lambda i: 7.0 if i >= 129 else 0.05 + 0.001 * (i % 7), constant(GIB))}
     made(Path(served.config.store_path), 130, jump)
     shown = ok(run("forecast", "db", socket=served.socket))
-    assert "cpu: the bound reached 8.00cores, all that the host has; it says no more" in shown
+    assert "cpu: the bound is capped at the host's capacity, 8.00cores" in shown
     assert "at most all that the host has, 8.00cores (model" in " ".join(
         ok(run("size", "db", socket=served.socket)).split()
     )

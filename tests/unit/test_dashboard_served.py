@@ -277,7 +277,7 @@ async def test_what_if_asks_the_daemon_and_says_why(tmp_path: Path):
         for wrong in ("cpu=-1", "cpu=x", "cpu=1&mem=1e99", "cpu=nan"):
             status, text = await refused(found, f"/api/whatif?{wrong}")
             assert status == 400
-            assert "is to be a number" in json.loads(text)["error"]
+            assert "must be a number" in json.loads(text)["error"]
 
 
 async def test_a_model_comes_as_curves_with_bounds_and_as_tables(tmp_path: Path):

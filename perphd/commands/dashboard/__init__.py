@@ -1,1 +1,1 @@
-"""The dashboard in the browser: a web server of its own process, fed by the daemon's socket and its store."""
+"""The dashboard in the browser: a web server in a separate process that reads the daemon's socket and store."""

@@ -1,8 +1,8 @@
-"""Access to the dashboard: one-time links, sessions, and what a browser must send. No I/O.
+"""Access control of the dashboard: one-time links, sessions, and request checks. No I/O.
 
-A link carries a token that is good for one visit. It is exchanged for a session cookie, which scripts cannot read and
-which no other site can send. A request's Host must name this machine's loopback, so that a name which an attacker's
-DNS turns to 127.0.0.1 reaches nothing.
+A link contains a token that is valid for one visit. It is exchanged for a session cookie, which scripts
+cannot read and other sites cannot send. A request's Host must be a name of this machine's loopback, so that a
+name that an attacker's DNS resolves to 127.0.0.1 is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perphd.domain.errors import PerphError
 
 TOKEN_BYTES: Final = 32
 SESSION_S: Final = 12 * 3600.0
-"""A session that nobody used for this long has ended."""
+"""Seconds without use after which a session ends."""
 MAX_SESSIONS: Final = 16
 LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 CSRF_HEADER: Final = "X-Perphd-Csrf"
@@ -39,7 +39,7 @@ SAFE_HEADERS: Final[Mapping[str, str]] = {
 
 
 class RequestRefused(PerphError):
-    """The request is turned away; ``status`` is HTTP's."""
+    """The request is refused; ``status``: the HTTP status."""
 
     def __init__(self, status: int, text: str) -> None:
         self.status = status
@@ -48,7 +48,7 @@ class RequestRefused(PerphError):
 
 @dataclass(slots=True)
 class Session:
-    """One browser that came with a good link. ``csrf``: what its changing requests must repeat."""
+    """A browser session started by a valid link. ``csrf``: the token that its changing requests must repeat."""
 
     csrf: str
     seen_s: float
@@ -58,8 +58,8 @@ class Sessions:
     """Tokens and sessions of one server.
 
     Args:
-        on_used: called with the next token once one was used; None: there is no next one.
-        now_s: a clock that only goes forward.
+        on_used: called with the next token after one was used; None: there is no next one.
+        now_s: a monotonic clock.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class Sessions:
 
     @property
     def token(self) -> str:
-        """The token of the link that is good now; empty once it is used and no other follows."""
+        """The token of the valid link; empty if it was used and there is no next one."""
         return self._token
 
     def exchange(self, token: str) -> str:
-        """A new session for this token, which is void from now on.
+        """A new session for this token, which becomes invalid.
 
         Raises:
-            RequestRefused: it was used before, or never given out.
+            RequestRefused: it was used before, or never issued.
         """
         if not self._token or not hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode()):
             if token in self._used:
@@ -108,7 +108,7 @@ class Sessions:
         return found
 
     def _forget_old(self) -> None:
-        """Make room for one more session."""
+        """Remove expired sessions, and the oldest one if there are too many."""
         now_s = self._now_s()
         kept = {name: each for name, each in self._sessions.items() if now_s - each.seen_s <= SESSION_S}
         newest = sorted(kept.items(), key=lambda pair: pair[1].seen_s)[-(MAX_SESSIONS - 1) :]
@@ -116,7 +116,7 @@ class Sessions:
 
 
 def check_host(host: str) -> None:
-    """Refuse a request that was sent to another name. Raises RequestRefused."""
+    """Refuse a request for another host name. Raises RequestRefused."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     if name.lower() not in LOOPBACK_NAMES:
         allowed = ", ".join(sorted(LOOPBACK_NAMES))
@@ -126,14 +126,14 @@ def check_host(host: str) -> None:
 
 
 def check_origin(headers: Mapping[str, str]) -> None:
-    """Refuse what another site's page has asked for. Raises RequestRefused."""
+    """Refuse a request from another site's page. Raises RequestRefused."""
     origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site", "none")
     if site not in ("same-origin", "none") or (origin is not None and origin != f"http://{headers['Host']}"):
         raise RequestRefused(403, "Another site asked for this.")
 
 
 def check_change(headers: Mapping[str, str], session: Session, admin: bool) -> None:
-    """Refuse a change that this server may not make, or that the page did not send. Raises RequestRefused."""
+    """Refuse a change that this server may not make, or that its page did not send. Raises RequestRefused."""
     if not admin:
         raise RequestRefused(
             403, "This dashboard is read-only. Start it with --admin to change things from here."

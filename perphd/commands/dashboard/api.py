@@ -1,4 +1,4 @@
-"""What the page asks beside the live stream. Answers are JSON values."""
+"""Requests of the page other than the live stream. Answers are JSON values."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ Changer: TypeAlias = Callable[[dict[str, Any]], Awaitable[Any]]
 ROUNDED_S: Final = 0.05
 MOST_POD_NAME: Final = 320
 REMEMBERED: Final = 256
-"""Decisions that the daemon remembers of each LRA, at most."""
+"""Maximum number of decisions that the daemon keeps for each LRA."""
 
 
 def number(query: Mapping[str, str], key: str, default: float, least: float, most: float) -> float:
-    """A number of the query. Raises PerphError."""
+    """A number from the query. Raises PerphError."""
     text = query.get(key, str(default))
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not least <= value <= most:
-        raise PerphError(f"{key}={text[:80]}: is to be a number from {least:g} to {most:g}")
+        raise PerphError(f"{key}={text[:80]}: must be a number from {least:g} to {most:g}")
     return value
 
 
 class Api:
-    """Answers with the daemon's help."""
+    """Answers requests with data from the daemon and the store."""
 
     def __init__(self, daemon: DaemonSide, store: StoreSide, fleet: FleetPage) -> None:
         self._daemon, self._store, self._fleet = daemon, store, fleet
         self._sizes: SizingPage | None = None
 
     def readers(self) -> dict[str, Reader]:
-        """What anybody with a session may ask, by path."""
+        """Read requests, by path, for every session."""
         return {
             "explain": self._explain,
             "fleet": self._read_fleet,
@@ -67,13 +67,13 @@ class Api:
         }
 
     def changers(self) -> dict[str, Changer]:
-        """What takes ``--admin``, by path."""
+        """Changing requests, by path, which require ``--admin``."""
         return {"pause": self._pause, "resume": self._resume, "mode": self._mode}
 
     async def _explain(self, query: Mapping[str, str]) -> Any:
-        """Explain a workload now, or the decision that held at a moment, from the daemon or the store."""
+        """Explain a workload now, or the decision in force at a moment, from the daemon or the store."""
         name = query.get("workload", "")
-        # The time of a decision comes rounded: look a moment later, or an earlier decision is found.
+        # The time of a decision is rounded: search slightly later, or an earlier decision is found.
         at_s = number(query, "at", 0.0, 1.0, 1e12) + ROUNDED_S if "at" in query else None
         at = None if at_s is None else f"{at_s:.3f}"
         data = await self._daemon.get("explain", workload=name, at=at, limit=REMEMBERED)
@@ -90,13 +90,13 @@ class Api:
         return {"title": name, "parts": shown(parts, "Considered")}
 
     async def _stored(self, name: str, at_s: float) -> list[Part]:
-        """The explanation of the decision that the store has of a moment."""
+        """The stored explanation of the decision in force at a moment."""
         status, _, offset_s = await self._then(at_s)
         found = [item.decision for item in status.workloads if item.spec.name == name]
         return explain_parts([item for item in found if item is not None], offset_s, verbose=True)
 
     async def _then(self, at_s: float) -> tuple[AgentStatus, float, float]:
-        """The stored status of a moment, the daemon's clock then, and what turns it into the epoch's."""
+        """The stored status at a moment, the daemon's clock then, and its offset to the epoch."""
         data = await self._daemon.get("past", at=f"{at_s:.3f}")
         clock = data["clock"]
         return (
@@ -112,7 +112,7 @@ class Api:
         return made | {"headline": {"text": "as it was", "tone": ""}}
 
     async def _model(self, query: Mapping[str, str]) -> Any:
-        from perphd.commands.curves import of_view  # brings numpy
+        from perphd.commands.curves import of_view  # loads numpy
 
         view = decode(ModelView, await self._daemon.get(f"models/{quote(query.get('lra', ''), safe='')}"))
         charts = [
@@ -158,7 +158,7 @@ class Api:
 
     async def _sizing(self, query: Mapping[str, str]) -> Any:
         if self._sizes is None:
-            from perphd.commands.dashboard.sizing_page import SizingPage  # brings numpy
+            from perphd.commands.dashboard.sizing_page import SizingPage  # loads numpy
 
             self._sizes = SizingPage(self._daemon.client.path)
         return await self._sizes.read()

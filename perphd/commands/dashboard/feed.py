@@ -1,7 +1,7 @@
-"""The live feed: one connection to the daemon's events while somebody looks, none otherwise.
+"""The live feed: one connection to the daemon's events while there are viewers, none otherwise.
 
-The daemon announces every tick, and the feed then asks for the status, at most once a second. Every viewer gets the
-same message.
+The daemon announces every tick, and the feed then requests the status, at most once a second. Every viewer
+gets the same message.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import aiohttp
 from perphd.domain.errors import PerphError
 
 LEAST_S: Final = 0.95
-"""Between two questions for the status; ticks a second apart jitter."""
+"""Shortest time between two status requests; ticks a second apart jitter."""
 AGAIN_S: Final = 2.0
-"""A daemon that does not answer is asked again after this long."""
+"""Pause before a daemon that does not answer is contacted again."""
 SILENT_S: Final = 60.0
-"""A stream without any sign of life for this long is broken; the daemon sends one every 15 s."""
+"""Silence after which a stream counts as broken; the daemon sends a keep-alive every 15 s."""
 MAX_BEHIND: Final = 64
-"""A viewer that is this many messages behind loses the oldest."""
+"""Number of unread messages after which a viewer loses the oldest."""
 
 
 class Message(NamedTuple):
@@ -35,13 +35,14 @@ class Message(NamedTuple):
 
 
 class Feed:
-    """Fans out what the daemon says.
+    """Distributes the daemon's events to viewers.
 
     Args:
         socket: the daemon's.
-        picture: asks the daemon and makes the page's data of it.
-        announced: an event for the page, or None where it is not shown; with what turns its time into the epoch's.
-        now_s: a clock that only goes forward.
+        picture: queries the daemon and makes the page's data.
+        announced: converts an event for the page, or returns None to hide it; its second argument is the
+            offset to the epoch.
+        now_s: a monotonic clock.
     """
 
     def __init__(
@@ -60,7 +61,10 @@ class Feed:
         self._news = asyncio.Event()
 
     async def messages(self) -> AsyncIterator[Message]:
-        """Everything from now on, the newest picture first. The connection to the daemon lives while one iterates."""
+        """All messages from now on, the newest picture first.
+
+        The connection to the daemon lives during the iteration.
+        """
         queue: asyncio.Queue[Message] = asyncio.Queue()
         if self._last is not None and self._viewers:
             queue.put_nowait(self._last)
@@ -137,7 +141,7 @@ class Feed:
             self._send(Message("event", json.dumps(shown)))
 
     async def _ask(self) -> None:
-        """Ask for the status whenever there is news, at most once in ``LEAST_S``."""
+        """Request the status whenever there is news, at most once in ``LEAST_S``."""
         while True:
             await self._news.wait()
             await asyncio.sleep(max(0.0, self._asked_s + LEAST_S - self._now_s()))

@@ -1,7 +1,7 @@
-"""The past as the plots show it: every reading in buckets of equal length, with gaps where nothing was measured.
+"""The data of the plots: every reading in buckets of equal length, with gaps where nothing was measured.
 
-SQLite reduces the samples, so that a week passes through memory as some hundred numbers per reading. A bucket's value
-is the mean of its samples; of latency, the greatest is kept as well, since a mean hides it.
+SQLite aggregates the samples, so that a week needs only some hundred numbers per reading in memory. A
+bucket's value is the mean of its samples; for latency the maximum is kept as well, because a mean hides it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from perphd.domain.sample import Sample
 from perphd.domain.signals import READINGS, Performance, performance, work_unit
 
 RANGES_S: Final = (3600.0, 6 * 3600.0, 86_400.0, 7 * 86_400.0)
-"""How much time the plots can show."""
+"""Selectable time ranges of the plots."""
 POINTS: Final = 720
-"""Buckets of a plot, at most."""
+"""Maximum number of buckets in a plot."""
 LEAST_BUCKET_S: Final = 5.0
 MAX_MARKS: Final = 400
-"""Of one LRA: the newest decisions; more would cover the plot."""
+"""Maximum number of decisions marked per LRA, newest first; more would cover the plot."""
 _HOST: Final = ("lras", "batch", "undeclared", "kernel", "steal", "idle", "capacity")
 _NOT_USED: Final = "quality LIKE '%between%' OR quality LIKE '%first%' OR quality LIKE '%restarted%'"
 _LATENCY: Final = re.compile(r"latency_p\d+_ms")
@@ -42,7 +42,7 @@ class Grid:
 
     @classmethod
     def until(cls, until_s: float, last_s: float) -> Grid:
-        """The buckets of the time before ``until_s``, which lies in the last one."""
+        """The buckets before ``until_s``, which lies in the last one."""
         bucket_s = max(LEAST_BUCKET_S, last_s / POINTS)
         last = math.floor(until_s / bucket_s)
         count = round(last_s / bucket_s)
@@ -54,20 +54,20 @@ class Grid:
         return self.since_s + self.count * self.bucket_s
 
     def middles(self) -> list[float]:
-        """The time that stands for each bucket."""
+        """The middle of each bucket."""
         return [self.since_s + (i + 0.5) * self.bucket_s for i in range(self.count)]
 
     def number(self, column: str = "wall_s") -> str:
-        """SQL for the number of a row's bucket."""
+        """SQL expression for a row's bucket number."""
         return f"CAST(({column} - {self.since_s!r}) / {self.bucket_s!r} AS INTEGER)"
 
 
 def history(query: Query, lras: Mapping[str, str], grid: Grid) -> dict[str, Any]:
-    """The plots' data of one stretch of time.
+    """The plots' data of one period.
 
     Args:
-        query: asks the store.
-        lras: the percentile of latency that counts, by the LRA's name.
+        query: reads the store.
+        lras: the latency percentile of each LRA, by name.
         grid: the buckets.
     """
     columns = {str(row[1]) for row in query("PRAGMA table_info(samples)")}
@@ -105,7 +105,7 @@ def _lra(query: Query, name: str, percentile: str, columns: set[str], grid: Grid
     for bucket, (perf, used, peak_ms) in seen.items():
         if not 0 <= bucket < grid.count:
             continue
-        # Values of another source are other quantities: a gap, not a jump.
+        # Values from another source are other quantities: show a gap, not a jump.
         work[bucket] = _number(perf.work) if perf.work_source == work_source else None
         delay[bucket] = _number(perf.delay) if perf.delay_source == delay_source else None
         most[bucket] = _number(peak_ms) if _LATENCY.fullmatch(delay_source) else None
@@ -127,7 +127,7 @@ def _lra(query: Query, name: str, percentile: str, columns: set[str], grid: Grid
 
 
 def _targets(query: Query, name: str, grid: Grid, measured: Sequence[int]) -> tuple[list[Any], list[Any]]:
-    """The targets of work and delay: those of the newest decision, where anything was measured."""
+    """The targets of work and delay, from the newest decision, in buckets with measurements."""
     of = f"FROM decisions WHERE workload = {quoted(name)}"
     before = query(
         f"SELECT target_work, target_delay {of} AND wall_s < {grid.since_s!r} ORDER BY wall_s DESC LIMIT 1"
@@ -148,9 +148,9 @@ def _targets(query: Query, name: str, grid: Grid, measured: Sequence[int]) -> tu
 
 
 def _marks(query: Query, name: str, grid: Grid) -> list[dict[str, Any]]:
-    """The decisions that changed something or would have, oldest first.
+    """Decisions that changed something, or would have, oldest first.
 
-    A decision that holds is stored again every minute: it counts once.
+    A decision in force is stored again every minute, but counts once.
     """
     rows = query(
         "SELECT wall_s, action, health, cause, reason, mode FROM ("
@@ -185,7 +185,7 @@ def _gaps(grid: Grid) -> list[float | None]:
 
 
 def _usual(sources: Sequence[str]) -> str:
-    """The source that gave most of the values."""
+    """The source of most values."""
     return Counter(sources).most_common(1)[0][0] if sources else ""
 
 
@@ -194,5 +194,5 @@ def _reading(value: Any) -> Reading:
 
 
 def _number(reading: Reading) -> float | None:
-    """Rounded to six figures: a plot shows three."""
+    """Rounded to six digits; a plot shows three."""
     return float(f"{reading:.6g}") if available(reading) else None

@@ -1,4 +1,4 @@
-"""The page's data of one moment: the view that ``perphctl status`` and ``top`` show, as JSON. Pure."""
+"""The page's data of one moment: the view of ``perphctl status`` and ``top`` as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _SHOWN_EVENTS: Final = frozenset(set(EventKind) - {EventKind.TICK})
 
 
 def picture(status: AgentStatus, topology: Topology, now_s: float, offset_s: float) -> dict[str, Any]:
-    """Everything on the page at one moment.
+    """All data of the page at one moment.
 
-    ``now_s``: the daemon's monotonic clock; ``offset_s``: what turns it into seconds since the epoch.
+    ``now_s``: the daemon's monotonic clock; ``offset_s``: its offset to seconds since the epoch.
     """
     view = view_of(status, topology, now_s)
     items = {item.spec.name: item for item in status.workloads}
@@ -80,7 +80,7 @@ def picture(status: AgentStatus, topology: Topology, now_s: float, offset_s: flo
 
 
 def live(item: WorkloadStatus) -> dict[str, Any] | None:
-    """An LRA's newest numbers for its plots; null where there is none."""
+    """An LRA's newest numbers for its plots; null where missing."""
     perf = performance_of(item)
     if perf is None or not item.present:
         return None
@@ -99,7 +99,7 @@ def live(item: WorkloadStatus) -> dict[str, Any] | None:
 
 
 def announced(event: dict[str, Any], offset_s: float) -> dict[str, Any] | None:
-    """An event of the daemon's stream as a line of the page; None for what is no news."""
+    """An event of the daemon's stream as a line of the page; None if it is not shown."""
     kind = event.get("kind", "")
     if kind not in _SHOWN_EVENTS:
         return None

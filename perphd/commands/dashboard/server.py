@@ -1,4 +1,4 @@
-"""The dashboard's web server: on loopback, for browsers that came with a good link."""
+"""The dashboard's web server: on loopback, for browsers with a valid link."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _log = logging.getLogger(__name__)
 
 
 class Dashboard:
-    """Serves the pages, the live stream and the answers behind them.
+    """Serves the pages, the live stream and the data requests.
 
     Args:
-        api: answers what the page asks.
+        api: answers data requests.
         feed: the live stream.
         sessions: links and cookies.
-        admin: changes may be made.
+        admin: whether changes are allowed.
     """
 
     def __init__(self, api: Api, feed: Feed, sessions: Sessions, admin: bool) -> None:
@@ -59,7 +59,7 @@ class Dashboard:
         self._cookie = "perphd_dashboard"
 
     async def start(self, address: str, port: int) -> int:
-        """Listen; returns the port, which the kernel chooses where ``port`` is 0. Raises OSError."""
+        """Listen; returns the port, which the kernel chooses if ``port`` is 0. Raises OSError."""
         app = web.Application(client_max_size=BODY_BYTES, middlewares=[self._outermost])
         for path in PAGES:
             app.router.add_get(path, self._page)
@@ -81,7 +81,7 @@ class Dashboard:
         await self._runner.setup()
         await web.TCPSite(self._runner, address, port).start()
         found = int(self._runner.addresses[0][1])
-        # Cookies know no ports: two dashboards of one machine need two names.
+        # Cookies do not depend on ports: two dashboards on one machine need two names.
         self._cookie = f"perphd_dashboard_{found}"
         return found
 

@@ -1,4 +1,4 @@
-"""One dashboard: its parts put together, and served until the process is told to end."""
+"""One dashboard: assembled, and served until the process is stopped."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Serving:
     """A dashboard of one daemon.
 
     Args:
-        client: asks the daemon.
-        admin: changes may be made.
-        url_file: holds a link that is good now, a new one whenever one was used; None: there is one link.
+        client: queries the daemon.
+        admin: whether changes are allowed.
+        url_file: file that always contains a valid link, renewed after each use; None: there is only one link.
         extender: address of perphd-extender, for the page of the fleet; empty: none.
     """
 
@@ -52,11 +52,11 @@ class Serving:
         """Listen; port 0: the kernel chooses.
 
         Raises:
-            Unreachable, NotPermitted: the daemon cannot be asked.
-            OSError: the port cannot be had.
+            Unreachable, NotPermitted: the daemon cannot be queried.
+            OSError: the port is unavailable.
             PerphError: the file of links cannot be written.
         """
-        await self.daemon.get("status")  # whoever may not ask, or asks nobody, learns it now
+        await self.daemon.get("status")  # reports an unreachable daemon or a missing right at once
         self.port = await self._server.start(ADDRESS, port)
         if self._url_file is not None:
             self._keep(self.sessions.token)
@@ -103,7 +103,7 @@ async def serve(
 
 
 def _write(path: str, text: str) -> None:
-    """Replace a file that the group may read as well, and nobody else."""
+    """Replace a file that only its owner and its group may read."""
     part = f"{path}.part"
     try:
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Parts of an answer (tables and lines, made for a terminal) as JSON for the page. Pure."""
+"""Parts of an answer (tables and lines for a terminal) as JSON for the page. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TONES: Final = {
 
 
 def shown(parts: Iterable[Part], caption: str = "") -> list[dict[str, Any]]:
-    """The parts in order. ``caption``: of tables that have no title."""
+    """The parts in order. ``caption``: for tables without a title."""
     return [_table(part, caption) if isinstance(part, Table) else _lines(part.lines) for part in parts]
 
 

@@ -1,4 +1,4 @@
-"""The sizing page: what perphctl size and headroom say, as tables and as numbers for its bars."""
+"""The sizing page: the data of perphctl size and headroom, as tables and as numbers for bars."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perphd.sizing.shaper import Resource
 
 LAST_S: Final = 7 * 86_400.0
 KEPT_S: Final = 60.0
-"""Forecasts look one window of 60 s ahead: what is asked again within that time is the same."""
+"""Lifetime of a computed page; forecasts look one window of 60 s ahead, so more frequent updates are useless."""
 COLUMNS: Final = (
     "WORKLOAD", "RESERVED", "NOW", "P50", "P95", "P99", "MAX", "NEXT 60 S", "RECOMMENDED", "RECLAIMABLE",
 )  # fmt: skip
@@ -56,7 +56,7 @@ class SizingPage:
 def page(
     sizes: list[WorkloadSize], hosts: list[HostHeadroom], ended: tuple[str, ...], late: str
 ) -> dict[str, Any]:
-    """The data of the page. ``ended``: workloads without recent samples; ``late``: why this is not the present."""
+    """The page's data. ``ended``: workloads without recent samples; ``late``: why the data are not current."""
     notes = [f"Not sampled in the last hour: {', '.join(ended)}."] if ended else []
     return {
         "resources": [_resource(sizes, resource) for resource in Resource],
@@ -104,7 +104,7 @@ def _reserved(item: Recommendation) -> str:
 
 
 def _bar(name: str, item: Recommendation) -> dict[str, Any]:
-    """The numbers of a workload's bar, in the resource's own unit; null where there is none."""
+    """The numbers of a workload's bar, in the resource's unit; null where missing."""
     of, used, ahead = item.resource.value, item.used, item.outlook.next_window
     marks: dict[str, Reading] = {
         "reserved": item.reservation.amount,

@@ -1,7 +1,7 @@
-"""What the dashboard asks: the daemon, in threads, and the store.
+"""Data sources of the dashboard: the daemon, called in threads, and the store.
 
-The store is read from its file or, where this user may not read that, through the daemon's queries. Either way a query
-is one SELECT, read-only and bounded in time. The daemon also bounds the CPU time of all of them.
+The store is read from its file or, if this user may not read it, through the daemon's queries. In both cases
+a query is one SELECT, read-only and limited in time. The daemon also limits the CPU time of all queries.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from perphd.domain.wire import decode
 from perphd.monitor.query import run_query
 
 TOPOLOGY_S: Final = 60.0
-"""The host's processors are asked for again after this long: CPUs come and go."""
+"""Time after which the host's processors are read again, since CPUs can be hot-plugged."""
 AT_ONCE: Final = 4
-"""Requests to the daemon at a time."""
+"""Maximum number of concurrent requests to the daemon."""
 
 
 class DaemonSide:
-    """Asks one daemon."""
+    """Queries one daemon."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -39,12 +39,12 @@ class DaemonSide:
             return await asyncio.to_thread(self.client.get, route, **query)
 
     async def send(self, method: str, route: str, body: dict[str, Any]) -> Any:
-        """The answer to a request that changes something. Raises as ``Client.send``."""
+        """The answer to a changing request. Raises as ``Client.send``."""
         async with self._places:
             return await asyncio.to_thread(self.client.send, method, route, body)
 
     async def status(self) -> tuple[AgentStatus, float, float]:
-        """The agent's status, its monotonic clock, and what turns that into seconds since the epoch."""
+        """The agent's status, its monotonic clock, and that clock's offset to seconds since the epoch."""
         data = await self.get("status")
         clock = data["clock"]
         now_s = float(clock["monotonic_s"])
@@ -59,7 +59,7 @@ class DaemonSide:
         return self._topology[1]
 
     async def picture(self) -> dict[str, Any]:
-        """What the page shows now."""
+        """The page's present data."""
         topology = await self.topology()
         status, now_s, offset_s = await self.status()
         return picture(status, topology, now_s, offset_s)
@@ -67,15 +67,15 @@ class DaemonSide:
 
 Rows: TypeAlias = list[list[Any]]
 Query: TypeAlias = Callable[[str], Rows]
-"""Answers one SELECT. Raises PerphError."""
+"""Runs one SELECT. Raises PerphError."""
 
 MAX_ROWS: Final = 100_000
 QUERY_S: Final = 30.0
-"""For one query on the file, in a thread of this process."""
+"""Time limit for one query on the file, in a thread of this process."""
 
 
 class StoreSide:
-    """Queries on the store of one daemon, one after the other."""
+    """Queries on the store of one daemon, one at a time."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -83,7 +83,7 @@ class StoreSide:
         self._turn = asyncio.Lock()
 
     async def run(self, work: Callable[[Query], Any]) -> Any:
-        """What ``work`` makes of its queries, in a thread. Raises PerphError."""
+        """Run ``work`` with a query function, in a thread. Raises PerphError."""
         async with self._turn:
             return await asyncio.to_thread(work, self.query)
 
@@ -100,7 +100,7 @@ class StoreSide:
         return list(answer["rows"])
 
     def _where(self) -> str:
-        """The file, or nothing where it cannot be read by this user."""
+        """The store's file; empty if this user cannot read it."""
         path = str(self._client.get("config")["store_path"])
         try:
             with open(path, "rb"):
@@ -110,5 +110,5 @@ class StoreSide:
 
 
 def quoted(text: str) -> str:
-    """A text as SQL writes it."""
+    """A text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"

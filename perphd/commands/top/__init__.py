@@ -1,4 +1,4 @@
-"""``perphctl top``: interactive on a terminal; piped, as JSON or with ``--plain`` the status again and again."""
+"""``perphctl top``: interactive on a terminal; piped, as JSON or with ``--plain``, the status repeatedly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perphd.domain.wire import decode
 
 
 def run(out: Out, interval_s: float, count: int | None, as_text: bool) -> None:
-    """Until ``count`` updates were shown (as text), ``q`` or Ctrl-C.
+    """Run until ``count`` updates were shown (as text), ``q`` or Ctrl-C.
 
     Raises:
         PerphError: the daemon refuses, or a package is missing.
@@ -40,7 +40,7 @@ def run(out: Out, interval_s: float, count: int | None, as_text: bool) -> None:
 
 
 def is_terminal() -> bool:
-    """True if somebody looks."""
+    """True if standard input and output are a terminal."""
     return sys.stdout.isatty()
 
 

@@ -31,12 +31,12 @@ from perphd.domain.workload import Mode
 
 T = TypeVar("T")
 RETRY_S: Final = 2.0
-"""Pause before a daemon that does not answer is asked again."""
+"""Pause before the next attempt to reach a daemon that does not answer."""
 HISTORY_EVERY_S: Final = 10.0
 STEPS: Final = 60
-"""A step through the past is this part of the span that is shown."""
+"""Step through the past, as a part of the visible span."""
 JUST_AFTER_S: Final = 0.01
-"""Time after a change at which it is shown."""
+"""Seconds after a change at which it is shown."""
 _STYLES: Final = """
 Screen { layout: vertical; background: ansi_default; color: ansi_default; }
 Lines { height: auto; text-wrap: nowrap; text-overflow: ellipsis; }
@@ -93,7 +93,7 @@ class Top(App[None]):
         self._look = asyncio.Event()
 
     def compose(self) -> ComposeResult:
-        """From the host down to the events."""
+        """The widgets, from the host down to the events."""
         for name in ("title", "host", "cores", "ways"):
             yield Lines(id=name)
         yield Rows("lras")
@@ -106,7 +106,7 @@ class Top(App[None]):
         yield Input(id="filter", placeholder="names that contain ...", select_on_focus=False)
 
     def on_mount(self) -> None:
-        """Begin to follow the daemon."""
+        """Start to follow the daemon."""
         self.animation_level = "none"
         self.query_one("#events", Lines).keeps_place = True
         self.query_one("#lras").focus()
@@ -115,7 +115,7 @@ class Top(App[None]):
         threading.Thread(target=self._hear, daemon=True, name="perphctl-top-events").start()
 
     def on_resize(self) -> None:
-        """Everything has another width."""
+        """Redraw, because every width may have changed."""
         self.call_after_refresh(self.picture.draw)
 
     # --- asking ------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Top(App[None]):
                 await self._ask()
                 state.problem = ""
                 if state.at_unix_s is not None:
-                    pause_s = None  # a moment of the past stays as it is
+                    pause_s = None  # a past moment does not change
             except PerphError as exc:
                 state.problem = clean(str(exc))
                 pause_s = max(RETRY_S, self._interval_s)
@@ -155,7 +155,7 @@ class Top(App[None]):
             self._history_s = now_s
 
     async def _stored(self, ask: Callable[[], T]) -> T | None:
-        """What the store says; None where none is kept, or queries took too much: everything else is shown."""
+        """The store's data; None if there is no store or queries are refused: everything else is still shown."""
         try:
             return await asyncio.to_thread(ask)
         except PerphError as exc:
@@ -163,19 +163,19 @@ class Top(App[None]):
             return None
 
     def _hear(self) -> None:
-        """In a thread of its own, which ends with the program: events as they come."""
+        """Receive events. Runs in a thread that ends with the program."""
         while True:
             try:
                 for event in self._source.events():
                     self.call_from_thread(self._heard, event)
             except PerphError:
                 pass
-            except RuntimeError:  # the program ends
+            except RuntimeError:  # the program is ending
                 return
             time.sleep(RETRY_S)
 
     def _heard(self, event: EventLine) -> None:
-        self.state.heard.appendleft(event)  # shown with the next look: many may come in a second
+        self.state.heard.appendleft(event)  # shown with the next update, since many may arrive in a second
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -185,21 +185,21 @@ class Top(App[None]):
         return (batch if batch.has_focus else self.query_one("#lras", Rows)).chosen
 
     def say(self, sentence: str) -> None:
-        """A sentence in the last line, until the next key."""
+        """Show a sentence in the last line until the next key."""
         self.state.said, self._said_s = clean(sentence), time.monotonic()
         self.picture.title()
 
     def on_key(self, event: Key) -> None:
-        """The sentence has been read, unless the key was pressed before it was said: the answer to a question."""
+        """Remove the sentence, unless the key was pressed before it was shown (the answer to a question)."""
         if self.state.said and event.time >= self._said_s:
             self.say("")
 
     def on_data_table_row_highlighted(self) -> None:
-        """Another workload was chosen."""
+        """Redraw after another workload was chosen."""
         self.picture.chosen()
 
     async def on_data_table_row_selected(self) -> None:
-        """Enter: why it has what it has."""
+        """Enter: explain the workload."""
         name, frame = self.chosen(), self.state.frame
         if name is None or frame is None:
             return
@@ -211,41 +211,41 @@ class Top(App[None]):
         self.push_screen(Reading.of_parts(f" why {clean(name)} has what it has ", parts))
 
     def action_help(self) -> None:
-        """The keys."""
+        """Show the keys."""
         self.push_screen(Reading(" keys ", Text(KEYS)))
 
     def action_events(self) -> None:
-        """All events that are known."""
+        """Show all known events."""
         lines = "\n".join(clean(str(line)) for line in self.state.events())
         self.push_screen(Reading(" events, newest first ", Text(lines or "Nothing has happened yet.")))
 
     def action_sort(self) -> None:
-        """The next order."""
+        """Select the next order."""
         self.state.order = ORDERS[(ORDERS.index(self.state.order) + 1) % len(ORDERS)]
         self.picture.draw()
 
     def action_span(self, by: int) -> None:
-        """A longer or shorter history."""
+        """Select a longer or shorter history."""
         names = list(SPANS)
         self.state.span = names[max(0, min(len(names) - 1, names.index(self.state.span) + by))]
-        self.state.history = None  # it is of another length
+        self.state.history = None  # the present one has another length
         self.picture.draw()
         self._refetch()
 
     def action_filter(self) -> None:
-        """Type a part of a name."""
+        """Start typing a part of a name."""
         field = self.query_one("#filter", Input)
         field.value, field.display = self.state.wanted, True
         field.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Names that contain what was typed so far."""
+        """Show names that contain the typed text."""
         if event.input.display:
             self.state.wanted = event.value
             self.picture.draw()
 
     def on_input_submitted(self) -> None:
-        """The filter stays."""
+        """Keep the filter."""
         self._close_filter()
 
     def _close_filter(self) -> None:
@@ -256,19 +256,19 @@ class Top(App[None]):
     # --- the past ----------------------------------------------------------------------------------------------
 
     def action_present(self) -> None:
-        """Back to now, and to all workloads."""
+        """Return to now, and to all workloads."""
         self.state.wanted = ""
         self._close_filter()
         self._go(None)
 
     def action_step(self, by: int) -> None:
-        """A step back or forward."""
+        """Step back or forward."""
         if (frame := self.state.frame) is not None:
             at_s = (self.state.at_unix_s or frame.unix_s) + by * SPANS[self.state.span] / STEPS
             self._go(None if at_s >= time.time() else at_s)
 
     def action_change_before(self) -> None:
-        """To the change before the moment that is shown."""
+        """Go to the change before the shown moment."""
         if (frame := self.state.frame) is None:
             return
         before = [at_s for at_s in self.state.moments() if at_s < frame.unix_s - 0.5]
@@ -278,7 +278,7 @@ class Top(App[None]):
             self.say(f"no change in the {self.state.span} before; + looks further back")
 
     async def action_change_after(self) -> None:
-        """To the next change, or back to now."""
+        """Go to the next change, or back to now."""
         frame, span_s = self.state.frame, SPANS[self.state.span]
         if frame is None or self.state.at_unix_s is None:
             return
@@ -308,7 +308,7 @@ class Top(App[None]):
     # --- changing ----------------------------------------------------------------------------------------------
 
     def action_pause(self) -> None:
-        """Ask whether perphd is to pause, or to resume."""
+        """Ask whether to pause or to resume."""
         if not self._is_present() or self.state.frame is None:
             return
         pauses, name = self.state.frame.status.pauses, self.chosen()
@@ -329,7 +329,7 @@ class Top(App[None]):
         )
 
     def action_mode(self) -> None:
-        """Ask whether perphd is to observe or to enforce."""
+        """Ask whether to observe or to enforce."""
         if not self._is_present() or self.state.frame is None:
             return
         mode = self.state.frame.status.mode
@@ -352,7 +352,7 @@ class Top(App[None]):
     def _change_if(
         self, question: Question, request: Callable[[str], tuple[str, str, dict[str, Any]]]
     ) -> None:
-        """Ask for a change if the answer is not no."""
+        """Request a change unless the answer is no."""
 
         def done(answer: str | None) -> None:
             if answer is not None:

@@ -1,4 +1,4 @@
-"""Strips and graphs of ``perphctl top`` as pieces of text with a style. Pure, and without a terminal library."""
+"""Strips and graphs of ``perphctl top`` as styled text. Pure, and without a terminal library."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Line: TypeAlias = list[Piece]
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 LINE_BARS: Final = len(BARS) // 2
-"""So many of the bars are below the line at the target."""
+"""Number of bar glyphs below the target line."""
 SCALE: Final = 4 / 3
-"""A bar is full at this multiple of the target, and empty at the target divided by it."""
+"""Multiple of the target at which a bar is full; it is empty at the target divided by it."""
 GOOD: Final = "green"
 BAD: Final = "red"
 _LRA_STYLES: Final = (
@@ -36,7 +36,7 @@ _STYLES: Final = {
 
 
 def owner_styles(owners: Sequence[Owner]) -> tuple[str, ...]:
-    """A style for every owner: LRAs differ from each other, batch and shared from them."""
+    """A style for every owner: distinct ones for LRAs, batch and shared."""
     lras = iter(range(len(owners)))
     return tuple(
         _LRA_STYLES[next(lras) % len(_LRA_STYLES)] if owner.share is Share.LRA else _STYLES[owner.share]
@@ -45,7 +45,7 @@ def owner_styles(owners: Sequence[Owner]) -> tuple[str, ...]:
 
 
 def core_strip(view: View, width: int, most_lines: int) -> list[Line]:
-    """Users of each core: a letter per hardware thread, those of one core together; then who the letters are.
+    """Users of each core: a letter per hardware thread, grouped by core; then a legend.
 
     A host with more cores than fit has only the names with their CPUs.
     """
@@ -83,7 +83,7 @@ def ways_strip(view: View, width: int) -> Line:
 
 
 def spark(scores: Sequence[float | None]) -> Line:
-    """A bar per score: the upper half of the bars is on target, the lower half below it; blank: not known."""
+    """A bar per score: the upper half of the bars means on target, the lower half below it; blank: unknown."""
     return _joined(
         (" ", "") if score is None else (BARS[_level(score)], GOOD if score >= 1.0 else BAD)
         for score in scores
@@ -91,7 +91,7 @@ def spark(scores: Sequence[float | None]) -> Line:
 
 
 def graph(scores: Sequence[float | None], height: int) -> list[Line]:
-    """Scores as bars on a line at the target: up from it what is above, down what is below.
+    """Scores as bars on a line at the target: upwards if above, downwards if below.
 
     ``height``: rows, an even number.
     """
@@ -118,7 +118,7 @@ def graph(scores: Sequence[float | None], height: int) -> list[Line]:
 
 
 def resampled(values: Sequence[float | None], width: int) -> tuple[float | None, ...]:
-    """As many values as there are columns; the lowest of those that share one."""
+    """Reduce to one value per column: the lowest of those that share it."""
     if not values or width < 1:
         return ()
     count = len(values)
@@ -135,19 +135,19 @@ def resampled(values: Sequence[float | None], width: int) -> tuple[float | None,
 
 
 def _hanging(filled: int) -> str:
-    """The glyph of a bar that hangs from the top of its cell: there are but three."""
+    """The glyph of a bar that hangs from the top of its cell; there are only three."""
     return "▔" if filled <= len(BARS) // 4 else "▀" if filled <= len(BARS) * 3 // 4 else "█"
 
 
 def _base(above: bool, away: int, score: float | None) -> str:
-    """What stands where no bar is: the line at the target, under the first row above it."""
+    """The glyph without a bar: the target line, under the first row above it."""
     if above and away == 0:
         return "▁" if score is not None else "_"
     return " "
 
 
 def _place(score: float) -> float:
-    """-1 to 1: how far from the target, on a logarithmic scale."""
+    """-1 to 1: distance from the target on a logarithmic scale."""
     if score <= 0:
         return -1.0
     return max(-1.0, min(1.0, math.log(score) / math.log(SCALE)))
@@ -189,7 +189,7 @@ def _ways(strip: WaysStrip, owners: Sequence[Owner], styles: Sequence[str]) -> L
 
 
 def _joined(pieces: Iterable[Piece]) -> Line:
-    """The same with neighbours of one style as one piece."""
+    """The same text, with neighbours of equal style merged."""
     line: Line = []
     for text, style in pieces:
         if line and line[-1][1] == style:
@@ -204,7 +204,7 @@ def _length(line: Line) -> int:
 
 
 def _cut(line: Line, width: int) -> Line:
-    """At most this wide; what is left out is marked."""
+    """Truncated to this width, with a mark."""
     if _length(line) <= width:
         return line
     cut: Line = []

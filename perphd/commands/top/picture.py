@@ -1,4 +1,4 @@
-"""Draws what ``perphctl top`` knows, from the host down to the events."""
+"""Draws the content of ``perphctl top``, from the host down to the events."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from perphd.control.render import duration
 from perphd.control.table import Styled, clean
 
 TALL: Final = 34
-"""Rows of a terminal that has room for the graph of the chosen LRA."""
+"""Least number of terminal rows for the graph of the chosen LRA."""
 _GRAPH_ROWS: Final = 6
 _GRAPH_LABELS: Final = ("4/3", "", "1", "", "", "3/4")
 _LABEL: Final = 7
-"""Columns of the labels of strips and of the graph."""
+"""Width of the labels of strips and of the graph, in columns."""
 _KEYS: Final = "q quit,? keys,Enter why,s sort,/ find,+- span,[] past,e events,p pause,m mode"
 _KEY_LINE: Final = [
     piece
@@ -40,7 +40,7 @@ class Picture:
         self._app, self._state = app, state
 
     def draw(self) -> None:
-        """Everything, as far as it has changed."""
+        """Redraw whatever has changed."""
         self.title()
         frame = self._state.frame
         if frame is None or not self._is_there:
@@ -85,7 +85,7 @@ class Picture:
         self._put("message", said or Text.assemble(*_KEY_LINE, no_wrap=True, overflow="ellipsis"))
 
     def chosen(self, rows: Sequence[LraView] | None = None) -> None:
-        """The reasons of the LRA under the cursor, and its graph where there is room."""
+        """Explanation of the LRA under the cursor, and its graph if it fits."""
         state = self._state
         if not self._is_there:
             return
@@ -98,7 +98,7 @@ class Picture:
         self._put("graph", self._graph(row) if row is not None and is_tall else Text())
 
     def events(self) -> None:
-        """As many of the last events as there is room for."""
+        """The latest events that fit."""
         if not self._is_there:
             return
         room = max(1, self._app.query_one("#events", Lines).size.height)
@@ -107,7 +107,7 @@ class Picture:
 
     @property
     def _is_there(self) -> bool:
-        """False before the screen is made, and when the program ends."""
+        """False before the screen exists, and when the program ends."""
         return bool(self._app.screen_stack) and bool(self._app.screen_stack[0].query("#batch"))
 
     def _lras(self, rows: Sequence[LraView]) -> None:
@@ -151,7 +151,7 @@ class Picture:
         return text.append("\n" + " " * _LABEL).append(self._marks(row.name, width), "yellow")
 
     def _marks(self, name: str, width: int) -> str:
-        """Where the LRA's protection was changed."""
+        """Times at which the LRA's protection was changed."""
         history, frame = self._state.history, self._state.frame
         marks = [" "] * width
         if history is not None and frame is not None:
@@ -165,5 +165,5 @@ class Picture:
     def _put(self, name: str, text: Text) -> None:
         try:
             self._app.screen_stack[0].query_one(f"#{name}", Lines).put(text)
-        except (NoMatches, IndexError):  # the program ends
+        except (NoMatches, IndexError):  # the program is ending
             return

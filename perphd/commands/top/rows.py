@@ -1,4 +1,4 @@
-"""The rows of ``perphctl top``: which are shown, in which order, and which columns fit. Pure."""
+"""The rows of ``perphctl top``: selection, order, and the columns that fit. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perphd.commands.view import BatchView, LraView, View
 from perphd.control.table import Cell
 
 ORDERS: Final = ("configured", "attention", "name", "use")
-"""As configured; the worst first; by name; the greatest user of CPU first."""
+"""Orders: as configured; worst first; by name; highest CPU use first."""
 SPANS: Final[Mapping[str, float]] = {
     "15m": 900.0,
     "1h": 3600.0,
@@ -22,17 +22,17 @@ SPANS: Final[Mapping[str, float]] = {
 """Lengths of the history in seconds."""
 LRA_DROPPED: Final = ("USES", "MAX", "TARGET", "DELAY", "RATE")
 BATCH_DROPPED: Final = ("MEMORY", "WANTED", "GIVEN")
-"""Columns that are left out one after the other where a terminal is too narrow."""
+"""Columns dropped one after the other if a terminal is too narrow."""
 LEAST_HISTORY: Final = 16
 MOST_HISTORY: Final = 120
 _GAP: Final = 2
-"""Blanks between two columns."""
+"""Spaces between two columns."""
 Row = TypeVar("Row", LraView, BatchView)
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns that are shown: places in the row's cells, and what is left for the history."""
+    """The visible columns: indices of the row's cells, and the width left for the history."""
 
     places: tuple[int, ...]
     history: int
@@ -51,12 +51,12 @@ def ordered(view: View, order: str, wanted: str) -> tuple[tuple[LraView, ...], t
 
 
 def lra_columns(rows: Sequence[LraView], width: int) -> Columns:
-    """What fits of LRAs: the history has at least ``LEAST_HISTORY`` columns."""
+    """The columns of LRAs that fit; the history has at least ``LEAST_HISTORY`` columns."""
     return _columns(LRA_HEADS, [row.cells for row in rows], LRA_DROPPED, width, LEAST_HISTORY)
 
 
 def batch_columns(rows: Sequence[BatchView], width: int) -> Columns:
-    """What fits of batch."""
+    """The columns of batch that fit."""
     return _columns(BATCH_HEADS, [row.cells for row in rows], BATCH_DROPPED, width, 0)
 
 

@@ -1,4 +1,4 @@
-"""Windows over ``perphctl top``: keys, an explanation, the events, a question."""
+"""Windows of ``perphctl top``: keys, an explanation, the events, a question."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KEYS = """\
 
 
 class Reading(ModalScreen[None]):
-    """Something to read, longer than the window perhaps."""
+    """A scrollable text."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,enter,question_mark", "dismiss", "Close", priority=True)
@@ -52,19 +52,19 @@ class Reading(ModalScreen[None]):
         return cls(title, Group(*rich_parts(parts)))
 
     def compose(self) -> ComposeResult:
-        """A frame that scrolls."""
+        """The scrolling frame."""
         with VerticalScroll(id="reading") as frame:
             frame.border_title = self._title
             frame.border_subtitle = "Esc closes"
             yield Static(self._content)
 
     def on_mount(self) -> None:
-        """Arrows scroll at once."""
+        """Let arrow keys scroll at once."""
         self.query_one("#reading").focus()
 
 
 class Question(ModalScreen[str | None]):
-    """A question with an answer per key; Esc and n are no."""
+    """A question with an answer per key; Esc and n mean no."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,n,q", "no", "No", priority=True)]
 
@@ -81,11 +81,11 @@ class Question(ModalScreen[str | None]):
             yield Static(Group(*lines))
 
     def action_no(self) -> None:
-        """Nothing is to be done."""
+        """Answer no."""
         self.dismiss(None)
 
     def on_key(self, event: object) -> None:
-        """An answer."""
+        """Return the answer of this key."""
         key = getattr(event, "key", "")
         if key in {known for known, _ in self._answers}:
             self.dismiss(key)

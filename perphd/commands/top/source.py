@@ -1,4 +1,4 @@
-"""Questions of ``perphctl top`` to the daemon, each one blocking call: the present, the past, the history."""
+"""Queries of ``perphctl top`` to the daemon as blocking calls: the present, the past, the history."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perphd.domain.topology import Topology
 from perphd.domain.wire import decode
 
 TOPOLOGY_S: Final = 60.0
-"""Time between two looks at the processors: CPUs come and go."""
+"""Time between two reads of the processors, since CPUs can be hot-plugged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class Frame:
 
     @property
     def unix_s(self) -> float:
-        """The time of day of what is shown."""
+        """The time of day of the shown moment."""
         return self.view.at_s + self.offset_s
 
 
 @dataclass(frozen=True, slots=True)
 class EventLine:
-    """An event as it is shown."""
+    """An event for display."""
 
     at_unix_s: float
     kind: str
@@ -56,7 +56,7 @@ class EventLine:
 
 
 class Source:
-    """Asks one daemon. Every method raises as ``Client.send``."""
+    """Queries one daemon. Every method raises as ``Client.send``."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -90,7 +90,7 @@ class Source:
         return decode(History, answer)
 
     def explain(self, workload: str, frame: Frame) -> list[Part]:
-        """Why a workload has what it has, with the alternatives that were considered."""
+        """Explanation of a workload, with the alternatives that were considered."""
         if frame.at_unix_s is None:
             data = self._client.get("explain", workload=workload, limit=REMEMBERED)
             return answer_parts(data, workload, verbose=True)
@@ -104,7 +104,7 @@ class Source:
         return event_lines(self.at(time.time()))
 
     def events(self) -> Iterator[EventLine]:
-        """What happens from now on, as it happens."""
+        """Future events, as they happen."""
         offset_s = time.time() - time.monotonic()
         for name, data in self._client.events():
             if name == "hello":
@@ -113,7 +113,7 @@ class Source:
                 yield event_line(name, data["workload"], data["text"], data["at_s"] + offset_s)
 
     def change(self, method: str, route: str, body: dict[str, Any]) -> Any:
-        """Ask for a change."""
+        """Request a change."""
         return self._client.send(method, route, body)
 
     def _processors(self) -> Topology:
@@ -132,5 +132,5 @@ def event_lines(frame: Frame) -> list[EventLine]:
 
 
 def event_line(kind: str, workload: str, said: str, at_unix_s: float) -> EventLine:
-    """An event, with whom it is about."""
+    """An event, with the workload concerned."""
     return EventLine(at_unix_s, kind, f"{workload}: {said}" if workload else said)

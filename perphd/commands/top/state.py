@@ -1,4 +1,4 @@
-"""What ``perphctl top`` knows and what was chosen. Pure but for its own fields."""
+"""The state of ``perphctl top``: data and selections. Pure except for its own fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEPT_EVENTS: Final = 500
 
 @dataclass(slots=True)
 class State:
-    """``at_unix_s``: the moment of the past that was chosen; None: now. ``said``: a sentence, until the next key."""
+    """``at_unix_s``: the chosen past moment; None: now. ``said``: a sentence, until the next key."""
 
     frame: Frame | None = None
     history: History | None = None
@@ -28,13 +28,13 @@ class State:
     heard: deque[EventLine] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
 
     def events(self) -> list[EventLine]:
-        """The events up to the moment that is shown, newest first."""
+        """Events up to the shown moment, newest first."""
         if self.frame is not None and self.frame.at_unix_s is not None:
             return event_lines(self.frame)
         return list(self.heard)
 
     def take_stored(self, stored: list[EventLine]) -> None:
-        """Events of before this program began, or of while the daemon was away; newest first."""
+        """Events from before this program started, or from while the daemon was away; newest first."""
         known = {(round(item.at_unix_s), item.text) for item in self.heard}
         missed = [item for item in stored if (round(item.at_unix_s), item.text) not in known]
         self.heard = deque(
@@ -42,7 +42,7 @@ class State:
         )
 
     def moments(self) -> list[float]:
-        """The times of day of all changes that are known here, the oldest first."""
+        """Times of day of all known changes, oldest first."""
         if self.frame is None:
             return []
         known = {change.at_s for change in self.frame.view.changes}

@@ -1,4 +1,4 @@
-"""Parts of the screen of ``perphctl top``: lines and tables that write only what has changed to the terminal."""
+"""Widgets of ``perphctl top``: lines and tables that send only changes to the terminal."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _NUMBERS: Final = frozenset({"RATE", "TARGET", "DELAY", "MAX", "USES", "GIVEN", 
 
 
 class Lines(Static):
-    """Lines of text; hidden while there are none, unless they keep their place."""
+    """Lines of text; hidden while empty, unless they keep their place."""
 
     shown: Text | None = None
     keeps_place = False
 
     def put(self, text: Text) -> None:
-        """Show this."""
+        """Show these lines."""
         if self.shown is None or not _same(text, self.shown):
             self.shown = text
             self.display = self.keeps_place or bool(text.plain)
@@ -30,7 +30,7 @@ class Lines(Static):
 
 
 class Rows(DataTable[Text]):
-    """A row per workload; hidden while there is none."""
+    """A row per workload; hidden while empty."""
 
     def __init__(self, name: str) -> None:
         super().__init__(id=name, cursor_type="row", cursor_foreground_priority="renderable", classes="gap")
@@ -39,7 +39,7 @@ class Rows(DataTable[Text]):
         self._labels: dict[str, Text] = {}
 
     def fill(self, heads: Sequence[str], rows: Sequence[tuple[str, Sequence[Text]]]) -> None:
-        """Show these rows, each with the workload's name; the cursor stays on its workload."""
+        """Show these rows, each with its workload's name; the cursor stays on its workload."""
         self.display = bool(rows)
         names, chosen = tuple(name for name, _ in rows), self.chosen
         self._labels = {name: cells[0] for name, cells in rows}
@@ -58,7 +58,7 @@ class Rows(DataTable[Text]):
         self.mark()
 
     def mark(self) -> None:
-        """Show in its first cell which workload is chosen: colours of the others stay readable."""
+        """Mark the chosen workload in its first cell, so that the colours of the others stay readable."""
         for name in self._names:
             label = self._labels[name].copy()
             if self.has_focus and name == self.chosen:
@@ -67,15 +67,15 @@ class Rows(DataTable[Text]):
                 self.update_cell(name, self._heads[0], label)
 
     def on_focus(self) -> None:
-        """The cursor is here."""
+        """The table has received the cursor."""
         self.mark()
 
     def on_blur(self) -> None:
-        """The cursor is elsewhere."""
+        """The table has lost the cursor."""
         self.mark()
 
     def on_data_table_row_highlighted(self) -> None:
-        """The cursor has moved; the application hears of it as well."""
+        """The cursor has moved; notify the application."""
         self.mark()
 
     @property
@@ -91,14 +91,14 @@ class Rows(DataTable[Text]):
                     self.update_cell(name, head, cell, update_width=len(cell) != len(before))
 
     def action_cursor_down(self) -> None:
-        """One down; from the last LRA to batch."""
+        """Move down; from the last LRA to batch."""
         if self.cursor_row >= self.row_count - 1 and self.id == "lras":
             self.app.query_one("#batch", Rows).focus()
         else:
             super().action_cursor_down()
 
     def action_cursor_up(self) -> None:
-        """One up; from the first batch workload to the LRAs."""
+        """Move up; from the first batch workload to the LRAs."""
         if self.cursor_row <= 0 and self.id == "batch":
             self.app.query_one("#lras", Rows).focus()
         else:
@@ -106,19 +106,19 @@ class Rows(DataTable[Text]):
 
 
 def cell_of(cell: Cell, head: str) -> Text:
-    """A cell below its head."""
+    """A cell aligned like its column heading."""
     text = text_of(cell)
     text.justify = _justify(head)
     return text
 
 
 def text_of(cell: Cell) -> Text:
-    """A cell, with nothing in it that steers the terminal."""
+    """A cell without characters that control the terminal."""
     return Text(clean(str(cell)), cell.style if isinstance(cell, Styled) else "")
 
 
 def lines_of(cells: Iterable[Cell]) -> Text:
-    """Lines that are cut where the terminal ends."""
+    """Lines, truncated at the terminal's width."""
     text = Text("\n").join([text_of(cell) for cell in cells])
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
