@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 from perphd.admission import (
+    antagonist,
     awaited,
     blind,
     change_review,
-    culprit,
     inferer,
     memory,
     origin,
@@ -121,8 +121,8 @@ class LraController:
             self.state = replace(self.state, detector=judged.state)
         if available(judged.score) and whole:
             shortfall = -math.log(min(max(judged.score, 1e-3), 10.0))
-            moment = culprit.Moment(shortfall, culprit.uses(self.snapshot))
-            self.state = replace(self.state, moments=(*self.state.moments, moment)[-culprit.WINDOW :])
+            moment = antagonist.Moment(shortfall, antagonist.uses(self.snapshot))
+            self.state = replace(self.state, moments=(*self.state.moments, moment)[-antagonist.WINDOW :])
         foreseen = self._foresee(perf) if self.settings.forecast else None
         move = self._move_within_reach(judged, perf, model, clean)
         if foreseen is not None and judged.verdict.health is Health.HEALTHY and clean:
@@ -135,7 +135,7 @@ class LraController:
             told = pregrow.evidence(foreseen, perf.load)
             verdict = replace(verdict, evidence=(*verdict.evidence, told))
         if verdict.health in TROUBLED:
-            named, against = culprit.accuse(self.state.moments, verdict.cause)
+            named, against = antagonist.accuse(self.state.moments, verdict.cause)
             verdict = replace(verdict, culprit=named, evidence=(*verdict.evidence, *against))
         if verdict.health is Health.HEALTHY and self.state.slack_since_s is not None:
             verdict = replace(verdict, health=Health.OVERPROVISIONED, since_s=self.state.slack_since_s)

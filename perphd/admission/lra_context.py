@@ -48,7 +48,7 @@ class LraContext:
         self.now_s = snapshot.at_s
         self.nothing = inferer.untouched(total_cores(snapshot))
         current = view.protection if view.protection is not None else self.nothing
-        self.current = replace(current, cpu=current.cpu.as_its_lra_sees_it(), own_ways=0)
+        self.current = replace(current, cpu=current.cpu.without_own_cores(), own_ways=0)
 
     @property
     def stakes(self) -> inferer.Stakes:

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Final
 
-from perphd.admission import culprit, pregrow, probing
+from perphd.admission import antagonist, pregrow, probing
 from perphd.admission.detector import DetectorState, Target, rearm
 from perphd.admission.outcomes import LOAD_ROSE, Cooldown, Harmed, Pending, Setting
 from perphd.admission.quarantine import Quarantine
@@ -57,7 +57,7 @@ class LraState:
     cooldowns: tuple[Cooldown, ...] = ()
     quarantine: Quarantine = Quarantine()
     forecasts: tuple[LoadForecast, ...] = pregrow.NO_FORECASTS
-    moments: tuple[culprit.Moment, ...] = ()
+    moments: tuple[antagonist.Moment, ...] = ()
     aside: probing.Probing = probing.Probing()
     loads: tuple[float, ...] = ()
     standing: Settling | None = None

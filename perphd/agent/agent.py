@@ -38,7 +38,7 @@ from perphd.domain.belief import ModelSummary, ModelView
 from perphd.domain.capability import Capabilities
 from perphd.domain.contention import ContendedDevice
 from perphd.domain.control import Actor, Pause
-from perphd.domain.decision import Aftermath, Decision
+from perphd.domain.decision import Consequences, Decision
 from perphd.domain.errors import ConfigError, KernelError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import NotEnforceable
@@ -258,9 +258,9 @@ class Agent:
             return records.decisions_about_batch(workload, at_s, limit)
         return records.decisions(workload, at_s, limit)
 
-    def aftermath(self, decision: Decision) -> Aftermath:
+    def consequences(self, decision: Decision) -> Consequences:
         """The writes and the outcome of a decision."""
-        return self._state.parts.records.aftermath(decision)
+        return self._state.parts.records.consequences(decision)
 
     def set_mode(self, mode: Mode, workload: str | None = None, by: Actor | None = None) -> None:
         """Observe or enforce: for one workload, or for all (which clears the modes of single ones).

@@ -38,7 +38,7 @@ LEARNED_EVENTS: Final = 25.0
 none undefined."""
 
 
-class Lessons:
+class ObservationMerger:
     """Makes observations from samples with enough events; samples with few events are merged first.
 
     If an application answers one request per second, every other sample has none. If each were learned
@@ -111,7 +111,7 @@ def observations(
             cpu = replace(in_force, exclusive=allocation.cpu.exclusive, own_cores=own)
             apart = own is not None
             ways, pct = strictest_cache(protections_beside(snapshot, view))
-            allocation = replace(allocation, cpu=cpu.as_its_lra_sees_it(), llc_ways=ways, mbw_pct=pct)
+            allocation = replace(allocation, cpu=cpu.without_own_cores(), llc_ways=ways, mbw_pct=pct)
         yield (
             view.spec.name,
             Observation(

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
-from perphd.domain.decision import Action, Aftermath, Decision, Outcome
+from perphd.domain.decision import Action, Consequences, Decision, Outcome
 from perphd.domain.event import Event, EventKind
 from perphd.domain.host_account import HostAccount, mean_account
 from perphd.domain.plan import ChangeSet, Write
@@ -221,13 +221,13 @@ class Records:
         found = [d for d in found if d.action is not Action.HOLD and (at_s is None or d.at_s <= at_s)]
         return tuple(sorted(found, key=lambda d: d.at_s, reverse=True)[:limit])
 
-    def aftermath(self, decision: Decision) -> Aftermath:
+    def consequences(self, decision: Decision) -> Consequences:
         """The writes and the outcome of a decision, for all workloads."""
         change = next((c for c in reversed(self._changes) if c.at_s == decision.at_s), None)
         came = [o for o in self._came if o.workload == decision.workload]
         outcome = next((o for o in reversed(came) if o.decided_at_s == decision.at_s), None)
         written, result = (change.writes, change.result) if change is not None else ((), "")
-        return Aftermath(decision.at_s, written, result, outcome)
+        return Consequences(decision.at_s, written, result, outcome)
 
     async def subscribe(self) -> AsyncIterator[Event]:
         """All events from now on, until the agent stops."""

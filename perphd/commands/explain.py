@@ -11,7 +11,7 @@ from typing import Any, Final
 from perphd.commands.render_host import group_name, host_lines
 from perphd.control.render import HEALTH_STYLE, NONE, delay_unit, duration, number, settings_text
 from perphd.control.table import Cell, Part, Styled, table, text
-from perphd.domain.decision import Action, Aftermath, Cause, Decision, Evidence, Health, Prediction
+from perphd.domain.decision import Action, Cause, Consequences, Decision, Evidence, Health, Prediction
 from perphd.domain.errors import ParseError
 from perphd.domain.host_account import HostAccount
 from perphd.domain.reading import Reading, Unavailable, available
@@ -109,7 +109,7 @@ def answer_parts(
     ``limit``: list this many decisions; None: the last change and the latest decision.
     """
     decisions = decode(tuple[Decision, ...], data["decisions"], "decisions")
-    after = decode(tuple[Aftermath, ...], data.get("aftermath", []), "aftermath")
+    after = decode(tuple[Consequences, ...], data.get("aftermath", []), "aftermath")
     offset_s = data["clock"]["unix_s"] - data["clock"]["monotonic_s"]
     status = decode(WorkloadStatus, data["workload"], "workload")
     origin = [text(f"Declared by {status.spec.declared_by}.")] if status.spec.declared_by else []
@@ -128,7 +128,7 @@ def explain_parts(
     offset_s: float,
     *,
     verbose: bool = False,
-    after: Sequence[Aftermath] = (),
+    after: Sequence[Consequences] = (),
 ) -> list[Part]:
     """Sentences about each decision, in the given order, worded for its mode.
 
@@ -138,7 +138,7 @@ def explain_parts(
     known = {item.decided_at_s: item for item in after}
     parts: list[Part] = []
     for decision in decisions:
-        followed = known.get(decision.at_s, Aftermath(decision.at_s))
+        followed = known.get(decision.at_s, Consequences(decision.at_s))
         parts.append(_sentences(decision, offset_s, followed, verbose))
         if verbose:
             parts += _numbers(decision)
@@ -146,7 +146,7 @@ def explain_parts(
 
 
 def summary_parts(
-    decisions: Sequence[Decision], offset_s: float, *, verbose: bool = False, after: Sequence[Aftermath] = ()
+    decisions: Sequence[Decision], offset_s: float, *, verbose: bool = False, after: Sequence[Consequences] = ()
 ) -> list[Part]:
     """The last decision other than a hold, then a summary of later ones. ``decisions``: newest first."""
     place = next((i for i, decision in enumerate(decisions) if decision.action is not Action.HOLD), None)
@@ -183,7 +183,7 @@ def _for_how_long(item: WorkloadStatus) -> str:
     return f", for {duration(item.starved_s)}" if item.starved_s >= 1.0 else ""
 
 
-def _sentences(decision: Decision, offset_s: float, after: Aftermath, verbose: bool) -> Part:
+def _sentences(decision: Decision, offset_s: float, after: Consequences, verbose: bool) -> Part:
     verdict = decision.verdict
     moment = datetime.datetime.fromtimestamp(decision.at_s + offset_s).astimezone()
     lines: list[Cell] = [
@@ -203,7 +203,7 @@ def _sentences(decision: Decision, offset_s: float, after: Aftermath, verbose: b
     return text(*lines)
 
 
-def _what_followed(after: Aftermath, verbose: bool) -> list[Cell]:
+def _what_followed(after: Consequences, verbose: bool) -> list[Cell]:
     lines: list[Cell] = []
     if after.written:
         files = "one file" if len(after.written) == 1 else f"{len(after.written)} files"

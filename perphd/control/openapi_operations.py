@@ -33,7 +33,7 @@ from perphd.domain.belief import ModelSummary, ModelView
 from perphd.domain.capability import Capability
 from perphd.domain.contention import ContendedDevice
 from perphd.domain.control import Pause
-from perphd.domain.decision import Aftermath, Decision
+from perphd.domain.decision import Consequences, Decision
 from perphd.domain.event import EventKind
 from perphd.domain.forecast import Forecasts
 from perphd.domain.history import History, StoredEvent
@@ -178,7 +178,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         "The latest decisions about an LRA, or those that changed a batch workload, newest first",
         {
             "decisions": tuple[Decision, ...],
-            "aftermath": tuple[Aftermath, ...],
+            "aftermath": tuple[Consequences, ...],
             "mode": Mode,
             "kind": Kind,
             "in_force": Settings,

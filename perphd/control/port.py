@@ -12,7 +12,7 @@ from perphd.domain.belief import ModelSummary, ModelView
 from perphd.domain.capability import Capabilities
 from perphd.domain.contention import ContendedDevice
 from perphd.domain.control import Actor, Pause
-from perphd.domain.decision import Aftermath, Decision
+from perphd.domain.decision import Consequences, Decision
 from perphd.domain.event import Event
 from perphd.domain.policy import Snapshot
 from perphd.domain.reading import Unavailable
@@ -70,7 +70,7 @@ class AgentPort(Protocol):
     def decisions(self, workload: str, at_s: float | None = None, limit: int = 20) -> tuple[Decision, ...]:
         """The latest decisions about this LRA, newest first, made at or before ``at_s`` (monotonic)."""
 
-    def aftermath(self, decision: Decision) -> Aftermath:
+    def consequences(self, decision: Decision) -> Consequences:
         """The writes and the outcome of a decision."""
 
     def shaper(self) -> ShaperView:

@@ -230,7 +230,7 @@ class Routes:
         decisions = self._agent.decisions(name, at_s=at_s, limit=limit)
         return {
             "decisions": encode(decisions),
-            "aftermath": encode(tuple(self._agent.aftermath(decision) for decision in decisions)),
+            "aftermath": encode(tuple(self._agent.consequences(decision) for decision in decisions)),
             "mode": status.mode.value,
             "kind": status.spec.kind.value,
             "in_force": encode(status.in_force),

@@ -21,6 +21,7 @@ _ALLOWED: Final = (
 )  # fmt: skip
 _MOVED: Final = {
     "perphd.admission.forecast:Forecast": "perphd.forecast.load:LoadForecast",
+    "perphd.admission.culprit:Moment": "perphd.admission.antagonist:Moment",
     "perphd.admission.crowd_cache:Ban": "perphd.admission.partition_cache:Ban",
     "perphd.admission.crowd_cache:CacheState": "perphd.admission.partition_cache:CacheState",
     "perphd.admission.crowd_cache:Tightened": "perphd.admission.partition_cache:Tightened",

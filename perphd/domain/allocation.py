@@ -96,7 +96,7 @@ class CpuGrant:
             return self.own_cores
         return self.total_cores - self.batch_cores if self.exclusive else self.total_cores
 
-    def as_its_lra_sees_it(self) -> CpuGrant:
+    def without_own_cores(self) -> CpuGrant:
         """This grant without ``own_cores``: cores of other LRAs count as batch's."""
         if self.own_cores is None:
             return self

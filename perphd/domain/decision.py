@@ -179,7 +179,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Aftermath:
+class Consequences:
     """What followed a decision: the writes with their result, and the outcome.
 
     ``written``: texts "path: before -> after"; empty if nothing was written. ``outcome``: None until the

@@ -20,7 +20,7 @@ STARVES_PCT: Final = 50.0
 
 
 @dataclass(frozen=True, slots=True)
-class Spell:
+class UsageInterval:
     """CPU time that a workload used within ``seconds`` before ``at_s``. ``waits``: it wanted more."""
 
     at_s: float
@@ -36,7 +36,7 @@ class Progress:
     ``starved_since_s``: when it began to wait for a CPU without getting any; None if it does not.
     """
 
-    spells: tuple[Spell, ...] = ()
+    spells: tuple[UsageInterval, ...] = ()
     starved_since_s: float | None = None
 
     def cores(self, now_s: float, seconds: float = OVER_S) -> Reading:
@@ -84,7 +84,7 @@ def advance(before: Progress, sample: Sample | None) -> Progress:
     if isinstance(used, Unavailable) or sample.interval_s <= 0.0:
         return before
     waits = waits_pct(sample) >= WAITS_PCT
-    spell = Spell(sample.at_s, sample.interval_s, used * sample.interval_s, waits)
+    spell = UsageInterval(sample.at_s, sample.interval_s, used * sample.interval_s, waits)
     kept = _kept((*before.spells, spell))
     if not is_starved(sample):
         return Progress(kept)
@@ -92,7 +92,7 @@ def advance(before: Progress, sample: Sample | None) -> Progress:
     return Progress(kept, sample.at_s - sample.interval_s if since_s is None else since_s)
 
 
-def _kept(spells: Sequence[Spell]) -> tuple[Spell, ...]:
+def _kept(spells: Sequence[UsageInterval]) -> tuple[UsageInterval, ...]:
     """The spells of the last ``OVER_S`` seconds, the newest last."""
     oldest_s = spells[-1].at_s - OVER_S + 1e-6
     return tuple(spell for spell in spells if spell.at_s > oldest_s)

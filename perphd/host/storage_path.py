@@ -85,7 +85,7 @@ class Resolved:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class StorageSurvey:
     """Storage found behind processes.
 
     ``skipped``: processes and descriptors that are gone or exceed the limits. ``sockets``: inodes of
@@ -324,7 +324,7 @@ def _address(text: str) -> str:
     return str(mapped or address)
 
 
-def look(fs: KernelFs, readlink: Callable[[str], str], pids: Sequence[int]) -> Looked:
+def look(fs: KernelFs, readlink: Callable[[str], str], pids: Sequence[int]) -> StorageSurvey:
     """The storage behind the open files and connections of these processes.
 
     Args:
@@ -336,7 +336,7 @@ def look(fs: KernelFs, readlink: Callable[[str], str], pids: Sequence[int]) -> L
     chosen = sorted(pids)[:MOST_PROCESSES]
     for pid in chosen:
         finder.process(pid)
-    return Looked(finder.uses(), finder.skipped + len(pids) - len(chosen), frozenset(finder.sockets))
+    return StorageSurvey(finder.uses(), finder.skipped + len(pids) - len(chosen), frozenset(finder.sockets))
 
 
 class _Finder:

@@ -39,14 +39,14 @@ _EFFECTIVE: Final = {1: ("cpuset.effective_cpus", "cpuset.cpus"), 2: ("cpuset.cp
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class CpuPlacement:
     """Allowed CPUs and used L3 domains of one workload. ``allowed`` None, ``domains`` empty: unknown."""
 
     allowed: CpuSet | None = None
     domains: tuple[int, ...] = ()
 
 
-NOWHERE: Final = Home()
+NOWHERE: Final = CpuPlacement()
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class _Watched:
     looked_s: float
     ticks: dict[int, int] = field(default_factory=dict)
     shares: dict[int, float] = field(default_factory=dict)
-    home: Home = NOWHERE
+    home: CpuPlacement = NOWHERE
 
 
 class Residence:
@@ -82,7 +82,7 @@ class Residence:
                 watched.looked_s = now_s
                 self._look(watched, cgroup, topology, threads=name in closely)
 
-    def home(self, name: str) -> Home:
+    def home(self, name: str) -> CpuPlacement:
         """Result of the last look at a workload."""
         watched = self._watched.get(name)
         return NOWHERE if watched is None else watched.home
@@ -93,7 +93,7 @@ class Residence:
         domains = tuple(each.domain for each in topology.l3_domains if each.cpus & may)
         if len(domains) < 2 or not threads:
             watched.ticks, watched.shares = {}, {}
-            watched.home = Home(allowed, domains)
+            watched.home = CpuPlacement(allowed, domains)
             return
         used = self._used(watched, cgroup, topology)
         total = sum(used.values())
@@ -105,7 +105,7 @@ class Residence:
                 smooth = (1.0 - SMOOTHING) * watched.shares[domain] + SMOOTHING * share
                 watched.shares[domain] = max(smooth, ENTERS) if share >= ENTERS else smooth
         there = tuple(domain for domain in domains if watched.shares[domain] >= LEAVES)
-        watched.home = Home(allowed, there)
+        watched.home = CpuPlacement(allowed, there)
 
     def _allowed(self, cgroup: str) -> CpuSet | None:
         """The allowed CPUs of the nearest group upwards that states them; None if none does."""

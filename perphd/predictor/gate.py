@@ -47,7 +47,7 @@ class Gate:
         """Recent mean relative error."""
         return math.expm1(abs(self.mean))
 
-    def anew(self) -> Gate:
+    def reset(self) -> Gate:
         """A new gate with the same limit."""
         return Gate(self._most)
 

@@ -201,7 +201,7 @@ class LraModel:
         self._reference.doubt()
         for correction in (self._work, self._delay, self._batch):
             correction.doubt()
-        self.work_gate, self.delay_gate = self.work_gate.anew(), self.delay_gate.anew()
+        self.work_gate, self.delay_gate = self.work_gate.reset(), self.delay_gate.reset()
         self.samples = 0
         self.skipped.clear()
 
@@ -480,7 +480,7 @@ def _surroundings(seen: Observation) -> Covariates:
 
 def _as_seen(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
     return tuple(
-        a if a.cpu.own_cores is None else replace(a, cpu=a.cpu.as_its_lra_sees_it()) for a in allocations
+        a if a.cpu.own_cores is None else replace(a, cpu=a.cpu.without_own_cores()) for a in allocations
     )
 
 

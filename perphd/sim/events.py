@@ -34,7 +34,7 @@ class LoadChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Becomes:
+class WorkChange:
     """From ``at_s`` on a workload behaves as ``work`` says: its data set grew, a new version is out, a phase began.
 
     ``work`` has the workload's name; LRA stays LRA and batch stays batch.
@@ -49,4 +49,4 @@ class Becomes:
         return self.work.name
 
 
-Event = Arrival | Departure | LoadChange | Becomes
+Event = Arrival | Departure | LoadChange | WorkChange

@@ -20,7 +20,7 @@ from perphd.domain.errors import Gone
 from perphd.sim import memory, rdt
 from perphd.sim.accounting import Running, count, count_pressure
 from perphd.sim.counters import Process
-from perphd.sim.events import Arrival, Becomes, Departure, Event, LoadChange
+from perphd.sim.events import Arrival, Departure, Event, LoadChange, WorkChange
 from perphd.sim.inforce import InForce, Tenant
 from perphd.sim.kernel import Directory, SimFs
 from perphd.sim.kernel.cgroup2 import CgroupTree, SimCgroup
@@ -37,7 +37,7 @@ from perphd.sim.perf import SimPerf
 from perphd.sim.sli import SliCursor, SliTotals
 from perphd.sim.workload import Workload
 
-__all__ = ["Arrival", "Becomes", "Departure", "Event", "LoadChange", "SimHost"]
+__all__ = ["Arrival", "WorkChange", "Departure", "Event", "LoadChange", "SimHost"]
 
 OWN_CGROUP: Final = "/system.slice/perphd.service"
 _LATENCY_NOISE: Final = 0.06
@@ -215,7 +215,7 @@ class SimHost:
             self._stop(event.name)
             if event.remove_cgroup:
                 self.cgroups.remove(self._works[event.name].cgroup)
-        elif isinstance(event, Becomes):
+        elif isinstance(event, WorkChange):
             if self._nodes[event.name].kind is not event.work.kind:
                 raise ValueError(
                     f"{event.name} stays {self._nodes[event.name].kind}: give a workload of that kind"

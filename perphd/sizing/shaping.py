@@ -200,7 +200,7 @@ def is_notable(member: Member, sample: Sample) -> bool:
 def _seen(member: Member, subject: Subject, now_s: float, notes: list[tuple[str, str]]) -> Member:
     """The member with one more reading: its peak use, its crashes, its usual refaults."""
     if subject.restarted:  # the job that makes room is the previous one, not this one
-        member = Member(now_s, crashes=member.crashes, anew=True)
+        member = Member(now_s, crashes=member.crashes, history_restarted=True)
     if not isinstance(subject.kills, Unavailable):
         if member.kills is not None and subject.kills > member.kills:
             member = _crashed(member, subject, now_s)
@@ -211,7 +211,7 @@ def _seen(member: Member, subject: Subject, now_s: float, notes: list[tuple[str,
     if isinstance(used, Unavailable):
         return member
     if used < EMPTY_BYTES:
-        return Member(now_s, kills=member.kills, crashes=member.crashes, reason=_UNUSED, anew=True)
+        return Member(now_s, kills=member.kills, crashes=member.crashes, reason=_UNUSED, history_restarted=True)
     if member.reason == _UNUSED:
         member = replace(member, reason=NOT_YET)
     if member.rung is Rung.END and now_s - member.began_s < ENDING_S:
@@ -246,7 +246,7 @@ def _crashed(member: Member, subject: Subject, now_s: float) -> Member:
         crashed=True,
         target_bytes=subject.reserved_bytes,
         reason=reason,
-        anew=True,
+        history_restarted=True,
     )
 
 
@@ -386,7 +386,7 @@ def _component(subject: Subject, member: Member, rank: int, now_s: float) -> Com
 
 def _ahead(subject: Subject, member: Member) -> MemoryForecast | None:
     """The worker's forecast, if its history covers this workload in its present form."""
-    return None if member.anew and member.ladder.seen < LEAST_OWN else subject.ahead
+    return None if member.history_restarted and member.ladder.seen < LEAST_OWN else subject.ahead
 
 
 def _model(subject: Subject, member: Member) -> str:
@@ -428,7 +428,7 @@ def _decide(
                 crashes=member.crashes,
                 rung=rung,
                 reason=reason,
-                anew=True,
+                history_restarted=True,
                 proposed=actions,
             )
         else:

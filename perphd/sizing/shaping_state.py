@@ -60,7 +60,7 @@ NOT_YET: Final = "no interval has ended yet"
 class Member:
     """The shaper's memory of one workload.
 
-    ``target_bytes`` None: none decided yet. ``anew``: its history was restarted here. ``model``: the
+    ``target_bytes`` None: none decided yet. ``history_restarted``: its history was restarted here. ``model``: the
     forecaster in use. ``proposed``: the actions that the last plan proposed for it.
     """
 
@@ -76,7 +76,7 @@ class Member:
     usual_refaults_per_s: float | None = None
     guarded_until_s: float = -1.0
     rung_intervals: int = 0
-    anew: bool = False
+    history_restarted: bool = False
     model: str = ""
     proposed: tuple[ShapingAction, ...] = ()
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perphd.host.psi import parse_pressure
-from perphd.sim.events import Arrival, Becomes, Departure
+from perphd.sim.events import Arrival, Departure, WorkChange
 from perphd.sim.host import SimHost
 from perphd.sim.kernel.cgroup2.rules import DISK
 from perphd.sim.machine import CGROUP_ROOT
@@ -137,7 +137,7 @@ def test_what_a_workload_is_can_change() -> None:
     work = placed("xapian", "/x", rate_per_s=3000)
     grown = replace(work.node, code=replace(work.node.code, mpki_swing=4 * work.node.code.mpki_swing))
     slower = replace(grown, code=replace(grown.code, cpi=1.3 * grown.code.cpi))
-    host = SimHost([work], machine=SILVER_4114, events=[Becomes(10, grown), Becomes(20, slower)])
+    host = SimHost([work], machine=SILVER_4114, events=[WorkChange(10, grown), WorkChange(20, slower)])
     seen = []
     for now_s in (10, 20, 30):
         host.advance(now_s)
@@ -146,7 +146,7 @@ def test_what_a_workload_is_can_change() -> None:
     assert seen[1] > 1.01 * seen[0]
     assert seen[2] > 1.15 * seen[1]
     with pytest.raises(ValueError, match="stays"):
-        SimHost([work], events=[Becomes(0, replace(archetype("batch-pi").workload, name="xapian"))]).advance(
+        SimHost([work], events=[WorkChange(0, replace(archetype("batch-pi").workload, name="xapian"))]).advance(
             1
         )
 

@@ -15,7 +15,7 @@ from perphd.agent.simulated import simulated_sli
 from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.domain.decision import AWAITED, Cause, Decision, Health
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
-from perphd.sim.host import Arrival, Becomes, Event, SimHost
+from perphd.sim.host import Arrival, Event, SimHost, WorkChange
 from perphd.sim.machine import CGROUP_ROOT, Machine
 from perphd.sim.workload import Batch, Lra, Workload
 
@@ -105,7 +105,7 @@ async def test_an_application_slowed_from_outside_is_remote(tmp_path: Path, seed
     slow = replace(OPEN, wait_ms=60.0).on(MACHINE.ghz)
     # Batch is there all the time, so that nobody takes the slow application for an undisturbed one.
     works = (OPEN, replace(PI, threads=1), SMALL)
-    events: list[Event] = [Arrival(FROM_S - 10.0, "pi"), Becomes(FROM_S, slow)]
+    events: list[Event] = [Arrival(FROM_S - 10.0, "pi"), WorkChange(FROM_S, slow)]
     found = await verdicts(tmp_path, works, events, seed, Mode.ENFORCE)
     seen = degraded(found)
     causes = Counter(decision.verdict.cause for decision in seen)

@@ -35,9 +35,9 @@ from perphd.domain.control import Actor, Pause
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import (
     Action,
-    Aftermath,
     Candidate,
     Cause,
+    Consequences,
     Decision,
     Evidence,
     Health,
@@ -301,15 +301,15 @@ class FakeAgent:
         self.calls.append(("decisions", workload, at_s, limit))
         return (decision(100.0), decision(90.0, Action.HOLD))[:limit] if workload == "db" else ()
 
-    def aftermath(self, decision: Decision) -> Aftermath:
+    def consequences(self, decision: Decision) -> Consequences:
         outcome = Outcome(
             decision.at_s + 3.0, "db", decision.at_s, 0.7, 1.02, True, "score 0.70 -> 1.02: it helped"
         )
         made = decision.action is not Action.HOLD
         return (
-            Aftermath(decision.at_s, ("/cg/pi/cpu.idle: '0' -> '1'",), "written", outcome)
+            Consequences(decision.at_s, ("/cg/pi/cpu.idle: '0' -> '1'",), "written", outcome)
             if made
-            else Aftermath(0.0)
+            else Consequences(0.0)
         )
 
     def set_mode(self, mode: Mode, workload: str | None = None, by: Actor | None = None) -> None:

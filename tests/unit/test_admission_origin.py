@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission.culprit import Moment, accuse, cpi2, uses
+from perphd.admission.antagonist import Moment, accuse, cpi2, uses
 from perphd.admission.detector import target_of
 from perphd.admission.origin import is_contended, nothing_to_give, origin, taken, waiting_explains
 from perphd.admission.settings import PolicySettings

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perphd.admission.inferer import untouched
-from perphd.agent.learning import Lessons, observations
+from perphd.agent.learning import ObservationMerger, observations
 from perphd.domain.policy import HostView, Snapshot, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 from perphd.domain.sample import Quality, Sample
@@ -129,7 +129,7 @@ def slow(at_s: float, answered: int, **changes: object) -> Snapshot:
 def test_few_requests_a_second_teach_their_rate_and_not_that_of_seconds_with_requests(
     rate: float, seed: int
 ) -> None:
-    random, lessons, model, left, total = Random(seed), Lessons(), LraModel(), 0.0, 0
+    random, lessons, model, left, total = Random(seed), ObservationMerger(), LraModel(), 0.0, 0
     for t in range(1, 121):
         left += random.expovariate(1.0) * rate  # about as many as Poisson's
         answered, left = int(left), left - int(left)
@@ -146,7 +146,7 @@ def test_few_requests_a_second_teach_their_rate_and_not_that_of_seconds_with_req
 
 
 def test_samples_with_enough_requests_are_learned_one_by_one() -> None:
-    lessons = Lessons()
+    lessons = ObservationMerger()
     for t in (1.0, 2.0, 3.0):
         ((_, one),) = lessons.of(slow(t, 25), (), 0.05)
         assert (one.count, one.sample.at_s, one.sample.interval_s) == (1, t, 1.0)
@@ -157,7 +157,7 @@ def test_samples_with_enough_requests_are_learned_one_by_one() -> None:
 
 
 def test_what_was_taken_under_other_circumstances_is_not_merged() -> None:
-    lessons = Lessons()
+    lessons = ObservationMerger()
     assert [*lessons.of(slow(1.0, 10), (), 0.05)] == []
     held = replace(slow(2.0, 10).workloads[0], protection=replace(untouched(4), llc_ways=3))
     assert [*lessons.of(replace(slow(2.0, 10), workloads=(held,)), (), 0.05)] == []

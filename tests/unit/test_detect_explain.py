@@ -12,7 +12,7 @@ from perphd.agent.records import KEPT_DECISIONS, Records
 from perphd.commands.explain import REMEMBERED, batch_parts, explain_parts, summary_parts
 from perphd.control.table import plain
 from perphd.domain.allocation import IDLE, UNTOUCHED, Settings
-from perphd.domain.decision import Action, Aftermath, Cause, Evidence, Health, Outcome, Verdict
+from perphd.domain.decision import Action, Cause, Consequences, Evidence, Health, Outcome, Verdict
 from perphd.domain.plan import ChangeSet, Stage, Write
 from perphd.domain.reading import available
 from perphd.domain.status import WorkloadStatus
@@ -30,10 +30,10 @@ def test_what_followed_is_found_again() -> None:
     outcome = Outcome(13.0, "db", 10.0, 0.7, 1.02, True, "score 0.70 -> 1.02: it helped")
     records.outcome(outcome)
     records.outcome(Outcome(14.0, "web", 10.0, 0.7, 0.6, False, "of another LRA"))
-    found = records.aftermath(first)
+    found = records.consequences(first)
     assert (found.result, found.outcome) == ("written", outcome)
-    assert records.aftermath(second) == Aftermath(20.0)
-    assert decode(Aftermath, encode(found), "aftermath") == found
+    assert records.consequences(second) == Consequences(20.0)
+    assert decode(Consequences, encode(found), "aftermath") == found
 
 
 def test_a_change_is_remembered_however_often_nothing_was_done_since() -> None:
@@ -69,7 +69,7 @@ def test_what_is_only_observed_is_logged_when_it_changes(caplog: pytest.LogCaptu
 def test_sentences_say_what_was_written_and_whether_it_helped() -> None:
     grown = decision(100.0)
     outcome = Outcome(103.0, "db", 100.0, 0.7, 1.02, True, "score 0.70 -> 1.02: it helped")
-    after = Aftermath(100.0, ("/cg/pi/cpu.idle: '0' -> '1'",), "written", outcome)
+    after = Consequences(100.0, ("/cg/pi/cpu.idle: '0' -> '1'",), "written", outcome)
     shown = plain(explain_parts([grown], 0.0, after=[after]))
     assert "one file written" in shown
     assert "it helped; it was kept" in shown

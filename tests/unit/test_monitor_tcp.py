@@ -17,7 +17,7 @@ from perphd.host.tcp_latency import Counter, Place, TcpCounts
 from perphd.host.tcp_latency.counts import COUNTERS, Region
 from perphd.host.tcp_latency.histogram import BUCKETS, bucket_of
 from perphd.host.tcp_latency.placement import Facts, decide, systemd_version
-from perphd.monitor.sli.reading import Behind, SliReading
+from perphd.monitor.sli.reading import SampleSize, SliReading
 from perphd.monitor.sli.resolution import EXACT
 from perphd.monitor.sli.tcp import LOOK_AGAIN_S, TcpSource, WithTcpLatency
 from perphd.monitor.sli.tcp_window import APART_SIGN, PUSHED_SIGN, SPACING_S, TcpWindow
@@ -89,8 +89,8 @@ def test_few_requests_are_added_up_but_not_for_ever() -> None:
     assert [available(one.latency_p50_ms) for one in readings[:4]] == [False, False, True, True]
     assert [available(one.latency_p95_ms) for one in readings[23:26]] == [False, True, True], "25 x 4 are 100"
     assert text(readings[-1].latency_p99_ms) == "fewer than 500 requests in 30 s", "120 of them"
-    assert readings[-1].p95 == Behind(100.0, 25.0)
-    assert readings[-1].work == Behind(4.0, 1.0)
+    assert readings[-1].p95 == SampleSize(100.0, 25.0)
+    assert readings[-1].work == SampleSize(4.0, 1.0)
 
 
 def test_what_is_kept_is_what_percentiles_need() -> None:
@@ -253,7 +253,7 @@ async def test_beside_a_source_without_latency_only_latency_is_taken(tmp_path: P
             raise AssertionError("nobody told how much it worked")
 
         async def read(self, now_s: float) -> SliReading:
-            return SliReading(7.0, Unavailable("no load"), work=Behind(7.0, 1.0))
+            return SliReading(7.0, Unavailable("no load"), work=SampleSize(7.0, 1.0))
 
         async def close(self) -> None:
             self.closed += 1

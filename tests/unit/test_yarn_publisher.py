@@ -18,7 +18,7 @@ from perphd.adapters.yarn.capacity import Capacity, as_level, wanted
 from perphd.adapters.yarn.client import Refused, Unreachable, YarnClient, YarnError, checked_url
 from perphd.adapters.yarn.containers import application_of, label_match, labels_of
 from perphd.adapters.yarn.program import main
-from perphd.adapters.yarn.publisher import Settings, YarnPublisher
+from perphd.adapters.yarn.publisher import YarnPublisher, YarnSettings
 from perphd.cluster.document import NodeAmounts, NodeDocument
 from perphd.cluster.publication import Level
 from perphd.domain.errors import ParseError
@@ -133,7 +133,7 @@ async def world() -> AsyncIterator[World]:
 
 @contextlib.asynccontextmanager
 async def publisher(world: World, *addresses: str, **more: Any) -> AsyncIterator[YarnPublisher]:
-    settings = Settings(**{"node": NODE, **more})
+    settings = YarnSettings(**{"node": NODE, **more})
     async with YarnClient([*addresses, world.url]) as client:
         yield YarnPublisher(client, settings, world.look, 1.0, clock=lambda: NOW_S)
 

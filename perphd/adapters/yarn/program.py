@@ -16,7 +16,7 @@ from perphd.adapters.rounds import stop_signal, until_stopped
 from perphd.adapters.yarn.capacity import Capacity
 from perphd.adapters.yarn.client import YarnClient, checked_url
 from perphd.adapters.yarn.containers import label_match
-from perphd.adapters.yarn.publisher import Settings, YarnPublisher
+from perphd.adapters.yarn.publisher import YarnPublisher, YarnSettings
 from perphd.control.client import DEFAULT_SOCKET
 from perphd.control.journal_log import start_logging
 from perphd.domain.errors import PerphError
@@ -97,7 +97,7 @@ def run(
     """Publish until SIGTERM or Ctrl-C. The capacity stays; ``withdraw`` restores the configured one."""
     start_logging(log_level)
     try:
-        settings = Settings(
+        settings = YarnSettings(
             common["node"], _configured(common), _node_manager(common), tuple(label_match(each) for each in lras),
             Capacity(lra_memory_mb, lra_vcores), vcores_per_cpu, overcommit_s,
             Path(containers_file) if containers_file else None, hierarchy,
@@ -113,7 +113,7 @@ def take_back(**common: Any) -> None:
     """Restore the configured capacity of a node."""
 
     async def once() -> Capacity:
-        settings = Settings(common["node"], _configured(common), _node_manager(common))
+        settings = YarnSettings(common["node"], _configured(common), _node_manager(common))
         async with _client(common) as client:
             return await YarnPublisher(
                 client, settings, NodeSocket(DEFAULT_SOCKET).document, PERIOD_S
@@ -125,7 +125,7 @@ def take_back(**common: Any) -> None:
         raise click.ClickException(str(exc)) from exc
 
 
-async def _run(client: YarnClient, settings: Settings, socket: str, period_s: float) -> None:
+async def _run(client: YarnClient, settings: YarnSettings, socket: str, period_s: float) -> None:
     stop = stop_signal()
     async with client:
         publisher = YarnPublisher(client, settings, NodeSocket(socket).document, period_s)

@@ -40,7 +40,7 @@ _log: Final = logging.getLogger("perphd.yarn")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class YarnSettings:
     """How one node is published.
 
     Attributes:
@@ -80,7 +80,7 @@ class YarnPublisher:
     def __init__(
         self,
         client: YarnClient,
-        settings: Settings,
+        settings: YarnSettings,
         look: Callable[[], Awaitable[NodeDocument | Unavailable]],
         period_s: float,
         clock: Callable[[], float] = time.time,

@@ -1,4 +1,4 @@
-"""``perphd profile``: explore, train, validate, save. Reports progress to a ``Teller``."""
+"""``perphd profile``: explore, train, validate, save. Reports progress to a ``ProgressListener``."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Plan:
     left_out: tuple[str, ...]
 
 
-class Teller(Protocol):
+class ProgressListener(Protocol):
     """Receives progress reports."""
 
     def begin(self, plan: Plan) -> None:
@@ -165,7 +165,7 @@ def find_lra(config: Config, app: str, fs: KernelFs | None = None) -> WorkloadSp
 
 
 async def profile_live(
-    config: Config, spec: WorkloadSpec, options: ProfileOptions, teller: Teller
+    config: Config, spec: WorkloadSpec, options: ProfileOptions, teller: ProgressListener
 ) -> ProfileResult:
     """Explore an LRA of this host; see ``find_lra``.
 
@@ -188,7 +188,7 @@ async def profile_live(
 async def profile_simulated(
     archetype: str,
     options: ProfileOptions,
-    teller: Teller,
+    teller: ProgressListener,
     *,
     progress: Path | None = None,
     interrupt_after: int | None = None,
@@ -236,7 +236,7 @@ async def _profile(
     progress_file: Path | None,
     out: Path | None,
     options: ProfileOptions,
-    teller: Teller,
+    teller: ProgressListener,
     host: str,
     interrupt_after: int | None = None,
 ) -> ProfileResult:

@@ -17,7 +17,7 @@ from perphd.commands.explain import batch_parts, explain_parts, summary_parts
 from perphd.commands.render_model import model_parts
 from perphd.control.table import Part
 from perphd.domain.belief import ModelView
-from perphd.domain.decision import Aftermath, Decision
+from perphd.domain.decision import Consequences, Decision
 from perphd.domain.errors import PerphError
 from perphd.domain.status import AgentStatus, WorkloadStatus
 from perphd.domain.wire import decode, encode
@@ -78,7 +78,7 @@ class Api:
         at = None if at_s is None else f"{at_s:.3f}"
         data = await self._daemon.get("explain", workload=name, at=at, limit=REMEMBERED)
         decisions = decode(tuple[Decision, ...], data["decisions"], "decisions")
-        after = decode(tuple[Aftermath, ...], data.get("aftermath", []), "aftermath")
+        after = decode(tuple[Consequences, ...], data.get("aftermath", []), "aftermath")
         status = decode(WorkloadStatus, data["workload"], "workload")
         offset_s = data["clock"]["unix_s"] - data["clock"]["monotonic_s"]
         if status.spec.kind is Kind.BATCH:

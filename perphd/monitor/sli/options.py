@@ -216,7 +216,7 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
         ),
         "file": (
             _path("path", "file with the indicators", required=True),
-            _seconds("max_age_s", "without a newer version for so long the indicators are stale", "10"),
+            _seconds("max_age_s", "age of the file from which its indicators are stale", "10"),
             _resolution(_FOUND),
         ),
         "command": (
@@ -227,13 +227,13 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
                 _is_command,
                 required=True,
             ),
-            _seconds("timeout_s", "the command is killed after so long", "2"),
+            _seconds("timeout_s", "time limit, after which the command is killed", "2"),
             _seconds(
                 "every_s", "it is run no more often than this; its last indicators hold in between", "1"
             ),
             _resolution(_FOUND),
         ),
-        "push": (_seconds("max_age_s", "without a newer push for so long the indicators are stale", "10"),),
+        "push": (_seconds("max_age_s", "age of the last push from which the indicators are stale", "10"),),
     }
 )
 """Options by source name."""

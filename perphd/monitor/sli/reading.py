@@ -11,14 +11,14 @@ from perphd.monitor.sli.resolution import Counted, Resolution
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class SampleSize:
     """The evidence behind an indicator: number of requests, and the seconds over which they were counted."""
 
     events: Reading = NOT_MEASURED
     window_s: Reading = NOT_MEASURED
 
 
-NOTHING_BEHIND: Final = Behind()
+NOTHING_BEHIND: Final = SampleSize()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class SliReading:
     latency_p50_ms: Reading = NOT_MEASURED
     latency_p95_ms: Reading = NOT_MEASURED
     latency_p99_ms: Reading = NOT_MEASURED
-    work: Behind = NOTHING_BEHIND
-    p50: Behind = NOTHING_BEHIND
-    p95: Behind = NOTHING_BEHIND
-    p99: Behind = NOTHING_BEHIND
+    work: SampleSize = NOTHING_BEHIND
+    p50: SampleSize = NOTHING_BEHIND
+    p95: SampleSize = NOTHING_BEHIND
+    p99: SampleSize = NOTHING_BEHIND
     resolution_s: Reading = NOT_MEASURED
 
     @classmethod
@@ -58,9 +58,9 @@ class SliReading:
         judged = (self.work_rate_per_s, getattr(self, f"latency_{percentile}_ms"))
         return any(isinstance(reading, Awaited) for reading in judged)
 
-    def behind(self, percentile: str) -> Behind:
+    def behind(self, percentile: str) -> SampleSize:
         """The evidence behind this percentile: ``p50``, ``p95`` or ``p99``."""
-        found: Behind = getattr(self, percentile)
+        found: SampleSize = getattr(self, percentile)
         return found
 
 
@@ -76,14 +76,14 @@ def told(values: Mapping[str, float]) -> SliReading:
     """The reading from delivered values, keyed by ``PUSHED_FIELDS``."""
     absent = Unavailable("not given by this source")
     indicators: dict[str, Any] = {name: values.get(name, absent) for name in SLI_FIELDS}
-    latency = Behind(values.get("latency_events", NOT_MEASURED))
-    work = Behind(values.get("work_events", NOT_MEASURED))
+    latency = SampleSize(values.get("latency_events", NOT_MEASURED))
+    work = SampleSize(values.get("work_events", NOT_MEASURED))
     return SliReading(**indicators, work=work, p50=latency, p95=latency, p99=latency)
 
 
-def behind(counted: Counted) -> Behind:
+def behind(counted: Counted) -> SampleSize:
     """The evidence behind a rate."""
-    return Behind(counted.events, counted.window_s)
+    return SampleSize(counted.events, counted.window_s)
 
 
 @runtime_checkable

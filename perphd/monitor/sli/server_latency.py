@@ -10,7 +10,7 @@ from typing import Final
 
 from perphd.domain.reading import Reading, Unavailable
 from perphd.monitor.sli.prometheus import HistogramGrowth, quantile
-from perphd.monitor.sli.reading import Behind, SliReading, behind
+from perphd.monitor.sli.reading import SampleSize, SliReading, behind
 from perphd.monitor.sli.resolution import least_requests
 
 WIDEST: Final = 2.6
@@ -44,10 +44,10 @@ class ServerLatency:
             p99=found["p99"][1],
         )
 
-    def _one(self, name: str, totals: Totals | Unavailable, at_s: float) -> tuple[Reading, Behind]:
+    def _one(self, name: str, totals: Totals | Unavailable, at_s: float) -> tuple[Reading, SampleSize]:
         if isinstance(totals, Unavailable):
             self._growth[name] = HistogramGrowth(least_requests(name))
-            return totals, Behind()
+            return totals, SampleSize()
         counted, grown = self._growth[name].update(totals, at_s)
         told = quantile(grown, int(name[1:]) / 100.0) if grown else counted.rate
         return told, behind(counted)

@@ -9,7 +9,7 @@ from typing import Final
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 from perphd.host.tcp_latency import Counter, TcpCounts, percentile_ms
 from perphd.monitor.rates import FIRST_READING, NO_TIME_PASSED
-from perphd.monitor.sli.reading import NOTHING_BEHIND, Behind, SliReading
+from perphd.monitor.sli.reading import NOTHING_BEHIND, SampleSize, SliReading
 from perphd.monitor.sli.resolution import EXACT, LONGEST_S, least_requests
 
 SPACING_S: Final = 0.8
@@ -69,7 +69,7 @@ class TcpWindow:
         self._judge(counts.since(self._kept[0][1]))
         self._keep(counts, at_s)
         events = latest[Counter.ANSWERED]
-        made = Behind(float(events), at_s - before_s)
+        made = SampleSize(float(events), at_s - before_s)
         reading = SliReading(events / (at_s - before_s), NOT_MEASURED, p50_ms, p95_ms, p99_ms)
         return replace(reading, work=made, p50=p50, p95=p95, p99=p99, resolution_s=EXACT.reading)
 
@@ -77,13 +77,13 @@ class TcpWindow:
         next_s, following = self._kept[1]
         return next_s <= at_s - LONGEST_S or counts.since(following)[Counter.ANSWERED] >= max(NEEDED.values())
 
-    def _percentile(self, counts: TcpCounts, at_s: float, share: float) -> tuple[Reading, Behind]:
+    def _percentile(self, counts: TcpCounts, at_s: float, share: float) -> tuple[Reading, SampleSize]:
         """A percentile over the shortest time up to now with enough requests."""
         for began_s, earlier in reversed(self._kept):
             window = counts.since(earlier)
             if window[Counter.ANSWERED] >= NEEDED[share]:
                 latency = percentile_ms(window.from_first if self._from_first else window.from_last, share)
-                return latency, Behind(float(window[Counter.ANSWERED]), at_s - began_s)
+                return latency, SampleSize(float(window[Counter.ANSWERED]), at_s - began_s)
         return Unavailable(f"fewer than {NEEDED[share]:.0f} requests in {LONGEST_S:g} s"), NOTHING_BEHIND
 
     def _keep(self, counts: TcpCounts, at_s: float) -> None:

@@ -40,7 +40,7 @@ def class_prior(name: str) -> Profile:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Beginning:
+class WarmStart:
     """Start of an LRA's model: a profile (None: physics alone), its description, and problems found."""
 
     profile: Profile | None = None
@@ -48,14 +48,14 @@ class Beginning:
     problems: tuple[str, ...] = ()
 
 
-def beginning(state_dir: Path, lra: str, app_class: str) -> Beginning:
+def beginning(state_dir: Path, lra: str, app_class: str) -> WarmStart:
     """The profile that ``perphd profile`` saved for this LRA, else that of its class. Never raises."""
     path = state_dir / "profiles" / f"{lra}.json"
     problems: list[str] = []
     try:
         found = from_text(path.read_bytes())
         if found.is_signed_off:
-            return Beginning(found, f"its profile of {', '.join(found.origin.hosts)}")
+            return WarmStart(found, f"its profile of {', '.join(found.origin.hosts)}")
         problems.append(f"{path}: not used as a warm start: {found.metrics.refusal}")
     except FileNotFoundError:
         pass
@@ -64,8 +64,8 @@ def beginning(state_dir: Path, lra: str, app_class: str) -> Beginning:
     except FileError as exc:
         problems.append(f"{path}: not used: {exc}")
     if app_class == "none":
-        return Beginning(problems=tuple(problems))
+        return WarmStart(problems=tuple(problems))
     try:
-        return Beginning(class_prior(app_class), f"the class {app_class}", tuple(problems))
+        return WarmStart(class_prior(app_class), f"the class {app_class}", tuple(problems))
     except PerphError as exc:
-        return Beginning(problems=(*problems, f"class {app_class}: {exc}"))
+        return WarmStart(problems=(*problems, f"class {app_class}: {exc}"))

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from perphd.admission.attention import Attention, advance, next_in_s
 from perphd.admission.inferer import untouched
 from perphd.admission.settings import PolicySettings
-from perphd.agent.learning import Lessons
+from perphd.agent.learning import ObservationMerger
 from perphd.config.file import DaemonConfig
 from perphd.domain.allocation import KEEP, UNTOUCHED, Allocation, Settings
 from perphd.domain.decision import Action
@@ -95,7 +95,7 @@ class Seat:
         looks_s = [0.0] if attentive else [0.0, START_LOOK_S]
         self._looks_s = sorted(at_s + later_s for at_s in self._starts_s.values() for later_s in looks_s)
         self._settings = PolicySettings()
-        self._registry, self._lessons = registry() if models else None, Lessons()
+        self._registry, self._lessons = registry() if models else None, ObservationMerger()
         self._protections: dict[str, tuple[Allocation, float]] = {}
         self._memory: Any = None
         self._in_force: Mapping[str, Settings] = {}

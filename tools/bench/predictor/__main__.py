@@ -30,7 +30,7 @@ PARTS = ("cost", "warm", "table2", "online")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One kind of stream. ``probing``: part of the samples one step aside; ``explores``: the policy jumps about."""
+    """One kind of stream. ``probing``: some samples have one knob moved; ``explores``: the policy jumps about."""
 
     name: str
     before: Surface

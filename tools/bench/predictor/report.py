@@ -144,7 +144,7 @@ _INTRODUCTION = (
     "",
     "Written by `python -m tools.bench.predictor`. Streams: 600 profiling samples with 3 % noise as a warm start, then "
     "live samples at allocations that a cautious policy visits (one or two knobs move every 40 samples; *with "
-    "probing*: every tenth sample one knob is one step aside; *exploring*: the policy jumps about), with an abrupt "
+    "probing*: every tenth sample one knob is moved by one step; *exploring*: the policy jumps about), with an abrupt "
     "change of the application at half. *One step* is the error of the next sample, asked before it is learned "
     "(prequential). *Near* is the error against the noise-free truth at 120 allocations within 0.2 of every range "
     "around the current one, load included: what inference asks. *Whole* is the same over the whole space. All are "

@@ -111,7 +111,7 @@ class Monitor:
     def _counter(self, rmid: int, unit: int) -> Counter:
         return self._counters.setdefault((rmid, unit), Counter())
 
-    def begin_anew(self, rmid: int) -> None:
+    def restart_counting(self, rmid: int) -> None:
         """Bandwidth counts from 0 again, as it does for every group that gets its ``mon_data``."""
         for (held_by, _), counter in self._counters.items():
             if held_by == rmid:

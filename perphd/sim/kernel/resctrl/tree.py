@@ -86,7 +86,7 @@ class ResctrlTree:
         self.closids = Closids(self.controls.num_closids)
         self.mounted = True
         if self.monitor is not None:
-            self.monitor.begin_anew(self.registry.root.rmid)
+            self.monitor.restart_counting(self.registry.root.rmid)
         fill_group(self, self.registry.root)
         fill_info(self)
         self.directory.on_mkdir = self.lifecycle.make_control if self.machine.can_allocate else None
