@@ -1,4 +1,4 @@
-"""What a step of physics leaves in the kernel's counters: CPU time, events, pressure, I/O, run-queue delay."""
+"""Effects of a physics step on the kernel's counters: CPU time, events, pressure, I/O, run-queue delay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Stalls = list[tuple[float, float]]
 
 
 class Drift:
-    """A factor that wanders around 1: real requests are neither evenly many nor alike."""
+    """A random factor around 1: real requests vary in number and size."""
 
     def __init__(self) -> None:
         self._off = 0.0
@@ -36,7 +36,7 @@ class Drift:
 
 
 class Running:
-    """A workload while it runs, with what has accumulated."""
+    """A running workload, with its accumulated work."""
 
     def __init__(self, node: NodeWorkload, group: SimCgroup, process: Process) -> None:
         self.node, self.group, self.process = node, group, process
@@ -91,7 +91,7 @@ def count(running: Running, ghz: float, dt_s: float) -> float:
 
 
 def count_pressure(groups: Iterable[SimCgroup], order: Sequence[Running], dt_s: float) -> None:
-    """Let PSI of all groups go on by a step."""
+    """Advance the PSI of all groups by a step."""
     stalls: dict[SimCgroup, tuple[Stalls, Stalls, Stalls]] = {}
     for running in order:
         now = running.outcome
@@ -113,11 +113,11 @@ def count_pressure(groups: Iterable[SimCgroup], order: Sequence[Running], dt_s: 
 
 
 def _together(stalls: Stalls) -> tuple[float, float]:
-    """``some`` and ``full`` of a group from those of the workloads in it, taken as independent."""
+    """``some`` and ``full`` of a group from those of its workloads, assumed independent."""
     if not stalls:
         return 0.0, 0.0
     if len(stalls) == 1:
         some, full = stalls[0]
-        return 1.0 - (1.0 - some), full  # as below, to the last bit
+        return 1.0 - (1.0 - some), full  # identical to the general case below, to the last bit
     running_free = math.prod(1.0 - some for some, _ in stalls)
     return 1.0 - running_free, min(full for _, full in stalls)

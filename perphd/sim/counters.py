@@ -1,4 +1,4 @@
-"""What a control group holds and has counted: processes, CPU, memory, I/O, performance events."""
+"""State and counters of a control group: processes, CPU, memory, I/O, performance events."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MemoryCounters:
 
     @property
     def current_bytes(self) -> float:
-        """What the group is charged for."""
+        """Memory charged to the group."""
         return self.anon_bytes + self.file_bytes
 
 
@@ -58,7 +58,7 @@ class IoCounters:
 
 @dataclass(slots=True)
 class PerfCounters:
-    """What perf_event_open would count."""
+    """Counters of perf_event_open."""
 
     instructions: float = 0.0
     cycles: float = 0.0

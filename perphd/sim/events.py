@@ -1,4 +1,4 @@
-"""What happens to the simulated host from outside, and when."""
+"""External events of the simulated host, with their times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perphd.sim.node.workload import NodeWorkload
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """At ``at_s`` a workload starts in its cgroup (made if it is not there)."""
+    """A workload starts at ``at_s`` in its cgroup (created if missing)."""
 
     at_s: float
     name: str
@@ -17,7 +17,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """At ``at_s`` a workload ends; its cgroup stays, empty, unless ``remove_cgroup``."""
+    """A workload ends at ``at_s``; its empty cgroup stays unless ``remove_cgroup``."""
 
     at_s: float
     name: str
@@ -26,7 +26,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class LoadChange:
-    """From ``at_s`` on an LRA is asked ``factor`` times what its specification says."""
+    """From ``at_s`` on, the load of an LRA is ``factor`` times its specification."""
 
     at_s: float
     name: str
@@ -35,9 +35,9 @@ class LoadChange:
 
 @dataclass(frozen=True, slots=True)
 class WorkChange:
-    """From ``at_s`` on a workload behaves as ``work`` says: its data set grew, a new version is out, a phase began.
+    """From ``at_s`` on, a workload behaves like ``work``: its data set grew, a new version runs, a phase began.
 
-    ``work`` has the workload's name; LRA stays LRA and batch stays batch.
+    ``work`` has the workload's name; its kind cannot change.
     """
 
     at_s: float

@@ -41,24 +41,24 @@ __all__ = ["Arrival", "WorkChange", "Departure", "Event", "LoadChange", "SimHost
 
 OWN_CGROUP: Final = "/system.slice/perphd.service"
 _LATENCY_NOISE: Final = 0.06
-_BACKLOG: Final = 200.0  # requests; an application refuses more than these and a backlog of
-_BACKLOG_S: Final = 2.0  # seconds of what it is asked
+_BACKLOG: Final = 200.0  # requests; an application refuses requests beyond this backlog and beyond
+_BACKLOG_S: Final = 2.0  # this many seconds of its load
 
 
 class SimHost:
-    """A host with these workloads. Those that have an ``Arrival`` start then, the others at 0.
+    """A host with these workloads. Those with an ``Arrival`` start then, the others at 0.
 
     Args:
-        workloads: what runs (``placed("mysql-oltp", "/lra/mysql")`` for an archetype).
+        workloads: the workloads (``placed("mysql-oltp", "/lra/mysql")`` for an archetype).
         machine: its shape and speed.
-        events: what happens when.
-        seed: of everything random.
+        events: external events.
+        seed: of all randomness.
         pmu: hardware counters exist.
         step_s: resolution of the physics, in virtual seconds.
         resctrl: cache and bandwidth allocation exist and are mounted at /sys/fs/resctrl (``host.resctrl``); a text:
             with these options (``cdp``).
-        loads: how what is asked of an LRA changes over time, by name; multiplies with ``LoadChange``.
-        jobs: operations after which a batch job ends by itself, by name (``finished_s`` tells when).
+        loads: load factors of LRAs over time, by name; multiplied with ``LoadChange``.
+        jobs: operations after which a batch job ends by itself, by name (``finished_s`` returns the time).
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class SimHost:
         self._events = sorted(events, key=lambda event: event.at_s)
         self._in_force = InForce(self.machine, self.resctrl)
         self._written = True
-        """Since the last step something may have been written to the trees, or have come or gone."""
+        """True if the trees may have been written to, or changed, since the last step."""
         self._node: Node | None = None
         self._state: State | None = None
         self.cgroups.make(OWN_CGROUP)
@@ -123,12 +123,13 @@ class SimHost:
     # -- time -----------------------------------------------------------------------------------------
 
     def advance(self, to_s: float) -> None:
-        """Let virtual time pass until ``to_s``; the past is ignored."""
+        """Advance virtual time to ``to_s``; a past time is ignored."""
         self._written = True
         while self.now_s < to_s - 1e-9:
             while self._events and self._events[0].at_s <= self.now_s + 1e-9:
                 self._happen(self._events.pop(0))
-            # Steps end at multiples of their length: looking on at such moments does not change the run.
+            # Steps end at multiples of their length, so that observing at such moments does not change the
+            # run.
             until = (math.floor(self.now_s / self._step_s + 1e-6) + 1) * self._step_s
             until = to_s if to_s < until - 1e-6 else until
             if self._events:
@@ -137,7 +138,10 @@ class SimHost:
             self.now_s = until
 
     def set_online(self, cpus: CpuSet) -> None:
-        """Only these CPUs are on from now: control groups, sysfs and resctrl follow. The physics sees it by cpusets."""
+        """Only these CPUs are online from now on: control groups, sysfs and resctrl follow.
+
+        The physics sees it by cpusets.
+        """
         self._written = True
         self.cgroups.set_online(cpus)
         if self.resctrl is not None:
@@ -145,14 +149,14 @@ class SimHost:
         show_cpus(self.fs.root, self.machine, lambda: self.cgroups.online)
 
     def happen(self, event: Event) -> None:
-        """This happens now, whatever its time says: for a world that is steered from outside."""
+        """Apply this event now, whatever its time: for externally driven simulations."""
         self._happen(event)
 
     def place(self, work: Workload) -> None:
-        """This workload starts now, under a name that nothing runs under.
+        """Start this workload now, under an unused name.
 
         Raises:
-            ValueError: something runs under it.
+            ValueError: a workload of this name is running.
         """
         if work.name in self._running:
             raise ValueError(f"{work.name} runs already")
@@ -166,7 +170,7 @@ class SimHost:
     # -- what an observer of the experiment may know -----------------------------------------------------
 
     def has(self, name: str) -> bool:
-        """True if the host knows a workload of this name, running or not."""
+        """True if the host has a workload of this name, running or not."""
         return name in self._works
 
     def running(self, name: str) -> bool:
@@ -174,11 +178,11 @@ class SimHost:
         return name in self._running
 
     def names_running(self) -> tuple[str, ...]:
-        """The workloads that run."""
+        """Names of the running workloads."""
         return tuple(self._running)
 
     def outcome(self, name: str) -> Outcome:
-        """How the workload fares at this moment (all zero while it does not run)."""
+        """The workload's present outcome (all zero if it is not running)."""
         running = self._running.get(name)
         return running.outcome if running else NOTHING
 
@@ -187,11 +191,11 @@ class SimHost:
         return self._work_done[name]
 
     def finished_s(self, name: str) -> float | None:
-        """When a job of ``jobs`` was done (virtual seconds); None if it is not."""
+        """The completion time of a job in ``jobs`` (virtual seconds); None if it is not complete."""
         return self._finished_s.get(name)
 
     def run_delay_ns(self, pid: int) -> int:
-        """As taskstats tells it: what all threads of a process waited for a CPU. Raises Gone."""
+        """Run-queue delay of all threads of a process, as in taskstats. Raises Gone."""
         for running in self._running.values():
             if running.process.pid == pid:
                 return int(running.wait_s * 1e9)
@@ -202,7 +206,7 @@ class SimHost:
         return SliCursor(self._sli[name], lambda: self.now_s)
 
     def report_sli_every(self, name: str, seconds: float, backends: int = 1) -> None:
-        """From now on the workload's indicators move only when its backends report, each every so many seconds."""
+        """From now on, the workload's indicators change only when its backends report, each at this interval."""
         self._sli[name].report_every(seconds, backends)
 
     # -- events ---------------------------------------------------------------------------------------
@@ -260,13 +264,13 @@ class SimHost:
                 self._stop(name)
 
     def _home(self, running: Running) -> SimCgroup:
-        """The group that the process is in now: somebody may have moved it."""
+        """The present group of the process, which may have been moved."""
         if running.process in running.group.processes:
             return running.group
         return next(g for g in self.cgroups.root.walk() if running.process in g.processes)
 
     def _repopulate(self) -> None:
-        """Workloads came, went or changed: the node model is made again, what it remembers is kept."""
+        """Rebuild the node model after workloads came, went or changed; its state is kept."""
         self._written = True
         node = Node(self.machine, [running.node for running in self._running.values()])
         if self._node is None or self._state is None:
@@ -350,7 +354,7 @@ class SimHost:
         rdt.account(tree, self._in_force, tenants, held, moved)
 
     def _asked(self, order: Sequence[Running], dt_s: float) -> tuple[Array, Array]:
-        """Factors on what is asked of each workload, and on the CPU time that an operation takes."""
+        """Factors on the load of each workload, and on the CPU time per operation."""
         loads, needs = np.ones(len(order)), np.ones(len(order))
         for index, running in enumerate(order):
             if running.is_lra:
@@ -369,7 +373,7 @@ def _is_open(node: NodeWorkload) -> bool:
 
 
 def _patience(node: NodeWorkload) -> float:
-    """Requests that may wait."""
+    """Number of requests that may wait."""
     if node.requests is None:
         return 0.0
     if node.requests.queue_limit:
@@ -379,7 +383,9 @@ def _patience(node: NodeWorkload) -> float:
 
 
 def _stat(running: Running, tid: int, nth: int) -> str:
-    """A thread's line as proc(5) has it: threads lie on their group's CPUs in turns and share the CPU time evenly."""
+    """A thread's line in the format of proc(5): threads are spread over their group's CPUs and share CPU time
+    evenly.
+    """
     cpus, threads = list(running.group.effective_cpus), len(running.process.tids)
     ticks, cpu = int(running.run_s / threads * 100), cpus[nth % len(cpus)] if cpus else 0
     before, between = "S 1 1 1 0 -1 4194304 0 0 0 0", "0 0 20 0 1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17"

@@ -1,4 +1,4 @@
-"""What the kernel's files say is in force for every running workload, as the node model wants it."""
+"""Settings in force for every running workload, read from the kernel's files in the node model's form."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from perphd.sim.node.machine import Machine
 from perphd.sim.node.workload import NodeWorkload
 
 WAKER_BONUS: Final = 1.5
-"""In shares, for those that sleep between bursts: EEVDF and CFS owe them time."""
+"""Scheduling bonus, in shares, of threads that sleep between bursts: EEVDF and CFS owe them time."""
 _THREAD_WEIGHT: Final = 100.0
 _MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A running workload: where it lives, and how many of its threads want to run."""
+    """A running workload: its group, and its number of runnable threads."""
 
     work: NodeWorkload
     group: SimCgroup
@@ -34,11 +34,11 @@ class Tenant:
 
 
 _Way = tuple[tuple[str, float], ...]
-"""The scheduling entities (path, weight) on the way from the root to a workload."""
+"""The scheduling entities (path, weight) on the path from the root to a workload."""
 
 
 class InForce:
-    """Reads the trees once a step; the arrays are made again only when something changed."""
+    """Reads the trees once per step; arrays are rebuilt only after changes."""
 
     def __init__(self, machine: Machine, resctrl: ResctrlTree | None = None) -> None:
         self._machine, self._resctrl = machine, resctrl
@@ -47,7 +47,7 @@ class InForce:
         self._grants: Grants | None = None
 
     def read(self, tenants: Sequence[Tenant]) -> Grants:
-        """Grants of these workloads now (one alternative)."""
+        """Present grants of these workloads (one alternative)."""
         self._ids.clear()
         ways = tuple(_way(tenant) for tenant in tenants)
         rows = tuple(self._grant(tenant) for tenant in tenants)
@@ -58,16 +58,16 @@ class InForce:
         return self._grants
 
     def again(self, tenants: Sequence[Tenant]) -> Grants:
-        """The same workloads a moment later, when nobody can have written anything since ``read``."""
+        """Grants of the same workloads slightly later, if nothing can have been written since ``read``."""
         if self._grants is None or not all(tenant.group.has("cpu") for tenant in tenants):
             return self.read(
                 tenants
-            )  # what has no weight of its own weighs by its threads, which come and go
+            )  # entities without a weight of their own weigh by their threads, whose number varies
         self._grants.memory_bytes[0] = [memory.limit(tenant.group) for tenant in tenants]
         return self._grants
 
     def ids(self, tenant: Tenant) -> tuple[int, int]:
-        """(CLOSID, RMID) with which a workload's threads run, as of the last ``read``."""
+        """(CLOSID, RMID) of a workload's threads, as of the last ``read``."""
         if self._resctrl is None or not self._resctrl.mounted:
             return 0, 0
         known = self._ids.get(tenant.tid)
@@ -114,7 +114,7 @@ class InForce:
 def _cache_limits(
     tree: ResctrlTree, machine: Machine, closid: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(masks, per cents of bandwidth) of a class of service, one for each domain; one that is away limits nobody.
+    """(masks, per cents of bandwidth) of a class of service, one per domain; an offline one limits nothing.
 
     With code and data prioritisation the data's mask counts: the model's programs are data.
     """
@@ -135,7 +135,7 @@ def _cache_limits(
 
 
 def _way(tenant: Tenant) -> _Way:
-    """From the top down to this group; without the cpu controller each thread competes for itself."""
+    """The path from the root to this group; without the cpu controller, each thread competes for itself."""
     group = tenant.group
     way = [(g.path, g.share_weight) for g in group.ancestry() if g.parent is not None and g.has("cpu")]
     way.reverse()
@@ -145,7 +145,7 @@ def _way(tenant: Tenant) -> _Way:
 
 
 def _rivals(one: _Way, other: _Way) -> tuple[float, float]:
-    """Weights of the two entities that compete where the ways of two workloads part."""
+    """Weights of the two competing entities where the paths of two workloads diverge."""
     for (my_key, my_weight), (their_key, their_weight) in zip(one, other, strict=False):
         if my_key != their_key:
             return my_weight, their_weight
@@ -153,7 +153,7 @@ def _rivals(one: _Way, other: _Way) -> tuple[float, float]:
 
 
 def _flat_weights(ways: Sequence[_Way], bonus: Sequence[float]) -> list[float]:
-    """Each one's share of the whole (100), from the weights of all entities on its way."""
+    """The share of each of the whole (100), from the weights of all entities on its path."""
     flat = [0.0] * len(ways)
 
     def descend(members: list[int], depth: int, share: float) -> None:
@@ -167,7 +167,7 @@ def _flat_weights(ways: Sequence[_Way], bonus: Sequence[float]) -> list[float]:
             ends = [index for index in group if depth == len(ways[index]) - 1]
             if len(group) == 1:
                 flat[group[0]] = part
-            elif ends:  # processes in one and the same group share it
+            elif ends:  # processes in the same group share it
                 for index in group:
                     flat[index] = part / len(group)
             else:
@@ -178,7 +178,7 @@ def _flat_weights(ways: Sequence[_Way], bonus: Sequence[float]) -> list[float]:
 
 
 def _disk_cap(group: SimCgroup, ops: float, read_bytes: float, write_bytes: float) -> float:
-    """io.max of a group and those above it, as bytes per second of this mixture of reads and writes."""
+    """io.max of a group and its ancestors, as bytes per second of this mixture of reads and writes."""
     total = read_bytes + write_bytes
     if total <= 0:
         return math.inf

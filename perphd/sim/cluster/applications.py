@@ -24,20 +24,20 @@ from typing import Final, TypeAlias
 from perphd.batch.elastic import ElasticRequest, ElasticShares, arrived, departed, rebalanced
 
 Rule: TypeAlias = Callable[[ElasticShares], ElasticShares]
-"""Shares after an event, computed from the shares before it with its application added or removed."""
+"""Computes the shares after an event from the shares before it with its application added or removed."""
 
 INTERACTIVE_SIZE: Final = 0.001
-"""Factor on the size of an interactive application: it goes before all batch work of the published workloads."""
+"""Factor on the size of an interactive application, so that it precedes all batch work of the published workloads."""
 _DONE: Final = 1e-9
-"""Share of an application's work that is rounding."""
+"""Share of an application's work that counts as a rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """What is submitted: units of core and elastic components, and the run time in seconds with all of them.
+    """A submitted application: units of core and elastic components, and the run time in seconds with all of them.
 
-    ``unit``: units of one elastic component. ``cpu_memory``: product of cores and GiB of one component, summed over
-    the components (three-dimensional size).
+    ``unit``: units of one elastic component. ``cpu_memory``: product of cores and GiB of one component,
+    summed over the components (three-dimensional size).
     """
 
     name: str
@@ -57,7 +57,7 @@ class Application:
 
 
 class Order(Enum):
-    """Which waiting application is next."""
+    """The order of the queue."""
 
     FIFO = "FIFO"
     SJF = "SJF"
@@ -69,7 +69,7 @@ class Order(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One application that ran to its end."""
+    """One completed application."""
 
     application: Application
     started_s: float
@@ -88,7 +88,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A whole run: completions in order of time, and averages over the time from first submission to last end."""
+    """A whole run: completions in order of time, and averages from the first submission to the last completion."""
 
     completions: tuple[Completion, ...]
     allocated_ratio: float
@@ -97,9 +97,9 @@ class Served:
 
 
 def key(order: Order, application: Application, now_s: float, remaining_ratio: float = 1.0) -> float:
-    """The sorting key of a waiting application. The least is next.
+    """The sorting key of a waiting application. The smallest is next.
 
-    ``remaining_ratio``: share of its work that is left, for SRPT.
+    ``remaining_ratio``: remaining share of its work, for SRPT.
     """
     if order is Order.FIFO:
         return application.submitted_s
@@ -120,10 +120,10 @@ def run(
     order: Order = Order.FIFO,
     preemptive: bool = False,
 ) -> Served:
-    """Every application served to its end by one rule in one order.
+    """Run all applications to their end with one rule and one order.
 
-    ``preemptive``: an application that precedes the last one in service takes elastic components. Then Algorithm 2
-    of ``perphd.batch.elastic`` decides, whatever the rule.
+    ``preemptive``: an application that precedes the last one in service takes elastic components. Then
+    Algorithm 2 of ``perphd.batch.elastic`` decides, whatever the rule.
 
     Raises:
         ValueError: the core of an application exceeds the capacity, or the rule never serves one.
@@ -187,7 +187,7 @@ class _Cluster:
         self._now_s = now_s
 
     def _simultaneous(self) -> list[Application]:
-        """Take all applications that are submitted at this instant: the order decides between them."""
+        """All applications submitted at this instant; the order decides among them."""
         taken = []
         while self._arrivals and self._arrivals[-1].submitted_s <= self._now_s:
             taken.append(self._arrivals.pop())
@@ -243,11 +243,11 @@ class _Cluster:
         return key(self._order, application, self._now_s, self._left[job.name] / application.work)
 
     def _priority(self, name: str) -> int:
-        """Milliseconds that precede nothing: the greater, the sooner."""
+        """Priority in milliseconds; a greater one is served sooner."""
         return -round(1000.0 * self._key(ElasticRequest(name, 1, 0)))
 
     def _prioritise(self) -> None:
-        """Give everything that is in the cluster the priority of this moment, and sort it."""
+        """Update the priorities of all applications, and sort them."""
         parts = []
         for jobs in (self._shares.serving, self._shares.preempting, self._shares.waiting):
             known = [replace(job, priority=self._priority(job.name)) for job in jobs]

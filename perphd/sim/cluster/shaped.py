@@ -49,7 +49,7 @@ WINDOW_S: Final = 60.0
 
 
 class Limit(Enum):
-    """What happens to a component that uses more than it holds."""
+    """The effect of using more than a component holds."""
 
     HARD = "hard"
     SOFT = "soft"
@@ -60,9 +60,10 @@ _ROUNDING: Final = 1e-9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapedApplication:
-    """What is submitted: components of one reservation each, and its use of that in every window.
+    """A submitted application: components with one reservation each, and its use relative to that in every window.
 
-    ``run_s``: with all components. ``use``: maxima of windows as ratios of the reservation; repeated if it runs longer.
+    ``run_s``: with all components. ``use``: maxima of windows as ratios of the reservation; repeated if it
+    runs longer.
     """
 
     name: str
@@ -76,7 +77,7 @@ class ShapedApplication:
 
 @dataclass(frozen=True, slots=True)
 class ShapedRun:
-    """Averages of one run. ``slack_ratio``: share of what was held that was not used."""
+    """Averages of one run. ``slack_ratio``: unused share of the held memory."""
 
     turnaround_s: tuple[float, ...]
     slack_ratio: float
@@ -101,7 +102,7 @@ class _Part:
 
     @property
     def used_gib(self) -> float:
-        """Use in the last window. What is frozen keeps what it used."""
+        """Use in the last window. A frozen component keeps its use."""
         return self.owner.used_gib if self.rung is None else self.frozen_use
 
 
@@ -133,7 +134,7 @@ class _Served:
 
 
 class ShapedCluster:
-    """A run of one workload in one mode with one forecaster. ``None`` forecasts by looking into the future."""
+    """A run of one workload in one mode with one forecaster. ``None``: perfect forecasts."""
 
     def __init__(
         self,
@@ -163,11 +164,11 @@ class ShapedCluster:
 
     @property
     def free_gib(self) -> list[float]:
-        """What no component holds, by host."""
+        """Memory not held by components, by host."""
         return [float(each) for each in self._free]
 
     def run(self) -> ShapedRun:
-        """Serve everything to its end."""
+        """Run all applications to their end."""
         while self._coming or self._waiting or self._serving:
             now_s = self._window * WINDOW_S
             if not (self._waiting or self._serving):
@@ -194,7 +195,7 @@ class ShapedCluster:
         )
 
     def _use(self) -> None:
-        """What was used in the window that ends now, and who crashed by it."""
+        """Compute the use in the window that ends now, and the resulting crashes."""
         over: list[_Part] = []
         for served in self._serving:
             if served.begun == self._window:
@@ -217,7 +218,7 @@ class ShapedCluster:
             self._kill_beyond(host)
 
     def _kill_beyond(self, host: int) -> None:
-        """End components of a host whose memory is used up: elastic before core, the youngest first."""
+        """End components of a host whose memory is used up: elastic before core, youngest first."""
         parts = [part for served in self._serving for part in served.parts if part.host == host]
         used = sum(part.used_gib for part in parts)
         for part in sorted(parts, key=lambda each: (each.role is Role.CORE, -each.since)):
@@ -243,7 +244,7 @@ class ShapedCluster:
             for action in plan.actions:
                 part = known[action.component]
                 if part not in part.owner.parts:
-                    continue  # its application ended with a core component before
+                    continue  # its application has already ended with a core component
                 if isinstance(action, Preemption):
                     self._preempt(part, action.rung)
                 elif isinstance(action, Release):
@@ -312,7 +313,7 @@ class ShapedCluster:
         more = after - part.held
         if more > max(0.0, self._free[host]) + _ROUNDING:
             if self._limit is Limit.HARD:
-                self._crash(part)  # two components collide: the one that grows crashes
+                self._crash(part)  # two components exceed the host: the growing one crashes
                 return
             more = max(0.0, float(self._free[host]))
         self._free[host] -= more
@@ -330,7 +331,7 @@ class ShapedCluster:
         part.owner.crashed = True
 
     def _requeue(self, served: _Served) -> None:
-        """Start again from nothing at the original place in the queue."""
+        """Restart from the beginning at the original position in the queue."""
         for part in list(served.parts):
             self._remove(part)
         self._serving.remove(served)

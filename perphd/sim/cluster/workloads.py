@@ -28,7 +28,8 @@ QUANTILES: Final = (0.0, 0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 CORES: Final = (0.05, 0.1, 0.3, 1.0, 2.0, 4.0, 4.8, 8.0, 16.0)
 MEMORY_GIB: Final = (0.1, 0.23, 0.8, 2.18, 6.11, 11.1, 15.7, 26.6, 122.0)
 TASKS: Final = (1.0, 1.0, 1.0, 1.0, 4.0, 30.0, 100.0, 500.0, 20010.0)
-"""Of the jobs that ran when the trace begins. The first column is ours: a half of the fifth percentile or less."""
+"""Quantiles over the jobs that ran when the trace begins. The first column is our assumption: at most half of
+the fifth percentile."""
 CORES_TO_MEMORY: Final = 0.585
 TASKS_TO_MEMORY: Final = 0.13
 """Correlations of the logarithms."""
@@ -51,7 +52,7 @@ INTERACTIVE_RUN_S: Final = ((0.05, 0.0, 30.0), (0.9, 30.0, 50430.0), (0.05, 5043
 """(share, from, to) of uniform run times of interactive work."""
 BURST_RATIO: Final = 0.9
 BURST_GAP: Final = 0.1
-"""Nine of ten submissions follow the one before after a tenth of the mean gap; the others after a long one."""
+"""Nine of ten submissions follow the previous one after a tenth of the mean gap; the others after a long gap."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +65,7 @@ class Requests:
 
 
 def requests(rng: np.random.Generator, count: int) -> Requests:
-    """``count`` jobs as the trace has them, before the published preparation."""
+    """``count`` jobs as in the trace, before the published preparation."""
     correlations = np.eye(3)
     correlations[0, 1] = correlations[1, 0] = CORES_TO_MEMORY
     correlations[1, 2] = correlations[2, 1] = TASKS_TO_MEMORY
@@ -82,8 +83,9 @@ def google_2011(
 ) -> tuple[list[Application], int]:
     """Applications, and the capacity of ``hosts`` hosts, both in MiB of memory.
 
-    Zoe packs memory and leaves the CPU to the hosts, so memory is the resource. ``load``: work that is offered for
-    every unit of work that the hosts can do until the last submission. ``interactive``: draw interactive ones too.
+    Zoe packs memory and leaves the CPU to the hosts, so memory is the resource. ``load``: offered work
+    relative to the hosts' capacity until the last submission. ``interactive``: include interactive
+    applications.
     """
     rng = np.random.default_rng(seed)
     capacity = hosts * HOST_GIB * 1024

@@ -1,7 +1,7 @@
-"""The simulated kernel: trees of kernel files held in memory that answer as the kernel answers.
+"""The simulated kernel: in-memory trees of kernel files that behave like the kernel's.
 
-``vfs`` holds the nodes, ``faces`` what programs see of them in this process (``SimFs`` for perphd, ``RawFs`` for
-rdt); what lies in the files is told by the packages beside them.
+``vfs`` contains the nodes, ``faces`` the interfaces for programs in this process (``SimFs`` for perphd,
+``RawFs`` for rdt); the packages beside them define the content of the files.
 """
 
 from perphd.sim.kernel.faces import RawFs, SimFs

@@ -32,7 +32,10 @@ def walk(root: Directory, path: str) -> Node:
 
 
 def walk_to_parent(root: Directory, path: str) -> tuple[Directory, str]:
-    """The directory that holds (or would hold) the last part of a path, and that part; OSError: ENOENT, ENOTDIR."""
+    """The directory that contains (or would contain) the last part of a path, and that part.
+
+    OSError: ENOENT, ENOTDIR.
+    """
     folder, _, name = path.rstrip("/").rpartition("/")
     parent = walk(root, folder)
     if not isinstance(parent, Directory):
@@ -41,9 +44,9 @@ def walk_to_parent(root: Directory, path: str) -> tuple[Directory, str]:
 
 
 class RawFs:
-    """System calls on a tree, made by user ``uid``: an ``rdt.fs.Fs``. Everything raises OSError.
+    """System calls on a tree by user ``uid``: an ``rdt.fs.Fs``. Everything raises OSError.
 
-    ``on_write`` (if set) is told path and text of every write that took effect.
+    ``on_write`` (if set) is called with path and text of every successful write.
     """
 
     def __init__(self, root: Directory, uid: int = 0) -> None:
@@ -57,7 +60,7 @@ class RawFs:
         return OpenFile(file)
 
     def open_for_writing(self, path: str) -> OpenFile:
-        """Open for reading and writing where the file allows reading, else for writing alone."""
+        """Open for reading and writing if the file is readable, else for writing only."""
         file = self._file(path)
         file.check_open(self.uid, reading=False, writing=True)
         with self._as_caller():
@@ -80,7 +83,7 @@ class RawFs:
         return sorted(self._directory(path).children)
 
     def exists(self, path: str) -> bool:
-        """True if something is there."""
+        """True if the path exists."""
         try:
             walk(self.root, path)
         except OSError:
@@ -111,17 +114,17 @@ class RawFs:
             parent.rename(name, new_parent, new_name)
 
     def chown(self, path: str, uid: int, gid: int) -> None:
-        """Give a file or directory to somebody."""
+        """Change the owner of a file or directory."""
         node = walk(self.root, path)
         node.uid, node.gid = uid, gid
 
     def unlink(self, path: str) -> None:
-        """Kernel files cannot be removed one by one: always refused (EPERM; ENOENT, EISDIR)."""
+        """Always refused (EPERM; ENOENT, EISDIR): kernel files cannot be removed individually."""
         self._file(path)
         raise refuse(errno.EPERM)
 
     def create(self, path: str) -> None:
-        """Nobody can make a file among the kernel's: always refused (EACCES; EEXIST)."""
+        """Always refused (EACCES; EEXIST): nobody can create a file among the kernel's."""
         parent, name = walk_to_parent(self.root, path)
         raise refuse(errno.EEXIST if name in parent.children else errno.EACCES)
 
@@ -169,7 +172,7 @@ class _KernelFile:
         self._opened, self._path = opened, path
 
     def read(self) -> bytes:
-        """The whole content now. Raises Gone when the object behind the file vanished."""
+        """The whole present content. Raises Gone if the object behind the file has vanished."""
         try:
             return self._opened.read()
         except OSError as exc:
@@ -181,7 +184,7 @@ class _KernelFile:
 
 
 class SimFs:
-    """A ``KernelFs`` over a ``Directory``. ``raw`` is the other face of the same tree."""
+    """A ``KernelFs`` over a ``Directory``. ``raw`` is the other interface to the same tree."""
 
     def __init__(self, root: Directory, uid: int = 0) -> None:
         self.raw = RawFs(root, uid)
@@ -193,7 +196,7 @@ class SimFs:
 
     @property
     def on_write(self) -> Callable[[str, str], None] | None:
-        """Told path and text of every write that took effect, through either face."""
+        """Called with path and text of every successful write, through either interface."""
         return self.raw.on_write
 
     @on_write.setter
@@ -249,7 +252,7 @@ class SimFs:
         return sorted(name for name, child in node.children.items() if isinstance(child, Directory))
 
     def exists(self, path: str) -> bool:
-        """True if something is there."""
+        """True if the path exists."""
         return self.raw.exists(path)
 
     def identity(self, path: str) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""What the kernel makes of text that is written to its files: lenient exactly where the kernel is.
+"""The kernel's parsing of text written to its files, lenient exactly where the kernel is.
 
-All raise ``OSError`` with the kernel's errno. perphd itself reads strictly (perphd.domain); these are
-the other side.
+All functions raise ``OSError`` with the kernel's errno. perphd itself parses strictly (perphd.domain); this
+is the other side.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from perphd.sim.kernel.vfs import refuse
 
 PAGE = 4096
 COUNTER_MAX_PAGES = ((1 << 63) - 1) // PAGE
-"""The page counter's ceiling: from here on a limit reads ``max``."""
+"""The page counter's maximum, from which a limit reads ``max``."""
 INT_MAX = (1 << 31) - 1
 
 _U64 = 1 << 64
@@ -35,12 +35,12 @@ def _integer(digits: str) -> int:
 
 
 def text_of(data: bytes) -> str:
-    """The written bytes as text without surrounding blanks (the kernel's strstrip), cut at a NUL."""
+    """The written bytes as text without surrounding whitespace (the kernel's strstrip), cut at a NUL."""
     return data.split(b"\0")[0].decode(errors="replace").strip()
 
 
 def parse_u64(data: bytes) -> int:
-    """kstrtoull, base 0: no blanks, one newline at the end. EINVAL for anything else, ERANGE beyond 64 bits."""
+    """kstrtoull, base 0: no blanks, one trailing newline. EINVAL for anything else, ERANGE beyond 64 bits."""
     text = data.split(b"\0")[0].decode(errors="replace").removesuffix("\n").removeprefix("+")
     if _NUMBER.fullmatch(text) is None:
         raise refuse(errno.EINVAL)
@@ -104,7 +104,7 @@ def parse_memory_pages(data: bytes, infinite: str = "max") -> int:
 
 
 def pages_text(pages: int) -> str:
-    """A memory limit as its file shows it."""
+    """The content of a memory limit's file."""
     return "max\n" if pages >= COUNTER_MAX_PAGES else f"{pages * PAGE}\n"
 
 
@@ -147,7 +147,7 @@ def parse_cpu_max(data: bytes, period_us: int) -> tuple[int | None, int]:
     fields = text_of(data).split()
     if not fields:
         raise refuse(errno.EINVAL)
-    digits = _DIGITS.match(fields[0])  # sscanf: what follows the digits is not looked at
+    digits = _DIGITS.match(fields[0])  # as with sscanf, text after the digits is ignored
     if digits is None and fields[0] != "max":
         raise refuse(errno.EINVAL)
     if len(fields) > 1 and (period := _DIGITS.match(fields[1])):
@@ -159,7 +159,7 @@ def parse_cpu_max(data: bytes, period_us: int) -> tuple[int | None, int]:
 
 
 def check_trigger(data: bytes, least_window_us: int = 500_000, multiple_us: int = 1) -> None:
-    """A PSI trigger, ``some|full THRESHOLD WINDOW`` in microseconds; EINVAL for what the kernel refuses.
+    """Check a PSI trigger, ``some|full THRESHOLD WINDOW`` in microseconds; EINVAL if the kernel refuses it.
 
     ``multiple_us``: the window must be a multiple of it.
     """

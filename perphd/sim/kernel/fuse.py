@@ -25,12 +25,12 @@ _ACCESS: Final = {os.O_RDONLY: (True, False), os.O_WRONLY: (False, True), os.O_R
 
 
 class MountError(Exception):
-    """The mount could not be made or did not end as it should; the text is meant for a person."""
+    """The mount failed or did not end properly; the text is for a person."""
 
 
 @dataclass(slots=True)
 class _Handle:
-    """An open file: its node, and what a read at offset 0 found, for reads that go on from there."""
+    """An open file: its node, and the content found by a read at offset 0, for subsequent reads."""
 
     file: File
     opened: OpenFile
@@ -38,13 +38,14 @@ class _Handle:
 
 
 class _Tree:
-    """File operations as libfuse asks them.
+    """File operations requested by libfuse.
 
-    ``gate`` keeps them apart from whoever lets time pass; ``caller`` tells uid, gid and pid of who asks.
+    ``gate`` synchronises them with the thread that advances time; ``caller`` returns uid, gid and pid of the
+    caller.
     """
 
     use_ns = True
-    flag_nopath = flag_nullpath_ok = True  # files of removed groups are still read, and answer ENODEV
+    flag_nopath = flag_nullpath_ok = True  # files of removed groups can still be read, and answer ENODEV
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class _Tree:
 
     @contextmanager
     def _call(self) -> Iterator[int]:
-        """One system call: alone in the tree, in the name of the user who made it."""
+        """One system call: alone in the tree, on behalf of the calling user."""
         uid = self._caller()[0]
         with self._gate:
             token = caller_uid.set(uid)
@@ -147,7 +148,7 @@ class _Tree:
             return len(data)
 
     def truncate(self, path: str | None, length: int, fh: int | None = None) -> int:
-        return 0  # kernfs takes O_TRUNC and does nothing
+        return 0  # kernfs accepts O_TRUNC and does nothing
 
     def release(self, path: str | None, fh: int) -> int:
         with self._gate:
@@ -212,16 +213,16 @@ class _Tree:
 def serve(
     root: Directory, mountpoint: str, gate: threading.RLock, mounted: Callable[[], None] = lambda: None
 ) -> None:
-    """Mount the tree and answer until SIGTERM, SIGINT or an unmount; the mount is gone when this returns.
+    """Mount the tree and serve it until SIGTERM, SIGINT or an unmount; on return the mount is gone.
 
-    Must run in the main thread. ``mounted`` is called once the mount is there. Should this process be killed (SIGKILL),
-    the mount stays and answers ENOTCONN until somebody takes it away with umount(8).
+    Must run in the main thread. ``mounted`` is called once the mount exists. If this process is killed
+    (SIGKILL), the mount stays and answers ENOTCONN until it is removed with umount(8).
 
     Raises:
-        MountError: it could not be mounted; says what to do.
+        MountError: it could not be mounted; the message says what to do.
     """
     try:
-        import mfusepy  # loads libfuse, which not every machine has
+        import mfusepy  # loads libfuse, which is not installed everywhere
     except (ImportError, OSError) as exc:
         raise MountError(f"{exc}: install perphd[fuse], and libfuse3 (Debian package fuse3)") from exc
     there = False
@@ -249,7 +250,7 @@ def serve(
         )
     except RuntimeError as exc:
         if there:
-            return  # libfuse counts an end by signal as an error of its loop
+            return  # libfuse reports an end by signal as an error of its loop
         raise MountError(
             f"{mountpoint}: libfuse could not mount (error {exc}); it said why on standard error. "
             "It needs /dev/fuse, fusermount3 (Debian package fuse3) and an empty directory of your own"

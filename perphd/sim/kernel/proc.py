@@ -1,6 +1,6 @@
-"""Files of /proc that are about the whole host: processor time, load, mounts, the boot.
+"""Files of /proc about the whole host: processor time, load, mounts, the boot.
 
-What ``perphd.sim.machine`` has put there already is kept.
+Files that ``perphd.sim.machine`` has created are kept.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def cgroup2_mount(path: str) -> Mount:
 
 
 def set_mounts(root: Directory, mounts: Sequence[Mount], more: str = "") -> None:
-    """State the mount table in /proc/mounts and /proc/self/mounts; ``more`` are lines as they stand there."""
+    """Write the mount table to /proc/mounts and /proc/self/mounts; ``more``: further lines."""
     text = "".join(str(mount) for mount in mounts) + more
     root.make("/proc").add("mounts", text)
     root.make("/proc/self").add("mounts", text)
@@ -68,10 +68,10 @@ def add_locks(root: Directory, lockable: Sequence[Directory]) -> None:
 def foreign_lock(
     root: Directory, place: Directory, *, exclusive: bool = True, pid: int = 4711, comm: str = "flock"
 ) -> Iterator[int]:
-    """Another program, process ``pid``, holds flock(2) on ``place`` meanwhile. Raises BlockingIOError if it cannot.
+    """Let another process ``pid`` hold flock(2) on ``place`` during the block. Raises BlockingIOError if it cannot.
 
-    It keeps nobody from reading, writing, making or removing anything: it only keeps others from the lock, and the
-    open directory keeps the file system from being unmounted.
+    It prevents no reads, writes, creations or removals: it only keeps others from the lock, and the open
+    directory prevents unmounting.
     """
     if not place.try_lock(exclusive=exclusive, pid=pid):
         raise BlockingIOError(f"the lock is held by {place.flocks}")
@@ -94,7 +94,7 @@ def add_cpu_times(root: Directory, tree: CgroupTree, clock: Callable[[], float])
 
 
 def add_host_files(root: Directory, tree: CgroupTree, clock: Callable[[], float]) -> None:
-    """/proc/stat and what else describes the host as a whole. ``clock``: seconds since its boot."""
+    """/proc/stat and other files about the whole host. ``clock``: seconds since its boot."""
     add_cpu_times(root, tree, clock)
     proc = root.make("/proc")
     missing = {
@@ -114,7 +114,7 @@ def _idle_s(tree: CgroupTree, now_s: float) -> float:
 
 
 def _stat(tree: CgroupTree, now_s: float) -> str:
-    # What the workloads used, spread evenly: the model knows no single CPU.
+    # The workloads' use, spread evenly: the model has no single CPUs.
     count = len(tree.online)
     system = int(tree.root.cpu.system_s * _TICKS_PER_S)
     user = int(tree.root.cpu.usage_s * _TICKS_PER_S) - system

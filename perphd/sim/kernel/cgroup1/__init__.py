@@ -1,6 +1,6 @@
 """cgroup v1: one hierarchy per controller, over the groups whose work the v2 tree accounts for.
 
-The rules are those that a running kernel (6.18) was seen to answer; tests/sim replays them.
+The rules are those observed on a running kernel (6.18); tests/sim replays them.
 """
 
 from perphd.sim.kernel.cgroup1.hierarchy import V1Group, V1Hierarchy

@@ -16,7 +16,7 @@ _LEAST_SHARES, _MOST_SHARES = 2, 1 << 18
 
 
 class V1Cpu:
-    """The cpu controller: shares, idle and CFS bandwidth, of which a child may not have more than its parent."""
+    """The cpu controller: shares, idle and CFS bandwidth. A child may not have more bandwidth than its parent."""
 
     def __init__(self, group: V1Group, parent: Controller | None) -> None:
         self._group = group
@@ -39,7 +39,7 @@ class V1Cpu:
         ]
 
     def check_tasks(self) -> None:
-        """Always."""
+        """Never refuses."""
 
     def _read_shares(self) -> str:
         return f"{IDLE_SHARES if self._control.idle else self._control.shares}\n"
@@ -104,7 +104,7 @@ class V1Cpu:
 
 
 class V1CpuAcct:
-    """The cpuacct controller: CPU time of the group and all below it."""
+    """The cpuacct controller: CPU time of the group and its descendants."""
 
     def __init__(self, group: V1Group, parent: Controller | None) -> None:
         self._group = group
@@ -119,7 +119,7 @@ class V1CpuAcct:
         ]
 
     def check_tasks(self) -> None:
-        """Always."""
+        """Never refuses."""
 
     def _times(self) -> tuple[float, float]:
         bound = self._group.bound
@@ -161,7 +161,7 @@ class V1Cpuset:
         ]
 
     def check_tasks(self) -> None:
-        """Only where both lists hold something; OSError ENOSPC."""
+        """Refuses with ENOSPC unless both lists contain something."""
         if not self.cpus or not self.mems:
             raise refuse(errno.ENOSPC)
 

@@ -1,7 +1,7 @@
-"""A v1 hierarchy: its tree of groups, where tasks are in it, and the files that every group has.
+"""A v1 hierarchy: its tree of groups, the position of tasks in it, and the files that every group has.
 
-A group here is its own directory with its own values, made and removed by mkdir and rmdir. The group of the v2 tree
-at the same path (``bound``), where the simulated work happens, is what its values act on and what its counters tell.
+A group here is a directory with its own values, created and removed by mkdir and rmdir. Its values act on the
+group of the v2 tree at the same path (``bound``), which does the simulated work and provides the counters.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Controller(Protocol):
         """Its files."""
 
     def check_tasks(self) -> None:
-        """Whether tasks may come in; OSError."""
+        """Check whether tasks may enter; OSError if not."""
 
 
 Factory = Callable[["V1Group", Controller | None], Controller]
-"""Makes a controller's state of a group; the second argument is the parent's, None in the root."""
+"""Makes a controller's state for a group; the second argument is the parent's, None in the root."""
 
 
 class V1Group:
-    """One group of one hierarchy. ``managed``: a service manager made it, and filled in what a new group lacks."""
+    """One group of one hierarchy. ``managed``: a service manager made it, and initialised what a new group lacks."""
 
     def __init__(
         self,
@@ -58,21 +58,21 @@ class V1Group:
 
     @property
     def bound(self) -> SimCgroup | None:
-        """The group in which the simulated work of this path is done, if there is one."""
+        """The group that does the simulated work of this path, if it exists."""
         return self.hierarchy.tree.find(self.path)
 
     def walk(self) -> Iterator[V1Group]:
-        """This group and all below it, parents first."""
+        """This group and its descendants, parents first."""
         yield self
         for child in self.children.values():
             yield from child.walk()
 
     def processes(self) -> list[Process]:
-        """Processes in this group (not below)."""
+        """Processes in this group (not in descendants)."""
         return self.hierarchy.processes_in(self)
 
     def make_child(self, name: str, managed: bool = False) -> None:
-        """What mkdir does."""
+        """Create a child group, as by mkdir."""
         if "\n" in name:
             raise refuse(errno.EINVAL)
         directory = Directory()
@@ -81,7 +81,7 @@ class V1Group:
         self.children[name] = V1Group(self.hierarchy, self, name, directory, managed)
 
     def remove(self) -> None:
-        """What rmdir does; OSError: EBUSY with tasks or children."""
+        """Remove the group, as by rmdir; OSError: EBUSY with tasks or children."""
         if self.children or self.processes():
             raise refuse(errno.EBUSY)
         assert self.parent is not None
@@ -127,9 +127,11 @@ class V1Group:
 class V1Hierarchy:
     """One mounted hierarchy: ``factories`` are the controllers bound to it, ``tree`` is where work is done.
 
-    Groups of the v2 tree appear here as they come and go there; a group made here alone holds no simulated work
-    until one of that path is made.
-    A task is moved as a whole process, in this hierarchy alone; its work goes on being accounted where it was.
+    Groups of the v2 tree appear and disappear here as they do there; a group created only here has no
+    simulated work until one with that path is created.
+
+    A task moves as a whole process, in this hierarchy only; its work is still accounted in its previous
+    group.
     """
 
     def __init__(self, directory: Directory, factories: dict[str, Factory], tree: CgroupTree) -> None:
@@ -150,7 +152,7 @@ class V1Hierarchy:
         return here
 
     def processes_in(self, group: V1Group) -> list[Process]:
-        """Processes of one group: those put here, and those whose v2 group has this path and that nobody moved."""
+        """Processes of one group: those moved here, and unmoved ones whose v2 group has this path."""
         own = group.bound.processes if group.bound is not None else []
         found = [process for process in own if self._moved.get(process.pid, group) is group]
         if self._moved:
@@ -160,7 +162,7 @@ class V1Hierarchy:
         return found
 
     def move(self, tid: int, to: V1Group) -> None:
-        """Move the process of a thread. OSError: EINVAL, ESRCH, and what the controllers answer."""
+        """Move the process of a thread. OSError: EINVAL, ESRCH, and errors of the controllers."""
         if tid in self.tree.kernel_pids:
             raise refuse(errno.EINVAL)
         process = next((p for p in self.tree.root.all_processes() if tid in p.tids), None)

@@ -30,7 +30,7 @@ _THROTTLE: Final = {
 
 
 class V1Memory:
-    """The memory controller: one limit that kills, a soft one, usage and its statistics."""
+    """The memory controller: a limit that kills, a soft limit, usage and statistics."""
 
     def __init__(self, group: V1Group, parent: Controller | None) -> None:
         self._group = group
@@ -52,7 +52,7 @@ class V1Memory:
         ]
 
     def check_tasks(self) -> None:
-        """Always."""
+        """Never refuses."""
 
     @property
     def _counters(self) -> MemoryCounters:
@@ -74,7 +74,7 @@ class V1Memory:
         if bound is not None:
             over = bound.memory.current_bytes - pages * PAGE
             if over > 0 and over - reclaim_cache(bound, over) >= PAGE:
-                raise refuse(errno.EBUSY)  # unlike v2's memory.max it gives up instead of killing
+                raise refuse(errno.EBUSY)  # unlike v2's memory.max, it fails instead of killing
             bound.memory_control.pages["max"] = pages
         self._pages["limit"] = pages
 
@@ -134,7 +134,7 @@ class V1Blkio:
         self._group, self._root = group, parent is None
         self._own: dict[str, int | None] = dict.fromkeys(_THROTTLE.values())
         self._weight = 100
-        self._has_disk = False  # the kernel counts for a disk once it was used or configured
+        self._has_disk = False  # the kernel counts for a disk only after it was used or configured
 
     def files(self) -> list[FileSpec]:
         """The controller's files."""
@@ -152,7 +152,7 @@ class V1Blkio:
         return files
 
     def check_tasks(self) -> None:
-        """Always."""
+        """Never refuses."""
 
     @property
     def _limits(self) -> dict[str, int | None]:
@@ -172,7 +172,7 @@ class V1Blkio:
             if not found[2] or not found[2].isdecimal():
                 raise refuse(errno.EINVAL)
             self._has_disk = True
-            self._limits[limit] = int(found[2]) or None  # 0 takes the limit away
+            self._limits[limit] = int(found[2]) or None  # 0 removes the limit
 
         return write
 
@@ -201,7 +201,7 @@ def _operations(io: IoCounters) -> tuple[int, int]:
 
 
 class V1Freezer:
-    """The freezer: FROZEN or THAWED. A group that has not been moved to is frozen with its parent."""
+    """The freezer: FROZEN or THAWED. A group is frozen with its parent."""
 
     def __init__(self, group: V1Group, parent: Controller | None) -> None:
         self._group = group
@@ -219,7 +219,7 @@ class V1Freezer:
         ]
 
     def check_tasks(self) -> None:
-        """Always."""
+        """Never refuses."""
 
     @property
     def _above(self) -> bool:
@@ -250,4 +250,4 @@ class V1Pids:
         return [] if self._root else self._pids.files()
 
     def check_tasks(self) -> None:
-        """Always: the limit holds against forks."""
+        """Never refuses: the limit applies to forks."""

@@ -1,4 +1,4 @@
-"""Where v1 hierarchies are mounted, and which controllers share one."""
+"""Mount points of v1 hierarchies, and controllers that share one."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ HIERARCHIES: Final = ("cpu,cpuacct", "cpuset", "memory", "blkio", "freezer", "pi
 def mount_v1(
     root: Directory, base: str, tree: CgroupTree
 ) -> tuple[Mapping[str, V1Hierarchy], tuple[Mount, ...]]:
-    """Mount every hierarchy below ``base`` (``/sys/fs/cgroup``), in the place of what is mounted there.
+    """Mount every hierarchy below ``base`` (``/sys/fs/cgroup``), replacing previous mounts there.
 
-    ``tree`` goes on accounting for the work; its own files are no longer to be seen.
+    ``tree`` still accounts for the work, but its own files are hidden.
 
     Returns:
         the hierarchies by name, and their lines of the mount table.

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class CoreFiles:
-    """What they read, and what writing them does to the group."""
+    """Reads of these files, and the effects of writes."""
 
     def __init__(self, group: SimCgroup) -> None:
         self._group = group
         self._pressure_shown = True
 
     def files(self) -> list[FileSpec]:
-        """The files; the root has other ones."""
+        """The files; the root has different ones."""
         group = self._group
         return [
             FileSpec("cgroup.controllers", lambda: " ".join(group.controllers()) + "\n"),
@@ -73,7 +73,7 @@ class CoreFiles:
         ]
 
     def _trigger(self) -> Writer:
-        """The writer of one open file: it takes one trigger."""
+        """The writer of one open file, which accepts one trigger."""
         newer, privileged = self._group.tree.kernel.is_6_12, caller_uid.get() == 0
         least_us = 0 if newer and privileged else 500_000
         multiple_us = 2_000_000 if newer and not privileged else 1  # without CAP_SYS_RESOURCE, since 6.5

@@ -11,7 +11,7 @@ from perphd.sim.kernel.cgroup2.rules import FileSpec, Kernel
 from perphd.sim.kernel.vfs import refuse
 
 IDLE_SHARES: Final = 3
-"""What a group with cpu.idle = 1 weighs where an ordinary one weighs 1024 (the kernel's WEIGHT_IDLEPRIO)."""
+"""Weight of a group with cpu.idle = 1, where an ordinary one weighs 1024 (the kernel's WEIGHT_IDLEPRIO)."""
 IDLE_WEIGHT: Final = 100 * IDLE_SHARES / 1024
 """The same on cpu.weight's scale."""
 _LEAST_NICE: Final = -20
@@ -35,7 +35,7 @@ class Cpu:
 
     @property
     def weight(self) -> int:
-        """On cpu.weight's scale, 100 is ordinary."""
+        """The weight on cpu.weight's scale; 100 is ordinary."""
         return (self.shares * 100 + 512) // 1024
 
     def files(self) -> list[FileSpec]:
@@ -70,13 +70,13 @@ class Cpu:
         self.set_shares(_SHARES_OF_NICE[nice - _LEAST_NICE])
 
     def set_shares(self, shares: int) -> None:
-        """A new weight; OSError EINVAL while the group is idle."""
+        """Set the weight; OSError EINVAL while the group is idle."""
         if self.idle:
             raise refuse(errno.EINVAL)
         self.shares = shares
 
     def set_idle(self, idle: int) -> None:
-        """0 or 1, else OSError EINVAL; leaving it forgets the weight from before."""
+        """Set 0 or 1, else OSError EINVAL; leaving idle forgets the earlier weight."""
         if idle not in (0, 1):
             raise refuse(errno.EINVAL)
         if self.idle and not idle:
@@ -103,7 +103,7 @@ class Cpu:
 
 
 def stat_text(stat: CpuCounters, *, with_bandwidth: bool, kernel: Kernel) -> str:
-    """cpu.stat; the lines about bandwidth are there where the controller is."""
+    """cpu.stat; lines about bandwidth are present if the controller is enabled."""
     usage, system = int(stat.usage_s * 1e6), int(stat.system_s * 1e6)
     text = f"usage_usec {usage}\nuser_usec {usage - system}\nsystem_usec {system}\n"
     if kernel.is_6_12:

@@ -29,7 +29,7 @@ _PARENT_MEMBER: Final = "Parent is not a partition root"
 
 
 class Machine(Protocol):
-    """What a cpuset asks the tree."""
+    """The data that a cpuset needs from the tree."""
 
     online: CpuSet
     nodes: CpuSet
@@ -39,8 +39,8 @@ class Machine(Protocol):
 class Cpuset:
     """State and files of one group's cpuset; the root's has no parent and is always a valid partition.
 
-    ``taken``: CPUs given to partitions below. ``state`` and ``valid``: what was asked for, and whether it holds.
-    ``holds_tasks`` and ``populated`` tell about the group itself, and about it with all below.
+    ``taken``: CPUs given to partitions below. ``state`` and ``valid``: the requested state, and whether it is
+    valid. ``holds_tasks`` is about the group itself, ``populated`` about it and its descendants.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Cpuset:
 
     @property
     def effective_mems(self) -> CpuSet:
-        """Memory nodes: what was written cut to the parent's; the parent's where that leaves nothing."""
+        """Memory nodes: the written ones within the parent's; the parent's if that is empty."""
         above = self._machine.nodes if self._parent is None else self._parent.effective_mems
         return (self.mems & above) or above
 
@@ -125,21 +125,21 @@ class Cpuset:
         self.set_partition(wanted)
 
     def restrict(self, cpus: CpuSet, mems: CpuSet) -> None:
-        """Set both lists without asking whether the files would take them (a v1 hierarchy has its own rules)."""
+        """Set both lists without the files' checks (a v1 hierarchy has its own rules)."""
         self.cpus, self.mems = cpus, mems
         self._refresh()
 
     # -- partitions -----------------------------------------------------------------------------------
 
     def set_partition(self, wanted: str) -> None:
-        """What a write of cpuset.cpus.partition does: never refused, whether it took is read back."""
+        """Write cpuset.cpus.partition: never refused; a read shows whether it took effect."""
         if wanted == self.state:
             return
         if wanted != MEMBER and self.state != MEMBER:
-            self.state = wanted  # root <-> isolated; an invalid one stays invalid
+            self.state = wanted  # root <-> isolated; an invalid partition stays invalid
             return
         if wanted == MEMBER:
-            if self.valid and self.cpus:  # with an empty list 6.1 forgets to give the CPUs back
+            if self.valid and self.cpus:  # with an empty list, 6.1 forgets to return the CPUs
                 self._return_cpus(self.cpus)
             self.taken = CpuSet()
             self.state, self.valid, self.error = MEMBER, True, ""
@@ -167,24 +167,24 @@ class Cpuset:
         return ""
 
     def needs_cpus(self, but: Cpuset) -> bool:
-        """True if tasks run on this partition's own CPUs: in the group or below it outside of partitions."""
+        """True if tasks run on this partition's own CPUs: in the group, or below it outside of partitions."""
         return self._holds_tasks() or any(
             child.populated() for child in self._children() if child is not but and not child.is_partition
         )
 
     def _update(self, cpus: CpuSet) -> None:
-        """The list of a partition (valid or not) changes to ``cpus``: it may lose or find its validity."""
+        """Change the list of a partition (valid or not) to ``cpus``: it may lose or regain its validity."""
         parent = self._parent
         assert parent is not None
         if not parent.is_partition:
             self._invalidate(_PARENT_MEMBER if parent.state == MEMBER else _PARENT_INVALID)
             return
         if not cpus:
-            return  # 6.1 looks no further, and its CPUs stay taken
+            return  # 6.1 checks no further, and its CPUs stay taken
         gone = (self.cpus - cpus) & parent.taken
         new = (cpus & parent._allowed()) - parent.taken
         if not self.valid and any(other.cpus & self.cpus for other in self._siblings()):
-            return  # 6.1 looks at the list from before, and so misses a conflict with the new one
+            return  # 6.1 checks the previous list, and so misses a conflict with the new one
         if new and parent.effective <= new and not gone & self._machine.online and parent.needs_cpus(self):
             self._invalidate(_NO_CPUS)
             return
@@ -213,16 +213,16 @@ class Cpuset:
     # -- effective CPUs -------------------------------------------------------------------------------
 
     def online_changed(self) -> None:
-        """CPUs came or went (the root's): what is effective follows everywhere."""
+        """CPUs came or went (called on the root's): update all effective lists."""
         self.effective = self._machine.online - self.taken
         self._refresh_below()
 
     def _allowed(self) -> CpuSet:
-        """CPUs that this group was given, whatever came of it; everything for the root."""
+        """CPUs assigned to this group, whether or not effective; all CPUs for the root."""
         return self._machine.online if self._parent is None else self.cpus
 
     def _refresh(self) -> None:
-        """Compute what is effective here and below."""
+        """Recompute the effective lists here and below."""
         parent = self._parent
         assert parent is not None
         given = parent.effective | parent.taken if self.is_partition else parent.effective
@@ -248,7 +248,7 @@ class Cpuset:
             child._refresh()
 
     def _refresh_siblings(self) -> None:
-        """Those who live from the parent's CPUs see what it has left."""
+        """Update siblings that use the parent's CPUs."""
         parent = self._parent
         assert parent is not None
         for other in self._siblings():

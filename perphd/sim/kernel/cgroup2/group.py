@@ -1,7 +1,7 @@
-"""One control group: what was written to it, what physics counted in it, and the files that every group has.
+"""One control group: values written to it, counters of the physics, and the files that every group has.
 
-The rules (which write gets which errno, what is read back) are those of Linux 6.1 as captured from a running
-kernel; tests/sim replays that capture.
+The rules (errno of each write, values read back) are those of Linux 6.1 as captured from a running kernel;
+tests/sim replays that capture.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _RESOURCES = ("cpu", "memory", "io")
 class SimCgroup:
     """One control group. ``tree`` is its hierarchy, ``directory`` the one that shows it.
 
-    Counters (``cpu``, ``memory``, ``io``, ``perf``, ``pressure``) are filled in by whoever simulates the work;
-    memory events count where they happen, the files add up what lies below.
+    The simulation of the work fills in the counters (``cpu``, ``memory``, ``io``, ``perf``, ``pressure``).
+    Memory events are counted in the group where they happen; the files add up those of descendants.
     """
 
     def __init__(self, tree: CgroupTree, parent: SimCgroup | None, name: str, directory: Directory) -> None:
@@ -64,7 +64,7 @@ class SimCgroup:
     # -- what physics asks ------------------------------------------------------------------------
 
     def controllers(self) -> tuple[str, ...]:
-        """Controllers that this group has, in the kernel's order."""
+        """This group's controllers, in the kernel's order."""
         if self.parent is None:
             return CONTROLLERS
         given = self.parent.subtree_control
@@ -76,12 +76,12 @@ class SimCgroup:
 
     @property
     def cpus(self) -> CpuSet:
-        """What was written to cpuset.cpus; empty: no own restriction."""
+        """The value of cpuset.cpus; empty: no restriction of its own."""
         return CpuSet() if self.cpuset is None else self.cpuset.cpus
 
     @property
     def effective_cpus(self) -> CpuSet:
-        """cpuset.cpus.effective: where its tasks may run."""
+        """cpuset.cpus.effective: CPUs on which its tasks may run."""
         if self.cpuset is not None:
             return self.cpuset.effective
         assert self.parent is not None
@@ -97,7 +97,7 @@ class SimCgroup:
 
     @property
     def weight(self) -> int:
-        """On cpu.weight's scale, whatever cpu.idle is."""
+        """The weight on cpu.weight's scale, regardless of cpu.idle."""
         return self.cpu_control.weight
 
     @property
@@ -132,7 +132,7 @@ class SimCgroup:
 
     @property
     def frozen(self) -> bool:
-        """True if cgroup.freeze holds its tasks, here or above."""
+        """True if its tasks are frozen by cgroup.freeze, here or in an ancestor."""
         return any(group.freeze for group in self.ancestry())
 
     def populated(self) -> bool:
@@ -140,20 +140,20 @@ class SimCgroup:
         return any(group.processes or group.tree.guests_of(group) for group in self.walk())
 
     def walk(self) -> Iterator[SimCgroup]:
-        """This group and all below it, parents first."""
+        """This group and its descendants, parents first."""
         yield self
         for child in self.children.values():
             yield from child.walk()
 
     def ancestry(self) -> Iterator[SimCgroup]:
-        """This group and all above it, up to the root."""
+        """This group and its ancestors, up to the root."""
         here: SimCgroup | None = self
         while here is not None:
             yield here
             here = here.parent
 
     def all_processes(self) -> list[Process]:
-        """The processes of this group and of all below it."""
+        """The processes of this group and its descendants."""
         return [process for group in self.walk() for process in group.processes]
 
     @property
@@ -164,7 +164,7 @@ class SimCgroup:
     # -- the tree -----------------------------------------------------------------------------------
 
     def add_child(self, name: str) -> SimCgroup:
-        """Make a group here, whatever the limits are."""
+        """Create a child group, regardless of limits."""
         directory = Directory()
         directory.uid = caller_uid.get()
         self.directory.children[name] = directory
@@ -185,7 +185,7 @@ class SimCgroup:
         self.add_child(name)
 
     def remove(self) -> None:
-        """What rmdir does; OSError: EBUSY with processes or children."""
+        """Remove the group, as by rmdir; OSError: EBUSY with processes or children."""
         if self.children or self.processes or self.tree.guests_of(self):
             raise refuse(errno.EBUSY)
         assert self.parent is not None
@@ -198,13 +198,13 @@ class SimCgroup:
             told(self)
 
     def descendants(self) -> int:
-        """Groups below this one."""
+        """Number of descendants."""
         return sum(1 for _ in self.walk()) - 1
 
     # -- controllers --------------------------------------------------------------------------------
 
     def attach(self, controller: str) -> None:
-        """The parent gives this controller: its files appear."""
+        """Enable a controller from the parent: its files appear."""
         if self.parent is None or (self.threaded and controller not in THREADED):
             return
         if controller == "cpuset":
@@ -213,7 +213,7 @@ class SimCgroup:
             self.put(spec)
 
     def detach(self, controller: str) -> None:
-        """The parent takes this controller back: files and values are gone."""
+        """Disable a controller from the parent: its files and values vanish."""
         if controller == "cpuset" and self.cpuset is not None:
             self.cpuset.set_partition(MEMBER)
         for spec in self._specs(controller):
@@ -256,11 +256,11 @@ class SimCgroup:
         self.directory.add(spec.name, spec.read, write, per_open=spec.per_open)
 
     def write_subtree(self, data: bytes) -> None:
-        """A write of cgroup.subtree_control: all of it takes effect, or nothing."""
+        """Write cgroup.subtree_control: applied as a whole or not at all."""
         words = formats.text_of(data).split()
         if any(word[0] not in "+-" or word[1:] not in CONTROLLERS for word in words):
             raise refuse(errno.EINVAL)
-        wanted = {word[1:]: word[0] == "+" for word in words}  # the last one counts
+        wanted = {word[1:]: word[0] == "+" for word in words}  # the last occurrence counts
         add = {name for name, on in wanted.items() if on} - self.subtree_control
         drop = {name for name, on in wanted.items() if not on} & self.subtree_control
         if add - set(self.controllers()):

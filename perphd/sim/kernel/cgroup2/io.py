@@ -47,7 +47,7 @@ class Io:
             value = _limit(text)
             if value == 0:
                 raise refuse(errno.ERANGE)
-            if name not in limits or value == 1:  # the kernel wants more than one of anything
+            if name not in limits or value == 1:  # the kernel requires at least two of anything
                 raise refuse(errno.EINVAL)
             limits[name] = value
         self.limits = limits
@@ -55,7 +55,7 @@ class Io:
     def _write_weight(self, data: bytes) -> None:
         text = formats.text_of(data)
         if ":" in text:
-            _settings(data)  # an unknown device is told first
+            _settings(data)  # an unknown device is reported first
             raise refuse(errno.EOPNOTSUPP)  # no scheduler with weights by device is active
         found = re.match(r"(?:default\s*)?([0-9]+)", text)
         if found is None or not 1 <= int(found[1]) <= 10_000:

@@ -1,4 +1,4 @@
-"""The memory controller: limits and protections, what they read, reclaim on request."""
+"""The memory controller: limits and protections, statistics, reclaim on request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEMORY_STAT: Final = (
     "pgscan pgsteal pgscan_kswapd pgscan_direct pgsteal_kswapd pgsteal_direct pgfault pgmajfault pgrefill "
     "pgactivate pgdeactivate pglazyfree pglazyfreed zswpin zswpout thp_fault_alloc thp_collapse_alloc"
 ).split()
-"""The lines of memory.stat, in the kernel's order; what is not modelled is 0."""
+"""The lines of memory.stat, in the kernel's order; values that are not modelled are 0."""
 _NUMA_STAT: Final = (
     "anon file kernel_stack pagetables sec_pagetables shmem file_mapped file_dirty file_writeback swapcached "
     "anon_thp file_thp shmem_thp inactive_anon active_anon inactive_file active_file unevictable "
@@ -37,7 +37,7 @@ _LIMITS: Final = ("min", "low", "high", "max", "swap.high", "swap.max", "zswap.m
 
 
 class PeakCounters(MemoryCounters):
-    """Counters that remember the most that was ever charged."""
+    """Counters that record the greatest charge."""
 
     __slots__ = ("peak_bytes",)
 
@@ -134,7 +134,7 @@ def stat_text(stat: MemoryCounters) -> str:
 
 
 def numa_stat_text(stat: MemoryCounters, nodes: CpuSet) -> str:
-    """memory.numa_stat; memory lies evenly on the nodes that the group may use."""
+    """memory.numa_stat; memory is spread evenly over the nodes that the group may use."""
     known = _stat(stat)
     spread = list(nodes)
     lines = []
@@ -179,12 +179,12 @@ def _add(total: dict[str, int], more: dict[str, int]) -> None:
 
 
 def past_events_of(group: SimCgroup) -> Iterable[dict[str, int]]:
-    """What a group leaves behind at its parent when it is removed: events count on there."""
+    """Events that a removed group leaves to its parent, where they stay counted."""
     return (group.memory.events, *group.past_events)
 
 
 def enforce_max(group: SimCgroup) -> None:
-    """What a write of memory.max does at once: reclaim, then the OOM killer takes the process that came last."""
+    """Apply memory.max at once: reclaim, then let the OOM killer take the newest process."""
     over = group.memory.current_bytes - group.memory_control.pages["max"] * PAGE
     if over <= 0 or over - reclaim_cache(group, over) < PAGE:
         return
@@ -201,7 +201,7 @@ def enforce_max(group: SimCgroup) -> None:
 
 
 def reclaim_file(group: SimCgroup, data: bytes) -> None:
-    """A write of memory.reclaim: EAGAIN if less than asked for could be taken (an empty line asks for all)."""
+    """Write memory.reclaim: EAGAIN if less than requested could be reclaimed (an empty line requests all)."""
     wanted = formats.parse_memory_pages(data, infinite="") * PAGE
     taken = reclaim_cache(group, wanted)
     if taken < wanted:
@@ -209,7 +209,7 @@ def reclaim_file(group: SimCgroup, data: bytes) -> None:
 
 
 def reclaim_cache(group: SimCgroup, count_bytes: float) -> float:
-    """Take up to this much page cache from the groups below (and this one); returns what was taken."""
+    """Reclaim up to this much page cache from this group and its descendants; returns the amount."""
     taken = 0.0
     for leaf in group.walk():
         if leaf.children:

@@ -1,4 +1,4 @@
-"""The pids controller: how many tasks a group holds and may hold."""
+"""The pids controller: a group's number of tasks and its limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CEILING: Final = 1 << 22  # PID_MAX_LIMIT of 64-bit kernels
 
 
 class Pids:
-    """State and files of one group's pids controller. The limit holds against forks, not against moves."""
+    """State and files of one group's pids controller. The limit applies to forks, not to moves."""
 
     def __init__(self, count: Callable[[], int]) -> None:
         self._count = count

@@ -1,4 +1,4 @@
-"""What a cgroup v2 tree is made of: controllers, kernel features, and how a controller states its files."""
+"""Elements of a cgroup v2 tree: controllers, kernel features, and descriptions of controllers' files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ DISK: Final = "254:0"
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The kernel that is simulated.
+    """The simulated kernel.
 
     Args:
-        version: (6, 1) as captured from Debian 12, or (6, 12) from Debian 13 with its differences: what
-            ``cpu.weight`` reads while idle, short PSI windows, ``memory.peak`` that can be reset, ``nice_usec``.
-        io_latency: built with CONFIG_BLK_CGROUP_IOLATENCY (Debian's are not): ``io.latency`` is there.
+        version: (6, 1) as captured from Debian 12, or (6, 12) from Debian 13 with its differences: the value of
+            ``cpu.weight`` while idle, short PSI windows, resettable ``memory.peak``, ``nice_usec``.
+        io_latency: built with CONFIG_BLK_CGROUP_IOLATENCY (unlike Debian's): ``io.latency`` exists.
     """
 
     version: tuple[int, int] = (6, 1)
@@ -37,7 +37,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class FileSpec:
-    """One file of a controller: its name, what it reads and what a write does."""
+    """One file of a controller: its name, content and the effect of a write."""
 
     name: str
     read: Reader | None
@@ -46,7 +46,7 @@ class FileSpec:
 
 
 def ignoring_empty(write: Writer) -> Writer:
-    """Cgroupfs takes a zero-length write of any file that can be written, and does nothing."""
+    """A writer that ignores zero-length writes, as cgroupfs does for any writable file."""
 
     def taken(data: bytes) -> None:
         if data:

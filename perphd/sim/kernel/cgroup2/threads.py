@@ -1,4 +1,4 @@
-"""What kind of group one is: where processes may live, and where single threads may.
+"""Types of groups: which may contain processes, and which single threads.
 
 Source: Documentation/admin-guide/cgroup-v2.rst, "Threads" and "No Internal Process Constraint".
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def type_of(group: SimCgroup) -> str:
-    """What cgroup.type reads."""
+    """The content of cgroup.type."""
     if group.threaded:
         return "threaded"
     if not is_valid_domain(group):
@@ -25,14 +25,14 @@ def type_of(group: SimCgroup) -> str:
 
 
 def domain_of(group: SimCgroup) -> SimCgroup:
-    """The group that stands for this one's processes: itself, or the root of its threaded subtree."""
+    """The group that represents this one's processes: itself, or the root of its threaded subtree."""
     while group.threaded and group.parent is not None:
         group = group.parent
     return group
 
 
 def is_thread_root(group: SimCgroup) -> bool:
-    """True if threads of its processes may be (or could now be put) into groups below."""
+    """True if threads of its processes are, or could be, in groups below."""
     if group.threaded or group.parent is None:
         return False
     if any(child.threaded for child in group.children.values()):
@@ -41,7 +41,7 @@ def is_thread_root(group: SimCgroup) -> bool:
 
 
 def can_be_thread_root(group: SimCgroup) -> bool:
-    """True if nothing of a domain lies below."""
+    """True if no descendant is a domain group."""
     if group.parent is None:
         return True
     if group.threaded or group.subtree_control - THREADED:
@@ -50,7 +50,7 @@ def can_be_thread_root(group: SimCgroup) -> bool:
 
 
 def is_valid_domain(group: SimCgroup) -> bool:
-    """True if processes may live here: no group above is the root of a threaded subtree."""
+    """True if processes may be here: no ancestor is the root of a threaded subtree."""
     if group.threaded:
         return False
     return not any(
@@ -59,7 +59,7 @@ def is_valid_domain(group: SimCgroup) -> bool:
 
 
 def make_threaded(group: SimCgroup) -> None:
-    """Join the parent's threaded subtree; OSError EOPNOTSUPP where that cannot be."""
+    """Join the parent's threaded subtree; OSError EOPNOTSUPP if impossible."""
     if group.threaded:
         return
     assert group.parent is not None
@@ -71,7 +71,10 @@ def make_threaded(group: SimCgroup) -> None:
 
 
 def check_move_into(group: SimCgroup) -> None:
-    """Whether tasks may be put here; OSError: EOPNOTSUPP (no valid domain), EBUSY (its children have controllers)."""
+    """Check whether tasks may be moved here.
+
+    OSError: EOPNOTSUPP (no valid domain), EBUSY (children have controllers).
+    """
     if not is_valid_domain(domain_of(group)):
         raise refuse(errno.EOPNOTSUPP)
     if group.threaded or can_be_thread_root(group):
@@ -81,7 +84,7 @@ def check_move_into(group: SimCgroup) -> None:
 
 
 def check_enable(group: SimCgroup, controllers: set[str]) -> None:
-    """Whether the children may be given these controllers; OSError: EOPNOTSUPP, EBUSY."""
+    """Check whether these controllers may be enabled for the children; OSError: EOPNOTSUPP, EBUSY."""
     if not controllers or group.parent is None:
         return
     if not is_valid_domain(domain_of(group)):

@@ -1,4 +1,4 @@
-"""The cgroup v2 hierarchy: making, finding and removing groups, and where tasks are."""
+"""The cgroup v2 hierarchy: creates, finds and removes groups, and tracks tasks."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from perphd.sim.kernel.cgroup2.rules import CONTROLLERS, Kernel
 from perphd.sim.kernel.vfs import Directory, File, caller_uid, refuse
 
 KTHREADD = 2
-"""The father of all kernel threads: it lives in the root and cannot be moved."""
+"""Parent of all kernel threads: it lives in the root and cannot be moved."""
 
 
 class CgroupTree:
     """The whole hierarchy below one directory.
 
     Args:
-        directory: where it is mounted.
-        online: CPUs that are there; change them with ``set_online``.
+        directory: its mount point.
+        online: online CPUs; change them with ``set_online``.
         nodes: memory nodes.
-        nr_cpus: how many CPUs the kernel can have: larger numbers are ERANGE.
-        kernel: which kernel answers.
+        nr_cpus: maximum number of CPUs of the kernel: larger numbers are ERANGE.
+        kernel: the kernel to simulate.
 
-    Hooks for whoever simulates the work: ``on_memory_max(group)`` after memory.max was written (by default it
-    reclaims page cache and kills), ``on_kill(group, process)`` when a process is killed; by default it just vanishes.
-    ``on_made`` and ``on_removed`` are told of groups that come and go.
-    ``kernel_pids`` cannot be moved; ``zombies`` (process ids) can, and are listed nowhere.
+    Hooks for the simulation of work: ``on_memory_max(group)`` after a write of memory.max (by default it
+    reclaims page cache and kills), and ``on_kill(group, process)`` when a process is killed (by default it
+    just vanishes). ``on_made`` and ``on_removed`` are called when groups are created and removed.
+
+    ``kernel_pids`` cannot be moved; ``zombies`` (process ids) can, and are not listed anywhere.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class CgroupTree:
         self.on_removed: list[Callable[[SimCgroup], None]] = []
         self.kernel_pids: set[int] = {KTHREADD}
         self.zombies: set[int] = set()
-        self._guests: dict[int, SimCgroup] = {}  # threads that are elsewhere than their process
+        self._guests: dict[int, SimCgroup] = {}  # threads in another group than their process
         self.root = SimCgroup(self, None, "", directory)
 
     def find(self, path: str) -> SimCgroup | None:
@@ -57,7 +58,7 @@ class CgroupTree:
         return here
 
     def make(self, path: str, controllers: Sequence[str] = CONTROLLERS) -> SimCgroup:
-        """The group at this path, made with its parents where missing; all above it give ``controllers`` down."""
+        """The group at this path, created with its parents if missing; all ancestors enable ``controllers``."""
         here = self.root
         for part in path.strip("/").split("/"):
             here.write_subtree(" ".join(f"+{c}" for c in controllers).encode())
@@ -72,7 +73,7 @@ class CgroupTree:
         group.remove()
 
     def set_online(self, online: CpuSet) -> None:
-        """CPUs come or go: what is effective follows, what was written stays."""
+        """Change the online CPUs: effective lists follow, written ones stay."""
         self.online = online
         assert self.root.cpuset is not None
         self.root.cpuset.online_changed()
@@ -80,14 +81,14 @@ class CgroupTree:
     # -- tasks ----------------------------------------------------------------------------------------
 
     def pids_of(self, group: SimCgroup) -> list[int]:
-        """What cgroup.procs lists: of the root of a threaded subtree, the processes of the whole subtree."""
+        """The content of cgroup.procs: for the root of a threaded subtree, the processes of the whole subtree."""
         kernel = sorted(self.kernel_pids) if group.parent is None else []
         if threads.is_thread_root(group):
             return [p.pid for below in group.walk() for p in below.processes]
         return [*kernel, *(process.pid for process in group.processes)]
 
     def tids_of(self, group: SimCgroup) -> list[int]:
-        """What cgroup.threads lists."""
+        """The content of cgroup.threads."""
         kernel = sorted(self.kernel_pids) if group.parent is None else []
         own = [tid for process in group.processes for tid in process.tids if tid not in self._guests]
         return [*kernel, *own, *self.guests_of(group)]
@@ -137,7 +138,7 @@ class CgroupTree:
         return next((g for g in self.root.walk() for p in g.processes if tid in p.tids), None)
 
     def _check_rights(self, source: SimCgroup, to: SimCgroup) -> None:
-        """Moving takes the right to write cgroup.procs of the closest group that is above both."""
+        """Check the right to move: it requires write access to cgroup.procs of the closest common ancestor."""
         uid = caller_uid.get()
         if uid == 0:
             return

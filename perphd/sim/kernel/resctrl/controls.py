@@ -1,4 +1,4 @@
-"""The control values of every group: one capacity mask or bandwidth limit a schema, domain and CLOSID."""
+"""Control values of every group: one capacity mask or bandwidth limit per schema, domain and CLOSID."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Schema:
 
     @property
     def default(self) -> int:
-        """No limit: the full mask, or the whole bandwidth."""
+        """The unrestricted value: the full mask, or the whole bandwidth."""
         if isinstance(self.resource, CacheControl):
             return self.resource.full_mask
         return MBPS_UNLIMITED if self.mbps else self.resource.maximum
@@ -54,7 +54,7 @@ def schemas_of(machine: RdtMachine, options: Iterable[str]) -> tuple[Schema, ...
 
 
 class Controls:
-    """The values, with what follows from them: usage of every bit, overlaps, what a new group begins with."""
+    """The values and their consequences: use of every bit, overlaps, initial values of a new group."""
 
     def __init__(self, machine: RdtMachine, options: Iterable[str], online: int) -> None:
         self.machine = machine
@@ -67,12 +67,12 @@ class Controls:
 
     @property
     def num_closids(self) -> int:
-        """The smallest number of CLOSIDs over all schemas: what groups can really be made."""
+        """The smallest number of CLOSIDs over all schemas, which limits the number of groups."""
         return min((schema.num_closids for schema in self.schemas), default=MAX_CLOSIDS)
 
     @property
     def name_width(self) -> int:
-        """Columns of a name: of the widest that the machine could show under any mount option."""
+        """Width of a name column: that of the widest name under any mount option."""
         return max(
             (len(s.name) + (4 if _could_split(s) else 0) for s in self.schemas),
             default=0,
@@ -80,7 +80,7 @@ class Controls:
 
     @property
     def value_width(self) -> int:
-        """Columns of a value: of the widest resource; 0 where the kernel does not pad."""
+        """Width of a value column: that of the widest resource; 0 if the kernel does not pad."""
         if not self.machine.kernel.padded_values:
             return 0
         return max((schema.resource.width for schema in self.schemas), default=0)
@@ -94,7 +94,7 @@ class Controls:
         return (d for d in schema.resource.domains if d.cpus.mask & self._online)
 
     def bring_online(self, online: int) -> None:
-        """These CPUs are online now: domains without one vanish, those that come (back) hold defaults."""
+        """Set the online CPUs: domains without one vanish, and those that (re)appear have defaults."""
         self._online = online
         for schema in self.schemas:
             for domain in schema.resource.domains:
@@ -115,8 +115,9 @@ class Controls:
     # -- caches ---------------------------------------------------------------------------------------
 
     def overlaps(self, schema: Schema, domain_id: int, mask: int, closid: int, *, exclusive: bool) -> bool:
-        """Whether the mask meets that of another group: with ``exclusive``, of an exclusive one; else also the
-        bits that hardware shares. Under CDP code and data are held against each other as well.
+        """Whether the mask overlaps that of another group: with ``exclusive``, of an exclusive one.
+
+        Without it, bits shared with hardware count as well. Under CDP, code and data are compared too.
         """
         cache = schema.resource
         if not isinstance(cache, CacheControl):
@@ -136,7 +137,7 @@ class Controls:
             yield self._values[schema.peer, domain_id][closid]
 
     def could_be_exclusive(self, closid: int) -> str | None:
-        """None if nothing of this group's cache is shared, else what the kernel says about it."""
+        """None if none of this group's cache is shared, else the kernel's message."""
         caches = [schema for schema in self.schemas if isinstance(schema.resource, CacheControl)]
         for schema in caches:
             for domain in self.domains(schema):
@@ -146,7 +147,9 @@ class Controls:
         return None if caches else "Cannot be exclusive without CAT/CDP"
 
     def initialise(self, closid: int) -> str | None:
-        """Give a new group all that may be shared or is unused; None, or why there is nothing left."""
+        """Give a new group everything that may be shared or is unused; returns None, or the reason if nothing
+        is left.
+        """
         for schema in self.schemas:
             for domain in self.domains(schema):
                 value = schema.default
@@ -172,7 +175,7 @@ class Controls:
         return first_run(usable)
 
     def bit_usage(self, schema: Schema) -> str:
-        """The line of ``bit_usage``: what every bit of every instance is used for."""
+        """The line of ``bit_usage``: the use of every bit of every instance."""
         return (
             ";".join(f"{domain.id}={self._usage(schema, domain.id)}" for domain in self.domains(schema))
             + "\n"

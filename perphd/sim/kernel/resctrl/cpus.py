@@ -1,4 +1,4 @@
-"""``cpus`` and ``cpus_list``: every CPU belongs to one control group, and there to at most one monitor group."""
+"""``cpus`` and ``cpus_list``: every CPU belongs to one control group, and within it to at most one monitor group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perphd.sim.kernel.vfs import refuse
 
 
 def parse(data: bytes, limit: int, status: CommandStatus, *, as_list: bool) -> int:
-    """The mask that was written; OSError: EINVAL, ERANGE (list) or EOVERFLOW (mask)."""
+    """The written mask; OSError: EINVAL, ERANGE (list) or EOVERFLOW (mask)."""
     text = text_of(data)
     try:
         return parse_list(text, limit).mask if as_list else parse_cpu_mask(text, limit)
@@ -29,9 +29,9 @@ def assign(
     registry: Registry,
     status: CommandStatus,
 ) -> None:
-    """Give these CPUs to the group, and those that it loses to the group above; OSError: EINVAL.
+    """Give these CPUs to the group, and those that it loses to its parent; OSError: EINVAL.
 
-    Neither this nor ``parse`` clears the status: texts of refused writes pile up.
+    Neither this nor ``parse`` clears the status: messages of refused writes accumulate.
     """
     if new & ~online:
         status.say("Can only assign online CPUs")

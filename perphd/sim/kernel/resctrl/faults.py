@@ -1,4 +1,4 @@
-"""What can go wrong with a resctrl tree, on request: refused operations, and others who act in between."""
+"""Injected faults of a resctrl tree: refused operations, and interference by other programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perphd.sim.kernel.vfs import refuse
 
 
 class Operation(Enum):
-    """What a user does with the tree."""
+    """A kind of operation on the tree."""
 
     READ = "read"
     WRITE = "write"
@@ -21,10 +21,10 @@ class Operation(Enum):
 
 @dataclass(slots=True)
 class Fault:
-    """The next ``times`` operations of this kind on a matching path are answered with errno ``number``.
+    """The next ``times`` operations of this kind on a matching path fail with errno ``number``.
 
     ``path`` is a pattern (fnmatch) for the path below the mount point: ``*/schemata``, ``mon_groups/*``.
-    ``text`` is what the refusal leaves in ``last_cmd_status``, if anything. ``times`` None: until it is taken out.
+    ``text`` is the message in ``last_cmd_status``, if any. ``times`` None: until it is removed.
     """
 
     operation: Operation
@@ -36,7 +36,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Interference:
-    """Before the next ``times`` matching operations, somebody else does ``action`` (writes, removes, unplugs)."""
+    """Before the next ``times`` matching operations, another program does ``action`` (writes, removes, unplugs)."""
 
     operation: Operation
     path: str
@@ -45,7 +45,7 @@ class Interference:
 
 
 class FaultPlan:
-    """Faults and interferences that wait for their operation."""
+    """Faults and interference that wait for their operation."""
 
     def __init__(self) -> None:
         self.waiting: list[Fault | Interference] = []
@@ -53,15 +53,15 @@ class FaultPlan:
         self._inside = False
 
     def add(self, event: Fault | Interference) -> None:
-        """Let it happen from now on."""
+        """Activate a fault from now on."""
         self.waiting.append(event)
 
     def clear(self) -> None:
-        """Nothing goes wrong any more."""
+        """Remove all faults."""
         self.waiting.clear()
 
     def pass_through(self, operation: Operation, path: str, say: Callable[[str], None]) -> None:
-        """An operation is about to happen; OSError: what a fault says. What an interference does is not disturbed."""
+        """Called before an operation; OSError: from a fault. Interference itself is not disturbed."""
         if self._inside or not self.waiting:
             return
         for event in list(self.waiting):

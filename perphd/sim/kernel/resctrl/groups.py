@@ -1,4 +1,4 @@
-"""Control and monitor groups, and the identifiers that the hardware knows them by."""
+"""Control and monitor groups, and the hardware's identifiers for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_CLOSIDS: Final = 32
 
 
 class Kind(Enum):
-    """What a group is for."""
+    """The kind of a group."""
 
     CONTROL = "control"
     MONITOR = "monitor"
@@ -63,7 +63,7 @@ class Group:
 
     @property
     def path(self) -> str:
-        """Where it is below the mount point; the root's is empty."""
+        """Its path below the mount point; empty for the root."""
         if self.kind is Kind.CONTROL or self.parent is None:
             return self.name
         above = self.parent.path
@@ -76,7 +76,7 @@ class Group:
 
 
 class Registry:
-    """Every group of the tree: control groups in the order in which they were made, the root first."""
+    """Every group of the tree: control groups in the order of creation, the root first."""
 
     def __init__(self, root: Group) -> None:
         self.root = root
@@ -89,7 +89,7 @@ class Registry:
             yield from list(control.monitors)
 
     def find(self, path: str) -> Group:
-        """By its path below the mount point (``""`` is the root); KeyError."""
+        """The group at a path below the mount point (``""`` is the root); KeyError."""
         wanted = path.strip("/")
         for group in self.walk():
             if group.path == wanted:
@@ -106,38 +106,38 @@ class Registry:
         return next((m for m in control.monitors if m.cpus >> cpu & 1), control)
 
     def with_monitors_in(self, place: Directory) -> Group | None:
-        """The control group whose ``mon_groups`` this directory is."""
+        """The control group with this ``mon_groups`` directory."""
         return next((g for g in self.controls if g.directory.children.get("mon_groups") is place), None)
 
 
 class Closids:
-    """The classes of service that control groups take: the lowest free one first, 0 is the root's."""
+    """Classes of service for control groups: the lowest free one first; 0 is the root's."""
 
     def __init__(self, count: int) -> None:
         self.count = min(count, MAX_CLOSIDS)
         self._used = {0}
 
     def take(self) -> int | None:
-        """A free one, or None."""
+        """A free CLOSID, or None."""
         free = next((closid for closid in range(self.count) if closid not in self._used), None)
         if free is not None:
             self._used.add(free)
         return free
 
     def give_back(self, closid: int) -> None:
-        """It is free again."""
+        """Free a CLOSID."""
         self._used.discard(closid)
 
     def used(self) -> list[int]:
-        """Those that are taken, in order."""
+        """CLOSIDs in use, in order."""
         return sorted(self._used)
 
 
 class Rmids:
-    """The monitoring identifiers: first freed, first used again; those still in the cache wait in limbo.
+    """Monitoring identifiers: first freed, first reused; those still in the cache wait in limbo.
 
-    The kernel looks at what is in limbo once a second (``look_s``) from the moment the first one got there. Who
-    holds the occupancies says through ``is_dirty(rmid)`` what is still too much in the cache.
+    The kernel checks limbo once a second (``look_s``) from the moment the first RMID entered it. The owner of
+    the occupancies decides through ``is_dirty(rmid)`` which ones still have too much in the cache.
     """
 
     look_s: Final = 1.0
@@ -148,13 +148,13 @@ class Rmids:
         self._next_look_s: float | None = None
 
     def take(self) -> int:
-        """A clean one; OSError: EBUSY while some are in limbo, ENOSPC when all are in use."""
+        """A clean RMID; OSError: EBUSY while some are in limbo, ENOSPC if all are in use."""
         if not self._free:
             raise refuse(errno.EBUSY if self.limbo else errno.ENOSPC)
         return self._free.pop(0)
 
     def give_back(self, rmid: int, now_s: float, *, dirty: bool) -> None:
-        """It is not used any more; ``dirty`` ones go to limbo."""
+        """Free an RMID; a ``dirty`` one enters limbo."""
         if not dirty:
             self._free.append(rmid)
             return
@@ -163,7 +163,7 @@ class Rmids:
         self.limbo.append(rmid)
 
     def due(self, now_s: float) -> list[float]:
-        """The moments up to now at which the kernel looked at limbo, told once."""
+        """Times up to now at which the kernel checked limbo, each returned once."""
         looks: list[float] = []
         while self._next_look_s is not None and self._next_look_s <= now_s:
             looks.append(self._next_look_s)
@@ -171,7 +171,7 @@ class Rmids:
         return looks
 
     def release(self, clean: list[int]) -> None:
-        """These left limbo."""
+        """Let these RMIDs leave limbo."""
         for rmid in clean:
             self.limbo.remove(rmid)
             self._free.append(rmid)

@@ -1,6 +1,6 @@
-"""What a machine's CPUs (and its kernel) offer to resctrl: the shape of a simulated machine, as values.
+"""Capabilities of a machine's CPUs (and its kernel) for resctrl: the shape of a simulated machine, as values.
 
-The fields carry the names of the files in ``info/`` (Documentation/arch/x86/resctrl.rst, "Info directory").
+The fields have the names of the files in ``info/`` (Documentation/arch/x86/resctrl.rst, "Info directory").
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Domain:
 class CacheControl:
     """A cache that can be divided by capacity bit masks (``L3`` or ``L2``).
 
-    ``cache_bytes`` is the size of one instance as sysfs tells it; ``cdp`` says that masks for code and data can be
-    told apart; ``sparse_masks`` that masks may have holes.
+    ``cache_bytes``: size of one instance, as in sysfs; ``cdp``: separate masks for code and data are
+    possible; ``sparse_masks``: masks may have holes.
     """
 
     name: str
@@ -79,8 +79,8 @@ class BandwidthControl:
 class Monitoring:
     """Occupancy and bandwidth counters of the L3 cache.
 
-    ``unit_bytes`` is what one count of the hardware means. ``configurable``: what the bandwidth events count can be
-    chosen (AMD's BMEC).
+    ``unit_bytes``: bytes per count of the hardware. ``configurable``: the content of bandwidth events can be
+    selected (AMD's BMEC).
     """
 
     domains: tuple[Domain, ...]
@@ -102,16 +102,16 @@ class Monitoring:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Where kernels that are in use differ.
+    """Differences between kernels in use.
 
     Attributes:
-        release: as ``uname -r`` begins.
-        task_lists: ``tasks`` takes several TIDs, separated by commas, in one write.
+        release: prefix of ``uname -r``.
+        task_lists: ``tasks`` accepts several TIDs, separated by commas, in one write.
         moves_monitor_groups: rename(2) of a monitor group works.
         sparse_masks_file: ``info/L3/sparse_masks`` exists.
-        always_limbo: a freed RMID is looked at a second later before it is used again, whatever its occupancy.
+        always_limbo: a freed RMID is checked a second later before it is reused, whatever its occupancy.
         closid_first: a new control group takes its CLOSID before its RMID.
-        debug_option: ``-o debug`` is known.
+        debug_option: ``-o debug`` is supported.
         padded_values: ``schemata`` pads values to one width.
     """
 
@@ -140,7 +140,7 @@ LINUX_6_15: Final = Kernel(release="6.15", padded_values=False)
 
 @dataclass(frozen=True, slots=True)
 class RdtMachine:
-    """A machine as resctrl sees it. ``source`` says where its facts come from, ``options`` how it is mounted."""
+    """A machine from the view of resctrl. ``source``: origin of its facts; ``options``: its mount options."""
 
     name: str
     source: str
@@ -153,7 +153,7 @@ class RdtMachine:
 
     @property
     def can_allocate(self) -> bool:
-        """True if anything can be divided or limited; otherwise there are no control groups but the root."""
+        """True if any resource can be controlled; otherwise the root is the only control group."""
         return bool(self.caches or self.bandwidths)
 
     @property

@@ -1,4 +1,4 @@
-"""The ``info`` directory: what a program can learn about the resources of this mount."""
+"""The ``info`` directory: properties of the resources of this mount."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MODE = 0o555
 
 
 def fill_info(tree: ResctrlTree) -> None:
-    """Make ``info`` again for the present mount."""
+    """Rebuild ``info`` for the present mount."""
     info = _directory(tree.directory, "info")
     _put(tree, info, "info", "last_cmd_status", tree.status.read)
     for schema in tree.controls.schemas:

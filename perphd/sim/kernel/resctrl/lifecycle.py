@@ -1,4 +1,4 @@
-"""Making, removing and moving groups."""
+"""Creating, removing and moving groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Lifecycle:
-    """mkdir, rmdir and rename of a tree. None of them but rename ever clears the status: texts pile up."""
+    """mkdir, rmdir and rename of a tree. Only rename clears the status: messages accumulate."""
 
     def __init__(self, tree: ResctrlTree) -> None:
         self._tree = tree
@@ -75,7 +75,7 @@ class Lifecycle:
         tree.directory.remove(group.name)
 
     def remove_all(self) -> None:
-        """The file system is unmounted: every identifier is free again."""
+        """Unmount: every identifier is free again."""
         for group in self._tree.registry.walk():
             if not group.is_root:
                 self._free_rmid(group)

@@ -1,8 +1,8 @@
-"""Machines to test on: what resctrl shows on them, and where these facts come from.
+"""Machines to test on: what resctrl shows on them, and the sources of these facts.
 
-``CAPTURED`` is the machine on which the behaviour of the simulated tree was captured. The others stand for the
-kinds of hardware that programs meet. A fact that no document tells (how many CPUs, how large a cache) is said to
-be an assumption.
+``CAPTURED`` is the machine on which the behaviour of the simulated tree was captured. The others represent
+the kinds of hardware that programs meet. Facts without a source (number of CPUs, size of a cache) are marked
+as assumptions.
 """
 
 from __future__ import annotations
@@ -226,4 +226,4 @@ MACHINES: Final = {
         FOUR_CLOSIDS,
     )
 }
-"""All of them, by name."""
+"""All machines, by name."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def fill_mon_data(tree: ResctrlTree, monitor: Monitor, group: Group, place: Directory) -> None:
-    """Add the domains that are online and not there yet, take away those that went offline."""
+    """Add the domains that came online, and remove those that went offline."""
     wanted = {f"mon_L3_{domain.id:02d}": domain for domain in monitor.domains()}
     for name in [name for name in place.children if name not in wanted]:
         place.remove(name)

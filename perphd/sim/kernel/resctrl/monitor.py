@@ -1,8 +1,8 @@
 """The counters behind ``mon_data``: occupancy and bandwidth of every RMID in every monitoring domain.
 
-What runs on the machine is somebody else's: physics says through ``set_occupancy`` and ``add_traffic`` what the
-hardware would have counted. Here lies what the kernel makes of it: whole units, sums over monitor groups and
-Sub-NUMA nodes, counters that begin at 0, identifiers that stay in limbo while their lines are in the cache.
+The work itself is simulated elsewhere: the physics passes the hardware's counts to ``set_occupancy`` and
+``add_traffic``. This module does the kernel's part: whole units, sums over monitor groups and Sub-NUMA nodes,
+counters that start at 0, identifiers that stay in limbo while their lines are in the cache.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from perphd.sim.kernel.vfs import refuse
 UNAVAILABLE: Final = "Unavailable"
 ERROR: Final = "Error"
 EVICTION_HALF_LIFE_S: Final = 0.25
-"""How fast lines of a freed RMID are pushed out of the cache by everybody else's."""
+"""Half-life of a freed RMID's lines in the cache, in seconds, as others evict them."""
 
 _EVENT_BITS: Final = 0x7F
 _ANY_BITS: Final = 8 * 4096
 _DEFAULT_CONFIG: Final = {TOTAL: 0x7F, LOCAL: 0x15}
-"""What the bandwidth events count after boot (resctrl.rst, "mbm_total_bytes_config")."""
+"""Default content of the bandwidth events (resctrl.rst, "mbm_total_bytes_config")."""
 
 
 @dataclass(slots=True)
 class Counter:
-    """What the hardware holds for one RMID in one monitoring domain, in bytes."""
+    """The hardware's state for one RMID in one monitoring domain, in bytes."""
 
     occupancy_bytes: float = 0.0
     total_bytes: float = 0.0
     local_bytes: float = 0.0
 
     def value(self, event: str) -> float:
-        """One of the three."""
+        """One of the three values."""
         if event == OCCUPANCY:
             return self.occupancy_bytes
         return self.total_bytes if event == TOTAL else self.local_bytes
 
 
 class Monitor:
-    """All counters of a machine. A monitoring domain is known by its id: the cache's, or under SNC the node's."""
+    """All counters of a machine. A monitoring domain has an id: the cache's, or under SNC the node's."""
 
     def __init__(self, machine: Monitoring, kernel: Kernel, status: CommandStatus, online: int) -> None:
         self.machine, self._kernel, self._status = machine, kernel, status
@@ -70,7 +70,7 @@ class Monitor:
         return domain.nodes or (domain.id,)
 
     def bring_online(self, online: int) -> None:
-        """These CPUs are online now; a domain that vanishes loses its counters and what is in limbo because of it."""
+        """Set the online CPUs; a vanishing domain loses its counters and its limbo entries."""
         before = {domain.id for domain in self.domains()}
         self._online = online
         after = {domain.id for domain in self.domains()}
@@ -85,11 +85,11 @@ class Monitor:
     # -- physics ----------------------------------------------------------------------------------------
 
     def set_occupancy(self, rmid: int, unit: int, occupancy_bytes: float) -> None:
-        """What the RMID holds of the cache now."""
+        """Set the RMID's present cache occupancy."""
         self._counter(rmid, unit).occupancy_bytes = max(0.0, occupancy_bytes)
 
     def add_traffic(self, rmid: int, unit: int, total_bytes: float, local_bytes: float) -> None:
-        """Bytes that went to and from memory since the last call."""
+        """Add bytes that went to and from memory since the last call."""
         counter = self._counter(rmid, unit)
         counter.total_bytes += total_bytes
         counter.local_bytes += local_bytes
@@ -99,8 +99,8 @@ class Monitor:
     ) -> None:
         """Let the event read this (``Unavailable``, ``Error``) in a domain (a cache id); None: numbers again.
 
-        Without ``of_nodes``, only the sums over Sub-NUMA nodes do: kernels have been seen that say 0 there when a
-        node's first CPU went offline.
+        Without ``of_nodes``, only the sums over Sub-NUMA nodes do: some kernels report 0 there after a node's
+        first CPU went offline.
         """
         for key in ((domain_id, event, False), *(((domain_id, event, True),) if of_nodes else ())):
             if condition is None:
@@ -112,7 +112,7 @@ class Monitor:
         return self._counters.setdefault((rmid, unit), Counter())
 
     def restart_counting(self, rmid: int) -> None:
-        """Bandwidth counts from 0 again, as it does for every group that gets its ``mon_data``."""
+        """Restart the bandwidth counts from 0, as for every group whose ``mon_data`` is created."""
         for (held_by, _), counter in self._counters.items():
             if held_by == rmid:
                 counter.total_bytes = counter.local_bytes = 0.0
@@ -133,7 +133,7 @@ class Monitor:
         return rmid
 
     def free_rmid(self, rmid: int, now_s: float) -> None:
-        """Nobody counts with it any more."""
+        """Free an RMID."""
         self.catch_up(now_s)
         self._freed_s[rmid] = now_s
         if OCCUPANCY not in self.machine.events:
@@ -143,12 +143,12 @@ class Monitor:
         self.rmids.give_back(rmid, now_s, dirty=dirty)
 
     def catch_up(self, now_s: float) -> None:
-        """What the kernel's limbo worker did until now."""
+        """Apply the work of the kernel's limbo worker until now."""
         for look_s in self.rmids.due(now_s):
             self.rmids.release([rmid for rmid in self.rmids.limbo if not self._dirty(rmid, look_s)])
 
     def _dirty(self, rmid: int, now_s: float, *, at_most: bool = False) -> bool:
-        # The check when an RMID is freed lets exactly the threshold pass; the worker's does not.
+        # The check when an RMID is freed admits exactly the threshold; the worker's does not.
         for domain in self.domains():
             for unit in self.units(domain):
                 counter = self._counters.get((rmid, unit))
@@ -183,7 +183,7 @@ class Monitor:
         return f"{total}\n" if readable else UNAVAILABLE + "\n"
 
     def write_threshold(self, data: bytes) -> None:
-        """``max_threshold_occupancy``; OSError: EINVAL, ERANGE. Leaves the status alone."""
+        """Write ``max_threshold_occupancy``; OSError: EINVAL, ERANGE. Does not change the status."""
         text = text_of(data).removesuffix("\n")
         base = 16 if text[:2].lower() == "0x" else 8 if text[:1] == "0" and len(text) > 1 else 10
         value = unsigned(text, base, _ANY_BITS)
@@ -200,8 +200,9 @@ class Monitor:
         return ";".join(f"{d.id}=0x{self._config[event, d.id]:02x}" for d in self.domains()) + "\n"
 
     def write_config(self, event: str, data: bytes) -> None:
-        """Choose what a bandwidth event counts; all bandwidth counters of the domain start over, and the next
-        read of each is Unavailable. OSError: EINVAL. Domains before the one that is refused are changed.
+        """Select what a bandwidth event counts; all bandwidth counters of the domain restart.
+
+        The next read of each is Unavailable. OSError: EINVAL; domains before the refused one are changed.
         """
         if not data.endswith(b"\n"):
             raise refuse(errno.EINVAL)

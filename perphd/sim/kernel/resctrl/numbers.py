@@ -9,7 +9,7 @@ from typing import Final
 from perphd.sim.kernel.vfs import refuse
 
 BLANKS: Final = " \t\n\v\f\r"
-"""What the kernel's strim takes away."""
+"""Characters removed by the kernel's strim."""
 _DIGITS: Final = {
     8: re.compile(r"\+?[0-7]+"),
     10: re.compile(r"\+?[0-9]+", re.ASCII),
@@ -19,14 +19,14 @@ _CHUNK_BITS: Final = 32
 
 
 def text_of(data: bytes) -> str:
-    """What was written, up to the first NUL."""
+    """The written text, up to the first NUL."""
     return data.split(b"\0")[0].decode(errors="replace")
 
 
 def unsigned(text: str, base: int, bits: int = 64) -> int | None:
-    """As kstrtoul and its kin, without blanks: None for what is not such a number or does not fit in ``bits``.
+    """As kstrtoul and its variants, without blanks: None for other text or a number that does not fit in ``bits``.
 
-    A leading plus is taken, and in base 16 a leading 0x; a minus is not.
+    A leading plus is accepted, and in base 16 a leading 0x; a minus is not.
     """
     if _DIGITS[base].fullmatch(text) is None:
         return None

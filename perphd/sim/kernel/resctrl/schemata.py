@@ -1,7 +1,7 @@
-"""``schemata`` and ``size``: what a group's files read, and what the kernel makes of a write.
+"""``schemata`` and ``size``: content of a group's files, and the kernel's handling of writes.
 
 All lines of a write are parsed and checked before the first value is set (Documentation/arch/x86/resctrl.rst;
-texts and the exact rules as captured from Linux 6.1 and 6.12).
+messages and exact rules as captured from Linux 6.1 and 6.12).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def show(controls: Controls, group: Group) -> str:
 
 
 def show_size(controls: Controls, group: Group) -> str:
-    """``size``: as ``schemata``, with bytes in the place of masks."""
+    """``size``: as ``schemata``, with bytes instead of masks."""
     lines: list[str] = []
     for schema in controls.schemas:
         values: list[str] = []
         for domain in controls.domains(schema):
             value = controls.get(schema, domain.id, group.closid)
             if isinstance(schema.resource, CacheControl):
-                # Under Sub-NUMA Clustering a bit stands for its share of one node's part of the cache.
+                # Under Sub-NUMA Clustering, a bit represents its share of one node's part of the cache.
                 part = schema.resource.cache_bytes // max(1, len(domain.nodes))
                 value = part // schema.resource.ways * value.bit_count()
             values.append(f"{domain.id}={value % _U32}")
@@ -51,10 +51,10 @@ def show_size(controls: Controls, group: Group) -> str:
 
 
 def write(controls: Controls, group: Group, data: bytes, status: CommandStatus) -> None:
-    """One write to ``schemata``; OSError: EINVAL, and nothing was changed.
+    """One write to ``schemata``; OSError: EINVAL, and nothing is changed.
 
-    Without its newline a write is refused before the status is cleared. Under ``mba_MBps`` the kernel's software
-    controller takes each value at once, so there an error further on leaves the values before it in force.
+    Without its newline, a write is refused before the status is cleared. Under ``mba_MBps`` the kernel's
+    software controller applies each value at once, so there an error leaves the values before it in force.
     """
     if not data.endswith(b"\n"):
         raise refuse(errno.EINVAL)
@@ -74,7 +74,7 @@ def write(controls: Controls, group: Group, data: bytes, status: CommandStatus) 
 
 
 class _Refused(Exception):
-    """A line that the kernel does not take, with what it says (None: nothing)."""
+    """A line that the kernel refuses, with its message (None: no message)."""
 
     def __init__(self, text: str | None = None) -> None:
         super().__init__(text)

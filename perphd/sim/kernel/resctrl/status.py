@@ -1,4 +1,4 @@
-"""``info/last_cmd_status``: what the last commands had to say."""
+"""``info/last_cmd_status``: messages of the last commands."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ _BUFFER_BYTES: Final = 512
 
 
 class CommandStatus:
-    """The kernel's buffer: texts pile up, one a line, until a command clears it; what does not fit is lost."""
+    """The kernel's buffer: messages accumulate, one per line, until a command clears it; overflow is lost."""
 
     def __init__(self) -> None:
         self._text = ""
         self._overflow = False
 
     def clear(self) -> None:
-        """Start again: ``ok`` until something is said."""
+        """Clear the buffer; it reads ``ok`` until the next message."""
         self._text, self._overflow = "", False
 
     def say(self, text: str) -> None:
-        """Add a line. Once a line did not fit, nothing more is added until the next ``clear``."""
+        """Add a line. After the first line that does not fit, nothing is added until the next ``clear``."""
         if self._overflow:
             return
         line = text + "\n"

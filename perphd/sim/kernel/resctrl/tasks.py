@@ -1,4 +1,4 @@
-"""Which thread is in which group. The threads themselves belong to somebody else (``TaskSource``)."""
+"""The group of each thread. Threads themselves are provided by a ``TaskSource``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perphd.sim.kernel.vfs import caller_uid, refuse
 
 
 class TaskSource(Protocol):
-    """The threads of the simulated machine: the same that the cgroup trees hold."""
+    """The threads of the simulated machine, shared with the cgroup trees."""
 
     def threads(self) -> Iterable[int]:
         """TIDs of all live threads, in the kernel's order (processes by age, each with its threads)."""
@@ -22,7 +22,7 @@ class TaskSource(Protocol):
         """True for a live thread and for a zombie."""
 
     def caller(self) -> int:
-        """The thread that makes the present system call: what ``0`` means in a tasks file."""
+        """The calling thread of the present system call, which ``0`` means in a tasks file."""
 
     def may_move(self, uid: int, tid: int) -> bool:
         """True if this user may move the thread: root may, and its owner."""
@@ -51,15 +51,15 @@ class Threads:
         return self._caller
 
     def may_move(self, uid: int, tid: int) -> bool:
-        """Everything belongs to ``owner_uid``."""
+        """True for every thread: all belong to ``owner_uid``."""
         return uid in (0, self.owner_uid) and self.exists(tid)
 
     def start(self, pid: int, *more_tids: int) -> None:
-        """A new process, with its threads; tell the tree of its birth (``ResctrlTree.forked``)."""
+        """Start a process with its threads; then call ``ResctrlTree.forked``."""
         self._processes[pid] = [pid, *more_tids]
 
     def end(self, pid: int, *, zombie: bool = False) -> None:
-        """The process is gone, or stays as a zombie until it is ended again."""
+        """End the process, or make it a zombie until it is ended again."""
         if zombie:
             self._zombies.update(self._processes[pid])
             return
@@ -68,7 +68,7 @@ class Threads:
 
 
 class Membership:
-    """The CLOSID and RMID of every thread; one that was never moved is in the root group."""
+    """The CLOSID and RMID of every thread; an unmoved one is in the root group."""
 
     def __init__(self, source: TaskSource, status: CommandStatus) -> None:
         self._source, self._status = source, status
@@ -79,18 +79,18 @@ class Membership:
         return self._ids.get(tid, (0, 0))
 
     def forked(self, parent_tid: int, child_tid: int) -> None:
-        """A child is born into its parent's group."""
+        """Put a child into its parent's group."""
         if parent_tid in self._ids:
             self._ids[child_tid] = self._ids[parent_tid]
         else:
             self._ids.pop(child_tid, None)
 
     def exited(self, tid: int) -> None:
-        """The thread is gone; its number may come back as somebody else."""
+        """Forget a thread, whose number may be reused."""
         self._ids.pop(tid, None)
 
     def forget(self) -> None:
-        """Everybody is in the root group (umount)."""
+        """Put all threads into the root group (umount)."""
         self._ids.clear()
 
     def members(self, group: Group, *, can_allocate: bool) -> Iterator[int]:
