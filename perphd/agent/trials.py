@@ -110,7 +110,7 @@ class Trials:
         """
         now_s = self._wall_clock()
         if self._running is not None:
-            raise _refused("trial", f"trial {self._running.plan.trial} is running", "perphctl trial stop ends it")
+            raise _refused("trial", f"trial {self._running.plan.trial} runs", "perphctl trial stop ends it")
         if pauses:
             raise _refused("pause", f"perphd is paused by {pauses[0].by}", "perphctl resume ends a pause")
         metrics = _metrics(people)

@@ -143,7 +143,7 @@ class NodeRoutes:
         )
         use, topology, now_s = node_use(snapshot, forecasts), snapshot.host.topology, clock["monotonic_s"]
         if self._ledger is None:
-            # Above every generation of a daemon before this one, which made fewer than a thousand a second.
+            # Above every generation of an earlier daemon, which made fewer than a thousand per second.
             first = int(clock["unix_s"] * _GENERATIONS_PER_S)
             self._ledger = opened(topology, first, use, now_s, status.queue)
         self._close(now_s)

@@ -163,7 +163,7 @@ class WorkloadRoutes:
         shown = ", ".join(names) if names else "none is declared"
         if not name:
             raise ApiError(Code.REFUSED, "a workload must be named", "workload", shown)
-        raise ApiError(Code.NOT_FOUND, f"no workload is named {show(name)}", "workload", shown)
+        raise ApiError(Code.NOT_FOUND, f"there is no workload {show(name)}", "workload", shown)
 
     def check_lra(self, name: str) -> None:
         """Raises ApiError unless an LRA has this name."""

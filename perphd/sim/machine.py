@@ -15,7 +15,7 @@ CGROUP_ROOT = "/sys/fs/cgroup"
 
 
 def add_processors(root: Directory, machine: Machine, online: Callable[[], CpuSet]) -> None:
-    """/sys/devices/system/{cpu,node}. ``online``: the CPUs that are on now."""
+    """Write /sys/devices/system/{cpu,node}. ``online``: the CPUs that are online."""
     system = root.make("/sys/devices/system/cpu")
     everything = f"{machine.online}\n"
     files: tuple[tuple[str, str | Callable[[], str]], ...] = (
@@ -44,7 +44,7 @@ def add_processors(root: Directory, machine: Machine, online: Callable[[], CpuSe
 
 
 def show_cpus(root: Directory, machine: Machine, online: Callable[[], CpuSet]) -> None:
-    """Bring the directories of all CPUs up to date: one that is off has neither topology nor caches."""
+    """Update the directories of all CPUs: an offline CPU has neither topology nor caches."""
     system = root.make("/sys/devices/system/cpu")
     for cpu in range(machine.cpus):
         directory = system.make(f"cpu{cpu}")
@@ -100,7 +100,10 @@ def add_proc(
     memory_used_bytes: Callable[[], float],
     more_mounts: Callable[[], str] = str,
 ) -> None:
-    """/proc as far as perphd reads it. ``own_cgroup``: where the reader itself lives; ``more_mounts``: lines, now."""
+    """Write /proc as far as perphd reads it.
+
+    ``own_cgroup``: the reader's own group; ``more_mounts``: further lines.
+    """
 
     def trigger(data: bytes) -> None:
         formats.check_trigger(data[:-1])  # /proc/pressure drops the last byte of a write

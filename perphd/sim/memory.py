@@ -1,4 +1,4 @@
-"""Memory of the simulated host: what is resident under limits and protections.
+"""Memory of the simulated host: resident memory under limits and protections.
 
 Without swap: anonymous memory stays, page cache is what reclaim takes. ``memory.low`` and ``memory.min``
 count while the host is short; ``memory.high`` throttles what cannot be reclaimed; ``memory.max`` kills.
@@ -20,7 +20,7 @@ _UNLIMITED: Final = float(COUNTER_MAX_PAGES * PAGE)
 
 
 def settle(dt_s: float, total_bytes: int, residents: Sequence[tuple[SimCgroup, NodeWorkload, float]]) -> None:
-    """Let memory move for ``dt_s`` seconds. ``residents``: leaf group, workload, its refaults (pages) per second."""
+    """Advance memory by ``dt_s`` seconds. ``residents``: leaf group, workload, its refaults (pages) per second."""
     for group, work, _ in residents:
         _grow(dt_s, group, work.memory)
     _reclaim_globally(total_bytes * (1 - _RESERVE), [group for group, _, _ in residents])
@@ -34,12 +34,12 @@ def settle(dt_s: float, total_bytes: int, residents: Sequence[tuple[SimCgroup, N
 
 
 def limit(group: SimCgroup) -> float:
-    """Bytes that this leaf may have under memory.high and memory.max, its own and those above it."""
+    """Memory that this leaf may have under memory.high and memory.max, its own and its ancestors'."""
     return min(_limit(group, "high"), _limit(group, "max"))
 
 
 def reclaim(group: SimCgroup, count_bytes: float) -> float:
-    """Take up to this much page cache from a leaf group; returns what was taken."""
+    """Reclaim up to this much page cache from a leaf group; returns the amount."""
     taken = min(count_bytes, group.memory.file_bytes)
     pages = taken / PAGE
     for above in group.ancestry():
@@ -50,7 +50,7 @@ def reclaim(group: SimCgroup, count_bytes: float) -> float:
 
 
 def release(group: SimCgroup) -> None:
-    """Give everything of a leaf group back: its processes ended."""
+    """Release all memory of a leaf group whose processes have ended."""
     anon, file = group.memory.anon_bytes, group.memory.file_bytes
     for above in group.ancestry():
         above.memory.anon_bytes -= anon
@@ -58,7 +58,7 @@ def release(group: SimCgroup) -> None:
 
 
 def enforce_max(group: SimCgroup) -> bool:
-    """What a write of memory.max does at once: reclaim. True if what remains is too much: the OOM killer's case."""
+    """Apply memory.max at once: reclaim. Returns True if the rest exceeds it, which is a case for the OOM killer."""
     over = _over(group, "max")
     if over <= 0:
         return False
@@ -67,7 +67,7 @@ def enforce_max(group: SimCgroup) -> bool:
 
 
 def _limit(group: SimCgroup, knob: str) -> float:
-    """Bytes that this leaf may have under its own limit and those above it, as far as others leave room there."""
+    """Memory that this leaf may have under its own and its ancestors' limits, given the use by others."""
     mine, least = group.memory.current_bytes, _UNLIMITED
     for above in group.ancestry():
         pages = above.memory_pages[knob]
@@ -97,7 +97,7 @@ def _grow(dt_s: float, group: SimCgroup, work: MemoryUse) -> None:
 
 def _reclaim_globally(capacity_bytes: float, groups: Sequence[SimCgroup]) -> None:
     over = sum(group.memory.current_bytes for group in groups) - capacity_bytes
-    # First what nobody protects, then what is only protected by memory.low.
+    # First unprotected memory, then memory protected only by memory.low.
     for knobs in (("min", "low"), ("min",)):
         if over <= 0:
             return

@@ -1,4 +1,4 @@
-"""What a simulated application tells about itself: totals, and readers that difference them."""
+"""Indicators of a simulated application: totals, and readers that compute differences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SliWindow:
 
 
 Told: TypeAlias = tuple[float, float, tuple[float, float, float]]
-"""Requests answered, requests asked, and the sums of their latencies."""
+"""Requests answered, requests offered, and the sums of their latencies."""
 
 
 class SliTotals:
@@ -42,13 +42,13 @@ class SliTotals:
         self._next = 0
 
     def report_every(self, seconds: float, backends: int = 1) -> None:
-        """From now on readers see what was reported: each backend does so every so many seconds, in turns."""
+        """From now on readers see only reported values: each backend reports at this interval, in turn."""
         self.every_s, self._passed_s, self._next = seconds, 0.0, 0
         self._flushed = [(self.done, self.asked, self.latency)] * backends
 
     @property
     def told(self) -> Told:
-        """What a reader sees: everything, or what the backends, of which each does its share, have reported."""
+        """Values visible to readers: all, or those that the backends, each with its share, have reported."""
         if not self._flushed:
             return self.done, self.asked, self.latency
         share = 1.0 / len(self._flushed)
@@ -58,7 +58,7 @@ class SliTotals:
         return done, asked, (p50, p95, p99)
 
     def add(self, done: float, activity: Outcome, noise: float, dt_s: float) -> None:
-        """Count ``done`` requests that had this activity's latencies."""
+        """Count ``done`` requests with this activity's latencies."""
         self.done += done
         self.asked += activity.offered_per_s * dt_s
         p50, p95, p99 = self.latency
@@ -78,7 +78,7 @@ class SliTotals:
 
 
 class SliCursor:
-    """One reader: remembers where it read last."""
+    """One reader, with its last position."""
 
     def __init__(self, totals: SliTotals, clock: Callable[[], float]) -> None:
         self._totals, self._clock = totals, clock
@@ -86,16 +86,16 @@ class SliCursor:
 
     @property
     def now(self) -> tuple[float, Told]:
-        """The time, and what the application tells then."""
+        """The time and the application's totals at that time."""
         return self._clock(), self._totals.told
 
     @property
     def open_loop(self) -> bool:
-        """True if requests arrive whatever happens: what is asked is known."""
+        """True for an open loop, in which the offered load is known."""
         return self._totals.open_loop
 
     def read(self) -> SliWindow | None:
-        """The window since the last reading; None while no time has passed."""
+        """The window since the last reading; None if no time has passed."""
         totals = self._totals
         at_s, done, asked, latency = self._mark
         now_s = self._clock()

@@ -12,7 +12,7 @@ from typing import Final
 from perphd.sim.node.archetypes import archetype
 from perphd.sim.node.workload import Code, IoUse, MemoryUse, NodeWorkload, Requests
 
-# Simple workloads know no cache curve: so many misses whatever happens, and a fixed price for neighbours.
+# Simple workloads have no cache curve: a fixed miss rate, and a fixed cost of neighbours.
 _MPKI: Final = 2.0
 _REFS_PKI: Final = 10.0
 _NEIGHBOUR_COST: Final = 0.34
@@ -120,11 +120,11 @@ class Placed:
 
     @property
     def threads(self) -> int:
-        """How many threads its process has."""
+        """The number of threads of its process."""
         return self.node.threads
 
     def on(self, ghz: float) -> NodeWorkload:
-        """The workload itself: it is described in instructions, not in time."""
+        """The workload itself: it is specified in instructions, not in time."""
         del ghz
         return self.node
 

@@ -16,7 +16,7 @@ MOST_LINES = 500
 RETIRED = (
     "aftermath", "becomes", "beginning", "behind", "below", "crowd", "culprit", "ear", "eye", "home", "lessons",
     "looked", "offshoot", "pieces", "plight", "regret", "roster", "scene", "sequel", "spell", "standing", "strays",
-    "teller", "turn",
+    "turn",
 )  # fmt: skip
 """Words that named modules and classes once; docs/glossary.md has the field's words."""
 KNOWN_TWINS = {

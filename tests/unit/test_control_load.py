@@ -149,7 +149,7 @@ def test_a_query_ends_with_the_daemon(config: Config):
         queries.end()
         await running
 
-    with pytest.raises(ApiError, match="perphd stops"):
+    with pytest.raises(ApiError, match="perphd is stopping"):
         asyncio.run(stop_meanwhile())
     assert "perphd stops" in str(asked(queries, "SELECT 1"))
 

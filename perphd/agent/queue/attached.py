@@ -1,4 +1,4 @@
-"""What the batch queue needs of the agent that it serves."""
+"""The interface that the batch queue needs of the agent."""
 
 from __future__ import annotations
 

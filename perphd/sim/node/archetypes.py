@@ -20,7 +20,7 @@ from perphd.domain.workload import Kind
 from perphd.sim.node.workload import Code, IoUse, MemoryUse, NodeWorkload, Requests
 
 FOLDERS: Final = (Path(__file__).parents[3] / "profiles", Path("/usr/share/perphd/profiles"))
-"""Where archetypes are looked for: a checkout's, then the package's."""
+"""Folders with archetypes: a checkout's, then the package's."""
 _TOP: Final = frozenset("name kind summary source assumed threads pollution code requests memory io".split())
 _SHARES: Final = frozenset({"smt_speed", "hot_share", "hot_hits"})
 _Part = TypeVar("_Part", Code, Requests, MemoryUse, IoUse)
@@ -28,7 +28,7 @@ _Part = TypeVar("_Part", Code, Requests, MemoryUse, IoUse)
 
 @dataclass(frozen=True, slots=True)
 class Archetype:
-    """One calibrated workload. ``source``: origins of its numbers; ``assumed``: what in it is not measured."""
+    """One calibrated workload. ``source``: origins of its numbers; ``assumed``: numbers that are not measured."""
 
     workload: NodeWorkload
     summary: str
@@ -41,7 +41,7 @@ class Archetype:
         return self.workload.name
 
     def named(self, name: str) -> NodeWorkload:
-        """A workload of this kind under a name of its own."""
+        """A workload of this archetype with its own name."""
         return replace(self.workload, name=name)
 
 
@@ -61,7 +61,7 @@ def archetype(name: str, where: Path | None = None) -> Archetype:
 
 
 def read(path: Path) -> Archetype:
-    """Read and check one file. Raises ConfigError that names the file, the key and what is allowed."""
+    """Read and check one file. Raises ConfigError that names the file, the key and the allowed values."""
     try:
         table = tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as exc:
@@ -76,7 +76,7 @@ def read(path: Path) -> Archetype:
 
 
 def folder() -> Path:
-    """Where the archetypes ship. Raises ConfigError if they are nowhere."""
+    """The folder with the shipped archetypes. Raises ConfigError if it is missing."""
     for place in FOLDERS:
         if place.is_dir():
             return place

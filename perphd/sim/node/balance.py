@@ -1,4 +1,7 @@
-"""Once through the balance of a node: CPU time of an operation, rates, traffic, and how the state follows them."""
+"""One pass over the balance of a node.
+
+It computes CPU time of an operation, rates, traffic, and the resulting change of state.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from perphd.sim.node.machine import Machine
 from perphd.sim.node.population import Population
 from perphd.sim.node.state import DRAIN_S, State
 
-# Memory channels: latency grows to about twice the idle one at four fifths of the peak.
+# Memory channels: latency at four fifths of the peak is about twice the idle latency.
 _CHANNEL_DELAY: Final = 0.30
 _QUEUED_CYCLES: Final = 0.6
 _HIT_TRAFFIC: Final = 0.5
-"""Of a cache hit's line, counts against a throttled core: the delay sits between it and the shared cache."""
-# Wake-up delay per request: ms when batch weighs as much as a waking thread, and how it grows from there.
+"""Part of a cache hit's line that counts against a throttled core: the delay lies between it and the shared cache."""
+# Wake-up delay per request: ms when batch has the weight of a waking thread, and its growth with that weight.
 _WAKE_S: Final = 0.75e-3
 _WAKE_POWER: Final = 1.9
 _WAKE_FLOOR_S: Final = 0.12e-3  # even an idle-class task must first be switched away from
@@ -32,7 +35,7 @@ _TINY: Final = 1e-12
 
 @dataclass(slots=True)
 class Flow:
-    """What one pass over the balance found: [B,W], with a domain axis [B,W,D] where the value differs by domain.
+    """Results of one pass over the balance: [B,W], with a domain axis [B,W,D] where values differ by domain.
 
     ``ips``: instructions per second of a busy CPU [B,W,D]; ``service``: CPU time of an operation; ``wake``: delay of
     a waking thread; ``stall_memory``, ``stall_io``: waiting per operation (s); ``bandwidth``, ``pressure``: bytes per
@@ -62,7 +65,7 @@ class Flow:
     on_link_s: Array
 
     def hold_to(self, usage: Array, lra: npt.NDArray[np.bool_]) -> None:
-        """Scale what was done to the CPU time that was really there."""
+        """Scale the results to the CPU time that was actually available."""
         usage = np.minimum(usage, self.usage_cap)
         scale = np.where(self.usage > 0, usage / np.maximum(self.usage, _TINY), 1.0)
         self.bandwidth = self.bandwidth * scale[..., None]
@@ -71,7 +74,7 @@ class Flow:
 
 
 class Balance:
-    """The balance of one machine with one population on it."""
+    """The balance of one machine and one population."""
 
     def __init__(self, machine: Machine, people: Population) -> None:
         self._machine, self._people = machine, people
@@ -79,7 +82,7 @@ class Balance:
         # the channels are so full that nothing hides it.
         self._queueing = _CHANNEL_DELAY * people.miss_cycles[:, None] + _QUEUED_CYCLES
         self._any_open = bool((people.lra * (1.0 - people.closed)).any())
-        # What the population and the machine alone say is computed once, not at every step.
+        # Values that depend only on population and machine are computed once, not in every step.
         self._is_lra, self._is_batch, self._is_closed = people.lra > 0, people.lra < 1, people.closed > 0
         self._cpi, self._miss_cycles = people.cpi[:, None], people.miss_cycles[:, None]
         self._written, self._refs_pki = people.written[:, None], people.refs_pki[:, None]
@@ -102,9 +105,9 @@ class Balance:
         self._is_hot, self._cold_hits = people.hot_share < 1, 1.0 - people.hot_hits
 
     def look(self, state: State, rows: Grants, cpu: Cpu, load: Array, needs: Array | None = None) -> Flow:
-        """Once through the balance: CPU time of an operation, rates, traffic."""
+        """Run one pass over the balance: CPU time of an operation, rates, traffic."""
         people, machine = self._people, self._machine
-        # Instructions per second of a busy CPU: base, misses on channels as crowded as they are, throttle.
+        # Instructions per second of a busy CPU: base, misses at the channels' congestion, throttle.
         mpki = cache.misses_pki(people, state.occupancy, machine.physics)
         per_miss = self._miss_cycles + self._queueing * state.channels[:, None, :]
         cpi = self._cpi + per_miss * mpki / 1000.0
@@ -121,7 +124,7 @@ class Balance:
         service = people.instructions / speed * cost
         if needs is not None:
             service = service * needs
-        # What an operation waits for besides: page faults, disk, link.
+        # Other waits of an operation: page faults, disk, link.
         faults = self._faults(state)
         stuck = rows.memory_bytes < people.anon
         slow = 1.0 + state.disk
@@ -134,7 +137,7 @@ class Balance:
             rows.disk_cap / self._disk_bytes,
             rows.net_cap / self._net_bytes,
         )
-        # A job that is held to a rate waits for its disk or link, not for a CPU.
+        # A job limited to a rate waits for its disk or link, not for a CPU.
         held = people.threads * load / np.maximum(caps, _TINY) - service - stall_memory
         stall_io = np.where(self._is_lra, stall_io, np.maximum(stall_io, held))
         wake = _WAKE_FLOOR_S * cpu.hit + _WAKE_S * np.minimum(cpu.ratio**_WAKE_POWER, _WAKE_CEILING)
@@ -198,7 +201,7 @@ class Balance:
     def follow(
         self, state: State, rows: Grants, flow: Flow, damping: float, dt_s: float | None = None
     ) -> None:
-        """Let the state follow what was found; the cache only as far as ``dt_s`` allows, if given."""
+        """Move the state towards the results; the cache only as far as ``dt_s`` allows, if given."""
         people, machine = self._people, self._machine
         is_batch = self._is_batch
         state.rate, state.free_rate = flow.rate, flow.free_rate
@@ -210,7 +213,7 @@ class Balance:
             flow.usage + flow.rate * (flow.loop.cpu_wait_s + flow.wake),
         )
         state.runnable = state.runnable + _RUNNABLE_DAMPING * (runnable - state.runnable)
-        # Who gives way when a queue gets longer: batch and closed loops; open ones only when they lag behind.
+        # Reactions to a longer queue: batch and closed loops slow down; open loops only when they lag.
         lag = (people.rate > 0) & (flow.loop.rate < people.rate * 0.999)
         yields = np.where(is_batch | lag, 1.0, 0.5 * people.closed)
         share = self._queueing * flow.mpki / 1000.0 / flow.cpi
@@ -223,10 +226,10 @@ class Balance:
         )
         cycle = np.where(is_batch, flow.service + state.stalled, flow.loop.response_s)
         disk = flow.rate * (self._own_use + flow.faults * self._page_use)
-        # A closed loop that mostly waits for disk or link gives way in full. With a slope taken too flat, steps are
-        # too long, and rates swing between two values forever.
+        # A closed loop that mostly waits for disk or link slows down fully. If its slope is assumed too flat,
+        # steps are too long, and rates oscillate.
         waits = np.where(is_batch | lag | self._is_closed, 1.0, 0.0)
-        # Batch that only waits uses little CPU: the CPU that it was given bounds it before the division follows.
+        # Batch that mostly waits uses little CPU: the granted CPU limits it before the division follows.
         waiting = (flow.own_disk_s + flow.faults * self._page_s) / cycle
         state.disk = congestion.balance(
             state.disk, disk.sum(1, keepdims=True), -(disk * waits * waiting).sum(1, keepdims=True)

@@ -1,4 +1,4 @@
-"""The last-level cache: how its ways are divided, how fast contents follow a change, what misses then remain."""
+"""The last-level cache: division of its ways, adaptation of contents after a change, and remaining misses."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ _SETTLE_MAX_S: Final = 5.0  # a quiet cache ages slowly
 
 
 def misses_pki(people: Population, occupancy: Array, physics: Physics = PRESENT) -> Array:
-    """Misses per kilo-instruction [B,W,D] with these bytes of cache: a curve per program, exponential at present."""
+    """Misses per kilo-instruction [B,W,D] with these bytes of cache: one curve per program, exponential at
+    present.
+    """
     swing, scale = people.mpki_swing[:, None], people.mpki_scale[:, None]
     curve: Array = people.mpki_floor[:, None] + swing * physics.missing(occupancy / scale)
     return curve
 
 
 def occupancy_target(people: Population, mask: Array, pressure: Array, way_bytes: float) -> Array:
-    """Where occupancies [B,W,D] tend to: every way is divided by what its sharers bring in per second.
+    """Equilibrium occupancies [B,W,D]: every way is divided in proportion to its sharers' fill rates.
 
     Args:
         people: limits each to its footprint.
@@ -40,7 +42,9 @@ def occupancy_target(people: Population, mask: Array, pressure: Array, way_bytes
 
 
 def settled_share(pressure: Array, size_bytes: float, dt_s: float) -> Array:
-    """How far contents move to their target in ``dt_s``: one share per cache [B,1,D]; no byte is given twice."""
+    """Movement of contents towards their target in ``dt_s``: one share per cache [B,1,D], without double
+    allocation.
+    """
     time_s = _TURNOVERS * size_bytes / np.maximum(pressure.sum(1), 1.0)
     time_s = np.minimum(np.maximum(time_s, _SETTLE_MIN_S), _SETTLE_MAX_S)
     share: Array = 1.0 - np.exp(-dt_s / time_s)
@@ -55,7 +59,7 @@ def safe_share(
     size_bytes: float,
     physics: Physics = PRESENT,
 ) -> Array:
-    """The largest share of the way to the target that does not overshoot, one per cache [B,1,D].
+    """The largest share of the distance to the target without overshoot, one per cache [B,1,D].
 
     A target falls as its owner's contents grow (fewer misses, less pressure); the step is Newton's, with the sum of
     all slopes as bound.

@@ -1,4 +1,4 @@
-"""Shared queues (memory channels, disk, link): delay as a function of use, and the price that balances both.
+"""Shared queues (memory channels, disk, link): delay as a function of use, and the congestion that balances both.
 
 The delay factor of a resource is 1 + its congestion ``x``, at present with x = u^2 / (1 - u) at utilisation u. Each
 user's demand falls as x rises; the balance is found by Newton steps on log x, which also carries over from tick to
@@ -20,7 +20,7 @@ _STEP: Final = 2.0  # largest change of log x at once
 
 
 def balance(congestion: Array, offered: Array, slope: Array, physics: Physics = PRESENT) -> Array:
-    """One step towards the congestion at which what is offered equals the utilisation.
+    """One step towards the congestion at which the offered use equals the utilisation.
 
     Args:
         congestion: x now.

@@ -17,7 +17,7 @@ from perphd.sim.node.grant import Array
 
 _EPSILON: Final = 1e-9
 _OWN_SHARE: Final = 0.85
-"""How far a claim fills CPUs that nobody else wants before it turns to shared ones: wake-ups come in bursts."""
+"""How far a claim fills CPUs without competitors before it uses shared ones, because wake-ups come in bursts."""
 
 
 def divide_one(
@@ -26,7 +26,7 @@ def divide_one(
     weights: Sequence[float],
     demands: Sequence[float],
 ) -> list[list[float]]:
-    """CPUs that each claim gets of each class.
+    """CPUs of each class for each claim.
 
     Args:
         sizes: CPUs of each class.
@@ -95,7 +95,7 @@ def _wants(
 
 
 def fair_shares(room: float, wants: dict[int, float], weights: dict[int, float]) -> dict[int, float]:
-    """Weighted max-min: nobody gets more than it wants; what is left is divided by weight."""
+    """Weighted max-min fairness: no claim gets more than it wants; the rest is divided by weight."""
     shares: dict[int, float] = {}
     order = sorted(wants, key=lambda who: wants[who] / weights[who])
     total = sum(weights[who] for who in order)

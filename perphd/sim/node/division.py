@@ -1,4 +1,4 @@
-"""Who gets which CPU time, and what neighbours on the same and on neighbouring CPUs do to an LRA."""
+"""Division of CPU time, and effects of neighbours on the same and adjacent CPUs on an LRA."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TINY: Final = 1e-12
 
 @dataclass(slots=True)
 class Cpu:
-    """How the CPUs are divided now: [B,W] unless said otherwise.
+    """The present division of the CPUs: [B,W] unless stated otherwise.
 
     ``entitled``: cores that each gets if it asks for all that it can use (``most``); ``usage``: with what everybody
     wants now; ``domain`` [B,W,D]: share of each one's time in each domain; ``smt``: speed left by busy siblings,
@@ -51,7 +51,7 @@ class Division:
     def __init__(self, machine: Machine, people: Population) -> None:
         self._machine, self._people, self._physics = machine, people, machine.physics
         self._lras = np.flatnonzero(people.lra).tolist()
-        # What the population alone says is computed once, not at every step.
+        # Values that depend only on the population are computed once, not in every step.
         self._is_lra = people.lra > 0
         self._is_open = people.lra * (1.0 - people.closed) > 0
         self._bonus = np.where(self._is_lra, _WAKER_BONUS, 1.0)
@@ -60,7 +60,7 @@ class Division:
         self._feels_near = bool(people.neighbour_cost.any())
 
     def divide(self, state: State, rows: Grants, load: Array) -> Cpu:
-        """With the demands that the state shows."""
+        """The division for the demands in the state."""
         people, layout = self._people, rows.layout
         room = np.minimum(layout.cpus, rows.limit_cores)
         is_lra = self._is_lra
@@ -71,7 +71,7 @@ class Division:
         batch_cores = people.threads * load * service / (service + state.stalled)
         wanted = np.minimum(np.where(is_lra, lra_cores, batch_cores), most)
         weight = rows.weight * self._bonus
-        # First what everybody could have, and each LRA if it asked for everything; then what is really used.
+        # First the possible CPU time of each, also if an LRA asked for everything; then the actual use.
         crowded = [index for index in self._lras if layout.shares[index]]
         demands = [wanted]
         for index in crowded:
@@ -107,7 +107,7 @@ class Division:
         return Cpu(entitled, most, usage, domain, smt, overlap, ratio, hit, mix, near, weight, wanted, idle)
 
     def share_out(self, state: State, rows: Grants, cpu: Cpu, used: Array) -> Array:
-        """CPU time that each gets, [B,W], when LRAs use ``used`` and batch the rest: never more than there is."""
+        """CPU time of each, [B,W], if LRAs use ``used`` and batch the rest; never more than available."""
         lra = self._is_lra
         if not any(rows.layout.shares):
             return np.where(lra, np.minimum(used, cpu.most), cpu.usage)
@@ -117,7 +117,7 @@ class Division:
         return shared
 
     def _contention(self, state: State, rows: Grants, got: Array) -> tuple[Array, Array, Array, Array]:
-        """What neighbours on the same CPUs, and beside them, do to each LRA: see ``mix_cost``."""
+        """Effects on each LRA of neighbours on the same CPUs, and next to them: see ``mix_cost``."""
         people, layout = self._people, rows.layout
         zero = np.zeros_like(state.rate)
         if not any(layout.shares[index] for index in self._lras) and not self._feels_near:
@@ -129,7 +129,7 @@ class Division:
         size = layout.size[:, None, None, :]
         present = np.minimum(1.0, theirs / np.maximum(size - own, np.maximum(0.05 * size, _TINY)))
         pair = self._pair
-        # A waking thread finds another CPU while some are free.
+        # A waking thread finds another CPU while some are idle.
         share = np.where(met, part * present * present, 0.0).sum(3) * pair
         hits = people.pollution * share
         between = people.pollution[None, None, :, None] * theirs / np.maximum(own + theirs, _TINY)
@@ -150,7 +150,7 @@ class Division:
         return ratio, np.minimum(1.0, hits.sum(2)), np.minimum(1.0, dirt.sum(2)), near
 
     def mix_cost(self, cpu: Cpu) -> Array:
-        """CPU time of a request over that of an undisturbed one, by neighbours in the private caches."""
+        """CPU time of a request relative to an undisturbed one, due to neighbours in the private caches."""
         people = self._people
         mixed = (people.mix_cost - people.mix_relief * np.minimum(1.0, cpu.ratio)) * cpu.mix
         mixed = mixed * self._physics.mix_scale

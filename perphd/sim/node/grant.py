@@ -1,4 +1,4 @@
-"""What is in force for every workload: one moment as values, or many alternatives as arrays for a sweep."""
+"""Grants in force for all workloads: one moment as values, or many alternatives as arrays for a sweep."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from perphd.sim.node.machine import Machine
 Array = npt.NDArray[np.float64]
 
 IDLE_WEIGHT: Final = 100 * 3 / 1024
-"""What cpu.idle = 1 weighs on cpu.weight's scale (the kernel's WEIGHT_IDLEPRIO of 3, where 1024 is 100)."""
+"""Weight of cpu.idle = 1 on cpu.weight's scale (the kernel's WEIGHT_IDLEPRIO of 3, where 1024 is 100)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one workload may use. An empty ``cpus`` means all; empty ``masks``/``mba_pct`` mean all ways, no throttle.
+    """Resources of one workload. Empty ``cpus``: all CPUs; empty ``masks``/``mba_pct``: all ways, no throttle.
 
     ``weight`` counts on cpu.weight's scale; ``idle``: cpu.idle. ``limit_cores``: cpu.max.
     ``memory_bytes``: memory.high or max, whichever is lower; ``protected_bytes``: memory.low.
@@ -49,7 +49,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class CpuClass:
-    """CPUs of one socket that exactly the claims ``members`` (their indices) may use."""
+    """CPUs of one socket that are available to exactly the claims ``members`` (their indices)."""
 
     cpus: CpuSet
     size: int
@@ -59,7 +59,7 @@ class CpuClass:
 
 @lru_cache(maxsize=1024)
 def cpu_classes(cpusets: tuple[CpuSet, ...], domains: tuple[CpuSet, ...]) -> tuple[CpuClass, ...]:
-    """The CPUs of all these sets, grouped by socket and by who may use them."""
+    """The CPUs of all these sets, grouped by socket and by the claims that may use them."""
     found: dict[tuple[tuple[int, ...], int], int] = {}
     for domain, whole in enumerate(domains):
         for cpu in whole:
@@ -71,7 +71,7 @@ def cpu_classes(cpusets: tuple[CpuSet, ...], domains: tuple[CpuSet, ...]) -> tup
 
 @dataclass(slots=True)
 class CpuLayout:
-    """Who may run where, for B alternatives of W workloads on K classes of CPUs in D domains.
+    """CPU availability, for B alternatives of W workloads on K classes of CPUs in D domains.
 
     ``size`` [B,K], ``member`` [B,W,K], ``domain`` [B,K,D], ``sibling`` [B,K,K] (share of a class's CPUs whose
     sibling is in the other), ``cpus`` [B,W].
@@ -84,10 +84,10 @@ class CpuLayout:
     cpus: Array
     near: Array = field(init=False)
     spread: Array = field(init=False)
-    """[B,W,D]: share of the CPUs that each may use in each domain."""
+    """[B,W,D]: share of each workload's CPUs in each domain."""
     size_floor: Array = field(init=False)
     cpus_floor: Array = field(init=False)
-    """``size`` and ``cpus`` to divide by."""
+    """``size`` and ``cpus`` as divisors, without zeros."""
     shares: tuple[bool, ...] = field(init=False)
     """Per workload: whether it shares a CPU with another one in any of the alternatives."""
     _plain: tuple[list[float], list[list[int]]] | None = field(init=False, default=None)
@@ -108,7 +108,7 @@ class CpuLayout:
 
     @property
     def plain(self) -> tuple[list[float], list[list[int]]]:
-        """Of the first alternative, as plain numbers: sizes of the classes, and who may run on each."""
+        """The first alternative as plain numbers: sizes of the classes, and the workloads that may use each."""
         if self._plain is None:
             members = [np.flatnonzero(column).tolist() for column in self.member[0].T]
             self._plain = self.size[0].tolist(), members
@@ -151,10 +151,10 @@ class Grants:
     disk_cap: Array
     net_cap: Array
     mine: Array | None = None
-    """Weights of the two entities that compete [B,W,W] where control groups are nested; None: their own weights."""
+    """Weights of the two competing entities [B,W,W] in nested control groups; None: the workloads' own weights."""
     theirs: Array | None = None
     flat: Array | None = None
-    """1 where a workload has no scheduling entity of its own: each of its threads competes for itself."""
+    """1 if a workload has no scheduling entity of its own, so that each of its threads competes separately."""
 
     @property
     def count(self) -> int:
@@ -162,7 +162,7 @@ class Grants:
         return int(self.weight.shape[0])
 
     def take(self, rows: npt.NDArray[np.bool_] | slice) -> Grants:
-        """Some of the alternatives."""
+        """A subset of the alternatives."""
         layout = self.layout
         parts = (layout.size, layout.member, layout.domain, layout.sibling, layout.cpus)
         values: list[Any] = [getattr(self, f.name) for f in fields(self)[1:]]

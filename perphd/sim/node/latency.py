@@ -1,4 +1,4 @@
-"""How an LRA fares with the CPUs that it can have: response time and rate in closed and open loops, percentiles.
+"""Performance of an LRA with its available CPUs: response time and rate in closed and open loops, percentiles.
 
 Closed loops by approximate mean-value analysis, open ones by the M/G/k waiting probability of Sakasegawa.
 Calibrated on MariaDB under sysbench beside CPU-bound batch on two cores (tests/sim holds the measured figures).
@@ -18,7 +18,7 @@ from perphd.sim.node.physics import PRESENT, Physics
 
 _BURST_CREDIT: Final = 0.6
 BUSY_MAX: Final = 0.97
-"""An open loop beyond this share of its CPUs builds a backlog."""
+"""Share of its CPUs above which an open loop builds a backlog."""
 _Z95: Final = NormalDist().inv_cdf(0.95)
 _Z99: Final = NormalDist().inv_cdf(0.99)
 _NEAR_POLE: Final = 0.998
@@ -37,7 +37,7 @@ class Loop:
 
 
 def pace(busy: Array, entitled: Array, servers: Array, power: float = 2.0) -> Array:
-    """Speed of one running thread: full while its group is modest, its fair share when it wants all it can get."""
+    """Speed of one running thread: full while its group uses little, its fair share when it wants everything."""
     share: Array = 1.0 - (1.0 - np.minimum(1.0, entitled / servers)) * np.minimum(1.0, busy) ** power
     return share
 
@@ -51,7 +51,7 @@ def closed_step(
     entitled: Array,
     servers: Array,
 ) -> Loop:
-    """One Newton step on rate x response time = clients, from ``rate``; at the fixed point it is the solution.
+    """One Newton step on rate x response time = clients, from ``rate``; its fixed point is the solution.
 
     Args:
         rate: requests/s now; the step starts there.
@@ -64,7 +64,8 @@ def closed_step(
     """
     others = np.maximum(clients - 1.0, 0.0) / np.maximum(clients, _TINY)
     slot = service_s / entitled
-    # What the CPUs and the serial section can do at most; a little below, where Newton's steps are not yet tiny.
+    # The maximum of the CPUs and the serial section, minus a margin within which Newton's steps would be
+    # tiny.
     pole = np.minimum(1.0 / slot, 1.0 / np.maximum(serial_s, _TINY))
     rate = np.minimum(rate, pole * _NEAR_POLE)
     busy = rate * slot
@@ -77,7 +78,7 @@ def closed_step(
     lock = serial_s / np.maximum(1.0 - others * rate * serial_s, _TINY)
     response = service_s + wait + lock + other_s
     gap = rate * response - clients
-    # Derivatives by rate.
+    # Derivatives with respect to rate.
     paced_d = service_s * 2.0 * lost * busy * slot / (slowed * slowed)
     z_d = (1.0 + crowding) * z / np.maximum(rate, _TINY)
     wait_d = (paced_d + z_d * slot + wait * z_d) / np.maximum(1.0 - z, _TINY)
@@ -101,7 +102,7 @@ def open_loop(
     bursts: Array,
     physics: Physics = PRESENT,
 ) -> Loop:
-    """Response to requests that arrive whatever happens.
+    """Response to requests of an open loop.
 
     Args:
         offered: requests/s that arrive, and that wait from before and are served now.
@@ -120,12 +121,12 @@ def open_loop(
     limit = np.minimum(cpu_limit, threads / np.maximum(service_s + held_s, _TINY))
     limit = np.minimum(limit, BUSY_MAX / np.maximum(serial_s, _TINY))
     rate = np.minimum(offered, limit)
-    # A burst is served by more than the fair share: threads that slept are owed time.
+    # A burst gets more than the fair share: threads that slept are owed time.
     burst_cores = entitled + _BURST_CREDIT * (servers - entitled)
     busy = rate * service_s / burst_cores
     alone = service_s / pace(busy, entitled, servers, physics.pace_power)
     queued = physics.queued(busy, servers)
-    # Full to the limit: waiting grows to what the last bit of room allows.
+    # At full load, waiting grows to the value at the least remaining capacity.
     burst_s = bursts * service_s / (burst_cores * np.maximum(1.0 - busy, 0.02))
     lock = serial_s / (1.0 - np.minimum(0.97, rate * serial_s))
     backlog_s = np.where(backlog > 0, backlog / np.maximum(rate, _TINY), 0.0)

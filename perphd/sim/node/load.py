@@ -1,4 +1,4 @@
-"""How what is asked of an LRA changes: factors on its load over time. Pure functions of the time in seconds."""
+"""Load traces: factors on an LRA's load over time. Pure functions of the time in seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class LoadTrace(Protocol):
-    """A factor on the specified load at any time."""
+    """A factor on the specified load as a function of time."""
 
     def at(self, now_s: float) -> float:
         """The factor at this time; not negative."""
@@ -19,7 +19,7 @@ class LoadTrace(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Piecewise constant: from each time on its factor holds; 1 before the first."""
+    """Piecewise constant: each factor applies from its time on; 1 before the first."""
 
     steps: tuple[tuple[float, float], ...]
 
@@ -35,7 +35,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Diurnal:
-    """A day: lowest at the start of a period, highest in its middle, as a cosine."""
+    """A daily cycle: a cosine with its minimum at the start of a period and its maximum in the middle."""
 
     low: float
     high: float
@@ -49,7 +49,7 @@ class Diurnal:
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """``base`` with bursts to ``peak`` that last ``length_s`` and come at random, on average every ``every_s``.
+    """``base`` with bursts to ``peak`` of length ``length_s`` at random times, on average every ``every_s``.
 
     The same seed gives the same bursts.
     """

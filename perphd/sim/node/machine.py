@@ -1,4 +1,4 @@
-"""The simulated machine's shape and what its parts can do: processors, caches, memory channels, disk, network."""
+"""Shape and capacity of the simulated machine: processors, caches, memory channels, disk, network."""
 
 from __future__ import annotations
 
@@ -88,17 +88,17 @@ class Machine:
         return (1 << self.llc_ways) - 1
 
     def mba_level(self, requested_pct: int) -> int:
-        """The throttle level that the hardware makes of a request: the next one that it has."""
+        """The hardware's throttle level for a request: the next supported one."""
         return min((level for level in self.mba_levels_pct if level >= requested_pct), default=100)
 
     def core_limit_bytes_per_s(self, requested_pct: int) -> float:
-        """Bandwidth that one core can draw at a requested throttle level: steep up to 60 %, flat from there."""
+        """Bandwidth of one core at a requested throttle level: steep up to 60 %, flat above."""
         level = self.mba_level(requested_pct)
         rise = min(1.0, (level - 10) / (_MBA_BEND_PCT - 10))
         return self.core_bytes_per_s * (_MBA_FLOOR_SHARE + (1.0 - _MBA_FLOOR_SHARE) * rise)
 
     def topology(self) -> Topology:
-        """The same as the kernel's files say, as a value."""
+        """The topology in the form of the kernel's files, as a value."""
         per_socket = self.memory_bytes // self.sockets
         sockets = range(self.sockets)
         return Topology(

@@ -1,4 +1,4 @@
-"""The node: from what is in force and what is asked to usage, performance and pressure of every workload.
+"""The node: from grants and loads to usage, performance and pressure of every workload.
 
 All parts meet in one balance: the CPU time of an operation depends on cache, memory channels, neighbours and
 hyperthreads; how much of them others use depends on their operations per second; and so on around. ``Node.solve``
@@ -36,7 +36,7 @@ _TINY: Final = 1e-12
 
 
 class Node:
-    """A machine and the workloads on it. Everything is noise-free and deterministic."""
+    """A machine and its workloads. Noise-free and deterministic."""
 
     def __init__(self, machine: Machine, workloads: Sequence[NodeWorkload]) -> None:
         self.machine = machine
@@ -79,11 +79,11 @@ class Node:
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def start(self, count: int = 1, *, warm: bool = False) -> State:
-        """The state of a node on which everybody has just started; ``warm``: with its cache already there."""
+        """The state of a node whose workloads have just started; ``warm``: with filled caches."""
         return started(self.machine, self.people, self._full_speed, count, warm=warm)
 
     def carry_on(self, state: State, other: Node) -> State:
-        """The state of this node when workloads came and went since ``state``, which was ``other``'s."""
+        """The state of this node after workloads came and went since ``state``, which belonged to ``other``."""
         return carried(self.start(state.rate.shape[0]), self.people, state, other.people)
 
     def step(
@@ -95,7 +95,7 @@ class Node:
         needs: Array | None = None,
         max_backlog: Array | float = 200.0,
     ) -> Outcomes:
-        """Move ``state`` on by ``dt_s`` seconds and say how everybody fares in that time.
+        """Advance ``state`` by ``dt_s`` seconds and return the outcomes of that time.
 
         ``state.resident`` (page cache in memory) is the caller's: it knows limits and reclaim.
 
@@ -111,7 +111,7 @@ class Node:
         cpu = self._division.divide(state, in_force, load)
         before = state.rate
         flow = self._balance.look(state, in_force, cpu, load, needs)
-        # In quiet times one pass a step keeps up; after a change more are taken at once.
+        # In steady conditions one pass per step suffices; after a change, several are run at once.
         if (np.abs(flow.rate - before) > _LEAP * before).any():
             for _ in range(_CATCH_UP):
                 self._balance.follow(state, in_force, flow, 0.7, dt_s / 100.0)
@@ -127,7 +127,7 @@ class Node:
         return told
 
     def _balanced(self, rows: Grants, load: Array) -> State:
-        """The state at which nothing moves any more; alternatives that got there are left alone."""
+        """The steady state; alternatives that have reached it are left unchanged."""
         state = self.start(rows.count, warm=True)
         self._remember(state, rows)
         whole, todo = state, np.arange(rows.count)
@@ -153,7 +153,7 @@ class Node:
     def _told(
         self, state: State, rows: Grants, cpu: Cpu, flow: Flow, load: Array, *, steady: bool
     ) -> Outcomes:
-        """Outcomes, held to the CPUs that there are."""
+        """Outcomes, limited to the available CPUs."""
         used = self._division.share_out(state, rows, cpu, flow.usage)
         flow.hold_to(used, self.people.lra > 0)
         cycles = self.machine.ghz * 1e9
@@ -175,7 +175,7 @@ class Node:
         return grants(self.machine, rows)
 
     def _remember(self, state: State, rows: Grants) -> None:
-        """Page cache that stays in memory in a steady state, under own limits and the host's size."""
+        """Page cache in memory in a steady state, under the workload's own limits and the host's size."""
         people = self.people
         wanted = np.clip(rows.memory_bytes - people.anon, 0.0, people.cache)
         room = self.machine.memory_bytes * (1.0 - _RESERVE)

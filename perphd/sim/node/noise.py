@@ -1,4 +1,4 @@
-"""Measurement noise, added to what the model says and never mixed into it.
+"""Measurement noise, added to the model's results and kept separate from the model.
 
 Coefficients of variation within one virtual machine, measured on Azure VMs by class of resource: sysbench CPU 0.001,
 PostgreSQL TPC-B 0.010, memory bandwidth 0.022, Redis GET 0.042, stress-ng's cache stressor 0.142.
@@ -15,7 +15,7 @@ from perphd.sim.node.outcome import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Coefficients of variation of one reading, by what is read."""
+    """Coefficients of variation of one reading, by kind of reading."""
 
     cpu: float = 0.001
     work: float = 0.010

@@ -1,4 +1,4 @@
-"""What became of every workload: arrays over alternatives and workloads, and one cell of them as a value."""
+"""Results for every workload: arrays over alternatives and workloads, and single cells as values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perphd.sim.node.grant import Array
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one workload fares. Rates per second of wall time; latencies 0 for batch.
+    """Performance of one workload. Rates are per second of wall time; latencies are 0 for batch.
 
     ``offered_per_s``: what is asked of an open loop (what is answered, in a closed one). ``runnable``: threads that
     run or want to; ``run_delay_cores``: those that wait. ``service_s``: CPU time of one operation;
@@ -92,7 +92,7 @@ class Outcomes:
     domain_bandwidth: Array
 
     def of(self, workload: int, alternative: int = 0) -> Outcome:
-        """One cell."""
+        """One cell as a value."""
         return Outcome(*(float(getattr(self, name)[alternative, workload]) for name in _CELL))
 
     def all(self, alternative: int = 0) -> tuple[Outcome, ...]:
@@ -105,4 +105,4 @@ _CELL = tuple(f.name for f in fields(Outcome))
 _make = maker(Outcome)
 
 NOTHING = Outcome(**dict.fromkeys(_CELL, 0.0))
-"""What a workload does that does not run."""
+"""The outcome of a workload that is not running."""

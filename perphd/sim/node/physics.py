@@ -1,4 +1,4 @@
-"""The forms of the model's laws, as far as they can be exchanged: caches, memory channels, queues, threads of a core.
+"""Exchangeable laws of the model: caches, memory channels, queues, threads of a core.
 
 ``PRESENT`` is what the archetypes were calibrated with, and in part what perphd's own prior assumes. Other values make
 hosts whose laws nobody who wrote perphd chose: the policy bench draws them by seed (``tools.bench.policies.worlds``).
@@ -31,7 +31,7 @@ class ChannelQueue(StrEnum):
 
     SQUARE = "square"  # u^2 / (1 - u)
     FIXED = "fixed"  # u / (2 (1 - u)): M/D/1
-    WALL = "wall"  # (u / (1 - u))^3 / 8: nothing, and then all at once
+    WALL = "wall"  # (u / (1 - u))^3 / 8: negligible, then abrupt
 
 
 class Waiting(StrEnum):
@@ -93,7 +93,7 @@ class Physics:
         return np.asarray(0.5 * (np.sqrt(x * x + 4.0 * x) - x))
 
     def utilisation_slope(self, x: Array) -> Array:
-        """Its derivative by x."""
+        """The derivative with respect to x."""
         if self.channels is ChannelQueue.FIXED:
             return np.asarray(2.0 / (1.0 + 2.0 * x) ** 2)
         if self.channels is ChannelQueue.WALL:
@@ -115,7 +115,7 @@ class Physics:
         return np.asarray(busy ** (np.sqrt(2.0 * (servers + 1.0)) - 1.0))
 
     def tail(self, ratio: Array) -> Array:
-        """How many mean waits those above a level wait, at log(queued / level) = ``ratio``."""
+        """Wait of requests beyond a level, in multiples of the mean, at log(queued / level) = ``ratio``."""
         if self.waiting is Waiting.HALFIN_WHITT:
             return np.asarray(np.maximum(ratio, 0.0) ** (1.0 / 0.8))
         return ratio

@@ -1,4 +1,4 @@
-"""The workloads of a node as arrays, one element per workload: what the model computes with."""
+"""The workloads of a node as arrays with one element per workload, for the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BATCH = Requests(clients=1, mix_cost=0.0, mix_relief=0.0, bursts=1.0)
 
 @dataclass(slots=True)
 class Population:
-    """``NodeWorkload``'s fields of W workloads; see there. ``lra`` and ``closed`` are 0 or 1."""
+    """``NodeWorkload``'s fields for W workloads. ``lra`` and ``closed`` are 0 or 1."""
 
     workloads: tuple[NodeWorkload, ...]
     lra: Array

@@ -1,4 +1,4 @@
-"""What a node remembers from one step to the next."""
+"""State of a node between steps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ARRAYS = (
     *("backlog", "resident", "service", "stalled"),
 )
 DRAIN_S = 0.25
-"""Time within which waiting requests are taken up, as far as there is room."""
-_SHARED = frozenset({"channels", "disk", "link"})  # the node's, not a workload's
+"""Time within which waiting requests are processed, if there is capacity."""
+_SHARED = frozenset({"channels", "disk", "link"})  # belong to the node, not to a workload
 
 
 @dataclass(slots=True)
 class State:
-    """For B alternatives of W workloads in D domains: [B,W] unless said otherwise.
+    """State for B alternatives of W workloads in D domains: [B,W] unless stated otherwise.
 
     ``rate``: operations per second, ``free_rate``: those if it had all CPUs it may use; ``occupancy``: bytes of
     cache [B,W,D]; ``channels`` [B,D], ``disk``, ``link`` [B,1]: congestion; ``mix_cost``: CPU time of a request over
@@ -57,7 +57,7 @@ class State:
 
 
 def started(machine: Machine, people: Population, full_speed: Array, count: int, *, warm: bool) -> State:
-    """Everybody has just started; ``warm``: with its cache already there."""
+    """The initial state; ``warm``: with filled caches."""
     shape = (count, people.count)
     service = people.instructions / full_speed
     alone = people.clients / (service + people.wait_s + people.think_s + people.serial_s)
@@ -80,7 +80,7 @@ def started(machine: Machine, people: Population, full_speed: Array, count: int,
 
 
 def carried(new: State, people: Population, old: State, before: Population) -> State:
-    """``new`` with what ``old`` remembers of the workloads that are in both populations."""
+    """``new`` with the values in ``old`` of workloads that are in both populations."""
     place = {work.name: index for index, work in enumerate(before.workloads)}
     stay = [(i, place[w.name]) for i, w in enumerate(people.workloads) if w.name in place]
     for name in ARRAYS:

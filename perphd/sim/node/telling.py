@@ -1,4 +1,4 @@
-"""Outcomes from the balance: latencies, pressure, counters, all of the same state."""
+"""Outcomes from the balance: latencies, pressure and counters of the same state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def outcomes(
     steady: bool,
     physics: Physics = PRESENT,
 ) -> Outcomes:
-    """What a pass says about every workload. ``steady``: nothing will change; an overload then lasts for a while."""
+    """The outcomes of a pass for every workload. ``steady``: nothing will change, so an overload lasts."""
     loop = flow.loop
     lra = people.lra > 0
     is_open = lra & (people.closed < 1)
@@ -55,7 +55,7 @@ def outcomes(
     held = (rows.limit_cores < room) & (flow.usage > 0.9 * rows.limit_cores)
     throttled = np.where(held, 1.0 - rows.limit_cores / np.maximum(room, _TINY), 0.0)
     memory = _stalled_share(flow.rate * flow.stall_memory, flow.usage, delay)
-    # The kernel counts who waits for a disk; who waits for the network just sleeps.
+    # The kernel counts threads that wait for a disk; threads that wait for the network just sleep.
     io = _stalled_share(flow.rate * np.maximum(state.stalled - flow.on_link_s, 0.0), flow.usage, delay)
     instructions = flow.usage * flow.speed
     mpki = (cpu.domain * flow.mpki).sum(2)
@@ -98,7 +98,7 @@ def outcomes(
 
 
 def _stalled_share(stalled: Array, usage: Array, delay: Array) -> tuple[Array, Array]:
-    """``some`` and ``full`` of the time, when on average so many threads are stalled beside those that run."""
+    """``some`` and ``full`` shares of time, given the mean numbers of stalled and running threads."""
     active = stalled + usage + delay
     some = 1.0 - np.exp(-stalled)
     full = some * (stalled / np.maximum(active, _TINY)) ** np.maximum(active, 1.0)

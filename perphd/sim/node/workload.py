@@ -13,7 +13,7 @@ from perphd.domain.workload import Kind
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """How the program uses a processor and its caches.
+    """The program's use of a processor and its caches.
 
     ``instructions``: of one operation. ``cpi``: cycles per instruction without last-level-cache misses;
     ``miss_cycles``: what each miss adds on an idle memory bus (what is not hidden by other work).
@@ -46,7 +46,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """How an LRA is asked, and what a request meets besides the processor.
+    """The load of an LRA, and effects on its requests other than the processor's.
 
     Exactly one of ``clients`` (closed loop: that many ask again as soon as they are answered, after ``think_ms``)
     and ``rate_per_s`` (open loop: requests arrive whatever happens) is set. ``serial_ms``: a section that only one
@@ -86,7 +86,7 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What it keeps in memory: ``anon_bytes`` that cannot be reclaimed (there is no swap), page cache that can.
+    """Memory use: ``anon_bytes`` that cannot be reclaimed (there is no swap), and page cache that can.
 
     ``pages_per_op`` of the page cache are touched by one operation; a share ``hot_hits`` of them falls into the
     first ``hot_share`` of the cache, the rest is spread evenly: that is the knee of the working set.
