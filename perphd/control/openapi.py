@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from perphd import __version__
 from perphd.control.errors import Code
-from perphd.control.openapi_operations import JSON, OPERATIONS, TEXT, Operation, record_of
+from perphd.control.openapi_operations import OPERATIONS
+from perphd.control.openapi_schemas import JSON, TEXT, Operation, record_of
 from perphd.domain.wire import Components, Schema
 
 _ERROR: Schema = {"$ref": "#/components/schemas/Error"}

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from perphd.batch.gangs import Slots
 from perphd.batch.start_score import SCORED, StartScore
 from perphd.batch.view import JobRow
 from perphd.cluster.document import NodeDocument, PodImpact, Reserved
-from perphd.cluster.reservations import BANDS
-from perphd.config.schema import Key, keys_of
-from perphd.config.workloads import WORKLOAD_TABLES
 from perphd.control.limits import MAX_PAUSE_S, MAX_REASON
-from perphd.control.node_routes import MOST_CPUS, MOST_HOLDER
+from perphd.control.node_routes import MOST_HOLDER
+from perphd.control.openapi_schemas import (
+    CLOCK,
+    LIMIT,
+    NAMED,
+    OBJECT,
+    SLI_BODY,
+    TEXT,
+    TEXTS,
+    Operation,
+    pod_schema,
+    query,
+    record_of,
+    workload_schema,
+)
 from perphd.control.past_routes import LONGEST_S, MOST_SLOTS, SHORTEST_S
 from perphd.control.queue_routes import (
     MAX_ARRAY,
@@ -43,10 +53,8 @@ from perphd.domain.status import AgentStatus, TrialStatus, WorkloadStatus
 from perphd.domain.suggestion import Suggestion
 from perphd.domain.topology import Topology
 from perphd.domain.whatif import WhatIf
-from perphd.domain.wire import Schema
 from perphd.domain.workload import Kind, Mode
 from perphd.isolation.restore_report import RestoreReport
-from perphd.monitor.sli import PUSHED_FIELDS
 from perphd.qos.bands import QosBand
 from perphd.sizing.memory_fit import FitView
 from perphd.sizing.shaper_view import ShaperView
@@ -60,110 +68,10 @@ from perphd.trial.design import (
 )
 from perphd.trial.record import TrialRecord
 
-JSON: Final = "application/json"
-TEXT: Schema = {"type": "string"}
-_TEXTS: Schema = {"type": "array", "items": TEXT}
-_OBJECT: Schema = {"type": "object"}
-_CLOCK: Schema = {
-    "type": "object",
-    "properties": {"monotonic_s": {"type": "number"}, "unix_s": {"type": "number"}},
-    "required": ["monotonic_s", "unix_s"],
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """What a route takes and answers. ``answer``: a schema, a type that the wire knows, or one of these by key."""
-
-    summary: str
-    answer: Any = None
-    query: tuple[tuple[str, Schema, bool], ...] = ()
-    body: Schema | None = None
-    answer_type: str = JSON
-    extra: tuple[tuple[str, Schema], ...] = ()
-    status: int = 200
-    changes: bool = False
-    submits: bool = False
-
-
-def _query(name: str, schema: Schema, required: bool = False) -> tuple[str, Schema, bool]:
-    return (name, schema, required)
-
-
-def record_of(**properties: Schema) -> Schema:
-    """An object with these properties, all of them there."""
-    return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _key_schema(key: Key) -> Schema:
-    schema: dict[str, Any] = {"description": key.doc or key.name}
-    match key.type_name:
-        case "boolean":
-            schema["type"] = "boolean"
-        case "integer" | "number" as kind:
-            schema["type"] = kind
-            schema |= {} if key.low is None else {"minimum": key.low}
-            schema |= {} if key.high is None else {"maximum": key.high}
-        case "size":
-            schema["type"] = ["string", "integer"]
-        case _:
-            schema["type"] = "string"
-    return schema
-
-
-def _workload_schema() -> Schema:
-    kinds: list[Schema] = []
-    for name, table in WORKLOAD_TABLES.items():
-        if name not in tuple(Kind):
-            continue
-        properties = {key.name: _key_schema(key) for key in keys_of(table)}
-        required = ["kind", *(key.name for key in keys_of(table) if key.required)]
-        if name == Kind.LRA:
-            properties["sli"] = properties["policy"] = _OBJECT
-        properties["kind"] = {"const": name}
-        kinds.append(
-            {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-        )
-    return {"anyOf": kinds}
-
-
-def _pod_schema(**required: Schema) -> Schema:
-    """A pod's requests; with ``required``, a bid for them."""
-    properties: dict[str, Schema] = {
-        "cpu": {"type": "number", "minimum": 0, "maximum": MOST_CPUS},
-        "memory": {"type": ["integer", "string"], "minimum": 0},
-        "band": {"enum": [band.value for band in BANDS]},
-        **required,
-    }
-    if not required:
-        properties["search"] = {"type": "boolean"}
-    else:
-        properties["score"] = {"type": "number", "minimum": -1e18, "maximum": 1e18}
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-    }
-
-
-_LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": 1000}
-_NAMED: Schema = record_of(
-    kind=TEXT, name=TEXT, cgroup=TEXT, present={"type": "boolean"}, effective_mode=TEXT, declared_by=TEXT
-)
-_SLI_BODY: Schema = {
-    "type": "object",
-    "properties": {
-        name: {"type": "number", "minimum": 0, "exclusiveMaximum": 1e18} for name in PUSHED_FIELDS
-    },
-    "additionalProperties": False,
-    "minProperties": 1,
-}
-
 OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
-    ("GET", "/v1/status"): Operation("The agent as a whole, now", AgentStatus, extra=(("clock", _CLOCK),)),
+    ("GET", "/v1/status"): Operation("The agent as a whole, now", AgentStatus, extra=(("clock", CLOCK),)),
     ("GET", "/v1/workloads"): Operation(
-        "Who is looked after, as declared", record_of(workloads={"type": "array", "items": _NAMED})
+        "Who is looked after, as declared", record_of(workloads={"type": "array", "items": NAMED})
     ),
     ("GET", "/v1/doctor"): Operation(
         "What the host can do",
@@ -184,23 +92,23 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
             "in_force": Settings,
             "workload": WorkloadStatus,
             "host": HostAccount | None,
-            "clock": _CLOCK,
+            "clock": CLOCK,
         },
-        (_query("workload", TEXT, True), _query("at", {"type": "number"}), _query("limit", _LIMIT)),
+        (query("workload", TEXT, True), query("at", {"type": "number"}), query("limit", LIMIT)),
     ),
     ("GET", "/v1/whatif"): Operation(
-        "What would become of the LRAs if this work came now", WhatIf, (_query("add", TEXT, True),)
+        "What would become of the LRAs if this work came now", WhatIf, (query("add", TEXT, True),)
     ),
     ("GET", "/v1/node"): Operation(
         "The state of this node for a scheduler; 30 s later it is stale", NodeDocument
     ),
     ("POST", "/v1/whatif"): Operation(
-        "What a pod would cost whom if it came now", PodImpact, body=_pod_schema()
+        "What a pod would cost whom if it came now", PodImpact, body=pod_schema()
     ),
     ("POST", "/v1/reserve"): Operation(
         "Bid for room on this node; of all bids within 0.1 s, the highest score wins",
         Reserved,
-        body=_pod_schema(
+        body=pod_schema(
             holder={**TEXT, "minLength": 1, "maxLength": MOST_HOLDER}, generation={"type": "integer"}
         ),
         changes=True,
@@ -250,21 +158,21 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ),
     ("GET", "/v1/models"): Operation("The LRAs' models, a line each", {"models": tuple[ModelSummary, ...]}),
     ("GET", "/v1/models/{name}"): Operation("All that an LRA's model believes", ModelView),
-    ("GET", "/v1/models/{name}/export"): Operation("The model as a file", _OBJECT),
+    ("GET", "/v1/models/{name}/export"): Operation("The model as a file", OBJECT),
     ("GET", "/v1/forecasts"): Operation(
         "What workloads and the host will use, as the forecast worker published it last; 404 while it has not",
         Forecasts,
     ),
     ("GET", "/v1/config"): Operation(
         "The configuration in force",
-        record_of(sources=_TEXTS, warnings=_TEXTS, store_path=TEXT, daemon=_OBJECT),
+        record_of(sources=TEXTS, warnings=TEXTS, store_path=TEXT, daemon=OBJECT),
     ),
     ("GET", "/v1/jobs"): Operation(
         "Jobs of the batch queue: those that run, those that wait and, with all, those that have ended",
         {"jobs": tuple[JobRow, ...], "queue": QueueSummary},
         (
-            _query("all", {"enum": ["0", "1"]}),
-            _query("limit", {"type": "integer", "minimum": 1, "maximum": MAX_ROWS}),
+            query("all", {"enum": ["0", "1"]}),
+            query("limit", {"type": "integer", "minimum": 1, "maximum": MAX_ROWS}),
         ),
     ),
     ("POST", "/v1/jobs"): Operation(
@@ -313,8 +221,8 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         "A part of a job's output from an offset on; its end is reached when until stays",
         record_of(text=TEXT, until={"type": "integer"}, attempt={"type": "integer"}, state=TEXT),
         (
-            _query("offset", {"type": "integer", "minimum": 0}),
-            _query("attempt", {"type": "integer", "minimum": 1}),
+            query("offset", {"type": "integer", "minimum": 0}),
+            query("attempt", {"type": "integer", "minimum": 1}),
         ),
     ),
     ("POST", "/v1/score"): Operation(
@@ -348,7 +256,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("GET", "/v1/contention"): Operation(
         "Devices from which batch should back off, and who by how much; all, or those of one workload",
         {"devices": tuple[ContendedDevice, ...]},
-        (_query("workload", TEXT),),
+        (query("workload", TEXT),),
     ),
     ("GET", "/v1/event"): Operation(
         "What copper may use now, and the event that cuts it",
@@ -385,25 +293,25 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("GET", "/v1/events"): Operation(
         "What happens from now on, as server-sent events",
         TEXT,
-        (_query("kind", {"type": "string", "examples": list(EventKind)}), _query("workload", TEXT)),
+        (query("kind", {"type": "string", "examples": list(EventKind)}), query("workload", TEXT)),
         answer_type="text/event-stream",
     ),
     ("GET", "/v1/recording"): Operation(
         "The next rounds with all that was decided on, a line of JSON each",
         TEXT,
-        (_query("rounds", {"type": "integer", "minimum": 1}),),
+        (query("rounds", {"type": "integer", "minimum": 1}),),
         answer_type="application/x-ndjson",
     ),
     ("GET", "/v1/history"): Operation(
         "Values over time from the store, in equal slots, and the changes among them",
         History,
         (
-            _query("workload", TEXT),
-            _query("until", {"type": "number"}),
-            _query("last_s", {"type": "number", "minimum": SHORTEST_S, "maximum": LONGEST_S}),
-            _query("slots", {"type": "integer", "minimum": 1, "maximum": MOST_SLOTS}),
+            query("workload", TEXT),
+            query("until", {"type": "number"}),
+            query("last_s", {"type": "number", "minimum": SHORTEST_S, "maximum": LONGEST_S}),
+            query("slots", {"type": "integer", "minimum": 1, "maximum": MOST_SLOTS}),
         ),
-        extra=(("clock", _CLOCK),),
+        extra=(("clock", CLOCK),),
     ),
     ("GET", "/v1/past"): Operation(
         "The status at a moment of the past, as far as the store holds it",
@@ -412,15 +320,15 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
             "events": tuple[StoredEvent, ...],
             "stored_since_unix_s": float | None,
             "stored_until_unix_s": float | None,
-            "clock": _CLOCK,
+            "clock": CLOCK,
         },
-        (_query("at", {"type": "number"}),),
+        (query("at", {"type": "number"}),),
     ),
-    ("GET", "/v1/openapi.json"): Operation("This description", _OBJECT),
+    ("GET", "/v1/openapi.json"): Operation("This description", OBJECT),
     ("POST", "/v1/query"): Operation(
         "One SELECT statement on the store",
         record_of(
-            columns=_TEXTS, rows={"type": "array", "items": {"type": "array"}}, truncated={"type": "boolean"}
+            columns=TEXTS, rows={"type": "array", "items": {"type": "array"}}, truncated={"type": "boolean"}
         ),
         body={
             "type": "object",
@@ -490,37 +398,37 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("DELETE", "/v1/trial"): Operation("End the running trial", {"record": TrialRecord}, changes=True),
     ("POST", "/v1/workloads"): Operation(
         "Look after one more",
-        record_of(added=_OBJECT, warnings=_TEXTS),
-        body=_workload_schema(),
+        record_of(added=OBJECT, warnings=TEXTS),
+        body=workload_schema(),
         changes=True,
         status=201,
     ),
     ("DELETE", "/v1/workloads/{name}"): Operation(
         "Give its settings back and forget it",
-        record_of(removed=TEXT, kind=TEXT, warnings=_TEXTS),
-        (_query("kind", {"enum": list(Kind)}),),
+        record_of(removed=TEXT, kind=TEXT, warnings=TEXTS),
+        (query("kind", {"enum": list(Kind)}),),
         changes=True,
     ),
     ("POST", "/v1/workloads/{name}/sli"): Operation(
-        "A reading from the application itself", record_of(workload=TEXT), body=_SLI_BODY, changes=True
+        "A reading from the application itself", record_of(workload=TEXT), body=SLI_BODY, changes=True
     ),
     ("PUT", "/v1/models/{name}"): Operation(
         "Replace an LRA's model by this file",
-        record_of(imported=TEXT, warnings=_TEXTS),
-        (_query("rename", {"enum": ["0", "1"]}),),
-        body=_OBJECT,
+        record_of(imported=TEXT, warnings=TEXTS),
+        (query("rename", {"enum": ["0", "1"]}),),
+        body=OBJECT,
         changes=True,
     ),
     ("DELETE", "/v1/models/{name}"): Operation("Begin anew with an LRA", record_of(reset=TEXT), changes=True),
     ("POST", "/v1/restore"): Operation(
         "Put every original value back, and only observe from now on",
         RestoreReport,
-        (_query("ignore_lock", {"enum": ["0", "1"]}),),
+        (query("ignore_lock", {"enum": ["0", "1"]}),),
         changes=True,
     ),
     ("POST", "/v1/reload"): Operation(
         "Read the configuration files anew",
-        record_of(sources=_TEXTS, workloads=_TEXTS, warnings=_TEXTS),
+        record_of(sources=TEXTS, workloads=TEXTS, warnings=TEXTS),
         changes=True,
     ),
 }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
 from perphd.domain.errors import Broken, Busy, KernelError
-from perphd.domain.plan import ChangeSet, Key, NotEnforceable, Stage, Write
+from perphd.domain.plan import ChangeSet, Key, NotEnforceable, Write
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.group import Cgroups
 from perphd.host.cgroup.hierarchy import Hierarchies
@@ -40,6 +40,7 @@ from perphd.isolation.survey import Refuse, Survey
 from perphd.isolation.transaction import Result, Transaction
 from perphd.isolation.watch import ConflictWatch
 from perphd.isolation.worker import GroupWriter, Worker
+from perphd.isolation.write_audit import OnWrite, WriteAudit
 
 DISKS_S = 10.0
 """Interval between looks at the disks' I/O schedulers."""
@@ -74,7 +75,7 @@ class Executor:
         refuse: Refuse | None = None,
         on_plan: Callable[[], None] | None = None,
         kubelet: Kubelet | None = None,
-        on_write: Callable[[Write, str], None] | None = None,
+        on_write: OnWrite | None = None,
         clock: Callable[[], float] = time.monotonic,
         deadline_s: float = 2.0,
         changes_per_s: float | None = None,
@@ -85,7 +86,7 @@ class Executor:
         self._fs, self._journal, self._backends = fs, journal, Backends(fs)
         self._cgroups = Cgroups(fs, hierarchies)
         self._disks_s = -math.inf
-        self._on_write, self._on_plan = on_write, on_plan
+        self._audit, self._on_plan = WriteAudit(on_write), on_plan
         self._clock, self._deadline_s = clock, deadline_s
         self._planned_s = 0.0
         self._worker = Worker(in_thread, 2 * deadline_s)
@@ -243,10 +244,10 @@ class Executor:
         monotonic time, which paces steps; None reads the clock.
         """
         now_s = self._planned_s = self._clock() if now_s is None else now_s
-        self._tell_reclaimed()
+        self._audit.reclaimed(self._reclaimer.outcomes())
         if (late := self._groups.late()) is not None:
             self._knobs.written(late.through)
-            self._tell(late)
+            self._audit.transaction(late)
         if self._worker.is_busy:
             self._knobs.waiting(targets, specs)
             return ChangeSet((), (), "an earlier change is still being written")
@@ -382,7 +383,7 @@ class Executor:
                 await self._worker.run(self._settle_now)
         untold, self._untold = self._untold, []
         for done in untold:
-            self._tell(done)
+            self._audit.transaction(done)
 
     def _settle_now(self) -> None:
         unsettled, self._unsettled = self._unsettled, None
@@ -392,11 +393,6 @@ class Executor:
     def _reclaim(self, requests: Sequence[Write]) -> None:
         self._reclaimer.submit(requests, dict(self._read.identities))
         self._knobs.written((request.workload, request.knob) for request in requests)
-
-    def _tell_reclaimed(self) -> None:
-        for request, outcome in self._reclaimer.outcomes():
-            if self._on_write is not None:
-                self._on_write(request, outcome)
 
     def _transact(self, transaction: Transaction, writes: Sequence[Write]) -> Result:
         self._settle_now()
@@ -437,16 +433,6 @@ class Executor:
             about += [write for write in writes if self._backends.of(write.path).persists(write.path)]
         return {write.key for write in about}
 
-    def _tell(self, result: Result) -> None:
-        if self._on_write is None:
-            return
-        for write in result.written:
-            self._on_write(write, "written")
-        if result.at_fault is not None:
-            self._on_write(result.at_fault, f"failed: {result.failed}")
-        for write in result.undone:
-            self._on_write(write, "undone")
-
     # -- restore -------------------------------------------------------------------------------------------------
 
     async def restore(
@@ -465,14 +451,8 @@ class Executor:
         if isinstance(done, Busy):
             return self._release.not_given_back(chosen, done)
         self._counting.forget()
-        self._tell_restored(done)
+        self._audit.restored(done)
         return done
-
-    def _tell_restored(self, done: RestoreReport) -> None:
-        if self._on_write is not None:
-            for file in done.restored:
-                write = Write(file.workload, file.knob, file.path, file.now, file.found, Stage.GROW)
-                self._on_write(write, "restored")
 
     def _give_back(self, names: frozenset[str] | None, force: bool, ignore_lock: bool) -> RestoreReport:
         self._settle_now()
@@ -504,7 +484,7 @@ class Executor:
         for file in (*done.restored, *done.already, *done.gone):
             self._watch.forget(file.path)
             self._knobs.drop(file.workload, file.knob)
-        self._tell_restored(done)
+        self._audit.restored(done)
         return done
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from perphd.host.cgroup.knobs import LIST_SETTINGS, Value
 from perphd.host.egress_fs import is_egress
 from perphd.host.fs import KernelFs, read_text
 from perphd.isolation.backends import Backends
-from perphd.isolation.backends.cgroupfs import Place, is_original, place_of
+from perphd.isolation.backends.cgroupfs import FoundCgroup, found_at, is_original
 from perphd.isolation.backends.resctrl import is_control_group, is_group
 from perphd.isolation.backends.systemd import was_set_through_systemd
 from perphd.isolation.caches import Caches
@@ -63,7 +63,7 @@ class Release:
         self._close_out([e.path for group in groups if all(map(self._is_unwritten, group)) for e in group])
 
     def _is_unwritten(self, entry: Original) -> bool:
-        if is_group(entry) or self._persists(entry) or self._place(entry) is not Place.SAME:
+        if is_group(entry) or self._persists(entry) or self._place(entry) is not FoundCgroup.SAME:
             return False
         try:
             return is_original(entry.path, entry.raw, self._fs.read(entry.path))
@@ -73,8 +73,8 @@ class Release:
     def _persists(self, entry: Original) -> bool:
         return self._backends.of(entry.path).persists(entry.path)
 
-    def _place(self, entry: Original) -> Place:
-        return place_of(self._fs, entry.path, entry.identity)
+    def _place(self, entry: Original) -> FoundCgroup:
+        return found_at(self._fs, entry.path, entry.identity)
 
     # -- after a transaction -------------------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class Release:
         """
         if entry.knob not in LIST_SETTINGS or entry.path in read_back or was_set_through_systemd(entry):
             return False
-        return not self._persists(entry) and self._place(entry) in (Place.GONE, Place.REPLACED)
+        return not self._persists(entry) and self._place(entry) in (FoundCgroup.GONE, FoundCgroup.REPLACED)
 
     def _has_copies(self, key: Key, planned: Mapping[Key, tuple[Knob, Value]]) -> bool:
         """True if a new descendant copied a value that perphd is withdrawing; the next plan corrects it."""
@@ -208,8 +208,8 @@ class Release:
     def _is_gone(self, entry: Original) -> bool:
         """True if the cgroup is gone, or was replaced by one that wants no traffic class."""
         place = self._place(entry)
-        if place is not Place.REPLACED:
-            return place is Place.GONE
+        if place is not FoundCgroup.REPLACED:
+            return place is FoundCgroup.GONE
         return self._knobs.targets.get(entry.workload, UNTOUCHED).egress_max is KEEP
 
     # -- the record ----------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, LIST_SETTINGS, same
 from perphd.host.fs import Identity, KernelFs, as_text, hold, read_text
-from perphd.isolation.backends.cgroupfs import Place, is_free, is_own, place_of, put
+from perphd.isolation.backends.cgroupfs import FoundCgroup, found_at, is_free, is_own, put
 from perphd.isolation.descendants import DescendantList
 from perphd.isolation.journal import Journal, Taken
 from perphd.isolation.journal_format import Original
@@ -136,7 +136,7 @@ class Transaction:
     def _is_gone(self, write: Write) -> bool:
         """True if the cgroup is gone or was replaced; else only this file is missing."""
         known = self._identities.get(dirname(write.path))
-        return place_of(self._fs, write.path, known) in (Place.GONE, Place.REPLACED)
+        return found_at(self._fs, write.path, known) in (FoundCgroup.GONE, FoundCgroup.REPLACED)
 
     def _record(self, writes: Sequence[Write]) -> None:
         """Store originals of files written for the first time, and all intents, on disk."""

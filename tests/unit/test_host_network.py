@@ -25,6 +25,7 @@ from perphd.host.egress_fs import MOUNT, EgressFs, with_egress
 from perphd.host.tc import MAJOR, HtbClass, Qdisc, TcCommand, class_rates
 from perphd.isolation import Executor, Journal
 from perphd.isolation.restore import restore_journal
+from perphd.isolation.write_audit import WriteAudit
 from tests.unit.isolation_kernel import FakeKernel
 from tests.unit.isolation_systemd import FakeSystemd
 from tests.unit.network_fakes import FakePrograms, FakeTc
@@ -205,7 +206,7 @@ def test_a_group_of_which_it_cannot_be_told_whether_it_has_gone_is_not_forgotten
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[str, str]] = []
-    world.executor._on_write = lambda write, outcome: told.append((write.workload, outcome))
+    world.executor._audit = WriteAudit(lambda write, outcome: told.append((write.workload, outcome)))
     assert world.want(a=1_000_000)
     told.clear()
     world.kernel.rmdir("/a")

@@ -26,7 +26,7 @@ from perphd.agent.queue.attached import Attached
 from perphd.agent.queue.event import QueueEvent
 from perphd.agent.queue.jobs import QueueJobs
 from perphd.agent.queue.planning import QueuePlanner
-from perphd.agent.queue.rows import row_of, workload_name
+from perphd.agent.queue.rows import row_of, workload_name, workload_of
 from perphd.agent.queue.units import QueueUnits
 from perphd.agent.queue.use import QueueUse
 from perphd.batch.gangs import Slots, gang_of, slots_of
@@ -56,7 +56,6 @@ from perphd.domain.errors import ConfigError, PerphError
 from perphd.domain.host_account import HostAccount
 from perphd.domain.queue import CopperOffer, EventStatus, QueueSummary
 from perphd.domain.sample import Sample
-from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.qos.event_mode import CopperEvent
 
 log = logging.getLogger("perphd")
@@ -450,12 +449,7 @@ class BatchQueue:
         if self._attached is None or not job.cgroup or job.id in self._workloads:
             return
         self._workloads[job.id] = workload_name(job)
-        spec = job.spec
-        await self._attached.add(
-            WorkloadSpec(
-                workload_name(job), Kind.BATCH, job.cgroup, band=spec.band.value, takes_hints=spec.hints
-            )
-        )
+        await self._attached.add(workload_of(job))
 
     async def _leave(self, number: int) -> None:
         name = self._workloads.pop(number, None)

@@ -1,4 +1,4 @@
-"""Jobs of the queue as they are shown."""
+"""Jobs of the queue as they are shown, and as workloads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from perphd.agent.queue.planning import user_name
 from perphd.batch.job import QueuedJob
 from perphd.batch.view import JobDetail, JobForecast, JobRow
 from perphd.domain.reading import NOT_MEASURED, Unavailable
+from perphd.domain.workload import Kind, WorkloadSpec
 
 
 def row_of(job: QueuedJob, sees: bool, reasons: Mapping[int, str], now_s: float) -> JobRow:
@@ -50,3 +51,11 @@ def row_of(job: QueuedJob, sees: bool, reasons: Mapping[int, str], now_s: float)
 def workload_name(job: QueuedJob) -> str:
     """What a running job is called among the workloads."""
     return f"job-{job.id}"
+
+
+def workload_of(job: QueuedJob) -> WorkloadSpec:
+    """The batch workload that a running job is to the control loop."""
+    spec = job.spec
+    return WorkloadSpec(
+        workload_name(job), Kind.BATCH, job.cgroup, band=spec.band.value, takes_hints=spec.hints
+    )

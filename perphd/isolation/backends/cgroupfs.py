@@ -19,7 +19,7 @@ from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
 from perphd.host.fs import Identity, KernelFs, read_text, write_within
 
 
-class Place(Enum):
+class FoundCgroup(Enum):
     """What is now at the path of a known cgroup."""
 
     SAME = auto()
@@ -28,15 +28,15 @@ class Place(Enum):
     UNKNOWN = auto()
 
 
-def place_of(fs: KernelFs, path: str, identity: Identity | None) -> Place:
+def found_at(fs: KernelFs, path: str, identity: Identity | None) -> FoundCgroup:
     """What is now at the cgroup of this file. ``identity``: of the known cgroup; None: any is the same."""
     try:
         now = fs.identity(dirname(path))
     except Gone:
-        return Place.GONE
+        return FoundCgroup.GONE
     except KernelError:
-        return Place.UNKNOWN
-    return Place.SAME if identity in (None, now) else Place.REPLACED
+        return FoundCgroup.UNKNOWN
+    return FoundCgroup.SAME if identity in (None, now) else FoundCgroup.REPLACED
 
 
 def put(fs: KernelFs, path: str, data: bytes, identity: Identity | None = None) -> str:
