@@ -69,7 +69,10 @@ def write(image: Path, packed: Path, diff_id: str, version: str, made_s: int) ->
     }
     manifest_bytes = dumped(manifest)
     entry = described("application/vnd.oci.image.manifest.v1+json", manifest_bytes)
-    entry["annotations"] = {"org.opencontainers.image.ref.name": f"perphd:{version}"}
+    entry["annotations"] = {
+        "org.opencontainers.image.ref.name": f"perphd:{version}",
+        "io.containerd.image.name": f"docker.io/library/perphd:{version}",  # what kubelet makes of perphd:VERSION
+    }
     index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [entry]}
     with tarfile.open(image, "w", format=tarfile.USTAR_FORMAT) as tar:
         add(tar, "oci-layout", dumped({"imageLayoutVersion": "1.0.0"}), made_s)

@@ -51,6 +51,7 @@ def main() -> None:
     for info in folder.glob("*.dist-info"):
         for name in BUILD_NOTES:
             (info / name).unlink(missing_ok=True)
+        shutil.rmtree(info / "sboms", ignore_errors=True)  # of a wheel's build; vendored.txt lists what is here
     for path in (path for path in folder.rglob("*") if path.is_file()):
         path.chmod(0o644)
         if path.suffix == ".py" and (text := path.read_bytes()).startswith(b"#!"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,14 +12,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from perphd import __version__
 from perphd.commands.daemon import main
 from tests.cluster.conftest import MANIFESTS
 from tests.cluster.test_webhook import documents_of
 from tools.cluster.control_plane import ControlPlane
 
 CHART = MANIFESTS / "helm" / "perphd"
-EVERYTHING = ("webhook.enabled=true", "extender.bind=true")
-PLAIN = ("rbac", "rbac-bind", "own-node", "extender", "webhook")
+EVERYTHING = ("webhook.enabled=true", "extender.bind=true", "publisher.evict=true")
+PLAIN = ("rbac", "rbac-bind", "rbac-evict", "own-node", "extender", "webhook")
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,7 @@ def test_the_chart_renders_the_plain_manifests(
         ]
         if not is_plain:
             arguments.remove("--bind")
+            publisher(found)["command"].remove("--evict")
     assert chart.keys() == plain.keys()
     for name, each in plain.items():
         assert chart[name] == each, name
@@ -80,6 +83,31 @@ def test_the_chart_renders_the_plain_manifests(
 
 def test_the_chart_carries_the_crd_that_is_shipped() -> None:
     assert (CHART / "crds/nodeprofiles.yaml").read_text() == (MANIFESTS / "crd.yaml").read_text()
+
+
+def publisher(found: dict[tuple[str, str], Any]) -> dict[str, Any]:
+    """The publisher's container."""
+    made = next(each for (kind, _), each in found.items() if kind == "DaemonSet")
+    container: dict[str, Any] = made["spec"]["template"]["spec"]["containers"][-1]
+    return container
+
+
+@pytest.mark.parametrize("daemon", ["package", "container"])
+def test_the_right_to_evict_comes_with_the_option_alone(helm: str, plane: ControlPlane, daemon: str) -> None:
+    without = objects(plane, rendered(helm, f"daemon={daemon}"))
+    assert ("ClusterRole", "perphd-evict") not in without
+    assert "--evict" not in publisher(without)["command"]
+    given = objects(
+        plane, rendered(helm, f"daemon={daemon}", "publisher.evict=true", "publisher.evictAfter=60")
+    )
+    assert {("ClusterRole", "perphd-evict"), ("ClusterRoleBinding", "perphd-evict")} == given.keys() - without
+    assert publisher(given)["command"][-2:] == ["--evict", "--evict-after=60"]
+
+
+def test_manifests_and_chart_name_the_image_of_this_version() -> None:
+    named = re.findall(r"image: (\S+)", "\n".join(file.read_text() for file in MANIFESTS.glob("*.yaml")))
+    assert set(named) == {f"perphd:{__version__}"}
+    assert f"  tag: {__version__}\n" in (CHART / "values.yaml").read_text()
 
 
 @pytest.mark.parametrize("daemon", ["package", "container"])
@@ -100,9 +128,7 @@ def test_the_api_server_accepts_what_the_chart_renders(
     except subprocess.CalledProcessError as exc:
         pytest.fail(exc.stderr)
     assert len(told.splitlines()) == text.count("\nkind: ")
-    publish = next(each for each in objects(plane, text).values() if each["kind"] == "DaemonSet")
-    command = publish["spec"]["template"]["spec"]["containers"][-1]["command"]
-    assert command[-2:] == ["--taint=none", "--period=5"]
+    assert publisher(objects(plane, text))["command"][-3:] == ["--taint=none", "--period=5", "--evict"]
 
 
 def test_the_daemons_configuration_is_one(plane: ControlPlane, tmp_path: Path) -> None:

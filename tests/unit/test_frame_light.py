@@ -32,6 +32,7 @@ def test_a_daemon_carries_neither_a_queue_nor_a_cluster_unasked() -> None:
 UNUSED = (
     "psutil", "difflib", "pydoc", "doctest", "unittest", "multiprocessing", "xml", "prometheus_client", "pyroute2",
     "dbus_fast", "rich", "textual", "pyarrow", "lightgbm", "river", "scipy", "statsmodels", "sklearn", "highspy",
+    "msgspec",
     "numpy.ma", "numpy.fft", "numpy.random", "numpy.polynomial", "numpy.testing", "numpy.f2py",
     "perphd.adapters", "perphd.batch", "perphd.cluster", "perphd.dataset", "perphd.qos", "perphd.report", "perphd.sim",
     "perphd.agent.queue.batch_queue", "perphd.agent.demo", "perphd.agent.proposal", "perphd.agent.profiling.run",

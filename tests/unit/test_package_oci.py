@@ -34,6 +34,7 @@ def test_every_digest_is_that_of_its_content(tmp_path: Path) -> None:
     assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(layer.read_bytes()).hexdigest()}"]
     assert config["config"]["Cmd"] == ["/usr/bin/perphd", "run"]
     assert entry["annotations"]["org.opencontainers.image.ref.name"] == "perphd:0.1.0"
+    assert entry["annotations"]["io.containerd.image.name"] == "docker.io/library/perphd:0.1.0"
 
 
 def blob(found: dict[str, bytes], descriptor: dict[str, object]) -> bytes:

@@ -147,8 +147,12 @@ class KubeletNode:
         for name, command in (("pause", ["/bin/sleep", "2147483647"]), ("busybox", ["/bin/sh"])):
             archive = self.folder / f"{name}.tar"
             _write_image(archive, f"localhost/{name}:1", command)
-            self._ctr("-n", "k8s.io", "images", "import", str(archive))
+            self.import_image(archive)
         self.start_kubelet()
+
+    def import_image(self, archive: Path) -> None:
+        """Give containerd an image, by the name in its archive."""
+        self._ctr("-n", "k8s.io", "images", "import", str(archive))
 
     def start_containerd(self) -> None:
         """containerd, until it answers. Containers that run are found again."""
@@ -208,6 +212,26 @@ class KubeletNode:
         """A search for pods on this node, as a program in its namespace would make it."""
         fs = RealFs(self.inside("/"))
         return Lookup(fs, discover(fs))
+
+    def execute(self, container: str, *command: str) -> str:
+        """Output of a command in a running container, named by its id.
+
+        Raises:
+            subprocess.CalledProcessError: it failed.
+        """
+        arguments = ["-n", "k8s.io", "tasks", "exec", "--exec-id", f"test-{time.monotonic_ns()}", container]
+        return subprocess.run(
+            self._ctr_command(*arguments, *command), check=True, capture_output=True, text=True
+        ).stdout
+
+    def processes(self, cgroup: str) -> set[int]:
+        """Processes in a control group and below it."""
+        return {
+            int(pid)
+            for mount in self._mounts
+            for file in Path(mount + cgroup).glob("**/cgroup.procs")
+            for pid in file.read_text().split()
+        }
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
@@ -291,9 +315,11 @@ class KubeletNode:
             return False
 
     def _ctr(self, *arguments: str, check: bool = True) -> int:
+        return subprocess.run(self._ctr_command(*arguments), check=check, capture_output=True).returncode
+
+    def _ctr_command(self, *arguments: str) -> list[str]:
         inside = ["nsenter", "-m", "-t", str(self._running["namespace"].pid)]
-        command = [*inside, "ctr", "-a", f"{self.folder}/containerd.sock", *arguments]
-        return subprocess.run(command, check=check, capture_output=True).returncode
+        return [*inside, "ctr", "-a", f"{self.folder}/containerd.sock", *arguments]
 
     def _run(self, name: str, *command: str, **environment: str) -> subprocess.Popen[bytes]:
         whole: Sequence[str] = ["setpriv", "--pdeathsig", "TERM", *command]
