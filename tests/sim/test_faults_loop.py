@@ -381,7 +381,9 @@ async def test_what_a_workload_left_behind_is_given_back_later_and_is_then_no_pr
         await here.agent.remove_workload("pi")
         await here.run(35)
         assert [
-            text for text in here.agent.status().problems if text.startswith("pi: not everything was restored")
+            text
+            for text in here.agent.status().problems
+            if text.startswith("pi: not everything was restored")
         ]
         here.gate.heal()
         await here.run(31)

@@ -146,9 +146,9 @@ def test_what_a_workload_is_can_change() -> None:
     assert seen[1] > 1.01 * seen[0]
     assert seen[2] > 1.15 * seen[1]
     with pytest.raises(ValueError, match="stays"):
-        SimHost([work], events=[WorkChange(0, replace(archetype("batch-pi").workload, name="xapian"))]).advance(
-            1
-        )
+        SimHost(
+            [work], events=[WorkChange(0, replace(archetype("batch-pi").workload, name="xapian"))]
+        ).advance(1)
 
 
 def test_load_follows_its_trace() -> None:

@@ -1,7 +1,7 @@
 """Pods of captured nodes: found, named, joined with their labels by UID, taken as workloads, and what is left alone.
 
-The fixtures were captured on real nodes (kubelet 1.36, containerd 1.6, cgroup v1 with the cgroupfs driver) by
-``tools.cluster.capture_kubelet``. The trees of cgroup v2 are the same nodes with the paths and files of cgroup v2.
+The fixtures were captured on real nodes (kubelet 1.36, containerd 1.6, runc 1.1; cgroup v1 with the cgroupfs driver,
+cgroup v2 and systemd 252 with both drivers) by ``tools.cluster.capture_kubelet``.
 """
 
 from __future__ import annotations
@@ -33,43 +33,12 @@ from tests.unit.host_tree import write_tree
 CAPTURED = Path(__file__).parents[1] / "fixtures" / "kubelet"
 QOS = ("guaranteed", "burstable", "besteffort")
 ANYBODY = OptInConfig(containers="lra,batch", bands="gold", least_latency_ms=5.0)
-V2_FILES = {
-    "cpu.weight": "100\n", "cpu.idle": "0\n", "cpu.max": "max 100000\n", "cpuset.cpus": "\n", "cpuset.mems": "\n",
-    "cpuset.cpus.effective": "0-1\n", "cgroup.procs": "", "cgroup.controllers": "cpuset cpu memory\n",
-}  # fmt: skip
+LAYOUTS = ("v1-cgroupfs", "v1-cgroupfs-static", "v2-cgroupfs", "v2-systemd", "v2-systemd-static")
 
 
 def captured(name: str) -> tuple[dict[str, str], list[Any]]:
     files = json.loads((CAPTURED / f"{name}.json").read_text())
     return files, json.loads(files.pop("api"))
-
-
-def as_v2(files: dict[str, str], systemd: bool) -> dict[str, str]:
-    """The same node with cgroup v2."""
-    found = {path: text for path, text in files.items() if not path.startswith(("/sys/fs/cgroup/", "/proc/"))}
-    found["/proc/self/mounts"] = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"
-    for path in files:
-        if path.startswith("/sys/fs/cgroup/cpu/") and path.endswith("/cgroup.procs"):
-            group = path.removeprefix("/sys/fs/cgroup/cpu").removesuffix("/cgroup.procs")
-            place = systemd_path(group) if systemd else group
-            found |= {f"/sys/fs/cgroup{place}/{name}": text for name, text in V2_FILES.items()}
-    return found
-
-
-def systemd_path(group: str) -> str:
-    """The path that kubelet's systemd driver makes for this group of the cgroupfs driver."""
-    parts = group.strip("/").split("/")
-    if parts == [""]:
-        return ""
-    qos = parts[1] if len(parts) > 1 and parts[1] in QOS else ""
-    names = ["kubepods.slice"] + ([f"kubepods-{qos}.slice"] if qos else [])
-    stem = f"kubepods-{qos}" if qos else "kubepods"
-    for part in parts[2 if qos else 1 :]:
-        if part.startswith("pod"):
-            names.append(f"{stem}-{part.replace('-', '_')}.slice")
-        else:
-            names.append(f"cri-containerd-{part}.scope")
-    return "/" + "/".join(names)
 
 
 @dataclass
@@ -107,14 +76,12 @@ class Host:
         return next(each.cgroup for each in self.lookup.pods() if each.name == f"default/{qos}")
 
 
-@pytest.fixture(params=["v1", "v1-static", "v2", "v2-static", "v2-systemd"])
+@pytest.fixture(params=LAYOUTS)
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
-    layout = request.param
-    is_static = layout.endswith("static")
-    files, pods = captured("v1-cgroupfs-static" if is_static else "v1-cgroupfs")
-    if layout.startswith("v2"):
-        files = as_v2(files, layout.endswith("systemd"))
-    made = Host(write_tree(tmp_path, {**files, "/proc/self/cgroup": "0::/\n"}), tmp_path, pods, is_static)
+    layout: str = request.param
+    files, pods = captured(layout)
+    fs = write_tree(tmp_path, {**files, "/proc/self/cgroup": "0::/\n"})
+    made = Host(fs, tmp_path, pods, layout.endswith("-static"))
     made.publish()
     return made
 

@@ -1,6 +1,8 @@
 """Captures the files of a real node as fixtures: ``python -m tools.cluster.capture_kubelet``.
 
-One pod of each QoS class runs on a node of a cluster of its own, with the default CPU manager and with the static one.
+One pod of each QoS class runs on a node of a cluster of its own, with the default CPU manager and with the static one:
+on this host for cgroup v1 (``v1``), in a virtual machine for cgroup v2 (``v2``), with kubelet's systemd driver and its
+cgroupfs driver. Arguments choose nodes by the beginning of their names; without one, all are captured.
 What is captured is written to tests/fixtures/kubelet: a JSON object of each file's text by path.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,12 @@ from perphd.host.fs import RealFs
 from perphd.host.kubelet import STATE
 from tools.cluster.control_plane import ControlPlane
 from tools.cluster.kubelet_node import KubeletNode
+from tools.cluster.kubelet_vm import PACKAGE, KubeletVm
+from tools.vm.image import image
+from tools.vm.machine import Machine
+from tools.vm.making import SUITES
 
+VMS = Path(__file__).parents[2] / "out" / "vm"
 TARGET = Path(__file__).parents[2] / "tests" / "fixtures" / "kubelet"
 NODE = "captured"
 SIZES: dict[str, dict[str, Any]] = {
@@ -31,6 +39,38 @@ _SETTINGS = (
     "cgroup.procs", "cpu.shares", "cpu.idle", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpuset.cpus", "cpuset.mems",
     "memory.limit_in_bytes",
 )  # fmt: skip
+_V2_SETTINGS = (
+    "cgroup.controllers", "cgroup.procs", "cgroup.subtree_control", "cpu.weight", "cpu.idle", "cpu.max", "cpuset.cpus",
+    "cpuset.cpus.effective", "cpuset.mems", "cpuset.mems.effective", "memory.min", "memory.low", "memory.high",
+    "memory.max",
+)  # fmt: skip
+_IN_GUEST = """\
+import json, os, sys
+
+ROOT, TASKS = "/sys/fs/cgroup", "/run/containerd/io.containerd.runtime.v2.task/k8s.io"
+files = {}
+
+def take(path):
+    if os.path.exists(path):
+        with open(path) as file:
+            files[path] = file.read()
+
+pods = [f"{ROOT}/{name}" for name in os.listdir(ROOT) if name.startswith("kubepods")]
+for group in [ROOT, *(folder for top in pods for folder, _, _ in os.walk(top))]:
+    for name in SETTINGS:
+        take(f"{group}/{name}")
+    files[f"{group}/cgroup.procs"] = ""
+for each in os.listdir(TASKS):
+    with open(f"{TASKS}/{each}/config.json") as file:
+        files[file.name] = json.dumps({"annotations": json.load(file)["annotations"]})
+for each in os.listdir("/var/log/pods"):
+    files[f"/var/log/pods/{each}/main/0.log"] = ""
+take("/var/lib/kubelet/cpu_manager_state")
+with open("/proc/self/mounts") as file:
+    files[file.name] = "".join(line for line in file if line.split()[2] == "cgroup2")
+json.dump(files, sys.stdout)
+"""
+"""Looks with its own eyes, not with perphd's lookup, which the captures test."""
 
 
 def pod(name: str) -> dict[str, Any]:
@@ -90,34 +130,72 @@ def reduced(found: dict[str, Any]) -> dict[str, Any]:
     return {"metadata": metadata, "status": {key: status[key] for key in ("phase", "qosClass")}}
 
 
-def main() -> int:
-    """Capture both nodes."""
+def run_pods(plane: ControlPlane) -> list[Any]:
+    """Start a pod of each class and wait for them; what matters of their API objects."""
+    for each in SIZES:
+        plane.kubectl("apply", "-f", "-", given=json.dumps(pod(each)))
+    for each in SIZES:
+        plane.kubectl("wait", "--for=condition=Ready", f"pod/{each}", "--timeout=600s")
+    return [reduced(found) for found in json.loads(plane.kubectl("get", "pods", "-o", "json"))["items"]]
+
+
+def v1_files(plane: ControlPlane, folder: Path, options: dict[str, Any]) -> dict[str, str]:
+    """A node on this host."""
+    node = KubeletNode(plane, folder / "node", NODE, options)
+    try:
+        node.start()
+        return captured(node, run_pods(plane))
+    finally:
+        node.stop()
+
+
+def v2_files(plane: ControlPlane, driver: str, options: dict[str, Any]) -> dict[str, str]:
+    """A node in a machine of its own."""
+    machine = Machine(image(SUITES[0], VMS, PACKAGE), VMS / "run-kubelet", memory_mb=2048)
+    node = KubeletVm(plane, machine, NODE, driver, options)
+    try:
+        machine.boot()
+        node.start()
+        pods = run_pods(plane)
+        if options:
+            # kubelet looks at the cpusets of its containers each 10 s.
+            time.sleep(30.0)
+        program = f"SETTINGS = {_V2_SETTINGS}\n{_IN_GUEST}"
+        files: dict[str, str] = json.loads(node.sh("python3 -", program.encode()))
+        return files | {"api": json.dumps(pods)}
+    finally:
+        node.stop()
+        machine.stop()
+
+
+STATIC: dict[str, Any] = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}
+NODES: dict[str, tuple[str, dict[str, Any]]] = {
+    "v1-cgroupfs": ("", {}),
+    "v1-cgroupfs-static": ("", STATIC),
+    "v2-cgroupfs": ("cgroupfs", {}),
+    "v2-systemd": ("systemd", {}),
+    "v2-systemd-static": ("systemd", STATIC),
+}
+"""Fixture -> kubelet's driver in a virtual machine (none: on this host), and further keys of its configuration."""
+
+
+def main(beginnings: tuple[str, ...]) -> int:
+    """Capture the nodes whose names begin so."""
     TARGET.mkdir(exist_ok=True)
-    for name, options in (
-        ("v1-cgroupfs", {}),
-        ("v1-cgroupfs-static", {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}),
-    ):
+    for name, (driver, options) in NODES.items():
+        if not name.startswith(beginnings):
+            continue
         with tempfile.TemporaryDirectory() as folder:
             plane = ControlPlane(Path(folder, "plane"))
-            node = KubeletNode(plane, Path(folder, "node"), NODE, options)
             try:
                 plane.start_etcd()
                 plane.start_api()
-                node.start()
-                for each in SIZES:
-                    plane.kubectl("apply", "-f", "-", given=json.dumps(pod(each)))
-                for each in SIZES:
-                    plane.kubectl("wait", "--for=condition=Ready", f"pod/{each}", "--timeout=120s")
-                pods = json.loads(plane.kubectl("get", "pods", "-o", "json"))["items"]
-                kept = [reduced(found) for found in pods]
-                (TARGET / f"{name}.json").write_text(
-                    json.dumps(captured(node, kept), indent=1, sort_keys=True) + "\n"
-                )
+                files = v2_files(plane, driver, options) if driver else v1_files(plane, Path(folder), options)
             finally:
-                node.stop()
                 plane.stop()
+        (TARGET / f"{name}.json").write_text(json.dumps(files, indent=1, sort_keys=True) + "\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(tuple(sys.argv[1:]) or ("",)))

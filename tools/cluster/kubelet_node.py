@@ -144,9 +144,7 @@ class KubeletNode:
         )
         self._until("namespace", (self.folder / "namespace.ready").exists)
         self.start_containerd()
-        for name, command in (("pause", ["/bin/sleep", "2147483647"]), ("busybox", ["/bin/sh"])):
-            archive = self.folder / f"{name}.tar"
-            _write_image(archive, f"localhost/{name}:1", command)
+        for archive in write_images(self.folder):
             self.import_image(archive)
         self.start_kubelet()
 
@@ -287,25 +285,15 @@ class KubeletNode:
         (self.folder / "namespace.sh").write_text("\n".join(lines) + "\n")
 
     def _kubelet_configuration(self) -> dict[str, Any]:
-        return {
-            "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
-            "address": "127.0.0.1", "port": self._port,
-            "healthzBindAddress": "127.0.0.1", "healthzPort": self._health,
-            "authentication": {
-                "anonymous": {"enabled": False}, "webhook": {"enabled": False},
-                "x509": {"clientCAFile": str(self._plane.ca_file)},
-            },
-            "authorization": {"mode": "AlwaysAllow"},
-            "failCgroupV1": False, "cgroupDriver": "cgroupfs", "cgroupRoot": self.group,
-            "enforceNodeAllocatable": [], "failSwapOn": False, "makeIPTablesUtilChains": False,
-            "containerRuntimeEndpoint": f"unix://{self.folder}/containerd.sock",
-            "localStorageCapacityIsolation": False, "evictionHard": {}, "imageGCHighThresholdPercent": 100,
-            "resolvConf": "", "staticPodPath": f"{self.folder}/static", "volumePluginDir": f"{self.folder}/plugins",
+        own = {
+            "port": self._port, "healthzBindAddress": "127.0.0.1", "healthzPort": self._health,
+            "failCgroupV1": False, "cgroupDriver": "cgroupfs", "cgroupRoot": self.group, "enforceNodeAllocatable": [],
+            "staticPodPath": f"{self.folder}/static", "volumePluginDir": f"{self.folder}/plugins",
             "nodeStatusUpdateFrequency": "5s", "syncFrequency": "10s",
-            # No scheduler places pods here; pods that name the node run all the same.
-            "registerWithTaints": [{"key": "perphd.io/test", "value": "kubelet", "effect": "NoSchedule"}],
-            **self._options,
         }  # fmt: skip
+        return kubelet_configuration(
+            f"{self.folder}/containerd.sock", str(self._plane.ca_file), own | self._options
+        )
 
     def _is_ready(self) -> bool:
         path = "{.status.conditions[?(@.type=='Ready')].status}"
@@ -345,6 +333,36 @@ class KubeletNode:
                 )
                 raise RuntimeError(f"{name} {ended}: {log}")
             time.sleep(0.1)
+
+
+def kubelet_configuration(socket: str, ca_file: str, options: dict[str, Any]) -> dict[str, Any]:
+    """A KubeletConfiguration of a small node whose pods name it.
+
+    ``socket``: containerd's. ``ca_file``: whose clients kubelet serves. ``options``: further keys.
+    """
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+        "address": "127.0.0.1",
+        "authentication": {
+            "anonymous": {"enabled": False}, "webhook": {"enabled": False}, "x509": {"clientCAFile": ca_file},
+        },
+        "authorization": {"mode": "AlwaysAllow"},
+        "failSwapOn": False, "makeIPTablesUtilChains": False, "containerRuntimeEndpoint": f"unix://{socket}",
+        "localStorageCapacityIsolation": False, "evictionHard": {}, "imageGCHighThresholdPercent": 100,
+        "resolvConf": "",
+        # No scheduler places pods here; pods that name the node run all the same.
+        "registerWithTaints": [{"key": "perphd.io/test", "value": "kubelet", "effect": "NoSchedule"}],
+        **options,
+    }  # fmt: skip
+
+
+def write_images(folder: Path) -> list[Path]:
+    """Archives of the sandbox's image and of the pods' image ``localhost/busybox:1``."""
+    made = []
+    for name, command in (("pause", ["/bin/sleep", "2147483647"]), ("busybox", ["/bin/sh"])):
+        made.append(folder / f"{name}.tar")
+        _write_image(made[-1], f"localhost/{name}:1", command)
+    return made
 
 
 def _write_image(file: Path, name: str, command: Sequence[str]) -> None:
