@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from perphd.adapters.kubernetes.client import ApiClient, ApiError, Missing, Unreachable
-from perphd.adapters.kubernetes.objects import events_path, pod_path
+from perphd.adapters.kubernetes.objects import event_of, events_path, pod_path
 from perphd.adapters.kubernetes.own_pods import OwnPods
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.eviction import AFTER_S, CopperPod, Eviction, Shortage, considered, evicted, left_alone
@@ -84,21 +84,8 @@ class Evictor:
         await self._tell(pod, eviction.reason, at)
 
     async def _tell(self, pod: CopperPod, reason: str, at: str) -> None:
-        event = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"generateName": f"{pod.name}.perphd-"},
-            "involvedObject": {
-                "apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid,
-            },
-            "reason": "CopperEvicted",
-            "message": reason,
-            "type": "Warning",
-            "source": {"component": "perphd", "host": self._node},
-            "firstTimestamp": at,
-            "lastTimestamp": at,
-            "count": 1,
-        }  # fmt: skip
+        involved = {"kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid}
+        event = event_of(self._node, involved, "CopperEvicted", reason, warns=True, at=at)
         try:
             await self._client.post(events_path(pod.namespace), event)
         except ApiError as exc:

@@ -39,3 +39,25 @@ def published_document(profile: Mapping[str, Any]) -> NodeDocument:
     document = decode(NodeDocument, status["document"], "status.document")
     ttl = status.get("ttlSeconds")
     return replace(document, ttl_s=float(ttl)) if isinstance(ttl, int | float) else document
+
+
+def event_of(
+    node: str, involved: Mapping[str, str], reason: str, message: str, *, warns: bool, at: str
+) -> dict[str, Any]:
+    """An Event by perphd on ``node``.
+
+    ``involved``: kind, name and uid of the object that the event is about; ``at``: RFC 3339.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{involved['name']}.perphd-"},
+        "involvedObject": {"apiVersion": "v1", **involved},
+        "reason": reason,
+        "message": message,
+        "type": "Warning" if warns else "Normal",
+        "source": {"component": "perphd", "host": node},
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "count": 1,
+    }

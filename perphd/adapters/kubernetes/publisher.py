@@ -28,7 +28,7 @@ from perphd.adapters.kubernetes.client import (
 from perphd.adapters.kubernetes.evictor import Evictor
 from perphd.adapters.kubernetes.held_slots import HeldSlots
 from perphd.adapters.kubernetes.metrics import PublisherMetrics
-from perphd.adapters.kubernetes.objects import GROUP, NODES, PROFILES, VERSION, events_path
+from perphd.adapters.kubernetes.objects import GROUP, NODES, PROFILES, VERSION, event_of, events_path
 from perphd.adapters.kubernetes.own_pods import OwnPods
 from perphd.adapters.rounds import repeat
 from perphd.cluster.asking import COPPER_CPU, COPPER_MEMORY, ExtenderError, quantity
@@ -239,21 +239,10 @@ class Publisher:
     async def _deliver(self, node: Any) -> None:
         while self._events:
             notice, at = self._events[0]
-            event = {
-                "apiVersion": "v1",
-                "kind": "Event",
-                "metadata": {"generateName": f"{self._node}.perphd-"},
-                "involvedObject": {
-                    "apiVersion": "v1", "kind": "Node", "name": self._node, "uid": node["metadata"]["uid"],
-                },
-                "reason": notice.reason,
-                "message": notice.message,
-                "type": "Warning" if notice.is_warning else "Normal",
-                "source": {"component": "perphd", "host": self._node},
-                "firstTimestamp": at,
-                "lastTimestamp": at,
-                "count": 1,
-            }  # fmt: skip
+            involved = {"kind": "Node", "name": self._node, "uid": node["metadata"]["uid"]}
+            event = event_of(
+                self._node, involved, notice.reason, notice.message, warns=notice.is_warning, at=at
+            )
             try:
                 await self._client.post(EVENTS, event)
             except Unreachable:
