@@ -27,7 +27,7 @@ from perphd.cluster.node_profile import profile_of
 from perphd.cluster.scheduling.fleet import Fleet, Mask, NodeScore, Rows, Scores
 from perphd.cluster.scheduling.packing import balanced
 from perphd.cluster.scheduling.placement import POLICIES
-from perphd.domain.reading import value_or
+from perphd.cluster.slots import Slot, room
 from perphd.qos.bands import QosBand
 from perphd.qos.ledger import Amounts
 
@@ -42,10 +42,11 @@ Table: TypeAlias = NDArray[np.float64]
 
 
 class KnownNodes:
-    """The newest document of every node, as profiles in columns. Holds no other state, so all replicas agree."""
+    """The newest document of every node, as profiles in columns, and the slots held there: all replicas agree."""
 
     def __init__(self) -> None:
         self.documents: dict[str, NodeDocument] = {}
+        self.slots: dict[str, tuple[Slot, ...]] = {}
         self.fleet = Fleet([])
         self._table: Table = np.zeros((64, 4))
 
@@ -64,12 +65,26 @@ class KnownNodes:
         assert row is not None
         if row >= len(self._table):
             self._table = np.concatenate([self._table, np.zeros_like(self._table)])
-        room = document.copper.allocatable
-        cpus, memory = value_or(room.cpus, 0.0), value_or(room.memory_bytes, 0.0)
-        self._table[row] = document.made_unix_s, document.ttl_s, cpus, memory
+        self._table[row, : _TTL + 1] = document.made_unix_s, document.ttl_s
+        self._count_room(node, row)
+
+    def hold(self, node: str, slots: tuple[Slot, ...]) -> None:
+        """Count these slots, and no others, as taken on a node: pods bound there since its document was made.
+
+        Without them, every pod would be sent to the best node, and refused there, until its next document.
+        """
+        self.slots[node] = slots
+        row = self.fleet.row(node)
+        if node in self.documents and row is not None:
+            self._count_room(node, row)
+
+    def _count_room(self, node: str, row: int) -> None:
+        left = room(self.documents[node], self.slots.get(node, ()))
+        self._table[row, _CPUS:] = left.cpus, left.memory_bytes
 
     def forget(self, node: str) -> None:
         """Remove a node. Its row stays in case it returns."""
+        self.slots.pop(node, None)
         if self.documents.pop(node, None) is not None:
             row = self.fleet.row(node)
             assert row is not None
@@ -124,7 +139,7 @@ class Judged:
                 failed[name] = "perphd: " + "; ".join(self.scores.against(place))
             else:
                 cpus, memory = self.room[place]
-                left = Amounts(float(cpus), int(memory))
+                left = Amounts(float(cpus), int(memory)).at_least_nothing()
                 failed[name] = f"perphd: it requests {self.asked.amounts}, and copper may still take {left}"
         return failed
 

@@ -16,6 +16,7 @@ from perphd.cluster.calls import SchedulerCall, filter_call, prioritize_call
 from perphd.cluster.document import (
     CacheHeadroom,
     CopperRoom,
+    HeldAmount,
     NodeAmounts,
     NodeDocument,
     NodeLra,
@@ -23,10 +24,12 @@ from perphd.cluster.document import (
     UnitCost,
 )
 from perphd.cluster.extender import KnownNodes, filtered, prioritized
+from perphd.cluster.slots import Slot
 from perphd.domain.decision import Cause, Health
 from perphd.domain.reading import NOT_MEASURED, Unavailable
 from perphd.domain.workload import Mode
 from perphd.qos.bands import QosBand
+from perphd.qos.ledger import Amounts
 
 GIB = float(1 << 30)
 POD = json.loads("""
@@ -123,6 +126,27 @@ def test_filter_keeps_what_has_room_and_says_why_not() -> None:
     assert "predicted CPU use" in answer["FailedNodes"]["full"]
     assert (answer["Error"], answer["Nodes"]) == ("", None)
     assert json.loads(json.dumps(answer)) == answer
+
+
+def test_slots_taken_since_the_document_was_made_count() -> None:
+    nodes = known(one=document(free=3.0), other=document(free=3.0))
+    asked = read(call("one", "other"))
+    slot = Slot("batch/before", "u-before", Amounts(1.5, 1 << 30), 5.0)
+    nodes.hold("one", (slot,))
+    answer = filtered(nodes, asked, "optum", 10.0)
+    assert answer["NodeNames"] == ["other"]
+    assert "copper may still take 1.5 CPUs" in answer["FailedNodes"]["one"]
+
+    # A newer document in which the node itself holds the slot has counted it already.
+    nodes.put(
+        "one",
+        document(free=3.0, made=6.0, held=(HeldAmount(slot.holder, "copper", NodeAmounts(1.5, GIB), None),)),
+    )
+    assert filtered(nodes, asked, "optum", 10.0)["NodeNames"] == ["one", "other"]
+    nodes.put("one", document(free=3.0, made=7.0))
+    assert filtered(nodes, asked, "optum", 10.0)["NodeNames"] == ["other"]
+    nodes.hold("one", ())
+    assert filtered(nodes, asked, "optum", 10.0)["NodeNames"] == ["one", "other"]
 
 
 def test_whole_nodes_come_back_whole() -> None:

@@ -25,7 +25,9 @@ from perphd.adapters.kubernetes.objects import published_document
 from perphd.adapters.kubernetes.recording import Recorder, replayed
 from perphd.cluster.calls import SchedulerCall
 from perphd.cluster.document import NodeDocument
+from perphd.cluster.slots import Slot
 from perphd.domain.wire import encode
+from perphd.qos.ledger import Amounts
 from tests.unit.test_cluster_extender import POD, call, document
 
 
@@ -224,6 +226,10 @@ class Passing:
         assert self.recorder is not None
         self.recorder.put(self.clock(), node, each)
 
+    def hold(self, node: str, slots: tuple[Slot, ...]) -> None:
+        assert self.recorder is not None
+        self.recorder.hold(self.clock(), node, slots)
+
     def forget(self, node: str) -> None:
         assert self.recorder is not None
         self.recorder.forget(self.clock(), node)
@@ -245,6 +251,8 @@ async def test_a_record_replays_to_the_same_answers(tmp_path: Path, most_bytes: 
             used, free = chance.uniform(1, 15.5), chance.uniform(0, 8)
             name = f"n{chance.randrange(6)}"
             cache.put(name, partial(document, used, free, 0.05, float(step)))
+            slot = Slot(f"batch/s{step}", f"u{step}", Amounts(chance.uniform(0, 4), 1 << 30), clock.now_s)
+            cache.hold(f"n{chance.randrange(6)}", (slot,) if chance.random() < 0.7 else ())
             if step == 30:
                 cache.forget("n0")
             names = [f"n{i}" for i in range(6 if step % 2 else 5)]

@@ -26,6 +26,7 @@ from perphd.adapters.kubernetes.client import ApiClient, ApiError, follow
 from perphd.adapters.kubernetes.objects import PROFILES, published_document
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.extender import KnownNodes
+from perphd.cluster.slots import Slot, slots_of
 from perphd.domain.errors import PerphError
 from perphd.domain.wire import decode
 
@@ -38,6 +39,9 @@ class Listener(Protocol):
 
     def put(self, node: str, document: NodeDocument) -> None:
         """A node's document was accepted."""
+
+    def hold(self, node: str, slots: tuple[Slot, ...]) -> None:
+        """The slots held on a node changed."""
 
     def forget(self, node: str) -> None:
         """A node was removed."""
@@ -71,6 +75,14 @@ class DocumentCache:
         if self._listener is not None:
             self._listener.put(node, arrived)
 
+    def hold(self, node: str, slots: tuple[Slot, ...]) -> None:
+        """Count these slots on a node, and no others, from now on."""
+        if self.known.slots.get(node, ()) == slots:
+            return
+        self.known.hold(node, slots)
+        if self._listener is not None:
+            self._listener.hold(node, slots)
+
     def _arrived(self, node: str, document: NodeDocument) -> NodeDocument | None:
         """The document with its time of arrival; None if it is already known."""
         before, now_s = self._made.get(node), self._clock()
@@ -103,18 +115,22 @@ class DocumentCache:
 async def follow_profiles(client: ApiClient, cache: DocumentCache) -> None:
     """Mirror the NodeProfile objects in the cache, forever."""
 
+    def accept(profile: Any) -> None:
+        node = profile["metadata"]["name"]
+        cache.put(node, lambda: published_document(profile))
+        cache.hold(node, slots_of(profile))
+
     def replaced(profiles: list[Any]) -> None:
         for profile in profiles:
-            cache.put(profile["metadata"]["name"], lambda profile=profile: published_document(profile))  # type: ignore[misc]
+            accept(profile)
         cache.keep_only({profile["metadata"]["name"] for profile in profiles})
         _log.info("%d NodeProfiles are known", len(profiles))
 
     def changed(kind: str, profile: Any) -> None:
-        node = profile["metadata"]["name"]
         if kind == "DELETED":
-            cache.forget(node)
+            cache.forget(profile["metadata"]["name"])
         else:
-            cache.put(node, lambda: published_document(profile))
+            accept(profile)
 
     await follow(client, PROFILES, replaced, changed, troubled("NodeProfiles"))
 

@@ -34,6 +34,7 @@ from perphd.adapters.rounds import stop_signal, until_stopped
 from perphd.cluster.asking import BAND_LABEL
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.scheduling.placement import POLICIES
+from perphd.cluster.slots import Slot
 from perphd.control.journal_log import start_logging
 from perphd.domain.errors import PerphError
 from perphd.qos.bands import QosBand
@@ -52,6 +53,10 @@ class _Recording:
     def put(self, node: str, document: NodeDocument) -> None:
         if self.recorder is not None:
             self.recorder.put(time.time(), node, document)
+
+    def hold(self, node: str, slots: tuple[Slot, ...]) -> None:
+        if self.recorder is not None:
+            self.recorder.hold(time.time(), node, slots)
 
     def forget(self, node: str) -> None:
         if self.recorder is not None:

@@ -2,12 +2,13 @@
 
 Each line is one JSON object, in order of time:
     {"at", "put": NODE, "document": ...}      a document was accepted
+    {"at", "hold": NODE, "slots": [...]}      the slots held on a node changed
     {"at", "forget": NODE}                    a node was removed
     {"names": DIGEST, "list": [...]}          candidates, written when they first occur
     {"at", "call": VERB, "policy", "pod": ..., "names": DIGEST, "answer": DIGEST}
 
-An answer depends only on the documents, the call, the policy and the time. ``replayed`` recomputes each answer and
-compares. At ``most_bytes`` the file is renamed to FILE.1, and the new one starts with all known documents.
+An answer depends only on the documents, the slots, the call, the policy and the time. ``replayed`` recomputes each
+answer and compares. At ``most_bytes`` the file is renamed to FILE.1, and the new one starts with what is known.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, Final, TextIO
 from perphd.cluster.calls import SchedulerCall
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.extender import Judged, KnownNodes, filter_answer, judged, priority_answer
+from perphd.cluster.slots import Slot
 from perphd.domain.errors import PerphError
 from perphd.domain.wire import decode, encode, json_of
 
@@ -55,6 +57,10 @@ class Recorder:
     def put(self, at_unix_s: float, node: str, document: NodeDocument) -> None:
         """Record an accepted document."""
         self._write({"at": at_unix_s, "put": node, "document": encode(document)})
+
+    def hold(self, at_unix_s: float, node: str, slots: tuple[Slot, ...]) -> None:
+        """Record the slots held on a node."""
+        self._write(_held(at_unix_s, node, slots))
 
     def forget(self, at_unix_s: float, node: str) -> None:
         """Record the removal of a node."""
@@ -94,6 +100,8 @@ class Recorder:
         self._names.clear()
         for node, document in self.known.documents.items():
             self._line({"at": document.made_unix_s, "put": node, "document": encode(document)})
+            if slots := self.known.slots.get(node):
+                self._line(_held(document.made_unix_s, node, slots))
         self._written = 0
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -112,6 +120,10 @@ class Recorder:
         except (OSError, ValueError) as exc:
             self.problem = f"{self.path}: {exc}"
             self._file = None
+
+
+def _held(at_unix_s: float, node: str, slots: tuple[Slot, ...]) -> dict[str, Any]:
+    return {"at": at_unix_s, "hold": node, "slots": encode(slots)}
 
 
 def recorded_pod(pod: Any) -> dict[str, Any]:
@@ -155,6 +167,8 @@ def replayed(lines: Iterable[str]) -> Iterator[Replayed]:
             line = json.loads(text)
             if "put" in line:
                 known.put(line["put"], decode(NodeDocument, line["document"]))
+            elif "hold" in line:
+                known.hold(line["hold"], tuple(decode(Slot, each) for each in line["slots"]))
             elif "forget" in line:
                 known.forget(line["forget"])
             elif "list" in line:
