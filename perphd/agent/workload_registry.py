@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from perphd.agent.modes import Modes
@@ -50,6 +50,8 @@ class WorkloadRegistry:
             now = found.specs.get(name)
             if discovery.exists(before.cgroup) if now is None else now.kind is not before.kind:
                 await self.let_go(name)
+        for name in self._renamed(found.specs):
+            await self.let_go(name)
         for name, spec in found.specs.items():
             here = self._state.specs.get(name)
             if here is None:
@@ -229,6 +231,16 @@ class WorkloadRegistry:
             for spec in specs
             if name == spec.name or (spec.cgroup and relation_of(by_itself.cgroup, spec.cgroup) is not None)
         }
+
+    def _renamed(self, specs: Mapping[str, WorkloadSpec]) -> list[str]:
+        """Workloads found earlier whose groups are now found under other names."""
+        return [
+            name
+            for name in self._state.found
+            if name not in specs
+            and (old := self._state.specs.get(name)) is not None
+            and any(relation_of(spec.cgroup, old.cgroup) is not None for spec in specs.values())
+        ]
 
     async def _change(self, spec: WorkloadSpec) -> None:
         """Apply a changed declaration, its own or the operator's."""

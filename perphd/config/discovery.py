@@ -41,8 +41,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Hit:
+    """``identity``: distinguishes names that ``captured`` does not; empty: the group's path does."""
+
     cgroup: str
     captured: tuple[str, ...] = ()
+    identity: str = ""
 
 
 class Discovery:
@@ -90,7 +93,8 @@ class Discovery:
                 )
                 hits = hits[:MAX_INSTANCES]
             for hit in hits:
-                name = instance_name(spec.name, hit.captured, hit.cgroup) if match.is_many else spec.name
+                identity = hit.identity or hit.cgroup
+                name = instance_name(spec.name, hit.captured, identity) if match.is_many else spec.name
                 if reason := _refusal(hit.cgroup, name if match.is_many else "", own, taken, names):
                     said.append(reason)
                     continue
@@ -173,13 +177,13 @@ class Discovery:
                 hits = [_Hit(path, match.captures(path) or ()) for path in self._paths(match.pattern)]
             case MatchKind.CONTAINER:
                 hits = [
-                    _Hit(item.cgroup, captured)
+                    _Hit(item.cgroup, captured, item.identity)
                     for item in self._lookup.containers()
                     if (captured := match.captures(item.name)) is not None
                 ]
             case MatchKind.POD:
                 hits = [
-                    _Hit(item.cgroup, captured)
+                    _Hit(item.cgroup, captured, item.identity)
                     for item in self._lookup.pods()
                     if (captured := match.captures(item.name)) is not None
                 ]
@@ -220,7 +224,7 @@ class Discovery:
             captured = match.captures(item.labels.get(match.key, ""))
             if captured is not None and match.key in item.labels:
                 # Many containers may have one label: their names tell them apart.
-                hits.append(_Hit(item.cgroup, (item.name,)))
+                hits.append(_Hit(item.cgroup, (item.name,), item.identity))
         if unknown and not hits:
             return hits, (
                 f"no container is known to have {match}: the labels of {len(unknown)} containers (such as "

@@ -161,7 +161,7 @@ def _of_container(item: Container | Pod, written: Mapping[str, str], config: Opt
     )
     who = f"{noun} {show(item.name)}"
     spec = WorkloadSpec(
-        instance_name(noun, (item.name,), item.cgroup), Kind.BATCH, item.cgroup,
+        instance_name(noun, (item.name,), item.identity), Kind.BATCH, item.cgroup,
         match=_container_match(item.name), declared_by=f"labels or annotations of {who}",
     )  # fmt: skip
     said: dict[str, str] = {}

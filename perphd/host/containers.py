@@ -26,6 +26,11 @@ PUBLISHED_PODS: Final = "/run/perphd-pods/pods.json"
 """Labels and annotations of this node's pods by UID, written by ``perphd-publish`` from the API server."""
 KUBEPODS: Final = "kubepods"
 """kubelet's group of all pods with its cgroupfs driver."""
+_KUBEPODS_IN: Final = re.compile(r"(?:^|/)(?:kubepods|(?:[^/]+-)?kubepods\.slice)(?=/|$)", re.ASCII)
+"""The same within a path. With the systemd driver, the names of ``cgroupRoot``'s groups precede it in its name."""
+_QOS: Final = re.compile(r"(?:.*kubepods-)?(burstable|besteffort)(?:\.slice)?", re.ASCII)
+UNKNOWN_POD: Final = "pod "
+"""Beginning of the name of a pod of which only the UID is known."""
 _ID: Final = "[0-9a-f]{64}"
 _SCOPE: Final = re.compile(rf"(docker|cri-containerd|crio|libpod|nerdctl)-({_ID})\.scope", re.ASCII)
 _PLAIN: Final = re.compile(rf"(?:crio-)?({_ID})", re.ASCII)
@@ -80,17 +85,22 @@ class ContainerPath:
 
 
 def in_kubernetes(cgroup: str) -> bool:
-    """True for kubelet's own tree and everything in it, with either of its cgroup drivers."""
-    return any(part in (KUBEPODS, "kubepods.slice", "kubelet-kubepods.slice") for part in cgroup.split("/"))
+    """True for kubelet's own tree and everything in it, with either of its cgroup drivers and any ``cgroupRoot``."""
+    return _KUBEPODS_IN.search(cgroup) is not None
 
 
 def parse_path(cgroup: str) -> ContainerPath:
     """Parse a path; groups inside a container count as the container."""
     parts = cgroup.strip("/").split("/")
-    runtime = container_id = pod_uid = ""
+    runtime = container_id = pod_uid = qos = ""
+    is_kubelets = False
     for before, part in zip(["", *parts], parts, strict=False):
-        if not pod_uid and in_kubernetes(cgroup) and (found := _POD.fullmatch(part)):
+        is_kubelets = is_kubelets or in_kubernetes(part)
+        if is_kubelets and not pod_uid and (found := _POD.fullmatch(part)):
             pod_uid = _dashed(found[1])
+            qos = qos or "guaranteed"
+        elif is_kubelets and not pod_uid and (named := _QOS.fullmatch(part)):
+            qos = named[1]
         elif scope := _SCOPE.fullmatch(part):
             runtime, container_id = scope[1].removeprefix("cri-"), scope[2]
         elif yarn.is_container(part):
@@ -99,11 +109,6 @@ def parse_path(cgroup: str) -> ContainerPath:
             runtime, container_id = _PARENTS.get(before, runtime), plain[1]
         if container_id:
             break
-    qos = ""
-    if in_kubernetes(cgroup):
-        qos = next(
-            (name for name in ("besteffort", "burstable") if name in cgroup), "guaranteed" if pod_uid else ""
-        )
     return ContainerPath(runtime, container_id, pod_uid, qos)
 
 
@@ -135,9 +140,15 @@ class ContainerNames:
             return path.container_id
         name = self._container(path) if path.container_id else ""
         if path.pod_uid:
-            pod = self._pod_names().get(path.pod_uid, f"pod {path.pod_uid}")
+            pod = self._pod_names().get(path.pod_uid, f"{UNKNOWN_POD}{path.pod_uid}")
             return f"{pod}/{name}" if name else pod
         return name
+
+    def pod(self, cgroup: str, labels: Mapping[str, str]) -> str:
+        """A pod's ``namespace/pod``. ``labels``: its own, which may name it before other files do."""
+        name = self.label(cgroup)
+        named = [labels.get(f"io.kubernetes.pod.{key}", "") for key in ("namespace", "name")]
+        return "/".join(named) if name.startswith(UNKNOWN_POD) and all(named) else name
 
     def labels(self, cgroup: str) -> dict[str, str] | None:
         """Labels of this container that are on disk; None if none of its files is readable.
@@ -202,11 +213,14 @@ class ContainerNames:
         """A pod's annotations and labels; labels take precedence."""
         if not uid:
             return {}
-        if self._published is None:
-            self._published = _table(self._json(PUBLISHED_PODS).get("pods"))
-        pod = _table(self._published.get(uid))
+        pod = _table(self._published_pods().get(uid))
         both = _table(pod.get("annotations")) | _table(pod.get("labels"))
         return {str(key): str(value) for key, value in both.items()}
+
+    def _published_pods(self) -> dict[str, Any]:
+        if self._published is None:
+            self._published = _table(self._json(PUBLISHED_PODS).get("pods"))
+        return self._published
 
     def _is_there(self, container_id: str) -> bool:
         return any(
@@ -235,6 +249,9 @@ class ContainerNames:
                 pod, _, uid = rest.rpartition("_")
                 if pod:
                     self._pods[_dashed(uid)] = f"{namespace}/{pod}"
+            for uid, known in self._published_pods().items():  # may know a pod before it has a log
+                if isinstance(known, dict) and known.get("namespace") and known.get("name"):
+                    self._pods.setdefault(uid, f"{known['namespace']}/{known['name']}")
         return self._pods
 
     def _container(self, path: ContainerPath) -> str:

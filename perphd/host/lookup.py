@@ -15,7 +15,7 @@ from typing import Final
 from perphd.domain.errors import KernelError, ParseError
 from perphd.host import yarn
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy, Layout
-from perphd.host.containers import KUBEPODS, ContainerNames, is_sandbox, parse_path
+from perphd.host.containers import KUBEPODS, UNKNOWN_POD, ContainerNames, is_sandbox, parse_path
 from perphd.host.fs import KernelFs, ReadsStrangers, read_text
 from perphd.host.process_stat import start_ticks
 from perphd.host.systemd_fs import unit_of
@@ -44,6 +44,12 @@ class Container:
     is_sandbox: bool = False
 
 
+    @property
+    def identity(self) -> str:
+        """What stays the same while the container exists under its name."""
+        return _identity(self.name, self.cgroup)
+
+
 @dataclass(frozen=True, slots=True)
 class Pod:
     """One pod's group, which contains those of its containers. ``labels`` None: they cannot be read."""
@@ -51,6 +57,11 @@ class Pod:
     cgroup: str
     name: str
     labels: Mapping[str, str] | None
+
+    @property
+    def identity(self) -> str:
+        """What stays the same while the pod exists under its name."""
+        return _identity(self.name, self.cgroup)
 
 
 def primary(hierarchies: Hierarchies) -> Hierarchy | None:
@@ -228,6 +239,11 @@ def _is_pod(cgroup: str) -> bool:
     return bool(path.pod_uid) and not path.container_id
 
 
+def _identity(name: str, cgroup: str) -> str:
+    """A name in Kubernetes has only one holder at a time, and outlives its control group; other names do not."""
+    return name if "/" in name and not name.startswith(UNKNOWN_POD) else cgroup
+
+
 def _container(names: ContainerNames, cgroup: str) -> Container:
     labels = names.labels(cgroup)
     pod = dirname(cgroup) if parse_path(dirname(cgroup)).pod_uid else ""
@@ -243,7 +259,8 @@ def _pods(names: ContainerNames, groups: Sequence[str], containers: Sequence[Con
         members = inside.get(cgroup, [])
         # A sandbox has the pod's labels and annotations; other containers have labels of their own as well.
         chosen = [each.labels for each in members if each.is_sandbox] or [each.labels for each in members]
-        found.append(Pod(cgroup, names.label(cgroup), names.pod_labels(cgroup, chosen)))
+        labels = names.pod_labels(cgroup, chosen)
+        found.append(Pod(cgroup, names.pod(cgroup, labels or {}), labels))
     return tuple(found)
 
 

@@ -9,6 +9,10 @@ or the removal of the package (its prerm).
 A drop-in that existed before belongs to an administrator (``systemctl set-property --runtime``) and is left
 unchanged. One that did not exist, or was such a comment, is marked before systemd is asked. The marks are in
 ``/run`` and last as long as the drop-ins; reading them requires no daemon.
+
+A mark holds the value of the file without the drop-in. If another value is given back, the unit's owner has set
+it meanwhile through the same drop-in, as kubelet does when it resizes a pod. That drop-in is left unchanged,
+because the next daemon-reload would otherwise lose the owner's value.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from perphd.domain.errors import KernelError
+from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
 from perphd.host.fs import KernelFs, read_text
 from perphd.host.systemd_properties import drop_ins
 
@@ -30,10 +35,11 @@ GIVEN_BACK: Final = "# perphd has given this setting back. Nothing is set here.\
 """Content of an emptied drop-in; the package's prerm searches for this line."""
 
 
-def touch(path: str) -> None:
-    """Create an empty file and its parent folders."""
+def mark(path: str, text: str) -> None:
+    """Create a file with this text, and its parent folders."""
     Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    Path(path).touch(mode=0o600)
+    Path(path).write_text(text)
+    Path(path).chmod(0o600)
 
 
 def empty(path: str) -> None:
@@ -58,37 +64,63 @@ class DropIns:
         self,
         fs: KernelFs,
         empty: Callable[[str], None] = empty,
-        mark: Callable[[str], None] = touch,
+        mark: Callable[[str, str], None] = mark,
         unmark: Callable[[str], None] = os.unlink,
     ) -> None:
         self._fs, self._empty, self._mark, self._unmark = fs, empty, mark, unmark
         self._unmarked: set[str] = set()
 
-    def expect(self, unit: str, file: str) -> None:
-        """Before a request to systemd for this file, mark its drop-ins that do not exist yet."""
+    def expect(self, unit: str, file: str, now: str) -> None:
+        """Before a request to systemd for this file, mark its drop-ins that do not exist yet.
+
+        ``now``: the file's present text.
+        """
         for name in drop_ins(file):
             if any(self._fs.exists(path) and not self._is_emptied(path) for path in _places(unit, name)):
                 continue
+            place = _mark(unit, name)
+            if self._marked_text(place):
+                continue  # an earlier request left no drop-in; the first mark has the value without one
             try:
-                self._mark(_mark(unit, name))
+                self._mark(place, f"{file} {now}\n")
             except OSError:  # then only this process empties it later, and only if it sets nothing
-                self._unmarked.add(_mark(unit, name))
+                self._unmarked.add(place)
 
-    def given_back(self, unit: str, file: str) -> None:
-        """After the file was restored, empty the drop-ins that perphd's requests created."""
+    def given_back(self, unit: str, file: str, text_of: Callable[[str], str | None]) -> None:
+        """After the file was restored, empty the drop-ins that perphd's requests created.
+
+        ``text_of``: the present text of a file of this unit; None: it is gone.
+        """
         for name in drop_ins(file):
-            mark = _mark(unit, name)
-            is_own = self._fs.exists(mark)
+            place = _mark(unit, name)
+            is_own = self._fs.exists(place)
+            is_owners = is_own and self._is_owners(place, text_of)
             for path in _places(unit, name):
-                if is_own or (mark in self._unmarked and self._sets_nothing(path)):
+                # The kernel shows all CPUs in a list that was given up.
+                if is_owners and not (file in EMPTY_ALLOWED and self._sets_nothing(path)):
+                    continue
+                if is_own or (place in self._unmarked and self._sets_nothing(path)):
                     with suppress(OSError):  # it does not exist, or a sandbox forbids it: leave it unchanged
                         self._empty(path)
-            self._unmarked.discard(mark)
+            self._unmarked.discard(place)
             if is_own:
                 with suppress(OSError):
-                    self._unmark(mark)
+                    self._unmark(place)
         with suppress(OSError):  # it contains other marks, or does not exist
             os.rmdir(f"{MARKS}/{unit}")
+
+    def _is_owners(self, place: str, text_of: Callable[[str], str | None]) -> bool:
+        """True if the file no longer has its text from before the drop-in, so that the unit's owner changed it."""
+        file, _, before = self._marked_text(place).partition(" ")
+        now = text_of(file) if file else None
+        return now is not None and not same(f"/{file}", before, now)
+
+    def _marked_text(self, place: str) -> str:
+        """The text of a mark; empty if there is none, or if a perphd made it that wrote no text."""
+        try:
+            return read_text(self._fs, place)
+        except KernelError:
+            return ""
 
     def _is_emptied(self, path: str) -> bool:
         try:

@@ -202,7 +202,7 @@ class UnitFs:
             asked = line_properties(place.file, wanted, now)
         except (KeyError, ValueError) as exc:
             raise Invalid(path, "set through systemd", errno.EINVAL, line) from exc
-        self._drop_ins.expect(place.unit, place.file)
+        self._drop_ins.expect(place.unit, place.file, now)
         self._bus.set_properties(place.unit, asked)
         return wanted
 
@@ -214,7 +214,7 @@ class UnitFs:
             wanted = properties(place.file, text)
         except (KeyError, ValueError) as exc:
             raise Invalid(path, "set through systemd", errno.EINVAL, text) from exc
-        self._drop_ins.expect(place.unit, place.file)
+        self._drop_ins.expect(place.unit, place.file, self._text(path) or "")
         if place.file in EMPTY_ALLOWED:
             self._given_up.discard(place.directory, place.file)
             if not text:
@@ -237,6 +237,13 @@ class UnitFs:
             detail = f"systemd has not set it to {everything} within {SETTLE_S:g} s"
             raise Busy(path, "release", errno.ETIMEDOUT, "", detail, advice)
         self._given_up.add(place.directory, place.file)
+
+    def _text(self, path: str) -> str | None:
+        """The file's text; None if it cannot be read."""
+        try:
+            return self.read(path).decode(errors="replace").rstrip("\n")
+        except KernelError:
+            return None
 
     def _everything(self, path: str) -> str:
         """All CPUs or memory nodes of the host, since those of a confined slice may grow again."""
@@ -272,7 +279,7 @@ class UnitFs:
         with suppress(Gone):  # systemd no longer knows the unit, so nothing outlives it
             if place.file != FREEZE:
                 self._bus.set_properties(place.unit, whole_properties(place.file, text))
-        self.given_back(path)
+        self._drop_ins.given_back(place.unit, place.file, {place.file: text}.get)
         return True
 
     def given_back(self, path: str) -> str:
@@ -282,7 +289,8 @@ class UnitFs:
         """
         place = self._place(path)
         if place is not None:
-            self._drop_ins.given_back(place.unit, place.file)
+            directory = place.directory
+            self._drop_ins.given_back(place.unit, place.file, lambda file: self._text(f"{directory}/{file}"))
         return ""  # a drop-in kept by a sandbox equals the original and vanishes at reboot
 
 

@@ -187,6 +187,20 @@ async def test_one_of_many_is_forgotten_when_it_stays_away_and_the_one_is_waited
     await bench.agent.stop(restore=True)
 
 
+async def test_a_group_that_is_found_under_another_name_is_one_workload(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, workloads=(), matches=(LRA, MANY))
+    script = scripted(bench)
+    database = replace(LRA, cgroup="/t/db")
+    script.says(database, replace(MANY, name="jobs.i", cgroup="/t/pi/inner"))
+    await bench.run(2)
+    for name in ("jobs.j", "jobs.k"):
+        script.says(database, replace(MANY, name=name, cgroup="/t/pi"))
+        await bench.run(int(DISCOVER_S) + 1)
+        assert set(rows(bench)) == {"db", name}
+    await bench.agent.stop(restore=True)
+    assert bench.files() == bench.before
+
+
 async def test_after_a_restore_nothing_is_enforced_that_is_found_later(tmp_path: Path) -> None:
     always = replace(MANY, mode=Mode.ENFORCE)
     bench = Bench(tmp_path, workloads=(), matches=(LRA, always))

@@ -32,7 +32,7 @@ class BootedKernel(FakeKernel):
 
 def no_drop_ins(fs: KernelFs) -> DropIns:
     """systemd keeps none here."""
-    return DropIns(fs, *([lambda path: None] * 3))
+    return DropIns(fs, lambda path: None, lambda path, text: None, lambda path: None)
 
 
 class Notes:

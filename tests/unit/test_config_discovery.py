@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import itertools
 import json
 import os
@@ -396,6 +397,38 @@ def test_pods_by_name_and_by_the_labels_that_each_runtime_keeps(tmp_path: Path) 
     assert set(places(look(tmp_path / "a", groups, *matches, files=files)).values()) == set(groups)
     found = look(tmp_path / "b", groups, "label:io.kubernetes.pod.namespace=shop", files=files)
     assert list(places(found).values()) == [groups[0]]
+
+
+@pytest.mark.parametrize("known_by", ["log", "publisher", "runtime"])
+def test_a_pod_has_one_name_whatever_is_known_of_it_first_and_over_its_restarts(
+    tmp_path: Path, known_by: str
+) -> None:
+    names = set()
+    for place, uid in enumerate(("0a1b2c3d-0000-1111-2222-333344445555", "ffff2c3d-0000-1111-2222-333344445555")):
+        pod = f"/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice"
+        notes = {
+            "io.kubernetes.cri.container-type": "sandbox",
+            "io.kubernetes.cri.sandbox-name": "web-0",
+            "io.kubernetes.cri.sandbox-namespace": "shop",
+        }
+        labels = {"app": "web"}
+        published = {"namespace": "shop", "name": "web-0", "labels": labels}
+        if known_by == "log":
+            del published["namespace"]
+        sandbox = f"/run/containerd/io.containerd.runtime.v2.task/k8s.io/{A}/config.json"
+        files = {
+            "log": {f"/var/log/pods/shop_web-0_{uid}/": ""},
+            "publisher": {},
+            "runtime": {sandbox: json.dumps({"annotations": notes})},
+        }[known_by]
+        files["/run/perphd-pods/pods.json"] = json.dumps(
+            {"pods": {uid: {"labels": labels} if known_by == "runtime" else published}}
+        )
+        groups = [f"{pod}/cri-containerd-{A}.scope"]
+        found = places(look(tmp_path / str(place), groups, "label:app=web", files=files))
+        assert list(found.values()) == [pod]
+        names |= set(found)
+    assert names == {"m0.shop-web-0-" + hashlib.sha256(b"shop/web-0").hexdigest()[:6]}
 
 
 def test_a_look_walks_once_and_reads_of_containers_again_only_a_few(

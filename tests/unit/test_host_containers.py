@@ -30,6 +30,12 @@ BURSTABLE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UI
         (f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice", ContainerPath("", "", UID, "guaranteed")),
         (f"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UID.replace('-', '_')}.slice",
          ContainerPath("", "", UID, "guaranteed")),
+        # cgroupRoot: /a/b, with the systemd driver; then names that contain a class, and no more.
+        (f"/a.slice/a-b.slice/a-b-kubepods.slice/a-b-kubepods-burstable.slice"
+         f"/a-b-kubepods-burstable-pod{UID.replace('-', '_')}.slice/cri-containerd-{ID}.scope",
+         ContainerPath("containerd", ID, UID, "burstable")),
+        (f"/burstable/besteffort.slice/kubepods/pod{UID}", ContainerPath("", "", UID, "guaranteed")),
+        (f"/my-kubepods.slice.d/pod{UID}", ContainerPath()),
         (f"/kubepods/besteffort/pod{UID}/{ID}", ContainerPath("", ID, UID, "besteffort")),
         (f"/kubepods/pod{UID.replace('-', '')}/{ID}", ContainerPath("", ID, UID, "guaranteed")),
         (f"/system.slice/docker-{ID}.scope", ContainerPath("docker", ID)),

@@ -385,7 +385,7 @@ def test_freezing_goes_through_systemd_and_delegated_subtrees_are_written_direct
     assert fs.identity(AT) != systemd.kernel.identity(AT)
 
 
-def _full(path: str) -> None:
+def _full(path: str, text: str) -> None:
     raise OSError(errno.ENOSPC, "full", path)
 
 
@@ -398,8 +398,8 @@ class _Files:
         monkeypatch.setattr(kernel, "read", lambda p: self.texts[p].encode() if p in self.texts else read(p))
         monkeypatch.setattr(kernel, "exists", lambda p: p in self.texts or exists(p))
 
-    def mark(self, path: str) -> None:
-        self.texts[path] = ""
+    def mark(self, path: str, text: str) -> None:
+        self.texts[path] = text
 
     def empty(self, path: str) -> None:
         if path not in self.texts:
@@ -467,6 +467,56 @@ def test_of_what_could_not_be_marked_the_drop_ins_without_a_value_are_emptied(
     assert files.set_here, "once: what comes later is an administrator's"
 
 
+@pytest.mark.parametrize(
+    ("file", "name", "perphds", "owners"),
+    [
+        ("cpu.max", "CPUQuota", "50000 100000", "150000 100000"),
+        ("cpu.weight", "CPUWeight", "20", "70"),
+        ("memory.max", "MemoryMax", "4096", "8192"),
+    ],
+)
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_drop_in_keeps_the_value_that_the_units_owner_set_through_it(
+    systemd: FakeSystemd, files: _Files, file: str, name: str, perphds: str, owners: str, runs: bool
+) -> None:
+    fs = files.fs(systemd)
+    fs.write(f"{AT}/{file}", f"{perphds}\n".encode())
+    drop_in = f"/run/systemd/transient/{UNIT}.d/50-{name}.conf"
+    files.texts[drop_in] = f"[Scope]\n{name}=the owner's\n"  # kubelet resizes a pod; perphd sets its value again
+    fs.write(f"{AT}/{file}", f"{perphds}\n".encode())
+    if runs:
+        fs.write(f"{AT}/{file}", f"{owners}\n".encode())
+        fs.given_back(f"{AT}/{file}")
+    else:
+        systemd.stop(UNIT)
+        assert fs.give_back_absent(f"{AT}/{file}", owners)
+    assert files.set_here == {drop_in}, "or the next daemon-reload loses it"
+    assert not [path for path in files.texts if "/perphd/" in path], "no mark is left"
+
+
+def test_weight_and_idle_share_a_drop_in_and_what_is_known_of_it(systemd: FakeSystemd, files: _Files) -> None:
+    drop_in = f"/run/systemd/transient/{UNIT}.d/50-CPUWeight.conf"
+    for owners, kept in (("100", set()), ("70", {drop_in})):
+        fs = files.fs(systemd)
+        fs.write(f"{AT}/cpu.weight", b"20\n")
+        fs.write(f"{AT}/cpu.idle", b"1\n")
+        files.texts[drop_in] = "[Service]\nCPUWeight=...\n"
+        fs.write(f"{AT}/cpu.idle", b"0\n")
+        fs.write(f"{AT}/cpu.weight", f"{owners}\n".encode())
+        fs.given_back(f"{AT}/cpu.idle")
+        fs.given_back(f"{AT}/cpu.weight")
+        assert files.set_here == kept
+
+
+def test_a_mark_without_a_text_is_of_an_earlier_perphd(systemd: FakeSystemd, files: _Files) -> None:
+    files.texts = {
+        f"/run/perphd/drop-ins/{UNIT}/MemoryHigh": "",
+        f"{CONTROL}/50-MemoryHigh.conf": "[Service]\nMemoryHigh=4096\n",
+    }
+    files.fs(systemd).given_back(f"{AT}/memory.high")
+    assert files.set_here == set()
+
+
 @pytest.mark.parametrize("folder", ["system.control", "transient"])
 @pytest.mark.parametrize("before", [True, False])
 def test_a_drop_in_that_restates_an_original_is_emptied_unless_it_was_there_before(
@@ -475,6 +525,7 @@ def test_a_drop_in_that_restates_an_original_is_emptied_unless_it_was_there_befo
     drop_in = f"/run/systemd/{folder}/job.service.d/50-CPUWeight.conf"
     if before:
         files.texts[drop_in] = "[Service]\nCPUWeight=70\n"
+    systemd.set_properties(UNIT, properties("cpu.weight", "70"))
     files.fs(systemd).write(f"{AT}/cpu.weight", b"20\n")
     files.texts[drop_in] = "[Service]\nCPUWeight=70\n"
     # Another process, which gives back what the first has left.
@@ -485,6 +536,7 @@ def test_a_drop_in_that_restates_an_original_is_emptied_unless_it_was_there_befo
     # Once more: what was emptied counts as not there before.
     fs.write(f"{AT}/cpu.weight", b"30\n")
     files.texts[drop_in] = "[Service]\nCPUWeight=30\n"
+    fs.write(f"{AT}/cpu.weight", b"70\n")
     fs.given_back(f"{AT}/cpu.weight")
     assert files.set_here == ({drop_in} if before else set())
 
