@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from perphd.control.render import duration
 from perphd.control.table import Part, Styled, table, text
 
 _GIB: Final = float(1 << 30)
@@ -61,10 +62,42 @@ def fleet_parts(data: Any) -> Iterator[Part]:
         calls,
         right=(1, 2, 3, 4),
     )
-    for node, reason in sorted(data["refused"].items()):
-        yield text(f"{node}: its document is not used: {reason}")
+    yield from _publisher_parts(data)
     for problem in data["problems"]:
         yield text(problem)
+
+
+def _publisher_parts(data: Any) -> Iterator[Part]:
+    """Publishers that are silent, failed or wrote a document that the extender does not use."""
+    refused, publishers = data["refused"], data.get("publishers", [])  # none: an extender of an earlier version
+    known = {each["node"]: each for each in publishers}
+    unheard = {"version": "", "age_s": None, "silent": False, "problem": "", "problem_s": None}
+    named = [known.get(node, {"node": node, **unheard}) for node in sorted({*known, *refused})]
+    odd = [each for each in named if each["silent"] or each["problem"] or each["node"] in refused]
+    untold = sum(not each["version"] for each in publishers)
+    if publishers:
+        silent, failing = sum(each["silent"] for each in odd), sum(bool(each["problem"]) for each in odd)
+        told = f", {untold} of versions without a state" if untold else ""
+        yield text(f"{len(publishers)} publishers, {silent} silent, {failing} with a problem{told}")
+    rows = [
+        (
+            each["node"],
+            each["version"] or "-",
+            _age(each),
+            f"{each['problem']} (for {duration(each['problem_s'])})" if each["problem"] else "-",
+            refused.get(each["node"], "-"),
+        )
+        for each in odd
+    ]
+    if rows:
+        yield table("Publishers in trouble", ("NODE", "VERSION", "HEARD", "LAST ERROR", "DOCUMENT REFUSED"), rows)
+
+
+def _age(each: Any) -> str | Styled:
+    if each["age_s"] is None:
+        return "-"
+    age = f"{each['age_s']:.0f} s ago"
+    return Styled(f"silent, {age}", "yellow") if each["silent"] else age
 
 
 def explained_parts(data: Any) -> Iterator[Part]:

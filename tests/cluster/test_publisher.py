@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from perphd.adapters.kubernetes.client import MERGE, STRATEGIC, Access, ApiClient, follow
+from perphd import __version__
+from perphd.adapters.kubernetes.client import MERGE, STRATEGIC, Access, ApiClient, Forbidden, follow
 from perphd.adapters.kubernetes.objects import NODES, PROFILES, published_document
 from perphd.adapters.kubernetes.objects import PODS as ALL_PODS
 from perphd.adapters.kubernetes.own_pods import OwnPods
@@ -304,3 +305,41 @@ async def test_the_labels_of_this_nodes_pods_are_written_for_the_daemon(
 
 async def _same(value: Any, wanted: Any) -> bool:
     return bool(await value == wanted)
+
+
+async def _state(world: World) -> dict[str, Any]:
+    found = await world.api.get(f"{PROFILES}/{NODE}")
+    return dict(found.get("status", {}).get("publisher", {}))
+
+
+async def _says(world: World, problem: str) -> bool:
+    return problem in (await _state(world)).get("problem", "")
+
+
+async def test_a_publisher_says_how_it_is(
+    admin: Access, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with publishing(admin, world) as publisher:
+        await world.looks(2)
+        state = await _state(world)
+        assert (state["version"], state["problem"], state["ttlSeconds"]) == (__version__, "", 3 * PERIOD_S)
+        world.daemon.path.rename(tmp_path / "away.sock")
+        await until(lambda: _says(world, "perphd does not answer"))
+        began = await _state(world)
+        await until(lambda: _later(world, began["problemSeconds"]))
+        assert (await _state(world))["heardUnix"] > began["heardUnix"]
+        (tmp_path / "away.sock").rename(world.daemon.path)
+        await until(lambda: _not(_says(world, "perphd")))
+
+        async def refused(*_: object) -> None:
+            raise Forbidden("PATCH nodes/published/status", 403, "nodes is forbidden")
+
+        monkeypatch.setattr(publisher, "_node_status", refused)
+        await until(lambda: _says(world, "nodes is forbidden"))
+        monkeypatch.undo()
+        await until(lambda: _not(_says(world, "forbidden")))
+        assert (await _state(world))["problemSeconds"] == 0
+
+
+async def _later(world: World, seconds: float) -> bool:
+    return bool((await _state(world))["problemSeconds"] > seconds)

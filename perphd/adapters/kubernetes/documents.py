@@ -26,6 +26,7 @@ from perphd.adapters.kubernetes.client import ApiClient, ApiError, follow
 from perphd.adapters.kubernetes.objects import PROFILES, published_document
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.extender import KnownNodes
+from perphd.cluster.publisher_state import PublisherState, publisher_of
 from perphd.cluster.slots import Slot, slots_of
 from perphd.domain.errors import PerphError
 from perphd.domain.wire import decode
@@ -48,14 +49,20 @@ class Listener(Protocol):
 
 
 class DocumentCache:
-    """The latest document of every node. ``refused``: nodes whose last document is unreadable, with the reason."""
+    """The latest document of every node.
+
+    ``refused``: nodes whose last document is unreadable, with the reason. ``publishers``: the nodes' publishers,
+    heard by this host's clock; None: one that does not publish its state.
+    """
 
     def __init__(self, listener: Listener | None = None, clock: Callable[[], float] = time.time) -> None:
         self.known = KnownNodes()
         self.refused: dict[str, str] = {}
+        self.publishers: dict[str, PublisherState | None] = {}
         self.is_synced = False
         self._listener, self._clock = listener, clock
         self._made: dict[str, float] = {}
+        self._said: dict[str, float] = {}
 
     def put(self, node: str, read: Callable[[], NodeDocument]) -> None:
         """Accept a document. An unreadable one is refused; the previous one stays and grows stale."""
@@ -83,6 +90,18 @@ class DocumentCache:
         if self._listener is not None:
             self._listener.hold(node, slots)
 
+    def hear(self, node: str, state: PublisherState | None) -> None:
+        """Note what a node's publisher says of itself."""
+        before = self.publishers.get(node)
+        if state is not None:
+            said_s, now_s = state.heard_unix_s, self._clock()
+            heard_s = now_s if before is not None or self.is_synced else min(said_s, now_s)
+            if before is not None and self._said.get(node) == said_s:  # something else changed in the object
+                heard_s = before.heard_unix_s
+            self._said[node] = said_s
+            state = replace(state, heard_unix_s=heard_s)
+        self.publishers[node] = state
+
     def _arrived(self, node: str, document: NodeDocument) -> NodeDocument | None:
         """The document with its time of arrival; None if it is already known."""
         before, now_s = self._made.get(node), self._clock()
@@ -100,14 +119,16 @@ class DocumentCache:
     def forget(self, node: str) -> None:
         """Remove a node."""
         self._made.pop(node, None)
+        self._said.pop(node, None)
         self.refused.pop(node, None)
+        self.publishers.pop(node, None)
         self.known.forget(node)
         if self._listener is not None:
             self._listener.forget(node)
 
     def keep_only(self, nodes: Mapping[str, Any] | set[str]) -> None:
         """Remove all nodes but these; from now on ages count from arrival."""
-        for node in [each for each in self.known.documents if each not in nodes]:
+        for node in [each for each in {**self.known.documents, **self.publishers} if each not in nodes]:
             self.forget(node)
         self.is_synced = True
 
@@ -119,6 +140,7 @@ async def follow_profiles(client: ApiClient, cache: DocumentCache) -> None:
         node = profile["metadata"]["name"]
         cache.put(node, lambda: published_document(profile))
         cache.hold(node, slots_of(profile))
+        cache.hear(node, publisher_of(profile))
 
     def replaced(profiles: list[Any]) -> None:
         for profile in profiles:

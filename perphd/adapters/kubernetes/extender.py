@@ -35,6 +35,7 @@ from perphd.cluster.extender import (
     preempted,
     priority_answer,
 )
+from perphd.cluster.publisher_state import PublisherState
 from perphd.domain.decision import Health
 from perphd.domain.wire import encode, json_of
 
@@ -199,6 +200,9 @@ class ExtenderServer:
             "synced": self._cache.is_synced,
             "calls": calls,
             "nodes": nodes,
+            "publishers": [
+                _publisher(name, each, now_s) for name, each in sorted(self._cache.publishers.items())
+            ],
             "refused": self._cache.refused,
             "problems": [self._recorder.problem]
             if self._recorder is not None and self._recorder.problem
@@ -218,6 +222,20 @@ class ExtenderServer:
         if self._cache.is_synced:
             return web.Response(text="ok")
         return web.Response(text="the nodes' documents are not read yet", status=503)
+
+
+def _publisher(name: str, state: PublisherState | None, now_s: float) -> Mapping[str, Any]:
+    """A publisher's row in the fleet view."""
+    if state is None:
+        return {"node": name, "version": "", "age_s": None, "silent": False, "problem": "", "problem_s": None}
+    return {
+        "node": name,
+        "version": state.version,
+        "age_s": now_s - state.heard_unix_s,
+        "silent": state.is_silent(now_s),
+        "problem": state.problem,
+        "problem_s": state.problem_s + now_s - state.heard_unix_s if state.problem else None,
+    }
 
 
 def _row(name: str, document: NodeDocument, now_s: float) -> Mapping[str, Any]:

@@ -12,12 +12,16 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from perphd import __version__
+from perphd.adapters.backoff import MOST_PAUSE_S
 from perphd.adapters.kubernetes.client import (
     JSON_PATCH,
+    MERGE,
     STRATEGIC,
     ApiClient,
     ApiError,
@@ -34,6 +38,7 @@ from perphd.adapters.rounds import repeat
 from perphd.cluster.asking import COPPER_CPU, COPPER_MEMORY, ExtenderError, quantity
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.publication import Condition, Kept, Level, Notice, Publication, decided
+from perphd.cluster.publisher_state import KEY, PublisherState
 from perphd.cluster.slots import Slot, slots_of, without
 from perphd.domain.reading import Unavailable
 from perphd.domain.wire import encode
@@ -85,6 +90,7 @@ class Publisher:
         self._is_blind = False
         self._pods_file, self._written = pods_file, -1
         self._holds, self._metrics = holds, metrics or PublisherMetrics()
+        self._problem, self._problem_unix_s = "", 0.0
 
     async def run(self) -> None:
         """Publish every ``period_s`` seconds until cancelled; retry failures with exponential backoff."""
@@ -98,8 +104,11 @@ class Publisher:
         """
         try:
             await self._round()
-        except ApiError:
+        except ApiError as exc:
             self._metrics.rounds["failed"] += 1
+            self._note(str(exc))
+            with suppress(ApiError):  # without an API server, the state's age says it
+                await self._publish_state()
             raise
         self._metrics.rounds["published"] += 1
         self._metrics.published_unix_s = self._clock()
@@ -124,6 +133,27 @@ class Publisher:
         await self._deliver(node)
         if self._evictor is not None:
             await self._evictor.look(look, at)
+        problem = f"perphd does not answer: {look.reason}" if isinstance(look, Unavailable) else ""
+        if problem != self._problem:
+            self._note(problem)
+            await self._publish_state()
+
+    def _note(self, problem: str) -> None:
+        """Keep the problem of the last whole round, and since when it has lasted."""
+        if problem != self._problem:
+            self._problem, self._problem_unix_s = problem, self._clock() if problem else 0.0
+
+    def _state(self) -> dict[str, Any]:
+        """This publisher's state, as a part of the NodeProfile's status."""
+        pause_s = max(self.period_s, MOST_PAUSE_S) if self._problem else self.period_s
+        now_s = self._clock()
+        problem_s = max(0.0, now_s - self._problem_unix_s) if self._problem else 0.0
+        state = PublisherState(__version__, now_s, _TTL_PERIODS * pause_s, self._problem, problem_s)
+        return {KEY: state.as_status()}
+
+    async def _publish_state(self) -> None:
+        path = f"{PROFILES}/{self._node}/status"
+        await self._client.patch(path, {"status": self._state()}, MERGE)
 
     def _write_pods(self) -> None:
         """Replace the file of pods atomically if they changed; a failed write is retried in the next round."""
@@ -208,10 +238,12 @@ class Publisher:
         except Missing:
             profile = await self._created(node)
         if not isinstance(look, Unavailable):
-            status = _status(look, publication, max(look.ttl_s, _TTL_PERIODS * self.period_s))
+            status = _status(look, publication, max(look.ttl_s, _TTL_PERIODS * self.period_s)) | self._state()
             # A merge patch would keep old keys and interpret null as "delete".
             patch = [{"op": "add", "path": "/status", "value": status}]
             profile = await self._client.patch(f"{path}/status", patch, JSON_PATCH)
+        else:
+            await self._publish_state()
         slots = slots_of(profile)
         over = self._pods.over(slots)
         patch = without(profile, lambda slot: slot.uid in over)
