@@ -62,7 +62,7 @@ def _two(cores: float) -> str:
 
 def _names(account: HostAccount) -> str:
     shown = [item for item in account.undeclared if _is_worth_naming(item, account.cpu)][:NAMED]
-    return ", ".join(f"{group_name(g.group)} {_two(g.cpu_cores)}" for g in shown)
+    return ", ".join(f"{g.name or group_name(g.group)} {_two(g.cpu_cores)}" for g in shown)
 
 
 def _is_worth_naming(item: GroupUse, cpu: CpuAccount) -> bool:

@@ -15,12 +15,16 @@ NO_GROUP: Final = "/"
 
 @dataclass(frozen=True, slots=True)
 class GroupUse:
-    """Use of one undeclared control group, including its descendants that are not listed themselves."""
+    """Use of one undeclared control group, including its descendants that are not listed themselves.
+
+    ``name``: ``namespace/pod`` of a pod, or its container's name; empty for other groups.
+    """
 
     group: str
     cpu_cores: float
     memory_bytes: Reading = NOT_MEASURED
     io_bytes_per_s: Reading = NOT_MEASURED
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, value_or
 from perphd.domain.sample import Sample
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.hierarchy import Hierarchies
+from perphd.host.containers import UNKNOWN_POD, ContainerNames
 from perphd.host.disk_use import read_disks
 from perphd.host.fs import KernelFile, KernelFs
 from perphd.monitor.host_cpu import CpuTimes, divide
@@ -31,7 +32,7 @@ SHOWN: Final = 16
 LEAST_CORES: Final = 0.005
 """CPU use, in cores, below which a group is not named."""
 DETAILED: Final = 6
-"""Number of named groups whose memory and disk use is read."""
+"""Number of named groups whose memory, disk use and names of pods are read."""
 KERNEL_THREAD: Final = 0x00200000
 """PF_KTHREAD among the flags in /proc/PID/stat. Reading a command line may wait for the process's memory lock."""
 MOST_PROCESSES: Final = 512
@@ -187,23 +188,32 @@ class _HostPressure:
 
 
 class _Details:
-    """Memory and disk use of the largest undeclared groups, read every few seconds."""
+    """Memory and disk use of the largest undeclared groups, and their pods' names, read every few seconds."""
 
     def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
         self._fs = fs
         self._memory, self._io = hierarchies.of("memory"), hierarchies.of("io")
         self._meters: dict[str, BlockIo] = {}
-        self._held: dict[str, tuple[Reading, Reading]] = {}
+        self._held: dict[str, tuple[Reading, Reading, str]] = {}
         self._read_s: float | None = None
 
-    def read(self, now_s: float, groups: Sequence[str]) -> Mapping[str, tuple[Reading, Reading]]:
-        """Last readings by group: bytes of memory, and bytes per second of disk traffic."""
+    def read(self, now_s: float, groups: Sequence[str]) -> Mapping[str, tuple[Reading, Reading, str]]:
+        """Last readings by group: bytes of memory, bytes per second of disk traffic, and the name of its pod."""
         if not _is_due(self._read_s, now_s, TOTALS_S):
             return self._held
         self._read_s = now_s
         self._meters = {group: self._meters.get(group) or self._meter() for group in groups}
-        self._held = {group: (self._memory_of(group, now_s), self._io_of(group, now_s)) for group in groups}
+        names = ContainerNames(self._fs)
+        self._held = {
+            group: (self._memory_of(group, now_s), self._io_of(group, now_s), self._name_of(group, names))
+            for group in groups
+        }
         return self._held
+
+    def _name_of(self, group: str, names: ContainerNames) -> str:
+        """The name of a pod or container; files are read only until it is known."""
+        known = self._held[group][2] if group in self._held else UNKNOWN_POD
+        return names.label(group) if known.startswith(UNKNOWN_POD) else known
 
     def _meter(self) -> BlockIo:
         return BlockIo.v2() if self._io is None or self._io.version == 2 else BlockIo.v1()

@@ -44,7 +44,7 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     for name in NAMES:
         # The programs are not installed where the tests run; everything else is checked as shipped.
         (tmp_path / name).write_text(
-            re.sub(r"/usr/bin/perph(d(-yarn)?|ctl)\b", "/bin/true", (UNITS / name).read_text())
+            re.sub(r"/usr/bin/perph(d(-yarn|-slurm)?|ctl)\b", "/bin/true", (UNITS / name).read_text())
         )
     done = subprocess.run(
         [verify, "verify", "--man=no", *(str(tmp_path / name) for name in NAMES)],

@@ -126,6 +126,16 @@ class Tree:
         usage_us = int(self.used[path] * 1e6)
         (self.top / path[1:] / "cpu.stat").write_text(f"usage_usec {usage_us}\nuser_usec 0\nsystem_usec 0\n")
 
+    def spend(self, use: dict[str, float]) -> None:
+        """Add CPU seconds to leaves and the groups above them."""
+        for leaf, amount in use.items():
+            path = leaf
+            while path:
+                if path in self.used:
+                    self.used[path] += amount
+                    self._write(path)
+                path = path.rpartition("/")[0]
+
     def run(
         self, use: dict[str, float], declared: dict[str, float] | None = None, seconds: int = 1
     ) -> dict[str, float]:
@@ -133,13 +143,7 @@ class Tree:
         found: dict[str, float] = {}
         for _ in range(seconds):
             self.now_s += 1.0
-            for leaf, amount in use.items():
-                path = leaf
-                while path:
-                    if path in self.used:
-                        self.used[path] += amount
-                        self._write(path)
-                    path = path.rpartition("/")[0]
+            self.spend(use)
             known = declared or {}
             undeclared_use = sum(use.values()) - sum(known.values())
             found = self.reader.read(self.now_s, known, undeclared_use, 8.0)
@@ -240,14 +244,44 @@ def test_time_of_no_group_is_the_kernels_if_only_kernel_threads_are_in_none(
     assert (account.cpu.kernel, account.cpu.undeclared) == ((3.0, 0.0) if is_kernel else (0.0, 3.0))
 
 
+def test_undeclared_pods_and_containers_have_names(tree: Tree) -> None:
+    uid, container = "0a1b2c3d-0000-1111-2222-333344445555", "0f" * 32
+    pod, docker = f"/kubepods/burstable/pod{uid}", f"/docker/{container}"
+    for path in ("/kubepods", "/kubepods/burstable", pod, "/docker", docker, "/hog"):
+        tree.make(path)
+    root = tree.top.parents[2]
+    config = root / f"var/lib/docker/containers/{container}/config.v2.json"
+    config.parent.mkdir(parents=True)
+    config.write_text('{"Name": "/web"}')
+    accounts = HostAccounts(tree.fs, discover(tree.fs))
+    seen = CpuTimes(8, 300.0, 0.0, 0.0, 500.0)
+
+    def named(seconds: int) -> dict[str, str]:
+        account = None
+        for _ in range(seconds):
+            tree.now_s += 1.0
+            tree.spend({pod: 1.0, docker: 1.0, "/hog": 1.0})
+            account = accounts.read(tree.now_s, seen, [], {})
+        assert account is not None
+        return {item.group: item.name for item in account.undeclared if item.group != NO_GROUP}
+
+    assert named(int(LOOK_S) + 10) == {pod: f"pod {uid}", docker: "web", "/hog": ""}
+    (root / f"var/log/pods/shop_db-0_{uid}").mkdir(parents=True)
+    assert named(6)[pod] == "shop/db-0"
+    config.unlink()
+    assert named(6) == {pod: "shop/db-0", docker: "web", "/hog": ""}
+    accounts.close()
+
+
 def test_the_line_names_what_uses_most(tmp_path: Path) -> None:
     cpu = CpuAccount(2.0, 0.4, 0.0, 1.3, 0.1, 0.0, 0.2)
     undeclared_use = (GroupUse("/hogs", 1.1), GroupUse(NO_GROUP, 0.199), GroupUse("/x", 0.001))
-    lines = host_lines(HostAccount(5.0, 1.0, cpu, undeclared_use, cpu_some_pct=34.0))
+    pod = GroupUse("/kubepods.slice/kubepods-pod0a1b.slice", 0.1, name="shop/web-0")
+    lines = host_lines(HostAccount(5.0, 1.0, cpu, (*undeclared_use, pod), cpu_some_pct=34.0))
     assert all(len(line) <= 80 for line in lines)
     line = "\n".join(lines)
     assert "1.8 of 2 CPUs busy" in line
-    assert "undeclared: /hogs 1.1, processes in no group 0.2" in line
+    assert "undeclared: /hogs 1.1, processes in no group 0.2, shop/web-0 0.1" in line
     assert "wait for CPU 34%" in line
     assert "memory" not in line  # not measured
 

@@ -78,6 +78,15 @@ class KubeletVm:
         self.sh("systemctl restart containerd")
         self.sh("for each in /root/images/*.tar; do ctr -n k8s.io images import $each || exit 1; done")
         self.sh("systemctl daemon-reload && systemctl start kubelet")
+        self._await_ready()
+
+    def set_options(self, options: dict[str, Any]) -> None:
+        """Restart kubelet with these further keys of KubeletConfiguration."""
+        self._options |= options
+        self.sh(f"cat > {_FOLDER}/config.yaml && systemctl restart kubelet", self._configuration().encode())
+        self._await_ready()
+
+    def _await_ready(self) -> None:
         ends = time.monotonic() + READY_S
         while not self._is_ready():
             if time.monotonic() > ends:
@@ -115,7 +124,6 @@ class KubeletVm:
     def _files(self) -> bytes:
         """The machine's files, as an archive that is unpacked at its root."""
         loopback = {"cniVersion": "0.4.0", "name": "lo", "plugins": [{"type": "loopback"}]}
-        options = {"cgroupDriver": self._driver, **self._options}
         texts = {
             "etc/containerd/config.toml": _CONTAINERD.format(systemd=str(self._driver == "systemd").lower()),
             # Pods use the machine's network; kubelet only wants to see a configuration.
@@ -123,9 +131,7 @@ class KubeletVm:
             "etc/systemd/system/kubelet.service": _UNIT.format(
                 folder=_FOLDER, name=self.name, address=_ADDRESS
             ),
-            f"{_FOLDER}/config.yaml": json.dumps(
-                kubelet_configuration(_SOCKET, f"{_FOLDER}/ca.crt", options)
-            ),
+            f"{_FOLDER}/config.yaml": self._configuration(),
             f"{_FOLDER}/kubeconfig": self._plane.kubeconfig.read_text(),
             f"{_FOLDER}/ca.crt": self._plane.ca_file.read_text(),
         }
@@ -139,6 +145,10 @@ class KubeletVm:
                 tar.add(archive, f"root/images/{archive.name}")
             tar.add(self._kubelet, "usr/local/bin/kubelet")
         return packed.getvalue()
+
+    def _configuration(self) -> str:
+        options = {"cgroupDriver": self._driver, **self._options}
+        return json.dumps(kubelet_configuration(_SOCKET, f"{_FOLDER}/ca.crt", options))
 
     def _is_ready(self) -> bool:
         path = "{.status.conditions[?(@.type=='Ready')].status}"

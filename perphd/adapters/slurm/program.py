@@ -24,7 +24,12 @@ PERIOD_S: Final = 10.0
 JOB_TIMEOUT_S: Final = 5.0
 """Slurm waits for its prolog."""
 _log: Final = logging.getLogger("perphd.slurm")
-_node_option = click.option("--node", required=True, help="The node's name in Slurm.")
+_node_option = click.option(
+    "--node",
+    envvar="PERPHD_SLURM_NODE",
+    required=True,
+    help="The node's name in Slurm [environment: PERPHD_SLURM_NODE].",
+)
 
 
 _socket_option = click.option(
