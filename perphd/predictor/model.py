@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from perphd.domain.policy import Band, ModelContext
 from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.signals import Performance, contended_ratio, performance
-from perphd.predictor import features
+from perphd.predictor import corrections, features
 from perphd.predictor.answer import Answer
 from perphd.predictor.boosted import Boosted, Correction
 from perphd.predictor.features import Covariates, cell_key
@@ -26,16 +26,13 @@ from perphd.predictor.physics import CpuGrants, Expected, Floats, expect
 from perphd.predictor.reference import Reference
 from perphd.predictor.residual import Residual
 from perphd.predictor.staged import Staged, rows_of
-from perphd.predictor.stages import COUNT
+from perphd.predictor.trial import OnTrial, Start
 
 WITNESSES = ("cpu_some_pct", "memory_some_pct", "io_some_pct")
 """Readings whose undisturbed level is learned along with work and delay, to tell contention from low load."""
 COUNTED = ("cpi", "llc_mpki", "memory_stall_ratio", "llc_occupancy_bytes", "mbw_bytes_per_s")
 """Processor counters whose undisturbed level is learned."""
 
-_SCALES = np.array([0.4, 0.45, 0.5, 0.35, 0.6, 0.4, 0.4])
-_WORK_SD, _DELAY_SD = 0.2, 0.35
-"""Standard deviations of the prior (log units)."""
 _UNFIT = (Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RESTARTED, Quality.SETTLING, Quality.SLI_MISSING,
           Quality.BETWEEN)  # fmt: skip
 CLOSED_ELASTICITY = 0.3
@@ -96,9 +93,9 @@ class LraModel:
         self.learner: Learner | Ablated = learner or DEFAULT_LEARNER
         self.work_gate, self.delay_gate = Gate(gate_mape), Gate(gate_mape)
         self._reference = Reference()
-        self._work = _correction(self.learner, _WORK_SD, 0.06, +1)
-        self._delay = _correction(self.learner, _DELAY_SD, 0.15, -1)
-        self._batch = _correction("residual", 0.3, 0.15, +1)
+        self._work = corrections.for_channel(self.learner, "work")
+        self._delay = corrections.for_channel(self.learner, "delay")
+        self._batch = corrections.correction("residual", 0.3, 0.15, +1)
         self._around = Covariates()
         self._asked: _Question | None = None
         self._elasticity: float | None = None
@@ -153,16 +150,18 @@ class LraModel:
         made = cls(learner, gate_mape)
         made._now_s = now_s
         made._reference = Reference.from_state(state.reference, elapsed_s)
-        for correction, known in (
+        made._work = corrections.stages_of("work") if state.work.told else made._work
+        made._delay = corrections.stages_of("delay") if state.delay.told else made._delay
+        for learned, known in (
             (made._work, state.work),
             (made._delay, state.delay),
             (made._batch, state.batch),
         ):
-            correction.restore(known, now_s, elapsed_s)
-            if isinstance(correction, Boosted) and known.boosted is None and known.staged is not None:
+            learned.restore(known, now_s, elapsed_s)
+            if isinstance(learned, Boosted) and known.boosted is None and known.staged is not None:
                 x, _, y = rows_of(known.staged)
                 if len(y):
-                    correction.begin(x, y)
+                    learned.begin(x, y)
         made.work_gate.restore(state.work_error, state.work_advises)
         made.delay_gate.restore(state.delay_error, state.delay_advises)
         made._elasticity = state.elasticity
@@ -181,17 +180,32 @@ class LraModel:
         """
         if isinstance(self._work, Residual):
             known = self._work.to_state(self._now_s)
-            self._work = Staged(_SCALES, _WORK_SD, 0.06, +1)
+            self._work = Staged(corrections.SCALES, corrections.WORK_SD, 0.06, +1)
             self._work.restore(known, self._now_s)
         self.begin_channel("work", x, prior, y)
 
     def begin_channel(self, channel: str, x: Floats, prior: Floats, y: Floats) -> None:
         """Start the channel ``work`` or ``delay`` from a profile."""
-        correction = self._work if channel == "work" else self._delay
-        if isinstance(correction, Staged):
-            correction.begin(x, prior, y)
-        elif isinstance(correction, Boosted):
-            correction.begin(x, y)
+        learned = self._work if channel == "work" else self._delay
+        if isinstance(learned, Staged):
+            learned.begin(x, prior, y)
+        elif isinstance(learned, Boosted):
+            learned.begin(x, y)
+
+    def begin_told(self, work: Start, delay: Start | None) -> bool:
+        """Start from other hosts' estimates, on trial; False if samples beside batch are already known."""
+        if self._work.cells or isinstance(self._work, OnTrial):
+            return False
+        self._work = corrections.told(self._work, "work", work)
+        if delay is not None:
+            self._delay = corrections.told(self._delay, "delay", delay)
+        return True
+
+    @property
+    def trials(self) -> Mapping[str, bool]:
+        """By channel on trial: True while the start from other hosts is not worse than learning alone."""
+        each = (("work", self._work), ("delay", self._delay))
+        return {channel: learned.keeps for channel, learned in each if isinstance(learned, OnTrial)}
 
     def doubt(self) -> None:
         """Treat present knowledge as a weak prior, because a new version of the application runs.
@@ -199,8 +213,8 @@ class LraModel:
         Bands widen, and new samples outweigh remembered ones. ``samples`` restarts from 0.
         """
         self._reference.doubt()
-        for correction in (self._work, self._delay, self._batch):
-            correction.doubt()
+        for learned in (self._work, self._delay, self._batch):
+            learned.doubt()
         self.work_gate, self.delay_gate = self.work_gate.reset(), self.delay_gate.reset()
         self.samples = 0
         self.skipped.clear()
@@ -212,21 +226,21 @@ class LraModel:
 
         Each job is returned once, until ``offer`` brings its result.
         """
-        for channel, correction in self._boosted():
-            if correction.rebuild_due:
-                return channel, correction.rebuild_job()
+        for channel, learned in self._boosted():
+            if learned.rebuild_due:
+                return channel, learned.rebuild_job()
         return None
 
     def offer(self, channel: str, rebuilt: Rebuilt | None) -> None:
         """Put rebuilt trees on trial beside the present ones; None: the rebuild failed."""
-        for name, correction in self._boosted():
+        for name, learned in self._boosted():
             if name == channel:
-                correction.offer(rebuilt)
+                learned.offer(rebuilt)
 
     def _boosted(self) -> Iterator[tuple[str, Boosted]]:
-        for channel, correction in (("work", self._work), ("delay", self._delay), ("batch", self._batch)):
-            if isinstance(correction, Boosted):
-                yield channel, correction
+        for channel, learned in (("work", self._work), ("delay", self._delay), ("batch", self._batch)):
+            if isinstance(learned, Boosted):
+                yield channel, learned
 
     @property
     def work_correction(self) -> Correction:
@@ -336,8 +350,8 @@ class LraModel:
         at_s = seen.sample.at_s
         residual = math.log(work_ratio) - math.log(prior.work[0])
         if seen.count > 1 and available(events := seen.sample.work_events) and events > 0:
-            for correction in (self._work, self._delay):
-                correction.noise_at_least(min(1.0 / math.sqrt(events), 0.5))
+            for learned in (self._work, self._delay):
+                learned.noise_at_least(min(1.0 / math.sqrt(events), 0.5))
         clipped = self._work.clipped
         self.work_gate.update(self._work.update(key, x[0], residual, at_s, math.log(prior.work[0])))
         if self._work.clipped > clipped:
@@ -346,6 +360,7 @@ class LraModel:
             expected_log = math.log(prior.delay[0])
             missed = self._delay.update(key, x[0], math.log(delay_ratio) - expected_log, at_s, expected_log)
             self.delay_gate.update(missed)
+        self._work, self._delay = corrections.settled(self._work), corrections.settled(self._delay)
         if available(seen.batch_cores):
             got, expected = (
                 max(seen.batch_cores, _LEAST_CORES),
@@ -415,7 +430,7 @@ class LraModel:
         cores.
         """
         asked = self._question(_as_seen(allocations), context)
-        answer = self._answer(self._work, asked.prior.work, asked, self.work_gate, _WORK_SD).at_most(
+        answer = self._answer(self._work, asked.prior.work, asked, self.work_gate, corrections.WORK_SD).at_most(
             _MOST_WORK
         )
         if not isinstance(self._work, Staged):
@@ -425,7 +440,7 @@ class LraModel:
     def predict_delay(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Delay relative to the reference; never rises where work never falls."""
         asked = self._question(_as_seen(allocations), context)
-        return self._answer(self._delay, asked.prior.delay, asked, self.delay_gate, _DELAY_SD).bands()
+        return self._answer(self._delay, asked.prior.delay, asked, self.delay_gate, corrections.DELAY_SD).bands()
 
     def batch_cores(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Predicted CPU of batch in cores: what sharing leaves it, with the learned correction."""
@@ -482,17 +497,3 @@ def _as_seen(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
     return tuple(
         a if a.cpu.own_cores is None else replace(a, cpu=a.cpu.without_own_cores()) for a in allocations
     )
-
-
-_STAGES = {"staged": COUNT, "level": 1, "prior": 0}
-"""Number of stages in use, by learner."""
-
-
-def _correction(learner: Learner | Ablated, prior_sd: float, noise_sd: float, sign: int) -> Correction:
-    """A new correction. ``sign``: 1 if a larger value is better for the LRA, -1 if a smaller one is."""
-    if learner == "residual":
-        return Residual(_SCALES, prior_sd, noise_sd)
-    if learner == "ogbrt":
-        signs = features.WORK_SIGNS if sign > 0 else features.DELAY_SIGNS
-        return Boosted(_SCALES, prior_sd, noise_sd, signs)
-    return Staged(_SCALES, prior_sd, noise_sd, sign, _STAGES[learner])

@@ -21,11 +21,12 @@ from perphd.domain.allocation import IDLE, CpuGrant, Weight
 from perphd.domain.errors import PerphError
 
 FORMAT: Final = "perphd-model"
-VERSION: Final = 5
+VERSION: Final = 6
 """Version 2 added the boosted corrections (``BoostedState``); files of version 1 are read as models without any. 3
 added the application's version; older files count as of the running version. 4 added provisional references. 5 added
-the staged correction (``StagedState``); its stages learn from what older files remember."""
-READ_VERSIONS: Final = (1, 2, 3, 4, 5)
+the staged correction (``StagedState``); its stages learn from what older files remember. 6 added stages that started
+from other hosts' estimates."""
+READ_VERSIONS: Final = (1, 2, 3, 4, 5, 6)
 MAX_BYTES: Final = 1024 * 1024
 """Largest size of a model file."""
 FEATURES: Final = 7
@@ -219,6 +220,7 @@ class ResidualState:
 
     ``noise_var``: variance of one sample around its cell (log units). ``boosted``: its trees, if any. ``with_trees``,
     ``without_trees``: recent mean squared errors at new places with and without trees. ``staged``: its stages, if any.
+    ``told``: the stages started from other hosts' estimates and stay, whatever the learner.
     """
 
     noise_var: float = _number(1e-6, 10.0)
@@ -227,6 +229,7 @@ class ResidualState:
     with_trees: float = field(default=0.0, metadata={"low": 0.0, "high": 1e4})
     without_trees: float = field(default=0.0, metadata={"low": 0.0, "high": 1e4})
     staged: StagedState | None = None
+    told: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,9 @@ class Staged:
         prior_sd: uncertainty of the prior as a whole (log units).
         sign: 1 if more of the channel is better for the LRA, -1 if less is.
         count: number of stages in use, from the first: all, 1 (only the level) or 0 (nothing is learned).
+
+    Attributes:
+        told: it started from other hosts' estimates.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Staged:
         self._at_s: float | None = None
         self._signed: Floats | None = None
         self._kept: deque[Floats] = deque(maxlen=REMEMBERED)
+        self.told = False
 
     # -- beginning ------------------------------------------------------------------------------------------------
 
@@ -109,6 +113,18 @@ class Staged:
             self._var[0, :] = self._var[:, 0] = 0.0
             self._var[0, 0] = _PROFILE_LEVEL_SD**2
             self._signed = None
+
+    def begin_told(self, x: Floats, prior: Floats, y: Floats, noise_var: Floats) -> None:
+        """Start from other hosts' estimates: rows as in ``begin``, each with its variance (n,).
+
+        They are not samples of this host, so they are not remembered.
+        """
+        place = np.nan_to_num(x)
+        for row, label, var in zip(self._stages(place, prior), y, noise_var, strict=True):
+            self._fold(row, self._sign * float(label), float(var))
+        if self._count:
+            self._var[0, 0] += _PROFILE_LEVEL_SD**2
+        self.told = True
 
     def learn_rows(self, x: Floats, prior: Floats, y: Floats, noise_var: float) -> None:
         """Learn rows (n, D) with physics predictions ``prior`` (log, (n,)) and corrections (n,) of this variance."""
@@ -280,12 +296,13 @@ class Staged:
             priors=tuple(prior.tolist()),
             labels=tuple(y.tolist()),
         )
-        return ResidualState(places.noise_var, places.cells, None, staged=kept)
+        return ResidualState(places.noise_var, places.cells, None, staged=kept, told=self.told)
 
     def restore(self, state: ResidualState, now_s: float, elapsed_s: float = 0.0) -> None:
         """See ``Correction``. Learns from another learner's remembered samples and cells."""
         self._forget()
         self._places.restore(state, now_s, elapsed_s)
+        self.told = state.told
         kept = state.staged
         if not self._count:
             return

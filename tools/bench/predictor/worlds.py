@@ -66,9 +66,14 @@ class Shares:
 
     @classmethod
     def of(
-        cls, allocations: list[Allocation], context: ModelContext, fairness: float = 1.0, thrash: float = 0.7
+        cls,
+        allocations: list[Allocation],
+        context: ModelContext,
+        fairness: float = 1.0,
+        thrash: float = 0.7,
+        total: int = CORES,
     ) -> Shares:
-        """For these allocations."""
+        """For these allocations on a host of ``total`` cores."""
         grants = [a.cpu for a in allocations]
         batch = np.array([g.batch_cores for g in grants], dtype=np.float64)
         weight = np.array([g.weight_ratio for g in grants]) ** fairness
@@ -77,8 +82,8 @@ class Shares:
         throttle = np.array([a.mbw_pct for a in allocations]) / 100.0
         busy = np.minimum(context.batch_demand_cores / batch, 1.0)
         part = 1.0 - busy * weight / (1.0 + weight)
-        cores = np.where(alone, CORES - batch, CORES - batch + batch * part)
-        filled = batch * busy / CORES
+        cores = np.where(alone, total - batch, total - batch + batch * part)
+        filled = batch * busy / total
         ways = protected + (WAYS - protected) * (1.0 - thrash * filled)
         return cls(np.maximum(cores, 0.5), np.where(alone, 0.0, filled), ways, throttle * filled)
 
@@ -136,6 +141,7 @@ class DrawnWorld:
         serial, crosstalk: of the universal scalability law, on own cores.
         fairness, thrash: see ``Shares``.
         closed: clients wait for answers: every loss is a loss of work, not only one that is short of capacity.
+        total: cores of the host.
     """
 
     level: float
@@ -150,6 +156,7 @@ class DrawnWorld:
     fairness: float
     thrash: float
     closed: bool
+    total: int = CORES
 
     @classmethod
     def drawn(cls, rng: np.random.Generator, level: float = 0.0) -> DrawnWorld:
@@ -171,7 +178,7 @@ class DrawnWorld:
 
     def log_ratio(self, allocations: list[Allocation], context: ModelContext) -> Floats:
         """See ``World``."""
-        shares = Shares.of(allocations, context, self.fairness, self.thrash)
+        shares = Shares.of(allocations, context, self.fairness, self.thrash, self.total)
         gone = np.exp(-(shares.ways - 1.0) / self.cache_ways) - math.exp(-(WAYS - 1.0) / self.cache_ways)
         loss = self.cache_loss * gone / (1.0 - math.exp(-(WAYS - 1.0) / self.cache_ways))
         loss += self.bandwidth_loss * shares.bandwidth**self.bandwidth_power
@@ -179,7 +186,8 @@ class DrawnWorld:
         demand = context.lra_demand_cores
         capacity = self._speedup(shares.cores) * np.exp(-loss)
         found = (
-            self._served(demand / capacity) - self._served(demand / self._speedup(np.array([CORES * 1.0])))[0]
+            self._served(demand / capacity)
+            - self._served(demand / self._speedup(np.array([self.total * 1.0])))[0]
         )
         if self.closed:
             found = found - 0.7 * loss

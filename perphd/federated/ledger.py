@@ -1,0 +1,75 @@
+"""A set of contributions, at most one per contributor, with withdrawals. Merging is a union.
+
+The newest document of a contributor counts; a withdrawal hides all of its documents up to a generation. Both rules are
+maxima, so that ``merged`` commutes, is associative and idempotent, and hosts may exchange ledgers in any order and as
+often as they like. Without a contribution (or after its withdrawal) everything computed from a ledger is exactly as if
+it had never been there, because nothing else is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+import msgspec
+
+from perphd.federated.contribution import Contribution, Name
+
+EVERY_GENERATION: Final = 2**53
+"""A withdrawal up to here holds for later documents of the contributor too."""
+
+
+class Withdrawal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Documents of ``contributor`` up to generation ``through`` do not count."""
+
+    contributor: Name
+    through: Annotated[int, msgspec.Meta(ge=0, le=EVERY_GENERATION)] = EVERY_GENERATION
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Newest contribution, and greatest withdrawn generation, by contributor."""
+
+    contributions: Mapping[str, Contribution] = field(default_factory=dict)
+    withdrawn: Mapping[str, int] = field(default_factory=dict)
+
+    def counting(self) -> tuple[Contribution, ...]:
+        """Contributions that are not withdrawn, by name."""
+        return tuple(
+            each
+            for name, each in sorted(self.contributions.items())
+            if each.generation > self.withdrawn.get(name, -1)
+        )
+
+
+def of_documents(contributions: Iterable[Contribution], withdrawals: Iterable[Withdrawal] = ()) -> Ledger:
+    """The ledger of these documents, in any order."""
+    kept: dict[str, Contribution] = {}
+    for each in contributions:
+        kept[each.contributor] = _newer(kept.get(each.contributor, each), each)
+    hidden: dict[str, int] = {}
+    for withdrawal in withdrawals:
+        hidden[withdrawal.contributor] = max(withdrawal.through, hidden.get(withdrawal.contributor, -1))
+    return Ledger(kept, hidden)
+
+
+def merged(ledgers: Iterable[Ledger]) -> Ledger:
+    """The union of these ledgers."""
+    given = list(ledgers)
+    return of_documents(
+        (each for ledger in given for each in ledger.contributions.values()),
+        (Withdrawal(*item) for ledger in given for item in ledger.withdrawn.items()),
+    )
+
+
+def withdraw(ledger: Ledger, contributor: str, through: int = EVERY_GENERATION) -> Ledger:
+    """The ledger without what this contributor said up to a generation."""
+    return merged([ledger, Ledger({}, {contributor: through})])
+
+
+def _newer(one: Contribution, other: Contribution) -> Contribution:
+    """Of two documents of a contributor the later one; the text decides between two of one generation."""
+    if one.generation != other.generation:
+        return max(one, other, key=lambda each: each.generation)
+    return max(one, other, key=msgspec.json.encode)

@@ -1,0 +1,192 @@
+"""One estimate from many hosts' estimates, which no minority of them can move beyond what the others say.
+
+Problem. Estimates v_k of hosts k at one point, with evidence e_k and likeness l_k. Some are wrong, and some hosts lie
+about their evidence as well.
+
+Approach. Weights w_k = l_k e_k, clipped to the third largest, so that no host has more than a third. Sorted by value,
+the weights lie side by side on [0, 1]; the mean of the middle part [t, 1 - t] is the result:
+
+    t = max(TRIM, greatest share of one host)
+
+* One host never has a say beyond the others' range: its weight lies within the part that is cut off.
+* While hosts that lie have at most the share ``TRIM`` of the weight, the result is within the range of the honest ones.
+* With at least three hosts; fewer give no result, since two cannot outvote one.
+* At points where each host has one weight, results keep the order of the values: quantiles stay sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perphd.federated.contribution import Contribution, Statistic, Topic
+from perphd.federated.hardware import Hardware, distance, likeness
+from perphd.federated.ledger import Ledger
+
+Floats = NDArray[np.float64]
+
+TRIM: Final = 0.25
+"""Share of the weight that is cut off at each end."""
+QUORUM: Final = 3
+"""Hosts that must know a point."""
+OTHER_VERSION: Final = 0.5
+"""Distance added for another version of the application."""
+CLOCK_SLACK_S: Final = 3600.0
+"""A document dated further than this in the future does not count."""
+_TINY: Final = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """The host that asks. ``name``: its own documents do not count. ``expire_s``: age at which a document expires."""
+
+    name: str
+    hardware: Hardware
+    now_unix_s: float
+    expire_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A host whose statistic counts. ``share``: of the weight of all points together."""
+
+    contributor: str
+    generation: int
+    age_s: float
+    distance: float
+    version: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A host whose statistic does not count, and why."""
+
+    contributor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pooled:
+    """The estimates at n points. Where ``hosts`` is below ``QUORUM``, value, spread and evidence are 0.
+
+    ``value``, ``spread`` (half the width that contains two thirds of the weight), ``evidence`` (sum of the clipped
+    weights), ``hosts``: each (n,).
+    """
+
+    value: Floats
+    spread: Floats
+    evidence: Floats
+    hosts: NDArray[np.int64]
+    sources: tuple[Source, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def pool(
+    ledger: Ledger, topic: Topic, count: int, asking: Asking, counted_by: str = "", version: str = ""
+) -> Pooled:
+    """What the ledger's hosts say about ``topic`` at its ``count`` points, for the host that asks.
+
+    Args:
+        ledger: the contributions.
+        topic: subject and points.
+        count: number of points.
+        asking: see the class.
+        counted_by: SLI source of the asking host's application; only equal ones count.
+        version: of its application.
+    """
+    rows: list[tuple[Contribution, Statistic, float]] = []
+    left_out = []
+    for each in ledger.counting():
+        statistic = each.about(topic)
+        if statistic is None:
+            continue
+        apart = distance(each.hardware, asking.hardware)
+        if version and statistic.version and version != statistic.version:
+            apart += OTHER_VERSION
+        reason = _unfit(each, statistic, count, asking, counted_by, likeness(apart))
+        if reason:
+            left_out.append(LeftOut(each.contributor, reason))
+        else:
+            rows.append((each, statistic, apart))
+    left_out += [LeftOut(n, "withdrawn") for n in _hidden(ledger, topic)]
+    if not rows:
+        nothing = np.zeros(count)
+        return Pooled(nothing, nothing, nothing, np.zeros(count, dtype=np.int64), (), tuple(left_out))
+    values = np.array([statistic.values for _, statistic, _ in rows])
+    weights = np.array([np.array(s.evidence) * likeness(apart) for _, s, apart in rows])
+    value, spread, clipped = trimmed(values, weights)
+    total = max(float(clipped.sum()), _TINY)
+    sources = tuple(
+        Source(
+            each.contributor,
+            each.generation,
+            max(0.0, asking.now_unix_s - each.made_unix_s),
+            apart,
+            statistic.version,
+            float(clipped[row].sum()) / total,
+        )
+        for row, (each, statistic, apart) in enumerate(rows)
+    )
+    hosts = np.asarray((weights > 0).sum(axis=0), dtype=np.int64)
+    return Pooled(value, spread, clipped.sum(axis=0), hosts, sources, tuple(left_out))
+
+
+def trimmed(values: Floats, weights: Floats) -> tuple[Floats, Floats, Floats]:
+    """Trimmed weighted mean and spread of each column of ``values`` (k, n), and the weights that counted (k, n).
+
+    Columns with fewer than ``QUORUM`` positive weights have mean, spread and weights 0.
+    """
+    hosts = values.shape[0]
+    if hosts < QUORUM:
+        none = np.zeros(values.shape[1])
+        return none, none, np.zeros_like(weights)
+    third = np.sort(weights, axis=0)[-QUORUM]
+    clipped = np.minimum(weights, third)
+    total = np.maximum(clipped.sum(axis=0), _TINY)
+    order = np.argsort(values, axis=0, kind="stable")
+    sorted_values = np.take_along_axis(values, order, axis=0)
+    shares = np.take_along_axis(clipped, order, axis=0) / total
+    above = np.cumsum(shares, axis=0)
+    below = above - shares
+    cut = np.minimum(np.maximum(TRIM, shares.max(axis=0)), 0.5 - _TINY)
+    middle = np.maximum(np.minimum(above, 1.0 - cut) - np.maximum(below, cut), 0.0)
+    known = third > 0
+    kept = np.maximum(middle.sum(axis=0), _TINY)
+    mean = np.where(known, (middle * sorted_values).sum(axis=0) / kept, 0.0)
+    low, high = (_quantile(sorted_values, above, level) for level in (1 / 6, 5 / 6))
+    return mean, np.where(known, (high - low) / 2, 0.0), clipped
+
+
+def _quantile(sorted_values: Floats, above: Floats, level: float) -> Floats:
+    row = np.minimum((above < level).sum(axis=0), len(sorted_values) - 1)
+    return np.asarray(np.take_along_axis(sorted_values, row[None], axis=0)[0], dtype=np.float64)
+
+
+def _unfit(
+    each: Contribution, statistic: Statistic, count: int, asking: Asking, counted_by: str, alike: float
+) -> str:
+    if each.contributor == asking.name:
+        return "own"
+    if each.made_unix_s - asking.now_unix_s > CLOCK_SLACK_S:
+        return "dated in the future"
+    if asking.now_unix_s - each.made_unix_s > asking.expire_s:
+        return "expired"
+    if statistic.counted_by != counted_by:
+        return f"its work is counted by {statistic.counted_by or 'no SLI'}"
+    if len(statistic.values) != count:
+        return f"{len(statistic.values)} points instead of {count}"
+    return "" if alike > 0 else "unlike hardware"
+
+
+def _hidden(ledger: Ledger, topic: Topic) -> Sequence[str]:
+    counting = {each.contributor for each in ledger.counting()}
+    return [
+        name
+        for name, each in sorted(ledger.contributions.items())
+        if name not in counting and each.about(topic) is not None
+    ]

@@ -1,0 +1,181 @@
+"""What a Res-Perf model tells other hosts about an application, and how it starts from what they tell.
+
+Problem. Hosts sit at different places (allocations and loads), so that their samples do not meet, and samples must not
+leave a host. Their corrections of the physics prior do compare: they are relative to cores, load and reference.
+
+Approach. The cells of a model (local means and counts; a prior that came from other hosts is not in them) give the
+posterior of the stages, a linear regression with known prior. At fixed ``ANCHORS`` x it is reduced to what the cells
+alone say there, the prior divided out:
+
+    1 / v0 = prior precision of the correction at x,   1 / v = posterior precision,   mu = posterior mean
+    evidence  e = 1 / v - 1 / v0,        estimate  m = (mu / v) / e
+
+Gain and correction of the model are both in m. ``pooling`` turns the estimates of many hosts into one per anchor. A
+host starts from the anchors that enough hosts know, each drawn towards physics in proportion to the doubt left:
+
+    y(x) = m E / (E + 1 / v0),           E = sum of the hosts' evidence, weighted by likeness
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perphd.domain.policy import ModelContext
+from perphd.federated.contribution import Statistic, Topic
+from perphd.federated.ledger import Ledger
+from perphd.federated.pooling import QUORUM, Asking, Pooled, pool
+from perphd.predictor import features
+from perphd.predictor.features import FAINT_WEIGHT
+from perphd.predictor.persist import CellKey, CellState, ModelFile, ResidualState
+from perphd.predictor.physics import CpuGrants, expect
+from perphd.predictor.stages import SD, stages
+from perphd.predictor.trial import Start
+
+Floats = NDArray[np.float64]
+
+KIND: Final = "correction"
+CHANNELS: Final = ("work", "delay")
+ANCHORS: Final = 192
+POINTS: Final = f"anchors 1 of {ANCHORS}"
+"""Changes with the anchors or the stages: estimates at other points do not compare."""
+MOST: Final = 1.5
+"""Bound of a correction, log units."""
+LEAST_SAMPLES: Final = 30.0
+"""Effective samples beside batch from which a model contributes."""
+LEAST_ANCHORS: Final = 24
+"""Known anchors from which others' estimates are a start."""
+_REPEATED: Final = 5.0
+"""Anchors per coefficient of the stages: neighbouring anchors repeat each other, which their variance allows for."""
+_SCALE: Final[Mapping[str, float]] = {"work": 1.0, "delay": 0.35 / 0.2}
+"""Uncertainty of the prior against that of work, see ``model``."""
+_SIGN: Final[Mapping[str, int]] = {"work": 1, "delay": -1}
+_CELL_SD: Final = 0.02
+"""What stages cannot express at a cell (log units)."""
+_LEAST_NOISE: Final = 0.03
+_BEST_SD: Final = 0.03
+"""Least standard deviation of one host's estimate; more samples of the same host say no more than this."""
+_LEAST_SHARE: Final = 0.25
+"""Evidence, as a share of the prior's precision, below which an anchor counts as unknown to a host."""
+
+
+def contributed(file: ModelFile, threads_per_core: float) -> tuple[Statistic, ...]:
+    """What this model tells other hosts; nothing of a channel with too few samples."""
+    found = []
+    source = file.provenance
+    for channel in CHANNELS:
+        estimate = estimated(getattr(file.state, channel), channel, source.cores, threads_per_core)
+        if estimate is not None:
+            values, evidence = (tuple(float(f"{v:.4g}") for v in column.tolist()) for column in estimate)
+            topic = Topic(KIND, source.lra, channel, POINTS)
+            found.append(Statistic(topic, values, evidence, source.sli_source, source.app_version))
+    return tuple(found)
+
+
+def estimated(
+    state: ResidualState, channel: str, cores: int, threads_per_core: float
+) -> tuple[Floats, Floats] | None:
+    """Estimates at the anchors and their evidence, each (ANCHORS,), from a correction's cells; None: too few."""
+    cells = [cell for cell in state.cells if isinstance(cell.key, CellKey) and cell.count > 0]
+    if math.fsum(cell.count for cell in cells) < LEAST_SAMPLES:
+        return None
+    sign, sd = _SIGN[channel], SD * _SCALE[channel]
+    x = np.array([features.padded(cell.x) for cell in cells])
+    prior = np.array([_physics(cell, channel, threads_per_core) for cell in cells])
+    known = np.isfinite(x[:, : features.PLACE]).all(axis=1)
+    x, prior = x[known], prior[known]
+    y = np.clip(sign * np.array([cell.mean for cell in cells])[known], -MOST, MOST)
+    noise_var = max(state.noise_var, _LEAST_NOISE**2)
+    precision = 1.0 / (noise_var / np.array([cell.count for cell in cells])[known] + _CELL_SD**2)
+    rows = stages(x, sign * prior)
+    inverse = np.linalg.inv(np.diag(1.0 / sd**2) + (rows * precision[:, None]).T @ rows)
+    mean = inverse @ (rows.T @ (precision * y))
+    at, physics = anchors(cores, threads_per_core, channel)
+    asked = stages(at, sign * physics)
+    before = ((asked * sd) ** 2).sum(axis=1)
+    after = np.maximum(((asked @ inverse) * asked).sum(axis=1), 1e-9)
+    evidence = 1.0 / after - 1.0 / before
+    value = (asked @ mean) / after / np.maximum(evidence, 1e-9)
+    evidence = np.where(evidence * before >= _LEAST_SHARE, np.minimum(evidence, _BEST_SD**-2), 0.0)
+    return np.where(evidence > 0, np.clip(sign * value, -MOST, MOST), 0.0), evidence
+
+
+def pooled(
+    ledger: Ledger, lra: str, channel: str, asking: Asking, counted_by: str = "", version: str = ""
+) -> Pooled:
+    """What other hosts say about a channel of this application's model."""
+    return pool(ledger, Topic(KIND, lra, channel, POINTS), ANCHORS, asking, counted_by, version)
+
+
+def start(told: Pooled, channel: str, cores: int, threads_per_core: float) -> Start | None:
+    """The rows from which a model starts on a host of this shape; None if too little is known."""
+    known = (told.hosts >= QUORUM) & (told.evidence > 0)
+    if int(known.sum()) < LEAST_ANCHORS:
+        return None
+    x, prior = anchors(cores, threads_per_core, channel)
+    before = ((stages(x, _SIGN[channel] * prior) * SD * _SCALE[channel]) ** 2).sum(axis=1)
+    y = np.clip(told.value, -MOST, MOST) * told.evidence / (told.evidence + 1.0 / before)
+    noise_var = (told.spread**2 + _CELL_SD**2) * _REPEATED
+    return Start(x[known], prior[known], y[known], noise_var[known])
+
+
+def anchors(cores: int, threads_per_core: float, channel: str) -> tuple[Floats, Floats]:
+    """The anchors as rows of ``features.COLUMNS``, and what physics predicts there on a host of this shape (log).
+
+    A low-discrepancy sequence over share of the cores, weight, load of LRA and batch, ways and bandwidth; two fifths
+    with exclusive cores, a third each without protected ways or with all of the bandwidth.
+    """
+    u = _spread(ANCHORS, 7)
+    exclusive = u[:, 0] < 0.4
+    share = np.where(exclusive, 0.1 + 0.8 * u[:, 1], 0.1 + 0.9 * u[:, 1])
+    low, high = math.log10(FAINT_WEIGHT), math.log10(1.0 + FAINT_WEIGHT)
+    weight = np.where(exclusive, 1.0, 10.0 ** (low + (high - low) * u[:, 2]) - FAINT_WEIGHT)
+    load, batch = 0.1 + 0.8 * u[:, 3], np.minimum(0.25 + 1.25 * u[:, 4], 1.0)
+    rows = np.full((ANCHORS, len(features.COLUMNS)), np.nan)
+    rows[:, 0], rows[:, 1], rows[:, 2] = share, np.log10(weight + FAINT_WEIGHT), exclusive
+    rows[:, 3], rows[:, 4] = load, batch
+    rows[:, 5] = np.where(u[:, 5] < 1 / 3, 0.0, np.rint(18 * (u[:, 5] - 1 / 3))) / 20.0
+    rows[:, 6] = np.where(u[:, 6] < 1 / 3, 1.0, 0.1 + 0.9 * (u[:, 6] - 1 / 3) * 1.5)
+    rows[:, features.PLACE] = 0.0
+    prior = np.empty(ANCHORS)
+    for i in range(ANCHORS):
+        grant = CpuGrants(
+            np.array([float(cores)]), share[i : i + 1] * cores, weight[i : i + 1], exclusive[i : i + 1]
+        )
+        context = ModelContext(load[i] * cores, batch[i] * cores, float(cores), 0.0, threads_per_core)
+        prior[i] = _expected(grant, context, channel)
+    return rows, prior
+
+
+def _physics(cell: CellState, channel: str, threads_per_core: float) -> float:
+    key = cell.key
+    assert isinstance(key, CellKey)
+    grant, total = key.grant, float(key.total_cores)
+    columns = CpuGrants(
+        np.array([total]),
+        np.array([float(grant.batch_cores)]),
+        np.array([grant.weight_ratio]),
+        np.array([grant.exclusive]),
+    )
+    x = features.padded(cell.x)
+    load, batch, other = (float(v) if math.isfinite(v) else 0.0 for v in (x[3], x[4], x[features.PLACE]))
+    context = ModelContext(load * total, batch * total, total, other * total, threads_per_core)
+    return _expected(columns, context, channel)
+
+
+def _expected(grant: CpuGrants, context: ModelContext, channel: str) -> float:
+    found = expect(grant, context)
+    return math.log(max(float((found.work if channel == "work" else found.delay)[0]), 1e-3))
+
+
+def _spread(count: int, dimensions: int) -> Floats:
+    """The additive recurrence of the generalised golden ratio, see ``profile.lattice``; (count, dimensions)."""
+    root = 2.0
+    for _ in range(64):
+        root = (1.0 + root) ** (1.0 / (dimensions + 1))
+    steps = root ** -np.arange(1.0, dimensions + 1)
+    return np.asarray((0.5 + np.arange(1, count + 1)[:, None] * steps) % 1.0, dtype=np.float64)

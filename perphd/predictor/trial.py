@@ -1,0 +1,125 @@
+"""A correction that started from other hosts' estimates, beside one that learns alone: the better one answers.
+
+Both learn every sample. Their squared errors one step ahead are summed, clipped so that one outlier decides nothing.
+The start from other hosts answers first, until it has done worse by more than chance; after ``LENGTH`` samples the
+winner stays and the other is dropped. Hosts that only seem alike can thus cost a few samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perphd.predictor.boosted import Correction
+from perphd.predictor.persist import ResidualState
+
+Floats = NDArray[np.float64]
+
+LENGTH: Final = 48
+"""Samples of the trial; fewer than those before the first rebuild of trees."""
+CREDIT: Final = 4.0
+"""Squared errors, in units of a sample's noise variance, by which the start may be worse before it is left."""
+_NOISE_SD: Final = 0.05
+_MOST_SDS: Final = 4.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """Rows from which a channel starts.
+
+    Features (n, D), physics predictions (log, (n,)), corrections (n,), and the variance of each (n,).
+    """
+
+    x: Floats
+    prior: Floats
+    y: Floats
+    noise_var: Floats
+
+
+class OnTrial:
+    """The ``Correction`` described in the module.
+
+    Args:
+        told: started from other hosts' estimates.
+        alone: started from physics.
+    """
+
+    def __init__(self, told: Correction, alone: Correction) -> None:
+        self._told, self._alone = told, alone
+        self._excess = 0.0
+        self.seen = 0
+
+    @property
+    def acting(self) -> Correction:
+        """The correction that answers."""
+        return self._told if self.keeps else self._alone
+
+    @property
+    def keeps(self) -> bool:
+        """True while the start from other hosts is not worse than learning alone."""
+        return self._excess <= CREDIT
+
+    @property
+    def is_over(self) -> bool:
+        """True if ``acting`` should replace this."""
+        return self.seen >= LENGTH
+
+    def update(self, key: Hashable, x: Floats, residual: float, at_s: float, prior: float = 0.0) -> float:
+        """See ``Correction``."""
+        keeps = self.keeps
+        told, alone = (self._error(each, x, residual, at_s, prior) for each in (self._told, self._alone))
+        self._excess += told - alone
+        self.seen += 1
+        missed = (
+            self._told.update(key, x, residual, at_s, prior),
+            self._alone.update(key, x, residual, at_s, prior),
+        )
+        return missed[0] if keeps else missed[1]
+
+    def noise_at_least(self, sd: float) -> None:
+        """See ``Correction``."""
+        self._told.noise_at_least(sd)
+        self._alone.noise_at_least(sd)
+
+    def predict(self, x: Floats, at_s: float, prior: Floats | None = None) -> tuple[Floats, Floats, Floats]:
+        """See ``Correction``."""
+        return self.acting.predict(x, at_s, prior)
+
+    def doubt(self) -> None:
+        """See ``Correction``."""
+        self._told.doubt()
+        self._alone.doubt()
+
+    def to_state(self, now_s: float) -> ResidualState:
+        """See ``Correction``; of the one that answers."""
+        return self.acting.to_state(now_s)
+
+    def restore(self, state: ResidualState, now_s: float, elapsed_s: float = 0.0) -> None:
+        """See ``Correction``; both get the state."""
+        self._told.restore(state, now_s, elapsed_s)
+        self._alone.restore(state, now_s, elapsed_s)
+
+    @property
+    def cells(self) -> int:
+        """See ``Correction``."""
+        return self.acting.cells
+
+    @property
+    def alarms(self) -> int:
+        """See ``Correction``."""
+        return self.acting.alarms
+
+    @property
+    def clipped(self) -> int:
+        """See ``Correction``."""
+        return self.acting.clipped
+
+    @staticmethod
+    def _error(each: Correction, x: Floats, residual: float, at_s: float, prior: float) -> float:
+        mean, _, _ = each.predict(x[None], at_s, np.array([prior]))
+        off = (residual - float(mean[0])) / _NOISE_SD
+        return min(off * off, _MOST_SDS**2)
