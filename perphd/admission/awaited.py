@@ -1,8 +1,8 @@
 """Cache and bandwidth settings that were decided but are not yet written.
 
 The write is slow, or another program holds resctrl's lock. Such settings are neither in force nor refused. They stay
-wanted, nothing further of their kind is requested, and they are not evaluated. CPUs are decided and evaluated as usual.
-Pure.
+wanted, nothing further of their kind is requested, and they are evaluated once they are in force. CPUs are decided and
+evaluated as usual. Pure.
 """
 
 from __future__ import annotations
@@ -18,13 +18,24 @@ WAITS = "cache and bandwidth settings are still being written; "
 
 
 def follow(lra: LraContext, state: LraState) -> LraState:
-    """The state at the next tick; a wait that begins or ends voids the change under evaluation."""
+    """The state at the next tick.
+
+    A wait that begins or ends voids the change under evaluation, for its samples would show two changes. The change
+    that waits itself is evaluated from when it is in force, if nothing else was decided meanwhile.
+    """
     wanted = state.chosen
     waits = wanted is not None and not _alike(wanted, lra.current) and lra.cache_waits()
     awaited = wanted if waits else None
     if (awaited is None) == (state.awaited is None):
         return replace(state, awaited=awaited)
-    return replace(state, awaited=awaited, pending=None, scores=(), slack_since_s=None)
+    held, pending = state.pending, None
+    if awaited is None:
+        held, pending = None, state.unwritten
+        if pending is not None and pending.after != lra.current:
+            pending = None
+    elif held is not None and held.after != awaited:
+        held = None
+    return replace(state, awaited=awaited, unwritten=held, pending=pending, scores=(), slack_since_s=None)
 
 
 def of_cpus(lra: LraContext, awaited: Allocation | None, move: Move) -> Move:

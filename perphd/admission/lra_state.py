@@ -42,6 +42,7 @@ class LraState:
     doubles after each reduction that left more than enough, else 1. ``moments``: shortfall and batch's use in the last
     ticks, to find the antagonist. ``loads``: loads of the last ticks. ``standing``: result of the last judged sample.
     ``chosen``: allocation chosen at the last tick. ``awaited``: the same while its cache and bandwidth are unwritten.
+    ``unwritten``: the change that waits with it, evaluated from when it is in force.
     ``gave_back``: circumstances of the last change if it was a reduction. ``harmed``: reductions that proved harmful.
     """
 
@@ -65,6 +66,7 @@ class LraState:
     """Changes that did not reach the target."""
     chosen: Allocation | None = None
     awaited: Allocation | None = None
+    unwritten: Pending | None = None
     gave_back: Setting | None = None
     harmed: Harmed = Harmed()
 
@@ -98,6 +100,7 @@ class LraState:
             aside=self.aside.back(),
             standing=None,
             awaited=None,
+            unwritten=None,
         )
 
     def beside(self, quiet: bool, now_s: float) -> LraState:

@@ -285,7 +285,7 @@ class Agent:
         """
         names = None if workload is None else self._modes.names(workload)
         async with self._state.lock:
-            pause = self._state.parts.pauses.begin(workload or "", for_s, reason, str(by or "perphd"))
+            pause = await self._state.parts.pauses.begin(workload or "", for_s, reason, str(by or "perphd"))
             report = await self._state.parts.executor.restore(names)
             for name in names if names is not None else tuple(self._state.protections):
                 self._state.protections.pop(name, None)
@@ -294,7 +294,7 @@ class Agent:
         self._state.tell(EventKind.PAUSE, text, workload or "", by)
         return pause, report
 
-    def resume(self, workload: str | None, by: Actor | None = None) -> tuple[Pause, ...]:
+    async def resume(self, workload: str | None, by: Actor | None = None) -> tuple[Pause, ...]:
         """End the pause of a workload (None: every manual pause). Returns the pauses that were ended.
 
         Raises:
@@ -302,7 +302,8 @@ class Agent:
         """
         if workload is not None:
             self._modes.names(workload)
-        ended = self._state.parts.pauses.end(workload)
+        async with self._state.lock:
+            ended = await self._state.parts.pauses.end(workload)
         self._state.parts.executor.forget_conflicts()
         self._state.planned = None
         for pause in ended:
@@ -310,19 +311,20 @@ class Agent:
             self._state.tell(EventKind.PAUSE, text, pause.workload, by)
         return ended
 
-    def start_trial(self, request: Request, by: Actor | None = None) -> TrialRecord:
+    async def start_trial(self, request: Request, by: Actor | None = None) -> TrialRecord:
         """Start a randomised trial of observe and enforce.
 
         Raises:
             ConfigError: these workloads cannot take part now, a trial is running, or perphd is paused.
         """
         state = self._state
-        specs = state.all_specs()
-        left_out = tuple(spec.name for spec in specs if self._modes.own(spec) is Mode.OBSERVE)
-        samples = state.samples | state.full_samples
-        configured = configured_modes(state.config)
-        people = Population(specs, samples, left_out, state.parts.policy.name, configured)
-        record = state.parts.trials.start(request, people, state.parts.pauses.all(), by_text(by))
+        async with state.lock:
+            specs = state.all_specs()
+            left_out = tuple(spec.name for spec in specs if self._modes.own(spec) is Mode.OBSERVE)
+            samples = state.samples | state.full_samples
+            configured = configured_modes(state.config)
+            people = Population(specs, samples, left_out, state.parts.policy.name, configured)
+            record = await state.parts.trials.start(request, people, state.parts.pauses.all(), by_text(by))
         state.planned = None
         text = f"trial {record.plan.trial} began: {record.plan.blocks} blocks of {record.plan.block_s:g} s"
         state.tell(EventKind.TRIAL, f"{text}, seed {record.plan.seed}", by=by)

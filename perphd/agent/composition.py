@@ -152,6 +152,7 @@ def build_agent(
     records = Records(kept, wall_clock)
     pauses = Pauses(Path(config.daemon.state_dir), wall_clock, config.daemon.pause_file)
     pauses.look()
+    trials = Trials(Path(config.daemon.state_dir), wall_clock, configured_modes(config))
     through_systemd = real and config.isolation.units == "systemd" and asks_systemd(fs, hierarchies)
     units = open_bus() if through_systemd else None
     written = fs if units is None else unit_files(fs, hierarchies, units)
@@ -229,7 +230,7 @@ def build_agent(
         records=records,
         pauses=pauses,
         tally=tally,
-        trials=Trials(Path(config.daemon.state_dir), wall_clock, configured_modes(config)),
+        trials=trials,
         models=_models(
             config,
             records,
@@ -271,6 +272,8 @@ def build_agent(
             accounts,
             processors,
             links,
+            pauses,
+            trials,
             *(() if instances is None else (instances,)),
             journal,
             *(() if taskstats is None else (taskstats,)),

@@ -79,7 +79,7 @@ class ControlLoop:
             self._state.began_s = now_s if self._state.began_s is None else self._state.began_s
             self._follow_processors(now_s)
             self._follow_pauses()
-            self._follow_trial()
+            await self._follow_trial()
             self._protections.look(now_s)
             specs = self._state.all_specs()
             self._state.parts.models.follow(specs, now_s)
@@ -93,7 +93,7 @@ class ControlLoop:
             self._state.account = self._state.parts.accounts.read(
                 now_s, self._state.parts.host_load.times, specs, self._state.samples
             )
-            self._judge_trial(now_s)
+            await self._judge_trial(now_s)
             self._look_where_they_run(now_s)
             snapshot = self.snapshot(now_s, period_s)
             self.learn(snapshot)
@@ -232,21 +232,21 @@ class ControlLoop:
             self._state.planned = None
             self._state.tell(EventKind.PAUSE, text)
 
-    def _follow_trial(self) -> None:
+    async def _follow_trial(self) -> None:
         """Go on to the next block of a trial when it is due; a pause makes the present one void."""
         trials = self._state.parts.trials
         if text := trials.look(self._state.parts.pauses.all() if trials.mode is not None else ()):
-            self._after_trial(text)
+            await self._after_trial(text)
 
-    def _judge_trial(self, now_s: float) -> None:
+    async def _judge_trial(self, now_s: float) -> None:
         """Give the samples to the trial."""
         trials = self._state.parts.trials
         text = trials.take(self._state.all_specs(), self._state.samples)
         self._state.parts.records.problem("trial", trials.problem or None, now_s)
         if text:
-            self._after_trial(text)
+            await self._after_trial(text)
 
-    def _after_trial(self, text: str) -> None:
+    async def _after_trial(self, text: str) -> None:
         """Announce a block or the end of a trial. After harm, nothing is enforced until somebody says so."""
         self._state.planned = None
         self._state.tell(EventKind.TRIAL, text)
@@ -256,7 +256,7 @@ class ControlLoop:
         log.warning("%s", text, extra={"fields": {"event": EventKind.TRIAL}})
         if any(self._modes.of(spec) is Mode.ENFORCE for spec in self._state.all_specs()):
             try:
-                self._state.parts.pauses.begin("", None, text, "perphd")
+                await self._state.parts.pauses.begin("", None, text, "perphd")
             except ConfigError as exc:  # it cannot be kept over a restart; observing goes without
                 log.error("%s", exc)
                 self._modes.halt()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from perphd.domain.control import Pause
-from perphd.domain.errors import ConfigError
-from perphd.host.state_files import replace_text
+from perphd.host.state_files import StateFiles
 
 FILE: Final = "pauses.json"
 """File in the state directory with the pauses set by ``perphctl pause``."""
@@ -35,6 +34,7 @@ class Pauses:
     def __init__(self, state_dir: Path | None, wall_clock: Callable[[], float], pause_file: str = "") -> None:
         self._path = None if state_dir is None else state_dir / FILE
         self._wall_clock, self._pause_file = wall_clock, pause_file
+        self._files = StateFiles("pauses")
         self._set = {pause.workload: pause for pause in self._read()}
         self._by_file: Pause | None = None
 
@@ -46,9 +46,9 @@ class Pauses:
             if not pause.holds(now_s):
                 del self._set[workload]
                 told.append(f"{workload or 'all workloads'}: the pause has ended")
-        if told:
-            with contextlib.suppress(ConfigError):  # otherwise the file still names a pause that has ended
-                self._write()
+        if told and self._path is not None:
+            # Nobody waits: if it fails, the file still names a pause that has ended.
+            self._files.replace(self._path, _text(self._set))
         found = self._file(now_s)
         if (found is None) != (self._by_file is None):
             verb = "paused" if found is not None else "no longer paused"
@@ -68,7 +68,7 @@ class Pauses:
         now_s = self._wall_clock()
         return (*by_file, *(pause for pause in self._set.values() if pause.holds(now_s)))
 
-    def begin(self, workload: str, for_s: float | None, reason: str, by: str) -> Pause:
+    async def begin(self, workload: str, for_s: float | None, reason: str, by: str) -> Pause:
         """Pause a workload (empty: all); replaces an earlier pause of the same.
 
         Raises:
@@ -76,32 +76,23 @@ class Pauses:
         """
         now_s = self._wall_clock()
         pause = Pause(workload, now_s, None if for_s is None else now_s + for_s, reason, by)
-        before = dict(self._set)
-        self._set[workload] = pause
-        try:
-            self._write()
-        except ConfigError:
-            self._set = before
-            raise
+        await self._keep(self._set | {workload: pause})
         return pause
 
-    def end(self, workload: str | None) -> tuple[Pause, ...]:
+    async def end(self, workload: str | None) -> tuple[Pause, ...]:
         """End the pause of a workload ("": the general one; None: every pause). Returns the pauses that were ended.
 
         Raises:
             ConfigError: the change cannot be stored; nothing has changed.
         """
-        before = dict(self._set)
-        ended = [pause for name, pause in before.items() if workload is None or name == workload]
-        for pause in ended:
-            del self._set[pause.workload]
-        try:
-            if ended:
-                self._write()
-        except ConfigError:
-            self._set = before
-            raise
-        return tuple(ended)
+        ended = tuple(pause for name, pause in self._set.items() if workload is None or name == workload)
+        if ended:
+            await self._keep({name: pause for name, pause in self._set.items() if pause not in ended})
+        return ended
+
+    def close(self) -> None:
+        """Wait until everything is stored."""
+        self._files.close()
 
     def _file(self, now_s: float) -> Pause | None:
         if not self._pause_file:
@@ -128,11 +119,15 @@ class Pauses:
             reason = f"{self._path} cannot be read ({exc}); perphctl resume replaces it"
             return [Pause("", self._wall_clock(), None, reason, "perphd")]
 
-    def _write(self) -> None:
-        if self._path is None:
-            return
-        text = json.dumps({"pauses": [asdict(pause) for pause in self._set.values()]}, indent=2)
-        replace_text(self._path, text + "\n")
+    async def _keep(self, pauses: dict[str, Pause]) -> None:
+        """Store these pauses; they are in force once they are stored."""
+        if self._path is not None:
+            await asyncio.wrap_future(self._files.replace(self._path, _text(pauses)))
+        self._set = pauses
+
+
+def _text(pauses: Mapping[str, Pause]) -> str:
+    return json.dumps({"pauses": [asdict(pause) for pause in pauses.values()]}, indent=2) + "\n"
 
 
 def _at_once(path: str, flags: int) -> int:

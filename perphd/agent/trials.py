@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,7 +22,7 @@ from perphd.domain.signals import performance
 from perphd.domain.status import TrialStatus
 from perphd.domain.wire import WireError, from_json, to_json
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
-from perphd.host.state_files import replace_text
+from perphd.host.state_files import StateFiles
 from perphd.trial.design import DesignRefused, Metric, Plan, Request, Signal, schedule
 from perphd.trial.guard import LraReading
 from perphd.trial.record import End, TrialRecord
@@ -66,6 +68,7 @@ class Trials:
 
     def __init__(self, state_dir: Path, wall_clock: Callable[[], float], configured: str = "") -> None:
         self._folder, self._wall_clock = state_dir / FOLDER, wall_clock
+        self._writer = StateFiles("trials")
         self._running: Running | None = None
         self._last: TrialRecord | None = None
         self._problem = ""
@@ -102,7 +105,9 @@ class Trials:
             plan.trial, running.number, plan.blocks, running.mode, plan.ends_unix_s, running.void
         )
 
-    def start(self, request: Request, people: Population, pauses: Sequence[Pause], by: str) -> TrialRecord:
+    async def start(
+        self, request: Request, people: Population, pauses: Sequence[Pause], by: str
+    ) -> TrialRecord:
         """Start a trial with a block in observe.
 
         Raises:
@@ -121,7 +126,7 @@ class Trials:
             people.left_out, request.bound_pct, people.policy, __version__, by, people.configured,
         )  # fmt: skip
         record = TrialRecord(plan)
-        self._keep(record)
+        await asyncio.wrap_future(self._keep(record))
         self._prune()
         self._running = Running(record, now_s)
         return record
@@ -169,6 +174,10 @@ class Trials:
         running.take(now_s, _readings(running.plan, specs, samples))
         return "" if running.mode is not None else _ended(self._finish(running))
 
+    def close(self) -> None:
+        """Wait until everything is stored."""
+        self._writer.close()
+
     def _finish(self, running: Running) -> TrialRecord:
         self._last, self._running = running.record, None
         self._save(running.record)
@@ -212,17 +221,19 @@ class Trials:
             except OSError as exc:
                 log.warning("%s: cannot be removed: %s", old, exc.strerror)
 
-    def _keep(self, record: TrialRecord) -> None:
-        replace_text(self._folder / f"{record.plan.trial}.json", to_json(record) + "\n")
+    def _keep(self, record: TrialRecord) -> Future[None]:
+        return self._writer.replace(self._folder / f"{record.plan.trial}.json", to_json(record) + "\n")
 
     def _save(self, record: TrialRecord) -> None:
-        """Store the record. On failure, the trial continues and the next tick retries."""
-        try:
-            self._keep(record)
-        except ConfigError as exc:
-            self._unsaved, self._problem = True, f"the record of trial {record.plan.trial}: {exc}"
-        else:
-            self._unsaved, self._problem = False, ""
+        """Store the record; nobody waits for the disk. On failure, the trial continues and the next tick retries."""
+        self._unsaved = False
+
+        def stored(done: Future[None]) -> None:
+            exc = done.exception()
+            self._unsaved = self._unsaved or exc is not None
+            self._problem = "" if exc is None else f"the record of trial {record.plan.trial}: {exc}"
+
+        self._keep(record).add_done_callback(stored)
 
 
 def population_refusal(people: Population) -> ConfigError | None:

@@ -72,7 +72,7 @@ class ModeRoutes:
         name = body.get("workload")
         if name is not None and self._workloads.declared(name) is None:
             self._workloads.find(name)
-        ended = self._agent.resume(name, peer.actor())
+        ended = await self._agent.resume(name, peer.actor())
         return {"ended": encode(ended), "still": encode(self._agent.status().pauses)}
 
     async def trial(self, request: web.Request, peer: Peer) -> Any:
@@ -88,7 +88,7 @@ class ModeRoutes:
         for key, value in body.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise ApiError(Code.REFUSED, f"{show(value)} is not a number", key, "a number")
-        return {"record": encode(self._agent.start_trial(request_of(body), peer.actor()))}
+        return {"record": encode(await self._agent.start_trial(request_of(body), peer.actor()))}
 
     async def stop_trial(self, request: web.Request, peer: Peer) -> Any:
         """DELETE /v1/trial: end the running one."""

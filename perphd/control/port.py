@@ -120,7 +120,7 @@ class AgentPort(Protocol):
     ) -> Any:
         """Stop changing and restore; returns the pause and the restore report, as dataclasses."""
 
-    def start_trial(self, request: Request, by: Actor | None = None) -> TrialRecord:
+    async def start_trial(self, request: Request, by: Actor | None = None) -> TrialRecord:
         """Start a randomised trial. Raises ConfigError if that is impossible now."""
 
     def stop_trial(self, by: Actor | None = None) -> TrialRecord:
@@ -129,7 +129,7 @@ class AgentPort(Protocol):
     def trial(self) -> TrialRecord | None:
         """The running trial, else the last one."""
 
-    def resume(self, workload: str | None, by: Actor | None = None) -> tuple[Pause, ...]:
+    async def resume(self, workload: str | None, by: Actor | None = None) -> tuple[Pause, ...]:
         """End a pause (None: every manual one); returns the pauses that were ended."""
 
     def add_workload(self, spec: WorkloadSpec, by: Actor | None = None) -> Done:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from perphd.domain.errors import ConfigError
@@ -49,3 +50,32 @@ def replace_text(target: Path, text: str, mode: int | None = None) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise ConfigError(str(target), "", f"cannot be written: {exc.strerror}") from exc
+
+
+class StateFiles:
+    """Replaces small files as ``replace_text`` does, in a thread of its own and in the order of the calls.
+
+    Syncing a file can take as long as the disk likes. A caller who need not know the result does not wait.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._thread: ThreadPoolExecutor | None = None
+
+    def replace(self, target: Path, text: str) -> Future[None]:
+        """Replace a file's text; the future raises ConfigError if it cannot be written."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, f"perphd-{self._name}")
+        try:
+            return self._thread.submit(replace_text, target, text)
+        except RuntimeError as exc:  # no thread could be started: the limit on threads may be reached
+            self.close()
+            done: Future[None] = Future()
+            done.set_exception(ConfigError(str(target), "", f"cannot be written: {exc}"))
+            return done
+
+    def close(self) -> None:
+        """Wait for what was asked, and end the thread."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.shutdown()

@@ -154,7 +154,7 @@ async def test_a_pause_restores_at_once_and_outlives_a_restart(tmp_path: Path) -
         status = b.agent.status()
         assert [pause.reason for pause in status.pauses] == ["incident"]
         assert {item.mode for item in status.workloads} == {Mode.OBSERVE}
-        assert b.agent.resume(None)
+        assert await b.agent.resume(None)
         await b.run(20)
         assert b.files() != b.before
 

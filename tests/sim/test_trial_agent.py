@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -100,7 +102,7 @@ async def world(state: Path, **more: Any) -> AsyncIterator[World]:
 async def test_a_trial_enforces_in_its_blocks_and_ends_as_it_began(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run(30)
-        record = w.agent.start_trial(SHORT, ROOT)
+        record = await w.agent.start_trial(SHORT, ROOT)
         assert w.modes() == {Mode.OBSERVE}, "the run-in observes"
         plan = record.plan
         seen: dict[int, set[Mode]] = {}
@@ -128,7 +130,7 @@ async def test_a_trial_enforces_in_its_blocks_and_ends_as_it_began(tmp_path: Pat
 async def test_a_policy_that_harms_is_stopped_within_two_blocks(tmp_path: Path) -> None:
     async with world(tmp_path, policy=Harmful()) as w:
         await w.run(30)
-        w.agent.start_trial(SHORT, ROOT)
+        await w.agent.start_trial(SHORT, ROOT)
         enforced: set[int] = set()
         while (trial := w.agent.status().trial) is not None:
             if trial.mode is Mode.ENFORCE:
@@ -150,13 +152,13 @@ async def test_after_harm_a_host_that_enforces_is_paused_until_somebody_resumes(
         w.agent.set_mode(Mode.OBSERVE)
         await w.run(30)
         w.agent.set_mode(Mode.ENFORCE)
-        w.agent.start_trial(SHORT, ROOT)
+        await w.agent.start_trial(SHORT, ROOT)
         await w.run(6 * 60)
         pauses = w.agent.status().pauses
         assert [pause.by for pause in pauses] == ["perphd"]
         assert "harm" in pauses[0].reason
         assert w.modes() == {Mode.OBSERVE}
-        w.agent.resume(None, ROOT)
+        await w.agent.resume(None, ROOT)
         assert w.modes() == {Mode.ENFORCE}
 
 
@@ -165,7 +167,7 @@ async def test_harm_that_the_end_of_a_block_shows_pauses_as_well(
 ) -> None:
     async with world(tmp_path, mode=Mode.ENFORCE) as w:
         await w.run(30)
-        w.agent.start_trial(SHORT, ROOT)
+        await w.agent.start_trial(SHORT, ROOT)
         monkeypatch.setattr(Guard, "end_block", lambda *_, **__: "db: delay 90 % higher than in observe")
         while w.agent.status().trial is not None:
             await w.run(2)
@@ -180,7 +182,7 @@ async def test_harm_that_the_end_of_a_block_shows_pauses_as_well(
 async def test_a_trial_goes_on_after_a_restart(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run(30)
-        plan = w.agent.start_trial(SHORT, ROOT).plan
+        plan = (await w.agent.start_trial(SHORT, ROOT)).plan
         await w.run(90)
         await w.agent.stop(restore=True)
         w.now_s += 120.0
@@ -207,7 +209,7 @@ async def test_a_trial_is_interrupted_by_a_mode_that_was_configured_while_perphd
 ) -> None:
     async with world(tmp_path) as w:
         await w.run(30)
-        w.agent.start_trial(SHORT, ROOT)
+        await w.agent.start_trial(SHORT, ROOT)
         await w.run(90)
         await w.agent.stop(restore=True)
         w.config = replace(w.config, daemon=replace(w.config.daemon, mode=Mode.ENFORCE))
@@ -231,7 +233,7 @@ async def test_a_trial_is_interrupted_by_a_mode_that_was_configured_while_perphd
 async def test_a_trial_whose_time_passes_while_perphd_is_down_ends(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run(30)
-        w.agent.start_trial(SHORT, ROOT)
+        await w.agent.start_trial(SHORT, ROOT)
         await w.agent.stop(restore=True)
         w.now_s += 3600.0
         w.agent = w.start()
@@ -267,7 +269,7 @@ async def test_a_change_by_hand_ends_a_trial_and_says_whose(
 ) -> None:
     async with world(tmp_path) as w:
         await w.run(30)
-        w.agent.start_trial(SHORT, ROOT)
+        await w.agent.start_trial(SHORT, ROOT)
         await w.run(70)
         done = change(w)
         if done is not None:
@@ -286,7 +288,7 @@ async def test_a_pause_and_a_harmless_reload_make_their_block_void_and_the_trial
 ) -> None:
     async with world(tmp_path) as w:
         await w.run(30)
-        w.agent.start_trial(SHORT, ROOT)
+        await w.agent.start_trial(SHORT, ROOT)
         await w.run(70)
         await w.agent.pause(None, 30.0, "deployment", ROOT)
         await w.run(60)
@@ -303,7 +305,7 @@ async def test_a_pause_and_a_harmless_reload_make_their_block_void_and_the_trial
 async def test_stop_ends_it_and_a_second_stop_is_refused(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run(30)
-        w.agent.start_trial(SHORT, ROOT)
+        await w.agent.start_trial(SHORT, ROOT)
         await w.run(10)
         assert w.agent.stop_trial(ROOT).ending is not None
         with pytest.raises(ConfigError, match="no trial runs"):
@@ -318,7 +320,7 @@ async def test_a_workload_that_observes_by_its_own_mode_is_never_enforced(tmp_pa
         await w.agent.stop(restore=False)
         w.agent = w.start()
         await w.run(30)
-        plan = w.agent.start_trial(SHORT, ROOT).plan
+        plan = (await w.agent.start_trial(SHORT, ROOT)).plan
         assert plan.left_out == ("safe",)
         assert plan.lras == ("db",)
         for _ in range(90):
@@ -329,31 +331,31 @@ async def test_a_workload_that_observes_by_its_own_mode_is_never_enforced(tmp_pa
 async def test_refusals_to_start_change_nothing(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         with pytest.raises(ConfigError, match="no LRA is measured yet"):
-            w.agent.start_trial(SHORT, ROOT)
+            await w.agent.start_trial(SHORT, ROOT)
         await w.run(30)
         await w.agent.pause(None, None, "", ROOT)
         with pytest.raises(ConfigError, match="paused by root"):
-            w.agent.start_trial(SHORT, ROOT)
-        w.agent.resume(None)
+            await w.agent.start_trial(SHORT, ROOT)
+        await w.agent.resume(None)
         w.agent.set_mode(Mode.OBSERVE, "db")
         with pytest.raises(ConfigError, match="every LRA has the mode observe"):
-            w.agent.start_trial(SHORT, ROOT)
+            await w.agent.start_trial(SHORT, ROOT)
         w.agent.set_mode(Mode.OBSERVE)  # forgets what was set for single ones
         w.agent.set_mode(Mode.OBSERVE, "pi")
         with pytest.raises(ConfigError, match="every batch workload has the mode observe"):
-            w.agent.start_trial(SHORT, ROOT)
+            await w.agent.start_trial(SHORT, ROOT)
         w.agent.set_mode(Mode.OBSERVE)
         assert w.agent.trial() is None
-        w.agent.start_trial(SHORT, ROOT)
+        await w.agent.start_trial(SHORT, ROOT)
         with pytest.raises(ConfigError, match=r"trial .* runs"):
-            w.agent.start_trial(SHORT, ROOT)
+            await w.agent.start_trial(SHORT, ROOT)
         w.agent.stop_trial()
         await w.agent.remove_workload("pi")
         with pytest.raises(ConfigError, match="no batch workload is known"):
-            w.agent.start_trial(SHORT, ROOT)
+            await w.agent.start_trial(SHORT, ROOT)
         await w.agent.remove_workload("db")
         with pytest.raises(ConfigError, match="no LRA is known"):
-            w.agent.start_trial(SHORT, ROOT)
+            await w.agent.start_trial(SHORT, ROOT)
 
 
 async def test_a_trial_that_cannot_be_kept_does_not_begin(tmp_path: Path) -> None:
@@ -361,9 +363,26 @@ async def test_a_trial_that_cannot_be_kept_does_not_begin(tmp_path: Path) -> Non
         await w.run(30)
         (tmp_path / FOLDER).write_text("in the way")
         with pytest.raises(ConfigError, match="cannot be written"):
-            w.agent.start_trial(SHORT, ROOT)
+            await w.agent.start_trial(SHORT, ROOT)
         assert w.agent.trial() is None
         assert w.agent.status().trial is None
+
+
+async def test_a_disk_that_takes_long_holds_no_round_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as w:
+        await w.run(30)
+        plan = (await w.agent.start_trial(SHORT, ROOT)).plan
+        synced, real = threading.Event(), os.fsync
+        monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.wait(60.0), real(descriptor))[1])
+        ended = w.agent.stop_trial(ROOT)
+        await w.run(3)
+        assert ended.ending is not None
+        file = tmp_path / FOLDER / f"{plan.trial}.json"
+        assert json.loads(file.read_text())["ending"] is None
+        synced.set()
+    assert json.loads(file.read_text())["ending"]["how"] == "stopped"
 
 
 async def test_a_damaged_record_is_named_and_not_continued(tmp_path: Path) -> None:
@@ -383,7 +402,7 @@ async def test_records_are_private_and_only_the_newest_are_kept(tmp_path: Path) 
         await w.run(30)
         for number in range(KEPT + 5):
             (folder / f"20200101T0000{number:02}Z.json").write_text("{}")
-        plan = w.agent.start_trial(SHORT, ROOT).plan
+        plan = (await w.agent.start_trial(SHORT, ROOT)).plan
         files = sorted(path.name for path in folder.iterdir())
         assert len(files) == KEPT
         newest = folder / f"{plan.trial}.json"

@@ -338,7 +338,7 @@ class FakeAgent:
         self.pauses = (Pause(workload or "", 1000.0, until, reason, str(by)),)
         return self.pauses[0], RestoreReport()
 
-    def start_trial(self, request: Request, by: Actor | None = None) -> TrialRecord:
+    async def start_trial(self, request: Request, by: Actor | None = None) -> TrialRecord:
         self._call("start_trial", request)
         self.by = by
         seed = 7 if request.seed is None else request.seed
@@ -359,7 +359,7 @@ class FakeAgent:
     def trial(self) -> TrialRecord | None:
         return self.record
 
-    def resume(self, workload: str | None, by: Actor | None = None) -> tuple[Pause, ...]:
+    async def resume(self, workload: str | None, by: Actor | None = None) -> tuple[Pause, ...]:
         self._call("resume", workload)
         ended, self.pauses = self.pauses, ()
         return ended

@@ -37,6 +37,11 @@ class LockedWorld(CacheWorld):
         self.protection = replace(self.protection, llc_ways=0, mbw_pct=100)
         self.since_s = self.now_s
 
+    def finish_the_write(self) -> None:
+        self.is_locked = False
+        self.protection = self.wanted
+        self.since_s = self.now_s
+
 
 def cache(allocation: Allocation) -> tuple[int, int]:
     return allocation.llc_ways, allocation.mbw_pct
@@ -53,6 +58,10 @@ def world_with_batch(seconds: int, **changes: object) -> LockedWorld:
 def regretted_caches(world: LockedWorld) -> set[tuple[int, int]]:
     assert isinstance(world.memory, PerphMemory)
     return {cache(cooldown.allocation) for cooldown in world.memory.lras["db"].cooldowns}
+
+
+def judged_changes(world: LockedWorld) -> set[float]:
+    return {outcome.decided_at_s for target in world.targets for outcome in target.outcomes}
 
 
 def test_a_group_that_is_lost_behind_a_lock_stays_wanted_as_it_was_and_is_back_at_once() -> None:
@@ -81,6 +90,20 @@ def test_a_first_step_that_waits_is_decided_once_and_its_ladder_is_not_climbed()
     world.is_locked = False
     world.step(30)
     assert world.true_work() >= 0.87 * world.work_alone
+
+
+def test_a_step_whose_write_outlasts_a_tick_is_judged_once_it_is_in_force() -> None:
+    world = world_with_batch(0, is_locked=True)
+    while cache(world.wanted) == (0, 100):
+        world.step(1)
+    world.step(1)  # the write takes longer than a tick
+    assert isinstance(world.memory, PerphMemory)
+    assert world.memory.lras["db"].pending is None, "what is not in force is not judged"
+    assert not judged_changes(world)
+    decided_s = next(d.at_s for d in world.history if cache(d.chosen) != (0, 100))
+    world.finish_the_write()
+    world.step(15)
+    assert decided_s in judged_changes(world)
 
 
 def test_processors_are_decided_on_and_come_into_force_beside_what_waits() -> None:

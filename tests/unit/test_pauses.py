@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from pathlib import Path
@@ -25,9 +26,9 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_a_pause_ends_by_itself_and_says_so_once(tmp_path: Path, clock: Clock) -> None:
+async def test_a_pause_ends_by_itself_and_says_so_once(tmp_path: Path, clock: Clock) -> None:
     pauses = Pauses(tmp_path, clock)
-    pauses.begin("db", 60.0, "maintenance", "root")
+    await pauses.begin("db", 60.0, "maintenance", "root")
     assert pauses.of("db") is not None
     assert pauses.of("web") is None
     clock.now_s += 59.0
@@ -39,24 +40,51 @@ def test_a_pause_ends_by_itself_and_says_so_once(tmp_path: Path, clock: Clock) -
     assert pauses.look() == ()
 
 
-def test_a_pause_outlives_the_daemon(tmp_path: Path, clock: Clock) -> None:
-    Pauses(tmp_path, clock).begin("", None, "incident 4711", "root")
+async def test_a_pause_outlives_the_daemon(tmp_path: Path, clock: Clock) -> None:
+    await Pauses(tmp_path, clock).begin("", None, "incident 4711", "root")
     again = Pauses(tmp_path, clock)
     found = again.of("anything")
     assert found is not None
     assert (found.reason, found.by, found.until_unix_s) == ("incident 4711", "root", None)
-    assert again.end(None) == (found,)
+    assert await again.end(None) == (found,)
     assert Pauses(tmp_path, clock).all() == ()
 
 
-def test_a_declaration_covers_what_was_found_for_it(tmp_path: Path, clock: Clock) -> None:
+async def test_the_loop_goes_on_while_the_disk_keeps_a_pause_waiting(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop and the disk are beside each other: a sync that takes long holds no round up."""
+    synced, real = threading.Event(), os.fsync
+
+    def slow(descriptor: int) -> None:
+        synced.wait(30.0)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
     pauses = Pauses(tmp_path, clock)
-    pauses.begin("jobs", None, "", "root")
+    begun = asyncio.create_task(pauses.begin("db", 60.0, "", "root"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert pauses.of("db") is None, "a pause that is not stored yet is not in force"
+    synced.set()
+    await begun
+    assert pauses.of("db") is not None
+    synced.clear()
+    clock.now_s += 60.0
+    assert pauses.look() == ("db: the pause has ended",)
+    synced.set()
+    pauses.close()
+    assert Pauses(tmp_path, clock).all() == ()
+
+
+async def test_a_declaration_covers_what_was_found_for_it(tmp_path: Path, clock: Clock) -> None:
+    pauses = Pauses(tmp_path, clock)
+    await pauses.begin("jobs", None, "", "root")
     assert pauses.of("jobs.0", "jobs") is not None
     assert pauses.of("other.0", "other") is None
 
 
-def test_the_pause_file_pauses_everything_while_it_exists(tmp_path: Path, clock: Clock) -> None:
+async def test_the_pause_file_pauses_everything_while_it_exists(tmp_path: Path, clock: Clock) -> None:
     file = tmp_path / "pause"
     pauses = Pauses(tmp_path, clock, str(file))
     assert pauses.look() == ()
@@ -66,7 +94,7 @@ def test_the_pause_file_pauses_everything_while_it_exists(tmp_path: Path, clock:
     assert found is not None
     assert found.reason == "deployment running"
     assert found.by == f"the file {file}"
-    assert pauses.end(None) == (), "what a file has set ends with the file"
+    assert await pauses.end(None) == (), "what a file has set ends with the file"
     assert pauses.of("db") is not None
     file.unlink()
     assert pauses.look() == (f"all workloads: no longer paused by the file {file}",)
@@ -82,32 +110,34 @@ def test_a_pause_file_that_cannot_be_read_pauses(tmp_path: Path, clock: Clock) -
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pauses": [{"workload": "db"}]}'])
-def test_a_damaged_record_pauses_everything_until_resume(tmp_path: Path, clock: Clock, text: str) -> None:
+async def test_a_damaged_record_pauses_everything_until_resume(
+    tmp_path: Path, clock: Clock, text: str
+) -> None:
     (tmp_path / FILE).write_text(text)
     pauses = Pauses(tmp_path, clock)
     found = pauses.of("db")
     assert found is not None
     assert FILE in found.reason
-    pauses.end(None)
+    await pauses.end(None)
     assert Pauses(tmp_path, clock).of("db") is None
 
 
-def test_a_pause_that_cannot_be_kept_is_refused(tmp_path: Path, clock: Clock) -> None:
+async def test_a_pause_that_cannot_be_kept_is_refused(tmp_path: Path, clock: Clock) -> None:
     state = tmp_path / "state"
     state.mkdir()
     pauses = Pauses(state, clock)
     state.rmdir()
     state.write_text("")  # not a directory any more
     with pytest.raises(ConfigError, match="cannot be written"):
-        pauses.begin("db", None, "", "root")
+        await pauses.begin("db", None, "", "root")
     assert pauses.of("db") is None
 
 
-def test_a_pause_that_ends_while_the_disk_is_full_ends(tmp_path: Path, clock: Clock) -> None:
+async def test_a_pause_that_ends_while_the_disk_is_full_ends(tmp_path: Path, clock: Clock) -> None:
     state_dir = tmp_path / "state"
     state_dir.mkdir()
     pauses = Pauses(state_dir, clock)
-    pauses.begin("db", 60.0, "", "root")
+    await pauses.begin("db", 60.0, "", "root")
     (state_dir / FILE).unlink()
     state_dir.rmdir()
     clock.now_s += 60.0

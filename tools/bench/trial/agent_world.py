@@ -129,7 +129,9 @@ async def _trial(world: AgentWorld, seed: int) -> tuple[TrialRecord, int]:
         run = _Host(world, seed, Mode.OBSERVE, Path(folder))
         while run.now_s < WARM_S:
             await run.tick()
-        run.agent.start_trial(Request(_LENGTH_S / 3600.0 + 1e-6, BLOCK_S, washout_s=WASHOUT_S, seed=seed))
+        await run.agent.start_trial(
+            Request(_LENGTH_S / 3600.0 + 1e-6, BLOCK_S, washout_s=WASHOUT_S, seed=seed)
+        )
         enforced: set[int] = set()
         while (trial := run.agent.status().trial) is not None:
             if trial.mode is Mode.ENFORCE:
