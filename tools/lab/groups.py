@@ -1,4 +1,4 @@
-"""The lab's own control groups, ``/perphd-lab/{lra,batch,native,client}``, on v1, hybrid and v2 hosts."""
+"""The lab's own control groups, ``/perphd-lab/{lra,batch,native,client,daemon}``, on v1, hybrid and v2 hosts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from perphd.host.fs import RealFs
 from tools.lab.processes import LabError
 
 PARENT = "/perphd-lab"
-LRA, BATCH, NATIVE, CLIENT = (f"{PARENT}/{name}" for name in ("lra", "batch", "native", "client"))
-CHILDREN = (LRA, BATCH, NATIVE, CLIENT)
+LRA, BATCH, NATIVE, CLIENT, DAEMON = (
+    f"{PARENT}/{name}" for name in ("lra", "batch", "native", "client", "daemon")
+)
+CHILDREN = (LRA, BATCH, NATIVE, CLIENT, DAEMON)
 
 DEFAULT_SHARES = 1024
 PERIOD_US = 100_000
@@ -22,7 +24,10 @@ PERIOD_US = 100_000
 PARENT_SHARES = 64 * DEFAULT_SHARES
 """The lab as a whole, so that stray processes of the machine disturb the measurement less."""
 CLIENT_SHARES = 64 * DEFAULT_SHARES
-"""The load generator and the daemon: they stand for a remote client, so neither LRA nor batch may hold them up."""
+"""The load generator, and the daemon where its own disturbance is not the question: they stand for a remote client, so
+neither LRA nor batch may hold them up."""
+DAEMON_SHARES = 10 * DEFAULT_SHARES
+"""``CPUWeight=1000`` of perphd.slice."""
 
 _NEEDED = ("cpu", "cpuset")
 _WANTED = ("cpu", "cpuset", "cpuacct", "memory", "io")
@@ -147,7 +152,7 @@ class Groups:
         """Every group as a fresh one is: equal shares, not idle, all CPUs; the client protected."""
         for group in CHILDREN:
             self.set_idle(group, False)
-            self.set_shares(group, CLIENT_SHARES if group == CLIENT else DEFAULT_SHARES)
+            self.set_shares(group, {CLIENT: CLIENT_SHARES, DAEMON: DAEMON_SHARES}.get(group, DEFAULT_SHARES))
             self.set_cpus(group, self.all_cpus())
             self.set_quota(group, None)
         self.set_shares(PARENT, PARENT_SHARES)
