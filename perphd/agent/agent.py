@@ -142,6 +142,11 @@ class Agent:
         """The batch queue; None if it is disabled or jobs cannot be started on this host."""
         return self._state.parts.queue
 
+    def oom_order(self) -> tuple[str, ...]:
+        """Workloads that the kernel may kill for memory before others of a lesser band, and the remedy."""
+        order = self._state.parts.oom_order
+        return () if order is None else order.broken(self._state.all_specs())
+
     def contended(self) -> tuple[ContendedDevice, ...]:
         """The devices from which batch is being backed off."""
         backoff = self._state.parts.backoff

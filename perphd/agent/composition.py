@@ -22,6 +22,7 @@ from perphd.agent.forecasts import ForecastProcess
 from perphd.agent.jobs import Jobs
 from perphd.agent.memory_forecasts import MemoryForecasts
 from perphd.agent.models import Models
+from perphd.agent.oom_order import OomOrder
 from perphd.agent.pauses import Pauses
 from perphd.agent.rebuilds import Rebuilds
 from perphd.agent.records import Records
@@ -245,6 +246,7 @@ def build_agent(
         capabilities_now=lambda: look_again(fs, capabilities),
         discovery=Discovery(fs, Lookup(fs, hierarchies)),
         residence=Residence(fs, hierarchies),
+        oom_order=OomOrder(fs, hierarchies),
         shaping=Shaping(
             config.sizing,
             MemoryFacts(fs, hierarchies),

@@ -15,6 +15,7 @@ from perphd.agent.fitting import Fitting
 from perphd.agent.forecasts import ForecastProcess
 from perphd.agent.jobs import Jobs
 from perphd.agent.models import Models
+from perphd.agent.oom_order import OomOrder
 from perphd.agent.pauses import Pauses
 from perphd.agent.records import Records
 from perphd.agent.rounds import RoundTap
@@ -102,6 +103,7 @@ class Parts:
     queue: BatchQueue | None = None
     backoff: DeviceBackoff | None = None
     hints: Hints | None = None
+    oom_order: OomOrder | None = None
     owned: tuple[Closable, ...] = ()
 
 

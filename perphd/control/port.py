@@ -57,6 +57,9 @@ class AgentPort(Protocol):
     def queue(self) -> BatchQueue | None:
         """The batch queue; None if there is none."""
 
+    def oom_order(self) -> tuple[str, ...]:
+        """Workloads that the kernel may kill for memory before others of a lesser band, and the remedy."""
+
     def contended(self) -> tuple[ContendedDevice, ...]:
         """The devices from which batch is being backed off."""
 

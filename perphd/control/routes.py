@@ -217,7 +217,7 @@ class Routes:
         return {
             "capabilities": encode(self._agent.capabilities.items),
             "topology": encode(self._agent.topology),
-            "limitations": list(limitations(self._agent.status())),
+            "limitations": [*limitations(self._agent.status()), *self._agent.oom_order()],
             "by_themselves": list(declared_lines(self._agent.status().workloads)),
         }
 

@@ -238,6 +238,9 @@ class FakeAgent:
         self.apply_memory_fit(name)
         self.fits.remove(name)
 
+    def oom_order(self) -> tuple[str, ...]:
+        return ()
+
     def contended(self) -> tuple[ContendedDevice, ...]:
         return self.devices
 

@@ -1,0 +1,42 @@
+"""Reads which ``oom_score_adj`` the processes of workloads have, for ``perphctl doctor``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final
+
+from perphd.domain.workload import WorkloadSpec
+from perphd.host.cgroup.group import Cgroups
+from perphd.host.cgroup.hierarchy import Hierarchies
+from perphd.host.fs import KernelFs, text_or_empty
+
+MOST_PROCESSES: Final = 256
+"""Processes of one workload that are read: children inherit the value, and a request has to be answered soon."""
+
+
+class OomOrder:
+    """Tells whether the kernel kills workloads in the order of their declared bands."""
+
+    def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
+        self._fs, self._groups = fs, Cgroups(fs, hierarchies)
+
+    def broken(self, specs: Iterable[WorkloadSpec]) -> tuple[str, ...]:
+        """A sentence for each running workload that may be killed before one of a lesser band."""
+        declared = [(spec, spec.band) for spec in specs if spec.band is not None and spec.cgroup]
+        if not declared:
+            return ()
+        from perphd.qos.bands import QosBand  # a daemon without bands does not load their module
+        from perphd.qos.oom_order import OomScores, out_of_order
+
+        found = []
+        for spec, band in declared:
+            values = self._values(spec.cgroup)
+            if values:
+                found.append(OomScores(spec.name, QosBand(band), min(values), max(values)))
+        return out_of_order(found)
+
+    def _values(self, cgroup: str) -> list[int]:
+        pids = islice(sorted(self._groups.group(cgroup).procs()), MOST_PROCESSES)
+        texts = [text_or_empty(self._fs, f"/proc/{pid}/oom_score_adj").strip() for pid in pids]
+        return [int(text) for text in texts if text]  # empty: it has ended

@@ -1,0 +1,53 @@
+"""Order in which the kernel kills workloads when memory runs out, beside the order that their bands promise. Pure.
+
+The kernel kills the process with the greatest use of memory, in thousandths of what there is, plus its
+``oom_score_adj`` (proc_pid_oom_score_adj(5)). Copper thus dies first for certain only if each of its processes has a
+greater value than any process of gold and silver. perphd does not change the value: a service gets it from its unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.qos.bands import MEANINGS, Aspect, QosBand
+
+_DIES: Final = {QosBand.COPPER: 0, QosBand.SILVER: 1, QosBand.SYSTEM: 2, QosBand.GOLD: 3}
+"""Copper dies first, gold last."""
+
+
+@dataclass(frozen=True, slots=True)
+class OomScores:
+    """The least and the greatest ``oom_score_adj`` among the processes of a workload."""
+
+    name: str
+    band: QosBand
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        values = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
+        return f"{self.name} ({self.band}, oom_score_adj {values})"
+
+
+def out_of_order(workloads: Iterable[OomScores]) -> tuple[str, ...]:
+    """A sentence for each workload that may be killed before another one of a lesser band."""
+    known = tuple(workloads)
+    found = []
+    for each in known:
+        before = [o for o in known if _DIES[o.band] < _DIES[each.band] and o.least <= each.most]
+        if before:
+            others = ", ".join(map(str, before))
+            bands = [each.band, *dict.fromkeys(o.band for o in before)]
+            remedy = ", ".join(f"{_wanted(band)} for {band}" for band in bands)
+            found.append(
+                f"{each} may be killed for memory before {others}: their units need OOMScoreAdjust= ({remedy})"
+            )
+    return tuple(found)
+
+
+def _wanted(band: QosBand) -> int:
+    value = MEANINGS[band][Aspect.OOM_ORDER][0].value
+    assert isinstance(value, int)
+    return value
