@@ -48,7 +48,7 @@ docs: $(VENV)-docs/.stamp ## the documentation as a site, into out/site
 	@$(VENV)-docs/bin/python -m sphinx -q -W --keep-going -b html -d $(OUT)/site-doctrees docs $(OUT)/site
 	@echo "$(OUT)/site/index.html"
 
-lab: $(VENV)/.stamp-dev ## the real experiment: MariaDB beside batch jobs, scheme by scheme (root)
+lab: $(VENV)/.stamp-dev ## the real experiment: servers beside batch jobs, scheme by scheme (root); LAB_ARGS=--list lists its cells
 	@packaging/apt-install lab
 	$(SUDO) $(PY) -m tools.lab --out $(OUT)/lab $(LAB_ARGS)
 

@@ -16,7 +16,7 @@ from tools.lab.stats import Spread
 
 MACHINE = Machine(
     processor="A processor", cpus=2, memory_gib=8.0, kernel="6.1", system="Debian", python="3.11", cgroups="v2",
-    mariadb="10.11", sysbench="1.0.20", batch_language="C", virtual=True, load_average=0.1, lab_shares=65536,
+    software=("MariaDB 10.11",), batch_language="C", virtual=True, load_average=0.1, lab_shares=65536, scale=1,
     commit="abc",
 )  # fmt: skip
 

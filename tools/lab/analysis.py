@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tools.lab.load import LOADS
+from tools.lab.catalogue import load_of
 from tools.lab.records import Run, Window
 from tools.lab.schemes import ALONE, NATIVE, SCHEMES, tolerance_pct
 from tools.lab.stats import Spread, ratio, recovery_s, share_good, spread
@@ -133,7 +133,7 @@ def target(run: Run, runs: Sequence[Run]) -> Target | None:
     alone = reference(run, runs, ALONE)
     if alone is None:
         return None
-    if LOADS[run.cell.partition("-")[0]].open_loop:
+    if load_of(run.cell).open_loop:
         return None if alone.whole.p95_ms is None else Target("p95", OPEN_P95_RATIO * alone.whole.p95_ms)
     return Target("rate", RECOVERED_SHARE * (1 - tolerance_pct(run.scheme) / 100) * alone.whole.tps)
 

@@ -1,4 +1,4 @@
-"""The batch jobs: CPU-bound Monte-Carlo PI and memory streaming, whose work is counted through a shared file."""
+"""The batch jobs: Monte-Carlo PI, memory streaming and short processes count through a shared file, fio by its I/O."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from tools.lab.processes import LabError, Ledger
 
 _SOURCES = Path(__file__).parent / "native"
-_SLOT_BYTES, _SLOTS = 64, 64
+_SLOT_BYTES, _SLOTS = 64, 1024
 _STREAM_MIB_FLOOR = 128
 
 
@@ -26,12 +27,17 @@ class Job:
     processes: int
     unit: str
     scale: float
+    text: str
 
 
 JOBS = {
-    "pi4": Job("pi4", "pi", 4, "M samples", 1e6),
-    "stream2": Job("stream2", "stream", 2, "GB moved", 1e9),
-}
+    "pi4": Job("pi4", "pi", 4, "M samples", 1e6, "4 CPU-bound Monte-Carlo PI processes"),
+    "stream2": Job("stream2", "stream", 2, "GB moved", 1e9, "2 memory-streaming processes"),
+    "forks4": Job("forks4", "forks", 4, "processes", 1.0,
+                  "4 makes: each starts one short-lived process after the other, as a compilation does"),
+    "fio1": Job("fio1", "fio", 1, "MB", 1e6, "fio, random reads and writes of 64 KB on a file on disk"),
+}  # fmt: skip
+FIO_BYTES = 256 << 20
 
 
 class Programs:
@@ -40,7 +46,7 @@ class Programs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._compiler = shutil.which("gcc") or shutil.which("cc")
-        for name in ("pi", "stream"):
+        for name in ("pi", "stream", "forks"):
             if self._compiler is not None:
                 source = _SOURCES / f"{name}.c"
                 command = [self._compiler, "-O2", "-march=native", "-o", str(folder / name), str(source)]
@@ -70,11 +76,75 @@ def stream_mib() -> int:
     return max(_STREAM_MIB_FLOOR, 4 * llc // 2**20)
 
 
-class Batch:
+class Batch(Protocol):
     """One running batch job."""
 
-    def __init__(self, ledger: Ledger, job: Job, programs: Programs, folder: Path, groups: list[str]) -> None:
+    def count(self) -> float:
+        """Work done since the start, in the job's unit.
+
+        Raises:
+            LabError: a worker has ended by itself.
+        """
+
+    def stop(self) -> None:
+        """End the workers."""
+
+
+def start(
+    ledger: Ledger, job: Job, programs: Programs, data: Path, disk: Path, groups: list[str], scale: int = 1
+) -> Batch:
+    """Start a job; ``scale`` times as many workers. ``data``: for counters; ``disk``: where fio has its file."""
+    if job.program == "fio":
+        return Fio(ledger, job, disk, groups, scale)
+    return Counted(ledger, job, programs, data, groups, scale)
+
+
+class Fio:
+    """fio, whose work is what its threads have read and written."""
+
+    def __init__(self, ledger: Ledger, job: Job, disk: Path, groups: list[str], scale: int) -> None:
+        if shutil.which("fio") is None:
+            raise LabError("fio is not installed: apt-get install fio")
+        self._ledger, self._job = ledger, job
+        self._file = disk / "fio-file"
+        if not self._file.exists():
+            with self._file.open("wb") as file:
+                for _ in range(FIO_BYTES >> 20):
+                    file.write(os.urandom(1 << 20))
+        self._process = ledger.start(
+            ["fio", "--name=lab", f"--filename={self._file}", "--rw=randrw", "--bs=64k", "--direct=1", "--thread",
+             f"--numjobs={scale}", "--ioengine=psync", "--time_based", "--runtime=86400", f"--size={FIO_BYTES}"],
+            groups=groups,
+        )  # fmt: skip
+
+    def count(self) -> float:
+        """Megabytes read and written."""
+        try:
+            text = Path(f"/proc/{self._process.pid}/io").read_text()
+        except OSError:
+            text = ""
+        if self._process.poll() is not None or not text:
+            raise LabError("fio ended by itself")
+        done = dict(line.split(": ") for line in text.splitlines())
+        return (int(done["rchar"]) + int(done["wchar"])) / self._job.scale
+
+    def stop(self) -> None:
+        """End fio."""
+        self._ledger.end(self._process)
+
+
+class Counted:
+    """A job of native/, whose workers count in a shared file."""
+
+    def __init__(
+        self, ledger: Ledger, job: Job, programs: Programs, folder: Path, groups: list[str], scale: int
+    ) -> None:
         self.job = job
+        self._count = job.processes * scale
+        if self._count > _SLOTS:
+            raise LabError(
+                f"{job.name} has {_SLOTS} counters: {self._count} workers are too many (a smaller --scale)"
+            )
         self._ledger = ledger
         self._path = folder / f"counters-{job.name}"
         self._path.write_bytes(bytes(_SLOT_BYTES * _SLOTS))
@@ -82,7 +152,7 @@ class Batch:
             self._map = mmap.mmap(file.fileno(), 0)
         self._processes = [
             ledger.start(programs.command(job.program, self._path, slot), groups=groups)
-            for slot in range(job.processes)
+            for slot in range(self._count)
         ]
 
     def count(self) -> float:
@@ -95,7 +165,7 @@ class Batch:
             raise LabError(f"a worker of {self.job.name} ended by itself")
         total = sum(
             int.from_bytes(self._map[_SLOT_BYTES * slot : _SLOT_BYTES * slot + 8], sys.byteorder)
-            for slot in range(self.job.processes)
+            for slot in range(self._count)
         )
         return total / self.job.scale
 

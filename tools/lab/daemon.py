@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 from tools.lab import groups as g
-from tools.lab.mariadb import READER, READER_PASSWORD, Server
 from tools.lab.processes import Ledger
 from tools.lab.records import Note
 
@@ -21,19 +20,15 @@ _CONFIG = """\
 [daemon]
 mode = "enforce"
 period_s = 1.0
-state_dir = "{folder}/state"
+{policy}state_dir = "{folder}/state"
 socket = "{folder}/perphd.sock"
 
 [[lra]]
-name = "mariadb"
+name = "{name}"
 cgroup = "{lra}"
 tolerance_pct = {tolerance_pct}
 
-[lra.sli]
-source = "mysql"
-socket = "{socket}"
-user = "{user}"
-password_file = "{password_file}"
+{sli}
 
 [[batch]]
 name = "batch"
@@ -45,33 +40,37 @@ _STOP_S = 20.0
 class Daemon:
     """One ``perphd run`` in enforce mode with an empty state folder.
 
-    ``keep``: a folder that gets its log, its configuration and its store when it has stopped.
+    ``name``, ``sli``: of the application, the latter as in a configuration file; ``policy``: of tools/bench, in
+    place of perphd's own, or nothing. ``keep``: a folder that gets its
+    log, its configuration and its store when it has stopped.
     """
 
     def __init__(
         self,
         ledger: Ledger,
         folder: Path,
-        server: Server,
+        name: str,
+        sli: str,
         groups: list[str],
         keep: Path,
         tolerance_pct: float,
+        policy: str = "",
     ) -> None:
         self._ledger, self._keep = ledger, keep
         self._folder = folder / "perphd"
         shutil.rmtree(self._folder, ignore_errors=True)
         (self._folder / "state").mkdir(parents=True)
-        password_file = self._folder / "password"
-        password_file.touch(mode=0o600)
-        password_file.write_text(READER_PASSWORD + "\n")
         config = self._folder / "perphd.toml"
         config.write_text(
             _CONFIG.format(
-                folder=self._folder, lra=g.LRA, batch=g.BATCH, socket=server.socket, user=READER,
-                password_file=password_file, tolerance_pct=tolerance_pct,
+                folder=self._folder, name=name, lra=g.LRA, batch=g.BATCH,
+                policy='policy = "none"\n' if policy else "",  # tools.lab.peer puts another one in its place
+                sli=f"[lra.sli]\n{sli}" if sli else "",
+                tolerance_pct=tolerance_pct,
             )
         )  # fmt: skip
         program = "from perphd.commands.daemon import main; main()"
+        program = f"from tools.lab.peer import install; install({policy!r}); {program}" if policy else program
         with (self._folder / "log").open("wb") as log:
             self._process = ledger.start(
                 [sys.executable, "-c", program, "run", "--config", str(config)],

@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.lab import batch as jobs
 from tools.lab import groups as g
 from tools.lab.batch import JOBS, Batch, Programs
+from tools.lab.catalogue import LOADS, SERVERS, Cell
 from tools.lab.daemon import Daemon
 from tools.lab.groups import Groups
-from tools.lab.load import LOADS, Load, Mysqlslap, Second, Sysbench
-from tools.lab.mariadb import Server
+from tools.lab.load import Load, Running, Second
 from tools.lab.processes import Ledger
 from tools.lab.records import UNSETTLED_S, Run, timeline, window
 from tools.lab.schemes import Scheme
+from tools.lab.servers.seam import Place, Server
 from tools.lab.usage import Usage
 from tools.lab.watch import Setting, Watcher
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A load and a batch job, e.g. ``closed-pi4``."""
-
-    load: str
-    job: str
-
-    @property
-    def name(self) -> str:
-        """Its name in options and reports."""
-        return f"{self.load}-{self.job}"
-
-
-CELLS = (
-    Cell("closed", "pi4"),
-    Cell("open", "pi4"),
-    Cell("closed", "stream2"),
-    Cell("open", "stream2"),
-    Cell("slap", "pi4"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,54 +34,91 @@ class Timing:
     learn: float = 15.0
     window: float = 25.0
 
-    def of(self, scheme: Scheme) -> float:
+    def window_s(self, load: Load) -> float:
+        """Measured seconds: twice as long where an event takes long."""
+        return 2 * self.window if load.slow else self.window
+
+    def of(self, load: Load, scheme: Scheme) -> float:
         """Length of one run."""
-        return self.warm + (self.learn if scheme.daemon else 0.0) + self.window
+        return self.warm + (self.learn if scheme.daemon else 0.0) + self.window_s(load)
 
 
 class Bench:
-    """The server, the groups and the batch programs that all runs share.
+    """The groups, the batch programs, and one server at a time, which is kept while its loads are run.
 
-    ``folder`` (programs, the daemon's state) and ``data`` (the database, the batch jobs' counters; in memory, if
-    possible) are removed at the end; ``keep`` gets what the daemon leaves of every run.
+    ``folder`` (programs, logs, the daemon's state) and ``data`` (what servers keep, the batch jobs' counters; in
+    memory, if possible) are removed at the end; ``keep`` gets what the daemon leaves of every run.
     """
 
     def __init__(
-        self, ledger: Ledger, groups: Groups, folder: Path, data: Path, timing: Timing, keep: Path
+        self,
+        ledger: Ledger,
+        groups: Groups,
+        folder: Path,
+        data: Path,
+        timing: Timing,
+        keep: Path,
+        scale: int = 1,
     ) -> None:
         self.ledger, self.groups, self.folder, self.timing = ledger, groups, folder, timing
-        self._data = data
-        self._keep = keep
+        self._data, self._keep, self._scale = data, keep, scale
         self.programs = Programs(folder)
-        self.server = Server(ledger, data, groups.directories(g.LRA))
-        self.server.load_tables()
+        self._serving: tuple[str, Server, Path] | None = None
+
+    def server(self, load: Load) -> Server:
+        """The server of a load, with the load's data; another one that ran before is ended.
+
+        Raises:
+            Unavailable: this machine lacks something that it needs.
+        """
+        if self._serving is None or self._serving[0] != load.server:
+            self.end_server()
+            data = Path(tempfile.mkdtemp(prefix=f"{load.server}-", dir=self._data))
+            os.chmod(self._data, 0o711)  # servers run as users of their own
+            where = self.groups.directories(g.LRA)
+            place = Place(self.ledger, self.folder, data, where, self._scale)
+            self._serving = load.server, SERVERS[load.server](place), data
+        self._serving[1].prepare(load)
+        return self._serving[1]
+
+    def end_server(self) -> None:
+        """End the server that runs, and remove its data."""
+        if self._serving is not None:
+            _, server, data = self._serving
+            self._serving = None
+            server.stop()
+            shutil.rmtree(data, ignore_errors=True)
 
     def run(self, cell: Cell, scheme: Scheme, repetition: int, attempt: int = 0) -> Run:
         """One run, from groups at their defaults to groups at their defaults.
 
         Raises:
-            LabError: the load or the batch job ended by itself.
+            LabError: the load or the batch job ended by itself, or the server cannot run here.
         """
-        groups, timing = self.groups, self.timing
+        groups, timing, load = self.groups, self.timing, LOADS[cell.load]
+        server = self.server(load)
         groups.reset()
-        groups.enter(scheme.lra_group, self.server.pid)
+        for pid in server.pids:
+            with contextlib.suppress(ProcessLookupError):
+                groups.enter(scheme.lra_group, pid)
         scheme.prepare(groups)
         with ExitStack() as stack:
-            load = self._load(LOADS[cell.load])
-            stack.callback(load.stop)
-            records = _Recorder(load)
+            running = server.start(load, groups.directories(g.CLIENT))
+            stack.callback(running.stop)
+            records = _Recorder(running)
             records.until(time.monotonic() + timing.warm)
             watcher = stack.enter_context(Watcher(groups, [g.LRA, g.BATCH]))
             daemon: Daemon | None = None
             if scheme.daemon:
-                keep = self._keep / f"{cell.name}-{scheme.name}-{repetition + 1}"
                 daemon = Daemon(
                     self.ledger,
                     self.folder,
-                    self.server,
+                    load.server,
+                    server.sli(),
                     groups.directories(g.CLIENT),
-                    keep,
+                    self._keep / f"{cell.name}-{scheme.name}-{repetition + 1}",
                     scheme.tolerance_pct,
+                    scheme.policy,
                 )
                 stack.callback(daemon.stop)
                 records.until(time.monotonic() + timing.learn)
@@ -107,9 +128,11 @@ class Bench:
             batch: Batch | None = None
             if scheme.with_batch:
                 where = groups.directories(scheme.batch_group)
-                batch = Batch(self.ledger, JOBS[cell.job], self.programs, self._data, where)
+                batch = jobs.start(
+                    self.ledger, JOBS[cell.job], self.programs, self._data, self.folder, where, self._scale
+                )
                 stack.callback(batch.stop)
-            seconds, counts = records.until(begin_s + timing.window, batch)
+            seconds, counts = records.until(begin_s + timing.window_s(load), batch)
             cores, client_stalled = usage.cores(scheme.one_group), usage.client_stalled()
             if daemon is not None:
                 daemon.stop()
@@ -129,17 +152,11 @@ class Bench:
                 daemon_problem=daemon.problem() if daemon is not None else "",
             )
 
-    def _load(self, load: Load) -> Sysbench | Mysqlslap:
-        where = self.groups.directories(g.CLIENT)
-        if load.name == "slap":
-            return Mysqlslap(self.ledger, self.server, where)
-        return Sysbench(self.ledger, self.server, load, where)
-
 
 class _Recorder:
     """Takes a load's records as they come."""
 
-    def __init__(self, load: Sysbench | Mysqlslap) -> None:
+    def __init__(self, load: Running) -> None:
         self._records = iter(load)
 
     def until(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tools.lab.analysis import OPEN_P95_RATIO, Ratios, paired, rows
-from tools.lab.load import LOADS
+from tools.lab.catalogue import load_of
 from tools.lab.records import Run
 from tools.lab.schemes import PERPHD, is_perphd
 from tools.lab.stats import Spread
@@ -40,7 +40,7 @@ def goals(runs: Sequence[Run]) -> list[Goal]:
     """The goals of the sysbench cells that ran with perphd, in the order of the cells."""
     found: list[Goal] = []
     for row in rows(runs):
-        load = LOADS[row.cell.partition("-")[0]]
+        load = load_of(row.cell)
         if not is_perphd(row.scheme) or load.name == "slap":
             continue
         of_cell = [run for run in runs if run.cell == row.cell]

@@ -1,4 +1,4 @@
-"""The load: sysbench in a closed or an open loop, and mysqlslap in chunks; both as a stream of one-second records."""
+"""What a load is, and how its generators report: a stream of records of about one second."""
 
 from __future__ import annotations
 
@@ -6,23 +6,19 @@ import math
 import re
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from tools.lab.latency import Histogram, histogram_line
-from tools.lab.mariadb import DATABASE, TABLE_ROWS, Server
 from tools.lab.processes import LabError, Ledger
-
-CLOSED_THREADS = 4
-OPEN_RATE, OPEN_THREADS = 500, 16
-SLAP_CLIENTS, SLAP_CHUNK = 4, 25_000
 
 _SECOND = re.compile(r"second ([0-9.]+) interval ([0-9.]+) events ([0-9]+) errors ([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """About one second of load. ``at_s``: monotonic time when it ended; ``latency`` is empty for mysqlslap."""
+    """About one second of load. ``at_s``: monotonic time when it ended; ``latency`` is empty where nothing tells it."""
 
     at_s: float
     interval_s: float
@@ -38,22 +34,36 @@ class Second:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A kind of load. ``open_loop``: work arrives whatever happens, so latency and not the rate tells."""
+    """A kind of load.
+
+    ``server``: whom it asks; ``open_loop``: work arrives whatever happens, so latency and not the rate tells;
+    ``slow``: one event takes so long that a window of twice the length is measured.
+    """
 
     name: str
+    server: str
     unit: str
+    text: str
     open_loop: bool = False
+    slow: bool = False
 
 
-LOADS = {
-    "closed": Load("closed", "transactions"),
-    "open": Load("open", "transactions", open_loop=True),
-    "slap": Load("slap", "queries"),
-}
+class Running(Protocol):
+    """A load that runs. Iterate for its records, until it is stopped."""
+
+    def __iter__(self) -> Iterator[Second]:
+        """Its records.
+
+        Raises:
+            LabError: it ended by itself.
+        """
+
+    def stop(self) -> None:
+        """End it."""
 
 
 class SysbenchReport:
-    """Turns sysbench's output (with native/oltp.lua) into records, line by line."""
+    """Turns the output of sysbench (with native/report.lua) and of the lab's own generators into records."""
 
     def __init__(self) -> None:
         self._last = Histogram()
@@ -86,21 +96,19 @@ class SysbenchReport:
         return record
 
 
-class Sysbench:
-    """A running sysbench. Iterate for its records, one a second, until it is stopped.
+class Reporting:
+    """A generator that prints a report every second. It must not end by itself.
 
-    It never ends by itself: at its own end it cancels the thread that prints, which may then hold a lock forever.
+    sysbench does not: at its own end it cancels the thread that prints, which may then hold a lock forever.
     """
 
-    def __init__(self, ledger: Ledger, server: Server, load: Load, groups: list[str]) -> None:
-        self._ledger = ledger
-        loop = (
-            [f"--threads={OPEN_THREADS}", f"--rate={OPEN_RATE}"]
-            if load.open_loop
-            else [f"--threads={CLOSED_THREADS}"]
+    def __init__(
+        self, ledger: Ledger, command: Sequence[str], groups: list[str], env: Mapping[str, str] | None = None
+    ) -> None:
+        self._ledger, self._name = ledger, command[0]
+        self._process = ledger.start(
+            command, groups=groups, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env
         )
-        command = server.sysbench(*loop, "--time=0", "--report-interval=1", "run")
-        self._process = ledger.start(command, groups=groups, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def __iter__(self) -> Iterator[Second]:
         assert self._process.stdout is not None
@@ -111,41 +119,8 @@ class Sysbench:
             record = report.feed(line, time.monotonic())
             if record is not None:
                 yield record
-        raise LabError(f"sysbench ended with status {self._process.wait()}; its output ends: {tail}")
+        raise LabError(f"{self._name} ended with status {self._process.wait()}; its output ends: {tail}")
 
     def stop(self) -> None:
         """End it."""
         self._ledger.end(self._process)
-
-
-class Mysqlslap:
-    """mysqlslap runs of a fixed number of queries, one after the other, until stopped; each is a record."""
-
-    def __init__(self, ledger: Ledger, server: Server, groups: list[str]) -> None:
-        self._ledger, self._groups = ledger, groups
-        self._command = [
-            "mysqlslap", "--no-defaults", *server.client(), f"--create-schema={DATABASE}",
-            f"--concurrency={SLAP_CLIENTS}", f"--number-of-queries={SLAP_CHUNK}", "--query",
-            f"SELECT SUM(k) FROM sbtest1 WHERE id BETWEEN {TABLE_ROWS // 2} AND {TABLE_ROWS // 2 + 99}",
-        ]  # fmt: skip
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __iter__(self) -> Iterator[Second]:
-        while True:
-            began_s = time.monotonic()
-            self._process = self._ledger.start(
-                self._command, groups=self._groups, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-            assert self._process.stdout is not None
-            output = self._process.stdout.read().decode(errors="replace")
-            process, self._process = self._process, None
-            status = self._ledger.end(process)
-            if status != 0:
-                raise LabError(f"mysqlslap ended with status {status}: {output[-2000:]}")
-            now_s = time.monotonic()
-            yield Second(now_s, now_s - began_s, SLAP_CHUNK, 0, Histogram())
-
-    def stop(self) -> None:
-        """End it."""
-        if self._process is not None:
-            self._ledger.end(self._process)

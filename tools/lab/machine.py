@@ -21,17 +21,23 @@ class Machine:
     system: str
     python: str
     cgroups: str
-    mariadb: str
-    sysbench: str
+    software: tuple[str, ...]
     batch_language: str
     virtual: bool
     load_average: float
     lab_shares: int
+    scale: int
     commit: str
 
 
 def describe(
-    *, cgroups: str, mariadb: str, batch_language: str, lab_shares: int, load_average: float
+    *,
+    cgroups: str,
+    software: tuple[str, ...],
+    batch_language: str,
+    lab_shares: int,
+    load_average: float,
+    scale: int = 1,
 ) -> Machine:
     """Look at this machine; what cannot be found out is 'unknown'."""
     cpuinfo = _read("/proc/cpuinfo")
@@ -43,12 +49,12 @@ def describe(
         system=_find(r'PRETTY_NAME="(.+)"', _read("/etc/os-release")),
         python=platform.python_version(),
         cgroups=cgroups,
-        mariadb=mariadb,
-        sysbench=_output("sysbench", "--version").removeprefix("sysbench").strip() or "unknown",
+        software=software,
         batch_language=batch_language,
         virtual="hypervisor" in _find(r"flags\s*:\s*(.+)", cpuinfo).split(),
         load_average=round(load_average, 2),
         lab_shares=lab_shares,
+        scale=scale,
         commit=_output("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
         or "unknown",
     )
@@ -59,7 +65,7 @@ def sentence(machine: Machine) -> str:
     kind = "virtual machine" if machine.virtual else "machine"
     return (
         f"{kind} with {machine.cpus} CPUs ({machine.processor}), {machine.memory_gib:g} GiB, {machine.system}, "
-        f"kernel {machine.kernel}, cgroups {machine.cgroups}; MariaDB {machine.mariadb}, sysbench {machine.sysbench}, "
+        f"kernel {machine.kernel}, cgroups {machine.cgroups}; {', '.join(machine.software)}, "
         f"batch jobs in {machine.batch_language}; load average before the start {machine.load_average:g}; "
         f"perphd at commit {machine.commit}"
     )

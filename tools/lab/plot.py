@@ -13,14 +13,15 @@ import matplotlib.pyplot as plt  # the backend must be chosen before
 
 from tools.lab.analysis import target
 from tools.lab.batch import JOBS
-from tools.lab.load import LOADS
+from tools.lab.catalogue import job_of, load_of
 from tools.lab.records import Point, Run
 from tools.lab.schemes import ALONE, SCHEMES
 from tools.lab.stats import spread
 
 _COLOURS = {
     "alone": "#555555", "native": "#d62728", "sbs-1024": "#ff7f0e", "sbs-64": "#bcbd22", "static": "#9467bd",
-    "idle": "#2ca02c", "perphd": "#1f77b4", "perphd-30": "#17becf",
+    "idle": "#2ca02c", "confined": "#98df8a", "koordinator": "#8c564b", "parties": "#e377c2",
+    "perphd": "#1f77b4", "perphd-30": "#17becf",
 }  # fmt: skip
 
 
@@ -32,8 +33,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     )
     for column, cell in enumerate(cells):
         of_cell = [run for run in runs if run.cell == cell]
-        load, _, job = cell.partition("-")
-        open_loop = LOADS[load].open_loop
+        open_loop = load_of(cell).open_loop
         above, below = axes[0][column], axes[1][column]
         for scheme in (s.name for s in SCHEMES):
             mine = [run for run in of_cell if run.scheme == scheme]
@@ -53,8 +53,8 @@ def draw(runs: Sequence[Run], path: Path) -> None:
         if open_loop:
             above.set_yscale("log")
         above.set_title(cell)
-        above.set_ylabel("p95 of the second, ms" if open_loop else f"{LOADS[load].unit}/s")
-        below.set_ylabel(f"batch: {JOBS[job].unit}/s")
+        above.set_ylabel("p95 of the second, ms" if open_loop else f"{load_of(cell).unit}/s")
+        below.set_ylabel(f"batch: {JOBS[job_of(cell)].unit}/s")
         below.set_xlabel("seconds after the antagonist's start")
         for axis in (above, below):
             axis.grid(alpha=0.3)

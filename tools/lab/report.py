@@ -9,24 +9,15 @@ from pathlib import Path
 
 from tools.lab.analysis import OPEN_P95_RATIO, RECOVERED_SHARE, TOLERANCE_PCT, Row, in_force, rows
 from tools.lab.batch import JOBS
+from tools.lab.catalogue import job_of, load_of
 from tools.lab.experiment import Timing
 from tools.lab.goals import goals
-from tools.lab.load import CLOSED_THREADS, LOADS, OPEN_RATE, OPEN_THREADS, SLAP_CHUNK, SLAP_CLIENTS
 from tools.lab.machine import Machine, sentence
-from tools.lab.mariadb import TABLE_ROWS, TABLES
 from tools.lab.records import UNSETTLED_S, Run
 from tools.lab.schemes import ALONE, SCHEMES, is_perphd
 from tools.lab.stats import Spread
 
 NOTHING = "–"
-_LOADS = {
-    "closed": f"sysbench oltp_read_write, closed loop, {CLOSED_THREADS} clients as fast as they can",
-    "open": f"sysbench oltp_read_write, open loop, {OPEN_RATE} transactions/s arrive whatever happens "
-    f"({OPEN_THREADS} connections); latency counts from arrival",
-    "slap": f"mysqlslap, {SLAP_CLIENTS} clients, {SLAP_CHUNK} range queries at a time, over and over "
-    "(it reports no latencies)",
-}
-_JOBS = {"pi4": "4 CPU-bound Monte-Carlo PI processes", "stream2": "2 memory-streaming processes"}
 
 
 def show(value: Spread | None, digits: int = 2) -> str:
@@ -81,9 +72,9 @@ def summary(runs: Sequence[Run]) -> str:
     parts: list[str] = []
     for cell in dict.fromkeys(row.cell for row in found):
         of_cell = [row for row in found if row.cell == cell]
-        load, _, job = cell.partition("-")
-        units = f"Rates are {LOADS[load].unit}/s; batch work is in {JOBS[job].unit}/s"
-        parts += [f"## {cell}", f"Load: {_LOADS[load]}. Batch: {_JOBS[job]}. {units}.", _absolute(of_cell)]
+        load, job = load_of(cell), JOBS[job_of(cell)]
+        units = f"Rates are {load.unit}/s; batch work is in {job.unit}/s"
+        parts += [f"## {cell}", f"Load: {load.text}. Batch: {job.text}. {units}.", _absolute(of_cell)]
         mine = [run for run in runs if run.cell == cell]
         parts += [_relative(of_cell), _goals(mine), _allocated(mine), _conditions(of_cell)]
     return "\n\n".join(part for part in parts if part)
@@ -99,7 +90,7 @@ def _absolute(found: Sequence[Row]) -> str:
         on_target = NOTHING if row.on_target is None else f"{100 * row.on_target.median:.0f} %"
         lines.append(
             _line(
-                _name(row), show(row.rate, 0), show(row.p50_ms), show(row.p95_ms), show(row.p99_ms),
+                _name(row), show(row.rate, _digits(row.rate)), show(row.p50_ms), show(row.p95_ms), show(row.p99_ms),
                 NOTHING if alone else show(row.batch, 1),
                 NOTHING if alone or row.on_target is None else recovery, on_target,
             )
@@ -184,8 +175,8 @@ def _method(timing: Timing, machine: Machine) -> list[str]:
     return [
         "The schemes, one after the other in every repetition, each repetition in another order:",
         "\n".join(f"- **{scheme.name}**: {scheme.text}." for scheme in SCHEMES),
-        f"A private MariaDB ({TABLES} tables of {TABLE_ROWS} rows, all in its buffer pool, "
-        "innodb_flush_log_at_trx_commit=0 so that no commit waits for the disk) serves all runs. A run is: the load "
+        "A private server with its data in memory, whose commits do not wait for a disk, serves all runs of a load; "
+        f"clients and rates are multiplied by {machine.scale}. A run is: the load "
         f"alone for {timing.warm:g} s (perphd is started then, knowing nothing, and sees the load alone for another "
         f"{timing.learn:g} s), then the antagonist starts, and with it the measured window of {timing.window:g} s. "
         f"“After {UNSETTLED_S:g} s” leaves out the window's beginning.",
@@ -195,8 +186,9 @@ def _method(timing: Timing, machine: Machine) -> list[str]:
         "the rest of the machine, so that stray processes disturb less.",
         "A run starts when the machine is quiet, if it becomes so in time, and is made again, whatever came out of it, "
         "when processes outside the lab used more than a fifth of a CPU during its window.",
-        "Percentiles come from sysbench's own histograms, taken every second. Figures are medians over repetitions "
-        "with (lowest–highest); ratios are taken within one repetition first. The same batch work takes 1 / (batch / "
+        "Percentiles come from the load generators' own histograms, taken every second. Figures are medians over "
+        "repetitions with (lowest–highest); "
+        "ratios are taken within one repetition first. The same batch work takes 1 / (batch / "
         "native) times as long as natively: that is the makespan.",
         "Recovery is the time from the antagonist's start to the end of the first second that is on target and "
         "opens three seconds whose mean is. "
@@ -205,6 +197,11 @@ def _method(timing: Timing, machine: Machine) -> list[str]:
         f"run-alone rate of the same repetition; of an open loop, a p95 of at most {OPEN_P95_RATIO:g} times "
         "run-alone's. A scheme that was never disturbed recovers in its first second.",
     ]
+
+
+def _digits(value: Spread | None) -> int:
+    """Digits after the point that a rate is shown with."""
+    return 0 if value is None or value.median >= 20 else 2
 
 
 def _name(row: Row) -> str:

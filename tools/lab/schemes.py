@@ -17,7 +17,8 @@ PERPHD, PERPHD_30 = "perphd", "perphd-30"
 class Scheme:
     """One way to run both. ``prepare`` sets the groups, which are at their defaults, before the load starts.
 
-    ``on_request``: only run when it is named.
+    ``policy``: the daemon runs with this published policy of tools/bench in place of its own. ``on_request``: only run
+    when it is named.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Scheme:
     with_batch: bool = True
     one_group: bool = False
     daemon: bool = False
+    policy: str = ""
     tolerance_pct: float = 10.0
     on_request: bool = False
 
@@ -61,6 +63,12 @@ def _idle(groups: Groups) -> None:
     groups.set_idle(g.BATCH, True)
 
 
+def _confined(groups: Groups) -> None:
+    _, second = halves(groups.all_cpus())
+    groups.set_cpus(g.BATCH, second)
+    groups.set_idle(g.BATCH, True)
+
+
 SCHEMES = (
     Scheme(ALONE, "the database without batch", with_batch=False),
     Scheme(NATIVE, "no control: both in one group, like processes without isolation", one_group=True),
@@ -68,6 +76,7 @@ SCHEMES = (
     Scheme("sbs-64", "CPU-SBS, unequal shares: two groups, 1024:64", _shares(64), on_request=True),
     # What of any setting that is known beforehand comes nearest where work arrives whatever happens.
     Scheme("idle", "batch in the kernel's idle class on all CPUs, from its start", _idle, on_request=True),
+    Scheme("confined", "batch in the idle class on half of the CPUs, from its start", _confined, on_request=True),
     Scheme("static", "static cpusets: half of the CPUs each, exclusively", _split),
     Scheme(
         PERPHD, "perphd in enforce mode, started after the load, from two groups at defaults", daemon=True
@@ -78,14 +87,18 @@ SCHEMES = (
         daemon=True,
         tolerance_pct=30.0,
     ),
-)
+    Scheme("koordinator", "Koordinator's CPU suppression as the policy of the same daemon", daemon=True,
+           policy="koordinator", on_request=True),
+    Scheme("parties", "PARTIES as the policy of the same daemon, told to keep 0.9 of the rate before batch came",
+           daemon=True, policy="parties", on_request=True),
+)  # fmt: skip
 
 BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
 
 
 def is_perphd(name: str) -> bool:
-    """True for the schemes in which the daemon runs."""
-    return name in BY_NAME and BY_NAME[name].daemon
+    """True for the schemes in which the daemon runs with its own policy."""
+    return name in BY_NAME and BY_NAME[name].daemon and not BY_NAME[name].policy
 
 
 def tolerance_pct(name: str) -> float:

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #define SLOT_BYTES 64
-#define SLOTS 64
+#define SLOTS 1024
 #define ROUND 20000
 
 int main(int argc, char **argv)

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #define SLOT_BYTES 64
-#define SLOTS 64
+#define SLOTS 1024
 #define BLOCK 65536 /* doubles between two reports */
 
 int main(int argc, char **argv)

@@ -1,6 +1,6 @@
 """The batch workers for hosts without a C compiler: same files, same counting, numpy instead of C.
 
-usage: workers.py pi COUNTERS SLOT | workers.py stream COUNTERS SLOT MIB
+usage: workers.py pi COUNTERS SLOT | workers.py stream COUNTERS SLOT MIB | workers.py forks COUNTERS SLOT
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import signal
+import subprocess
 import sys
 
 import numpy as np
@@ -25,6 +26,8 @@ def main(kind: str, path: str, slot: int, mib: int = 0) -> None:
     done = counters[slot * _SLOT_BYTES // 8 :]
     if kind == "pi":
         _pi(done, slot)
+    elif kind == "forks":
+        _forks(done)
     else:
         _stream(done, mib)
 
@@ -35,6 +38,12 @@ def _pi(done: np.ndarray[tuple[int], np.dtype[np.uint64]], seed: int) -> None:
         x, y = random.random(_ROUND), random.random(_ROUND)
         done[1] += np.uint64(np.count_nonzero(x * x + y * y <= 1.0))
         done[0] += np.uint64(_ROUND)
+
+
+def _forks(done: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> None:
+    while True:
+        subprocess.run([sys.executable, "-S", "-c", "sum(range(200000))"], check=True)
+        done[0] += np.uint64(1)
 
 
 def _stream(done: np.ndarray[tuple[int], np.dtype[np.uint64]], mib: int) -> None:

@@ -7,23 +7,47 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
+import sys
 import time
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
+from tools.lab.latency import Histogram
+from tools.lab.load import Load, Reporting, Running, Second
 from tools.lab.processes import LabError, Ledger
+from tools.lab.servers import tpch
+from tools.lab.servers.seam import NATIVE, Place, Unavailable, free_port, need, run, wait_until
 
 TABLES = 4
 TABLE_ROWS = 50_000
-DATA_BYTES = 1 << 30
-"""Room for the data folder: tables, redo log, temporary files."""
+CLOSED_THREADS = 4
+OPEN_RATE, OPEN_THREADS = 500, 16
+SLAP_CLIENTS, SLAP_CHUNK = 4, 25_000
+WAREHOUSES, TPCC_CLIENTS = 2, 4
+TPCC_OPEN_RATE, TPCC_OPEN_THREADS = 60, 16
+TPCH_STREAMS = 2
 DATABASE = "sbtest"
 _CLIENT = "sysbench"
 READER, READER_PASSWORD = "perphd", "perphd-lab"
 """The account from which perphd reads status counters: it may log in and nothing else."""
 
-_OLTP = Path(__file__).parent / "native" / "oltp.lua"
+LOADS = (
+    Load("closed", "mariadb", "transactions",
+         f"sysbench oltp_read_write, closed loop, {CLOSED_THREADS} clients as fast as they can"),
+    Load("open", "mariadb", "transactions",
+         f"sysbench oltp_read_write, open loop, {OPEN_RATE} transactions/s arrive whatever happens "
+         f"({OPEN_THREADS} connections); latency counts from arrival", open_loop=True),
+    Load("slap", "mariadb", "queries",
+         f"mysqlslap, {SLAP_CLIENTS} clients, {SLAP_CHUNK} range queries at a time, over and over "
+         "(it reports no latencies)"),
+    Load("tpcc", "mariadb", "transactions",
+         f"TPC-C's five transactions, {WAREHOUSES} warehouses, closed loop, {TPCC_CLIENTS} clients that do not think"),
+    Load("tpcc-open", "mariadb", "transactions",
+         f"TPC-C's five transactions, {WAREHOUSES} warehouses, open loop, {TPCC_OPEN_RATE} transactions/s "
+         f"({TPCC_OPEN_THREADS} connections); latency counts from arrival", open_loop=True),
+    Load("tpch", "mariadb", "queries",
+         f"TPC-H's 22 queries at scale factor {tpch.SCALE_FACTOR:g}, closed loop, {TPCH_STREAMS} streams", slow=True),
+)  # fmt: skip
 _CONFIG = """\
 [mariadbd]
 datadir={folder}/data
@@ -31,82 +55,76 @@ socket={folder}/mariadb.sock
 pid-file={folder}/mariadb.pid
 log-error={folder}/error.log
 tmpdir={folder}
+local-infile=1
 bind-address=127.0.0.1
 port={port}
 skip-log-bin
 skip-name-resolve
 performance-schema=OFF
-innodb_buffer_pool_size=512M
+innodb_buffer_pool_size=1G
 innodb_log_file_size=256M
 # The lab measures CPU and memory: a commit does not wait for the disk.
 innodb_flush_log_at_trx_commit=0
 """
 
 
-class Server:
+class MariaDb:
     """One server, started in the given cgroup directories."""
 
-    def __init__(self, ledger: Ledger, folder: Path, groups: list[str]) -> None:
-        for program in ("mariadbd", "mariadb-install-db", "mariadb", "sysbench"):
-            if shutil.which(program) is None:
-                raise LabError(
-                    f"{program} is not installed: apt-get install mariadb-server mariadb-client sysbench"
-                )
-        self.folder = folder
+    def __init__(self, place: Place) -> None:
+        need(
+            ("mariadbd", "mariadb-install-db", "mariadb", "mysqlslap", "sysbench"),
+            "mariadb-server mariadb-client sysbench",
+        )
+        self.folder = folder = place.data
         self.socket = folder / "mariadb.sock"
-        self.port = _free_port()
+        self.port = free_port()
+        self._place, self._ledger = place, place.ledger
         self._password = secrets.token_hex(16)
-        self._ledger = ledger
+        self._loaded: set[str] = set()
         try:
             self._user = pwd.getpwnam("mysql").pw_name
         except KeyError as exc:
-            raise LabError("there is no user mysql: is mariadb-server installed?") from exc
+            raise Unavailable("there is no user mysql: is mariadb-server installed?") from exc
         config = folder / "my.cnf"
         config.write_text(_CONFIG.format(folder=folder, port=self.port))
         os.chmod(folder, 0o700)  # its socket lets everybody in
         shutil.chown(folder, self._user)
-        self._run(
+        run(
             "mariadb-install-db",
             f"--defaults-file={config}",
             f"--user={self._user}",
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
         )
-        self.process = ledger.start(
-            ["mariadbd", f"--defaults-file={config}"], groups=groups, user=self._user, end_signal="KILL"
+        self.process = self._ledger.start(
+            ["mariadbd", f"--defaults-file={config}"], groups=place.groups, user=self._user, end_signal="KILL"
         )
-        self._wait()
+        wait_until(self._answers, self.process, folder / "error.log", "mariadbd")
+        self.sql(
+            # The installation's root may connect over TCP without a password: nobody else on this machine shall.
+            "DELETE FROM mysql.global_priv WHERE User = 'root' AND Host != 'localhost'; FLUSH PRIVILEGES;"
+            f"CREATE USER '{READER}'@'localhost' IDENTIFIED BY '{READER_PASSWORD}';"
+            f"CREATE USER '{_CLIENT}'@'127.0.0.1' IDENTIFIED BY '{self._password}'"
+        )
+
+    def _answers(self) -> bool:
+        if not self.socket.exists():
+            return False
+        try:
+            self.sql("SELECT 1")
+        except LabError:
+            return False
+        return True
 
     @property
-    def pid(self) -> int:
+    def pids(self) -> Sequence[int]:
         """The server's process."""
-        return self.process.pid
-
-    def _run(self, *command: str) -> str:
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-        if done.returncode != 0:
-            raise LabError(f"{' '.join(command)} failed: {(done.stderr or done.stdout)[-2000:]}")
-        return done.stdout
-
-    def _wait(self) -> None:
-        deadline = time.monotonic() + 60.0
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                break
-            if self.socket.exists():
-                try:
-                    self.sql("SELECT 1")
-                    return
-                except LabError:
-                    pass
-            time.sleep(0.1)
-        log = self.folder / "error.log"
-        tail = log.read_text(errors="replace")[-2000:] if log.exists() else "(no log)"
-        raise LabError(f"mariadbd did not come up; its log ends: {tail}")
+        return (self.process.pid,)
 
     def sql(self, statement: str) -> str:
         """Run a statement as root; the rows as tab-separated text."""
-        return self._run(
+        return run(
             "mariadb", "--no-defaults", f"--socket={self.socket}", "-uroot", "-N", "-B", "-e", statement
         )
 
@@ -115,36 +133,107 @@ class Server:
         values = {"host": "127.0.0.1", "port": str(self.port), "user": _CLIENT, "password": self._password}
         return [f"--{prefix}{name}={value}" for name, value in values.items()]
 
-    def sysbench(self, *arguments: str) -> list[str]:
-        """A sysbench command line for this server's tables."""
+    def _sysbench(self, script: str, database: str, *arguments: str) -> list[str]:
         return [
-            "sysbench", str(_OLTP), *self.client("mysql-"), f"--mysql-db={DATABASE}",
-            f"--tables={TABLES}", f"--table-size={TABLE_ROWS}", *arguments,
+            "sysbench", str(NATIVE / script), *self.client("mysql-"), f"--mysql-db={database}", *arguments
         ]  # fmt: skip
 
-    def load_tables(self) -> None:
-        """Make the account, the database and its tables."""
-        self.sql(
-            # The installation's root may connect over TCP without a password: nobody else on this machine shall.
-            "DELETE FROM mysql.global_priv WHERE User = 'root' AND Host != 'localhost'; FLUSH PRIVILEGES;"
-            f"CREATE DATABASE {DATABASE};"
-            f"CREATE USER '{READER}'@'localhost' IDENTIFIED BY '{READER_PASSWORD}';"
-            f"CREATE USER '{_CLIENT}'@'127.0.0.1' IDENTIFIED BY '{self._password}';"
-            f"GRANT ALL ON {DATABASE}.* TO '{_CLIENT}'@'127.0.0.1'"
+    def _oltp(self, *arguments: str) -> list[str]:
+        return self._sysbench(
+            "oltp.lua", DATABASE, f"--tables={TABLES}", f"--table-size={TABLE_ROWS}", *arguments
         )
-        self._run(*self.sysbench("--threads=2", "prepare"))
+
+    def _tpcc(self, *arguments: str) -> list[str]:
+        warehouses = WAREHOUSES * self._place.scale
+        return self._sysbench("tpcc.lua", "tpcc", f"--warehouses={warehouses}", *arguments)
+
+    def prepare(self, load: Load) -> None:
+        """Make the database of a load and its tables."""
+        database = load.name.partition("-")[0] if load.name.startswith("tpc") else DATABASE
+        if database in self._loaded:
+            return
+        self.sql(f"CREATE DATABASE {database}; GRANT ALL ON {database}.* TO '{_CLIENT}'@'127.0.0.1'")
+        if database == DATABASE:
+            run(*self._oltp("--threads=2", "prepare"))
+        elif database == "tpcc":
+            run(*self._tpcc(f"--threads={os.cpu_count() or 1}", "prepare"), wait_s=1800.0)
+        else:
+            tpch.fill(self._place.folder, self._tpch(), self.environment(), wait_s=1800.0)
+        self._loaded.add(database)
+
+    def _tpch(self) -> list[str]:
+        return [sys.executable, "-m", "tools.lab.servers.tpch", str(self.port), _CLIENT]
 
     def version(self) -> str:
         """The server's version."""
-        return self.sql("SELECT VERSION()").strip()
+        return f"MariaDB {self.sql('SELECT VERSION()').strip().partition('-')[0]}"
+
+    def sli(self) -> str:
+        """Statements per second."""
+        password = self._place.folder / "password"
+        password.touch(mode=0o600)
+        password.write_text(READER_PASSWORD + "\n")
+        return (
+            f'source = "mysql"\nsocket = "{self.socket}"\nuser = "{READER}"\npassword_file = "{password}"\n'
+        )
+
+    def start(self, load: Load, groups: list[str]) -> Running:
+        """Start one of its loads."""
+        scale = self._place.scale
+        forever = ("--time=0", "--report-interval=1", "run")
+        if load.name == "slap":
+            return Mysqlslap(self._ledger, self, scale, groups)
+        if load.name == "tpch":
+            return Reporting(
+                self._ledger, [*self._tpch(), "run", str(TPCH_STREAMS * scale)], groups, self.environment()
+            )
+        loops = {
+            "closed": self._oltp(f"--threads={CLOSED_THREADS * scale}", *forever),
+            "open": self._oltp(f"--threads={OPEN_THREADS * scale}", f"--rate={OPEN_RATE * scale}", *forever),
+            "tpcc": self._tpcc(f"--threads={TPCC_CLIENTS * scale}", *forever),
+            "tpcc-open": self._tpcc(
+                f"--threads={TPCC_OPEN_THREADS * scale}", f"--rate={TPCC_OPEN_RATE * scale}", *forever
+            ),
+        }
+        return Reporting(self._ledger, loops[load.name], groups)
+
+    def environment(self) -> dict[str, str]:
+        """What the clients written in Python need beside their arguments."""
+        return {"PYTHONPATH": str(NATIVE.parents[2]), "LAB_PASSWORD": self._password}
 
     def stop(self) -> None:
         """End the server."""
         self._ledger.end(self.process, signal.SIGTERM, 30.0)
 
 
-def _free_port() -> int:
-    """A TCP port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+class Mysqlslap:
+    """mysqlslap runs of a fixed number of queries, one after the other, until stopped; each is a record."""
+
+    def __init__(self, ledger: Ledger, server: MariaDb, scale: int, groups: list[str]) -> None:
+        self._ledger, self._groups, self._queries = ledger, groups, SLAP_CHUNK * scale
+        self._command = [
+            "mysqlslap", "--no-defaults", *server.client(), f"--create-schema={DATABASE}",
+            f"--concurrency={SLAP_CLIENTS * scale}", f"--number-of-queries={self._queries}", "--query",
+            f"SELECT SUM(k) FROM sbtest1 WHERE id BETWEEN {TABLE_ROWS // 2} AND {TABLE_ROWS // 2 + 99}",
+        ]  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __iter__(self) -> Iterator[Second]:
+        while True:
+            began_s = time.monotonic()
+            self._process = self._ledger.start(
+                self._command, groups=self._groups, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            assert self._process.stdout is not None
+            output = self._process.stdout.read().decode(errors="replace")
+            process, self._process = self._process, None
+            status = self._ledger.end(process)
+            if status != 0:
+                raise LabError(f"mysqlslap ended with status {status}: {output[-2000:]}")
+            now_s = time.monotonic()
+            yield Second(now_s, now_s - began_s, self._queries, 0, Histogram())
+
+    def stop(self) -> None:
+        """End it."""
+        if self._process is not None:
+            self._ledger.end(self._process)

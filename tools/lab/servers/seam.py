@@ -1,0 +1,142 @@
+"""What the experiment needs of a server, and what its implementations share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from tools.lab.load import Load, Running
+from tools.lab.processes import LabError, Ledger
+
+NATIVE = Path(__file__).parents[1] / "native"
+
+
+class Unavailable(LabError):
+    """The server cannot run on this machine; the text says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server is started. ``groups``: cgroup directories; ``scale``: clients and rates are multiplied by it.
+
+    ``folder``: for programs and logs; ``data``: for what the server keeps, in memory if possible. Both are empty.
+    """
+
+    ledger: Ledger
+    folder: Path
+    data: Path
+    groups: list[str]
+    scale: int
+
+
+class Server(Protocol):
+    """A private server on loopback. Making one sets it up; ``stop`` ends it."""
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """All its processes."""
+
+    def version(self) -> str:
+        """Its name and version, for the report."""
+
+    def sli(self) -> str:
+        """The table ``[lra.sli]`` of perphd's configuration, or nothing."""
+
+    def prepare(self, load: Load) -> None:
+        """Make the data that a load needs, unless they are there."""
+
+    def start(self, load: Load, groups: list[str]) -> Running:
+        """Start a load, its generator in these cgroup directories."""
+
+    def stop(self) -> None:
+        """End the server."""
+
+
+def need(programs: Sequence[str], packages: str) -> None:
+    """Refuse to go on without these programs.
+
+    Raises:
+        Unavailable: one is missing.
+    """
+    for program in programs:
+        if shutil.which(program) is None:
+            raise Unavailable(f"{program} is not installed: apt-get install {packages}")
+
+
+def family(pid: int) -> list[int]:
+    """A process and its descendants."""
+    try:
+        root = psutil.Process(pid)
+        return [pid, *(child.pid for child in root.children(recursive=True))]
+    except psutil.NoSuchProcess:
+        return [pid]
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run(*command: str, wait_s: float = 300.0, env: dict[str, str] | None = None) -> str:
+    """Run a command to its end; its output.
+
+    Raises:
+        LabError: it failed.
+    """
+    done = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, timeout=wait_s,
+        env={**os.environ, **(env or {})},
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise LabError(f"{command[0]} failed: {(done.stderr or done.stdout).strip()[-2000:]}")
+    return done.stdout
+
+
+def listens(port: int) -> bool:
+    """True if somebody takes connections to this port of loopback."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_until(
+    ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, what: str, wait_s: float = 60.0
+) -> None:
+    """Wait for a server to come up.
+
+    Raises:
+        LabError: it ended, or took too long; with the end of its log.
+    """
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline and process.poll() is None:
+        if ready():
+            return
+        time.sleep(0.1)
+    tail = log.read_text(errors="replace")[-2000:] if log.exists() else "(no log)"
+    raise LabError(f"{what} did not come up; its log ends: {tail}")
+
+
+def compiled(name: str, folder: Path) -> str:
+    """A program of native/, compiled into a folder; its path.
+
+    Raises:
+        Unavailable: there is no compiler, or it refuses.
+    """
+    target = folder / name
+    if not target.exists():
+        compiler = shutil.which("gcc") or shutil.which("cc")
+        if compiler is None:
+            raise Unavailable(f"native/{name}.c needs a compiler: apt-get install gcc libc6-dev")
+        run(compiler, "-O2", "-o", str(target), str(NATIVE / f"{name}.c"), "-lm")
+    return str(target)
