@@ -73,7 +73,7 @@ def pod_impact(
         if answer is None and after < 1.0 and loss > NEGLIGIBLE_LOSS:
             reasons.append(f"{name} would reach {after:.0%} of its target as it is protected now")
     reasons += _room(question, ledger)
-    use = node_use(snapshot, facts.forecasts)
+    use = node_use(snapshot, facts.forecasts, facts.decisions)
     running = [
         each.loss_ratio
         for each, view in zip(losses, lras(snapshot), strict=True)

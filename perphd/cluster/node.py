@@ -10,6 +10,9 @@ Where the batch queue publishes an offer (``qos.offers``), that one is taken: it
 Batch that is no job then counts twice, among what is predicted and as copper that runs, which errs to the safe side.
 
 Without either, nothing of what is reserved is offered: only what is neither reserved nor used is.
+
+Copper is never offered more CPUs than perphd lets it run on now. While a protected LRA is below its target, copper is
+offered only the CPUs that it uses: what runs stays, and nothing is added.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Final
 
-from perphd.admission.context import lras, model_context, total_cores
+from perphd.admission.context import cores_per_cpu, lras, model_context, total_cores
 from perphd.admission.inferer import VISITED, untouched
 from perphd.cluster.document import (
     NODE_TTL_S,
@@ -76,7 +79,10 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:
-    """CPU and memory use of a node's workloads, protected and copper separately. Memory in bytes."""
+    """CPU and memory use of a node's workloads, protected and copper separately. Memory in bytes.
+
+    ``copper_cpus``: bound of the CPUs offered to copper; ``bound_by``: why, empty if there is none.
+    """
 
     capacity: Amounts
     reserved: Amounts
@@ -85,6 +91,8 @@ class NodeUse:
     copper_used: Amounts
     other_cpus: float
     forecasts_known: bool
+    copper_cpus: float = math.inf
+    bound_by: str = ""
 
 
 def protected(view: WorkloadView) -> bool:
@@ -124,8 +132,10 @@ def by_workload(forecasts: Forecasts | Unavailable) -> dict[str, WorkloadForecas
     return {} if isinstance(forecasts, Unavailable) else {each.workload: each for each in forecasts.workloads}
 
 
-def node_use(snapshot: Snapshot, forecasts: Forecasts | Unavailable) -> NodeUse:
-    """The node's reserved, predicted and actual use."""
+def node_use(
+    snapshot: Snapshot, forecasts: Forecasts | Unavailable, decisions: Mapping[str, Decision] | None = None
+) -> NodeUse:
+    """The node's reserved, predicted and actual use. ``decisions``: the last one about each LRA."""
     topology = snapshot.host.topology
     known = by_workload(forecasts)
     shielded = [view for view in snapshot.workloads if protected(view)]
@@ -153,15 +163,40 @@ def node_use(snapshot: Snapshot, forecasts: Forecasts | Unavailable) -> NodeUse:
     account = snapshot.host.account
     other = account.cpu.undeclared + account.cpu.kernel + account.cpu.steal if account is not None else 0.0
     copper = [view for view in snapshot.workloads if not protected(view)]
+    copper_used = _used(copper)
+    bound, bound_by = _bound(snapshot, shielded, decisions or {}, copper_used)
     return NodeUse(
         Amounts(float(len(topology.usable)), topology.memory_bytes),
         Amounts(reserved[0], int(reserved[1])),
         Amounts(predicted[0], int(predicted[1])),
         _used(shielded),
-        _used(copper),
+        copper_used,
         other,
         complete,
+        bound,
+        bound_by,
     )
+
+
+def _bound(
+    snapshot: Snapshot, shielded: Sequence[WorkloadView], decisions: Mapping[str, Decision], used: Amounts
+) -> tuple[float, str]:
+    """The most CPUs that copper may be offered, and why; infinite if nothing bounds them."""
+    degraded = [
+        view.spec.name
+        for view in shielded
+        if present(view) is not None
+        and (decision := decisions.get(view.spec.name)) is not None
+        and decision.verdict.health is Health.DEGRADED
+    ]
+    if degraded:
+        return used.cpus, f"{', '.join(sorted(degraded))} below target: copper is offered only the CPUs that it uses"
+    grants = [view.protection.cpu for view in shielded if view.protection is not None]
+    cores = min((each.batch_cores for each in grants), default=total_cores(snapshot))
+    if cores >= total_cores(snapshot):
+        return math.inf, ""
+    cpus = cores / cores_per_cpu(snapshot)
+    return cpus, f"copper is confined to {cpus:g} CPUs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,27 +221,29 @@ def copper_offer(use: NodeUse, queue: QueueSummary | None = None) -> OfferToCopp
         if len(values) == 4:
             cpus, cpu_margin, memory, memory_margin = values
             offered = Amounts(cpus * share, int(memory * share))
-            return OfferToCopper(offered, Amounts(cpu_margin, int(memory_margin)), "queue")
+            return _bounded(OfferToCopper(offered, Amounts(cpu_margin, int(memory_margin)), "queue"), use)
     room, held, q, unlearned = use.capacity, use.reserved, use.predicted, Overcommit()
     spare = slack(unlearned, room.cpus, held.cpus + use.other_cpus, q.cpus + use.other_cpus)
     limit = MEMORY_LIMIT_RATIO * room.memory_bytes
     bytes_ = slack(unlearned, room.memory_bytes, held.memory_bytes, q.memory_bytes, limit)
     offered = Amounts(max(0.0, min(spare.copper, room.cpus - q.cpus - use.other_cpus)), int(bytes_.copper))
-    return OfferToCopper(offered, Amounts(spare.margin, int(bytes_.margin)), "forecast")
+    return _bounded(OfferToCopper(offered, Amounts(spare.margin, int(bytes_.margin)), "forecast"), use)
+
+
+def _bounded(offer: OfferToCopper, use: NodeUse) -> OfferToCopper:
+    cpus = min(offer.offered.cpus, use.copper_cpus)
+    return replace(offer, offered=Amounts(cpus, offer.offered.memory_bytes))
 
 
 def node_document(snapshot: Snapshot, facts: NodeFacts, ledger: HostLedger, now_s: float) -> NodeDocument:
     """The node's document. ``ledger``: with the offer in force and all holdings."""
-    use = node_use(snapshot, facts.forecasts)
+    use = node_use(snapshot, facts.forecasts, facts.decisions)
     members = tuple(_lra(snapshot, view, facts.decisions.get(view.spec.name)) for view in lras(snapshot))
     confidences = [each.support / (each.support + VISITED) for each in members]
     offer = copper_offer(use, facts.queue)
     forecast = tuple(forecast_of(each, facts.forecasts) for each in SERIES)
-    reason = (
-        ""
-        if use.forecasts_known
-        else "a protected workload has no forecast, so reserved capacity is not offered"
-    )
+    unknown = "a protected workload has no forecast, so reserved capacity is not offered"
+    reason = "; ".join(filter(None, (use.bound_by, "" if use.forecasts_known else unknown)))
     used = use.protected_used + use.copper_used
     account = snapshot.host.account
     whole = Amounts(used.cpus + use.other_cpus, used.memory_bytes)

@@ -141,7 +141,8 @@ class NodeRoutes:
         facts = NodeFacts(
             status.mode, clock["unix_s"], forecasts, decisions, status.queue, status.problems, starved_s
         )
-        use, topology, now_s = node_use(snapshot, forecasts), snapshot.host.topology, clock["monotonic_s"]
+        use = node_use(snapshot, forecasts, decisions)
+        topology, now_s = snapshot.host.topology, clock["monotonic_s"]
         if self._ledger is None:
             # Above every generation of an earlier daemon, which made fewer than a thousand per second.
             first = int(clock["unix_s"] * _GENERATIONS_PER_S)

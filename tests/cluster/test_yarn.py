@@ -13,17 +13,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perphd.cluster.document import NodeAmounts
+from perphd.cluster.document import NodeAmounts, NodeDocument
+from perphd.domain.workload import Mode
 from perphd.host.yarn import PUBLISHED_CONTAINERS
+from perphd.sim.events import Departure
 from tests.cluster.node_daemon import NodeDaemon, wait
 from tests.cluster.world import Daemon
 from tests.unit.test_cluster_extender import GIB, document
 from tools.cluster.control_plane import NoProgram
+from tools.cluster.hosts import MACHINE, SimulatedNode
 from tools.cluster.yarn import CORES, LICENCE, LICENCES, MEMORY_MB, Yarn
 
 pytestmark = [pytest.mark.requires_root, pytest.mark.requires_cgroup_v1("cpu", "memory")]
@@ -228,6 +232,55 @@ def test_capacity_follows_the_offer_and_every_part_restarts(
         done = subprocess.run(program(yarn, "withdraw", 1), capture_output=True, text=True, check=True)
         assert f"{MEMORY_MB} MiB, {CORES} vcores" in done.stdout
         assert has(yarn, MEMORY_MB, CORES)
+
+
+def test_capacity_follows_the_headroom_that_the_daemon_itself_measures(yarn: Yarn, tmp_path: Path) -> None:
+    """The agent on a simulated host of 16 cores: nobody but it decides what copper is offered."""
+    place, log = "lra-kafka-stream", tmp_path / "perphd-yarn.log"
+    yarn.stop("nm2")
+    host, loop = SimulatedNode("yarn-1", Mode.ENFORCE, 1, tmp_path / "state"), asyncio.new_event_loop()
+    seconds = count(1)
+
+    async def passed(ticks: int) -> NodeDocument:
+        for _ in range(ticks):
+            await host.tick(float(next(seconds)))
+        return replace(await host.document(), made_unix_s=4e9)
+
+    with Offers(tmp_path / "node.sock") as offers:
+
+        def lives(ticks: int = 10) -> int:
+            """Time passes on the host, and YARN's virtual cores on it come to what the agent offers now.
+
+            Changes of less than 2 % of the host wait, which may be one core after rounding.
+            """
+            document = offers.daemon.document = loop.run_until_complete(passed(ticks))
+            offered = document.copper.offered.cpus
+            assert isinstance(offered, float)
+            wait(
+                lambda: abs(capacity(yarn)[1] - int(offered)) <= 1,
+                f"not {offered:.2f} vcores: {capacity(yarn)}, {log.read_text()}", LONG_S,
+            )  # fmt: skip
+            return capacity(yarn)[1]
+
+        try:
+            with publishing(yarn, offers.daemon.path, log):
+                assert lives() >= MACHINE.cpus - 1
+                loop.run_until_complete(host.start_lra("service", "kafka-stream", 0.4))
+                quiet = lives(20)
+                host.set_load(place, 1.2)
+                busy = lives()
+                assert busy <= quiet - 2
+                assert busy <= MACHINE.cpus - host.host.outcome(place).usage_cores + 1
+                host.start_copper("crunch", "batch-stream", 8, 1e6)  # it disturbs the service
+                confined = min(lives(5) for _ in range(6))
+                assert confined <= busy - 2, "the agent confines copper, and offers no more than that"
+                host.set_load(place, 0.2)
+                host.host.happen(Departure(0.0, host.pods["crunch"]))
+                assert any(lives() >= confined + 2 for _ in range(30)), "capacity does not grow again"
+        finally:
+            loop.run_until_complete(host.stop())
+            loop.close()
+    subprocess.run(program(yarn, "withdraw", 1), capture_output=True, check=True)
 
 
 def test_containers_are_confined_and_released(

@@ -13,6 +13,7 @@ from perphd.cluster.impact import PodQuestion, pod_impact
 from perphd.cluster.node import WORKLOADS, NodeFacts, NodeUse, copper_offer, node_document, node_use
 from perphd.cluster.reservations import REFRESH_S, NodeLedger, adjusted, closed, offered_bid, opened
 from perphd.domain.allocation import Allocation, CpuGrant
+from perphd.domain.decision import Health
 from perphd.domain.forecast import (
     Forecasts,
     ForecastSummary,
@@ -21,6 +22,7 @@ from perphd.domain.forecast import (
     WorkloadForecasts,
 )
 from perphd.domain.host_account import CpuAccount, HostAccount
+from perphd.domain.policy import Snapshot
 from perphd.domain.queue import CopperOffer, EventStatus, OfferedResource, QueueSummary
 from perphd.domain.reading import Reading, Unavailable
 from perphd.domain.wire import decode, encode
@@ -138,6 +140,55 @@ def test_the_offer_of_the_batch_queue_is_taken_where_there_is_one(world: Asking)
     assert cut.offered == Amounts(2.25, 4 * GIB)
     early = replace(found, cpus=OfferedResource(8.0))  # nothing was offered yet
     assert copper_offer(use, QueueSummary(offer=early)).source == "forecast"
+
+
+def _protected_by(world: Asking, cpu: CpuGrant) -> Snapshot:
+    views = [
+        replace(view, protection=Allocation(cpu)) if view.spec.name == "db" else view
+        for view in world.last.workloads
+    ]
+    return replace(world.last, workloads=tuple(views))
+
+
+@pytest.mark.parametrize("queue", [None, QueueSummary(offer=CopperOffer(
+    3, 0.0, OfferedResource(8.0, 0.0, 0.5, 7.5), OfferedResource(16.0 * GIB, 1.0 * GIB, 0.5 * GIB, 8.0 * GIB),
+))])  # fmt: skip
+def test_copper_is_offered_no_more_cpus_than_it_may_run_on(world: Asking, queue: QueueSummary | None) -> None:
+    known = forecasts(workload("db", (0.5, 0.5), (GIB, GIB)), PI)
+    everywhere, confined = (
+        node_use(_protected_by(world, CpuGrant(8, cores, exclusive=cores < 8)), known) for cores in (8, 2)
+    )
+    free, bounded = copper_offer(everywhere, queue).offered, copper_offer(confined, queue).offered
+    assert free.cpus > 2.0
+    assert bounded == replace(free, cpus=2.0)
+    given = _protected_by(world, CpuGrant(8, 2, exclusive=True))
+    ledger = opened(given.host.topology, 0, confined, 0.0).ledger
+    assert "confined to 2 CPUs" in node_document(given, facts(known), ledger, 0.0).copper.reason
+
+
+def test_while_an_lra_is_below_its_target_nothing_is_added(world: Asking) -> None:
+    known, decision = forecasts(DB, PI), world.history[-1]
+    lazy = [
+        replace(view, sample=replace(view.sample, cpu_usage_cores=1.0))
+        if view.spec.name != "db" and view.sample is not None
+        else view
+        for view in world.last.workloads
+    ]
+    snapshot, found = replace(world.last, workloads=tuple(lazy)), {}
+    for health in (Health.HEALTHY, Health.DEGRADED):
+        decisions = {"db": replace(decision, verdict=replace(decision.verdict, health=health))}
+        use = node_use(snapshot, known, decisions)
+        ledger = opened(snapshot.host.topology, 0, use, 0.0).ledger
+        said = replace(facts(known), decisions=decisions)
+        found[health] = node_document(snapshot, said, ledger, 0.0).copper
+    healthy, degraded = found[Health.HEALTHY], found[Health.DEGRADED]
+    assert "below target" not in healthy.reason
+    assert degraded.reason == "db below target: copper is offered only the CPUs that it uses"
+    assert (degraded.offered.cpus, degraded.used.cpus) == (1.0, 1.0)
+    assert isinstance(healthy.allocatable.cpus, float)
+    assert healthy.allocatable.cpus > 1.0
+    assert degraded.allocatable.cpus == 0.0
+    assert degraded.offered.memory_bytes == healthy.offered.memory_bytes
 
 
 def test_what_nobody_declared_is_not_offered(world: Asking) -> None:

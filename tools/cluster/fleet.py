@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from perphd.adapters.kubernetes.client import STRATEGIC, Access, ApiClient, ApiError, follow
+from perphd.adapters.kubernetes.client import Access, ApiClient, follow
 from perphd.adapters.kubernetes.objects import NODES, PODS
 from perphd.adapters.kubernetes.own_pods import OwnPods
 from perphd.adapters.kubernetes.publisher import Publisher
@@ -141,7 +141,7 @@ class Fleet:
                 if self.scheme.places and now_s % PUBLISHED_S == 1:
                     await asyncio.gather(*(each.round() for each in publishers))
                 await self._submit(api, new, now_s)
-                self._start(now_s)
+                await self._start(now_s)
                 self._look(now_s)
                 if now_s % 30 == 0:
                     share = self.result.on_target / max(1, self.result.lra_seconds)
@@ -169,16 +169,16 @@ class Fleet:
         self.result.resolved += len(new)
         self.result.resolving_s += time.monotonic() - began
 
-    def _start(self, now_s: int) -> None:
+    async def _start(self, now_s: int) -> None:
         """Pods that were bound run on their hosts; loads change."""
-        for name, pod in self._pods.items():
+        for name, pod in list(self._pods.items()):
             node = pod["spec"].get("nodeName")
             if node is None or name in self._started or name not in self._asked:
                 continue
             self._started.add(name)
             asked = self._asked[name]
             if isinstance(asked, LraPod):
-                self.nodes[node].start_lra(name, asked.kind, asked.factor)
+                await self.nodes[node].start_lra(name, asked.kind, asked.factor)
             else:
                 self.nodes[node].start_copper(name, asked.kind, asked.threads, asked.seconds)
                 self.result.waits_s.append(float(now_s - self._created_s[name]))
@@ -262,13 +262,9 @@ async def _make_node(api: ApiClient, name: str) -> None:
     room = {"cpu": str(MACHINE.cpus), "memory": str(MACHINE.memory_bytes), "pods": "16"}
     labels = {"type": "kwok", "kubernetes.io/hostname": name}
     metadata = {"name": name, "labels": labels, "annotations": {"kwok.x-k8s.io/node": "fake"}}
-    await api.post(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
-    for _ in range(10):
-        with contextlib.suppress(ApiError):
-            await api.patch(
-                f"{NODES}/{name}/status", {"status": {"capacity": room, "allocatable": room}}, STRATEGIC
-            )
-            return
+    # With its status from the start: kwok, which initialises nodes, would put its own sizes in place of a later one.
+    status = {"capacity": room, "allocatable": room}
+    await api.post(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status})
 
 
 async def _calls(port: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Simulated hosts of the comparison: perphd's real agent on each, and slots into which pods are put.
 
-A host has one place for each kind of LRA and a number of places for copper pods. perphd is configured with all of
-them; a place without a pod is a control group in which nothing runs.
+A host has one place for each kind of LRA and a number of places for copper pods. A place without a pod is a control
+group in which nothing runs. perphd knows the places for copper from the start, and an LRA from the start of its pod, as
+with a configuration that matches pods. An LRA that is declared and never comes would be protected from batch that runs.
 """
 
 from __future__ import annotations
@@ -57,21 +58,12 @@ class SimulatedNode:
         works = [placed(kind, f"/lra/{place}", place) for place, kind in self._lras.items()]
         events = [Arrival(NEVER_S, each.name) for each in works]
         self.host = SimHost(works, machine=MACHINE, events=events, seed=seed, pmu=True)
-        specs = [
-            WorkloadSpec(
-                place,
-                Kind.LRA,
-                f"/lra/{place}",
-                objective=TARGET,
-                sli=SliSpec("simulated", (("workload", place),)),
-            )
-            for place in self._lras
-        ]
+        specs = []
         for place in self._free:
             self.host.cgroups.make(f"/copper/{place}")
             specs.append(WorkloadSpec(place, Kind.BATCH, f"/copper/{place}", band="copper"))
-        for spec in specs:
-            self.host.fs.write(f"{CGROUP_ROOT}{spec.cgroup}/cpuset.cpus", str(MACHINE.online).encode())
+        for cgroup in (*(each.cgroup for each in specs), *(each.cgroup for each in works)):
+            self.host.fs.write(f"{CGROUP_ROOT}{cgroup}/cpuset.cpus", str(MACHINE.online).encode())
         config = Config(
             daemon=DaemonConfig(mode=mode, state_dir=str(state / name)),
             store=StoreConfig(enabled=False),
@@ -103,9 +95,13 @@ class SimulatedNode:
         """What the daemon answers to GET /v1/node."""
         return decode(NodeDocument, await self._routes.node(cast(Any, None), cast(Any, None)))
 
-    def start_lra(self, pod: str, kind: str, factor: float) -> None:
-        """An LRA pod starts, and is asked so much times what its archetype says."""
+    async def start_lra(self, pod: str, kind: str, factor: float) -> None:
+        """An LRA pod starts, perphd finds it, and it is asked so much times what its archetype says."""
         place = f"lra-{kind}"
+        source = SliSpec("simulated", (("workload", place),))
+        await self.agent.add_workload(
+            WorkloadSpec(place, Kind.LRA, f"/lra/{place}", objective=TARGET, sli=source)
+        )
         self.host.happen(Arrival(0.0, place))
         self.set_load(place, factor)
         self.pods[pod] = place

@@ -44,19 +44,19 @@ def main() -> None:
     asyncio.run(_serve(given.folder, given.hosts))
 
 
-def filled(folder: Path, hosts: int, random: Random) -> list[SimulatedNode]:
+async def filled(folder: Path, hosts: int, random: Random) -> list[SimulatedNode]:
     """Hosts with one LRA of each kind and a varying number of copper pods."""
     nodes = [SimulatedNode(f"worker-{n + 1}", Mode.ENFORCE, n, folder) for n in range(hosts)]
     for node in nodes:
         for kind in LRA_KINDS:
-            node.start_lra(f"{kind}-{node.name}", kind, random.uniform(0.4, 1.0))
+            await node.start_lra(f"{kind}-{node.name}", kind, random.uniform(0.4, 1.0))
         for n in range(random.randrange(1, 4)):
             node.start_copper(f"pi-{n}-{node.name}", random.choice(COPPER_KINDS), 2, ENDLESS_S)
     return nodes
 
 
 async def _serve(folder: Path, hosts: int) -> None:
-    nodes, cache = filled(folder, hosts, Random(1)), DocumentCache()
+    nodes, cache = await filled(folder, hosts, Random(1)), DocumentCache()
     cache.keep_only({each.name for each in nodes})
     now_s = 0
     for now_s in range(1, PAST_S + 1):
