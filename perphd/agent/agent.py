@@ -34,7 +34,7 @@ from perphd.agent.triggers import EarlyTicks
 from perphd.agent.workload_registry import WorkloadRegistry
 from perphd.config.file import Config
 from perphd.domain.allocation import Settings
-from perphd.domain.belief import ModelSummary, ModelView
+from perphd.domain.belief import ModelOrigin, ModelSummary, ModelView
 from perphd.domain.capability import Capabilities
 from perphd.domain.contention import ContendedDevice
 from perphd.domain.control import Actor, Pause
@@ -409,6 +409,10 @@ class Agent:
             lra,
             self._state.config.policy.confidence_z,
         )
+
+    def model_origin(self, lra: str) -> ModelOrigin:
+        """Where an LRA's model came from. Raises ConfigError if there is no such LRA."""
+        return self._state.parts.models.origin(self._state.lra(lra))
 
     def export_model(self, lra: str) -> str:
         """The model as the text of a file.

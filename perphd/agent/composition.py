@@ -21,10 +21,9 @@ from perphd.agent.fitting import Fitting
 from perphd.agent.forecasts import ForecastProcess
 from perphd.agent.jobs import Jobs
 from perphd.agent.memory_forecasts import MemoryForecasts
-from perphd.agent.models import Models
+from perphd.agent.model_setup import open_models
 from perphd.agent.oom_order import OomOrder
 from perphd.agent.pauses import Pauses
-from perphd.agent.rebuilds import Rebuilds
 from perphd.agent.records import Records
 from perphd.agent.rounds import RoundTap
 from perphd.agent.shaping import Shaping
@@ -77,8 +76,6 @@ from perphd.monitor.residence import Residence
 from perphd.monitor.sampler import Monitor
 from perphd.monitor.sli import open_source
 from perphd.monitor.store import Store
-from perphd.predictor import Registry
-from perphd.predictor.files import ModelFiles
 
 if TYPE_CHECKING:
     from perphd.agent.devices.backoff import DeviceBackoff, WatchedDevices
@@ -232,11 +229,12 @@ def build_agent(
         pauses=pauses,
         tally=tally,
         trials=trials,
-        models=_models(
+        models=open_models(
             config,
+            fs,
+            topology,
             records,
             wall_clock,
-            len(topology.usable_cores),
             bounds.llc_ways,
             virtual=clock is None,
             versions=AppVersions(fs, hierarchies, os.stat if real and not elsewhere else None),
@@ -443,26 +441,6 @@ def _actuators(fs: KernelFs, state_dir: str) -> Actuators:
         return Actuators()
     info = groups.resctrl.info
     return actuators(info, throttle_of(groups.resctrl.access.fs, info, state_dir))
-
-
-def _models(
-    config: Config,
-    records: Records,
-    wall_clock: Callable[[], float],
-    cores: int,
-    llc_ways: int,
-    *,
-    virtual: bool,
-    versions: AppVersions,
-) -> Models:
-    """The models. ``virtual``: ticks bring the time, so nothing runs in parallel with them."""
-    files = ModelFiles(Path(config.daemon.state_dir) / "models")
-    registry = Registry(config.model.learner, config.model.gate_mape_pct / 100.0)
-    rebuilds = None if virtual else Rebuilds(registry, records)
-    return Models(
-        registry, files, records, wall_clock, socket.gethostname(), cores, rebuilds,
-        rebuild=config.model.rebuild, llc_ways=llc_ways, versions=versions,
-    )  # fmt: skip
 
 
 def _forecasts(

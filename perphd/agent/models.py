@@ -12,28 +12,29 @@ from __future__ import annotations
 
 import heapq
 import logging
-import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from perphd import __version__
+from perphd.agent.model_life import Life, Versions, Written, counted_otherwise, sli_of, unusable
 from perphd.agent.rebuilds import Rebuilds
 from perphd.agent.records import Records
-from perphd.domain.belief import ModelSummary
+from perphd.domain.belief import ModelOrigin, ModelSummary
 from perphd.domain.errors import PerphError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.reading import Unavailable
 from perphd.domain.workload import Kind, WorkloadSpec
-from perphd.host.app_version import Version
 from perphd.predictor import LraModel, Registry
 from perphd.predictor.files import ModelFiles
 from perphd.predictor.persist import ModelFile, ModelFileError, Provenance, from_text, ranges_of, to_text
 from perphd.predictor.profile.classes import beginning
 from perphd.predictor.profile.warm import corrections
+
+if TYPE_CHECKING:
+    from perphd.agent.federated import Federated
 
 log = logging.getLogger("perphd")
 
@@ -46,33 +47,6 @@ VERSION_LOOK_S = 30.0
 """Time between two checks of an application's version."""
 LOOKS_PER_TICK = 2
 """Maximum number of LRAs checked per tick; each check reads some files of /proc."""
-
-
-class Versions(Protocol):
-    """See ``host.app_version.AppVersions``."""
-
-    def look(self, spec: WorkloadSpec) -> Version:
-        """The running version, or the reason why it is unknown. Never raises."""
-
-    def forget(self, name: str) -> None:
-        """Forget a removed workload."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    file: ModelFile
-    problem: str | None
-
-
-@dataclass(slots=True)
-class _Life:
-    spec: WorkloadSpec
-    origin: str
-    saved_unix_s: float | None = None
-    saved_samples: int = 0
-    version: str = ""
-    looked_s: float = -math.inf
-    fresh: bool = False  # no model was found, except perhaps for its versions
 
 
 class Models:
@@ -88,6 +62,7 @@ class Models:
         rebuild: whether trees are rebuilt at all.
         llc_ways: of the last-level cache that can be set here.
         versions: source of applications' versions; None: all count as one.
+        federated: what other hosts say; None: nothing is exchanged.
     """
 
     def __init__(
@@ -103,15 +78,16 @@ class Models:
         rebuild: bool = True,
         llc_ways: int = 0,
         versions: Versions | None = None,
+        federated: Federated | None = None,
     ) -> None:
         self._registry, self._files, self._records = registry, files, records
         self._wall_clock, self._host, self._cores = wall_clock, host, cores
         self._rebuilds, self._rebuild = rebuilds, rebuild
-        self._llc_ways, self._versions = llc_ways, versions
-        self._lives: dict[str, _Life] = {}
+        self._llc_ways, self._versions, self._federated = llc_ways, versions, federated
+        self._lives: dict[str, Life] = {}
         self._due_s: float | None = None
         self._writer: ThreadPoolExecutor | None = None
-        self._writing: Future[Sequence[_Written]] | None = None
+        self._writing: Future[Sequence[Written]] | None = None
 
     def model(self, lra: str) -> LraModel:
         """The LRA's model, created at first use."""
@@ -127,7 +103,7 @@ class Models:
         for spec in specs:
             if spec.kind is not Kind.LRA or spec.name in self._lives:
                 continue
-            life = _Life(spec, "learned here")
+            life = Life(spec, "learned here")
             self._lives[spec.name] = life
             found = self._files.load(spec.name, partial(self._misfit, spec))
             problems = list(found.problems)
@@ -142,6 +118,12 @@ class Models:
             if problems:
                 self._records.problem(_key(spec.name), f"model of {spec.name}: {'; '.join(problems)}", now_s)
         self._follow_versions(specs, now_s)
+        if self._federated is not None:
+            for lra, words in self._federated.step(self._registry, self._version, now_s).items():
+                self._lives[lra].origin = words
+
+    def _version(self, lra: str) -> str:
+        return self._lives[lra].version
 
     def _follow_versions(self, specs: Iterable[WorkloadSpec], now_s: float) -> None:
         if self._versions is None:
@@ -162,7 +144,7 @@ class Models:
 
     def _longest_unseen(
         self, specs: Iterable[WorkloadSpec], now_s: float
-    ) -> list[tuple[WorkloadSpec, _Life]]:
+    ) -> list[tuple[WorkloadSpec, Life]]:
         """LRAs whose version is due for a check, longest unchecked first, so that long ticks do not starve
         the last ones.
         """
@@ -175,7 +157,7 @@ class Models:
                     due.append((spec, life))
         return heapq.nsmallest(LOOKS_PER_TICK, due, key=lambda one: one[1].looked_s)
 
-    def _take_up(self, spec: WorkloadSpec, life: _Life, version: str, now_s: float) -> None:
+    def _take_up(self, spec: WorkloadSpec, life: Life, version: str, now_s: float) -> None:
         """A returned LRA: continue with its version's own model, or start from the last one that ran here."""
         self._wait(now_s)
         fits = partial(self._misfit, spec)
@@ -199,7 +181,7 @@ class Models:
         odd = f"model of {spec.name}: {'; '.join(problems)}" if problems else None
         self._records.problem(f"version:{spec.name}", odd, now_s)
 
-    def _change_version(self, spec: WorkloadSpec, life: _Life, version: str, now_s: float) -> None:
+    def _change_version(self, spec: WorkloadSpec, life: Life, version: str, now_s: float) -> None:
         """Another version runs: keep the model of the last one, and resume this one's own if there is one."""
         self._wait(now_s)
         old = self._file(spec, now_s)
@@ -219,12 +201,14 @@ class Models:
         odd = f"model of {spec.name}: {'; '.join(earlier.problems)}" if earlier.problems else None
         self._records.problem(f"version:{spec.name}", odd, now_s)
 
-    def _begin(self, spec: WorkloadSpec, life: _Life, fresh: bool, problems: list[str]) -> None:
+    def _begin(self, spec: WorkloadSpec, life: Life, fresh: bool, problems: list[str]) -> None:
         """Start the model of an LRA that was profiled, or that names its class, from that prior.
 
         A loaded model is kept; if it has only cells, its stages start from the same prior.
         """
         model = self._registry.model(spec.name)
+        if fresh and self._federated is not None:
+            self._federated.meet(spec.name, sli_of(spec))
         if not fresh and model.learner != "residual":
             return
         found = beginning(Path(self._files.directory).parent, spec.name, spec.app_class)
@@ -275,6 +259,13 @@ class Models:
             earlier_versions=self._files.kept_versions(spec.name, life.version),
         )
 
+    def origin(self, spec: WorkloadSpec) -> ModelOrigin:
+        """Where the LRA's model came from."""
+        words = self._life(spec).origin
+        if self._federated is None:
+            return ModelOrigin(spec.name, words)
+        return self._federated.origin(spec.name, self.model(spec.name), words)
+
     def export(self, spec: WorkloadSpec, now_s: float) -> str:
         """The model as the text of a file.
 
@@ -302,7 +293,7 @@ class Models:
             raise ModelFileError(
                 f"it is of the LRA {source.lra!r}, not of {spec.name!r}; --rename accepts it"
             )
-        if reason := _counted_otherwise(file, spec) or _unusable(file):
+        if reason := counted_otherwise(file, spec) or unusable(file):
             raise ModelFileError(reason)
         warnings = []
         if source.host != self._host:
@@ -315,6 +306,7 @@ class Models:
         life = self._life(spec)
         if odd := self._put(file, spec.name, now_s, life):
             warnings.append(odd)
+        self._forget_start(spec.name)
         life.origin = f"imported, learned on {source.host}"
         life.saved_samples = -1  # must be saved, however much it has learned
         self._due_s = now_s
@@ -328,8 +320,9 @@ class Models:
         """
         self._wait(now_s)
         self._files.put_aside(spec.name)
+        self._forget_start(spec.name)
         self._registry.forget(spec.name)
-        self._lives[spec.name] = _Life(spec, "learned here", version=self._life(spec).version)
+        self._lives[spec.name] = Life(spec, "learned here", version=self._life(spec).version)
         self._records.problem(_key(spec.name), None, now_s)
 
     def forget(self, lra: str, now_s: float) -> None:
@@ -346,11 +339,12 @@ class Models:
 
     def keep_if_counted_alike(self, old: WorkloadSpec, new: WorkloadSpec, now_s: float) -> None:
         """Restart the model of an LRA whose work is now counted by another kind of SLI."""
-        if old.kind is Kind.LRA and _sli(old) != _sli(new):
+        if old.kind is Kind.LRA and sli_of(old) != sli_of(new):
             self._drop(old.name, now_s, with_versions=True)
 
     def _drop(self, lra: str, now_s: float, with_versions: bool) -> None:
         self._wait(now_s)
+        self._forget_start(lra)
         self._registry.forget(lra)
         if self._versions is not None:
             self._versions.forget(lra)
@@ -363,10 +357,14 @@ class Models:
                 problem = f"model of {lra}: {exc}"
         self._records.left_behind(_key(lra), problem, now_s)
 
+    def _forget_start(self, lra: str) -> None:
+        if self._federated is not None:
+            self._federated.forget(lra)
+
     # -- helpers --------------------------------------------------------------------------------------------------
 
-    def _life(self, spec: WorkloadSpec) -> _Life:
-        return self._lives.setdefault(spec.name, _Life(spec, "learned here"))
+    def _life(self, spec: WorkloadSpec) -> Life:
+        return self._lives.setdefault(spec.name, Life(spec, "learned here"))
 
     def _misfit(self, spec: WorkloadSpec, file: ModelFile) -> str:
         source = file.provenance
@@ -374,9 +372,9 @@ class Models:
             return f"it is of the LRA {source.lra!r}"
         if source.cgroup != spec.cgroup and not spec.match:
             return f"it is of the application in {source.cgroup}, not in {spec.cgroup}"
-        return _counted_otherwise(file, spec) or _unusable(file)
+        return counted_otherwise(file, spec) or unusable(file)
 
-    def _put(self, file: ModelFile, lra: str, now_s: float, life: _Life) -> str:
+    def _put(self, file: ModelFile, lra: str, now_s: float, life: Life) -> str:
         """Make the file's model the LRA's. Returns a remark if the file's time is implausible."""
         elapsed_s = self._wall_clock() - file.provenance.saved_at_unix_s
         kind = self._registry
@@ -394,7 +392,7 @@ class Models:
         source = Provenance(
             lra=spec.name,
             cgroup=spec.cgroup,
-            sli_source=_sli(spec),
+            sli_source=sli_of(spec),
             host=self._host,
             cores=self._cores,
             perphd_version=__version__,
@@ -410,7 +408,7 @@ class Models:
                 found.append(self._file(spec, now_s))
         return tuple(found)
 
-    def _write(self, files: Iterable[ModelFile]) -> Sequence[_Written]:
+    def _write(self, files: Iterable[ModelFile]) -> Sequence[Written]:
         """Runs in the writer's thread, or at the end."""
         done = []
         for file in files:
@@ -422,19 +420,21 @@ class Models:
             except Exception as exc:  # the loop and the other models must continue
                 log.exception("model of %s could not be saved", lra)
                 problem = f"model of {lra} could not be saved: {exc!r}"
-            done.append(_Written(file, problem))
+            done.append(Written(file, problem))
+        if self._federated is not None:
+            self._federated.contribute((each.file for each in done), tuple(self._lives))
         return done
 
-    def _keep(self, file: ModelFile) -> Sequence[_Written]:
+    def _keep(self, file: ModelFile) -> Sequence[Written]:
         """Keep the model of a version that no longer runs. Runs in the writer's thread."""
         lra, problem = file.provenance.lra, None
         try:
             self._files.keep_version(lra, file.provenance.app_version, to_text(file))
         except PerphError as exc:
             problem = f"model of {lra}: that of the previous version could not be kept: {exc}"
-        return (_Written(file, problem),)
+        return (Written(file, problem),)
 
-    def _keep_gone(self, present: tuple[str, ...], file: ModelFile) -> Sequence[_Written]:
+    def _keep_gone(self, present: tuple[str, ...], file: ModelFile) -> Sequence[Written]:
         """Keep the model of a removed LRA; ``present``: the others. Runs in the writer's thread."""
         for done in self._keep(file):
             if done.problem is not None:
@@ -442,7 +442,7 @@ class Models:
         self._files.drop_gone(present, self._wall_clock())
         return ()
 
-    def _in_writer(self, write: Callable[[_T], Sequence[_Written]], what: _T) -> Future[Sequence[_Written]]:
+    def _in_writer(self, write: Callable[[_T], Sequence[Written]], what: _T) -> Future[Sequence[Written]]:
         if self._writer is None:
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="perphd-models")
         return self._writer.submit(write, what)
@@ -456,7 +456,7 @@ class Models:
             writing, self._writing = self._writing, None
             self._report(writing.result(), now_s)
 
-    def _report(self, done: Sequence[_Written], now_s: float) -> None:
+    def _report(self, done: Sequence[Written], now_s: float) -> None:
         for written in done:
             source = written.file.provenance
             self._records.problem(_key(source.lra), written.problem, now_s)
@@ -468,23 +468,3 @@ class Models:
 
 def _key(lra: str) -> str:
     return f"model:{lra}"
-
-
-def _sli(spec: WorkloadSpec) -> str:
-    return spec.sli.source if spec.sli is not None else ""
-
-
-def _counted_otherwise(file: ModelFile, spec: WorkloadSpec) -> str:
-    was, now = file.provenance.sli_source, _sli(spec)
-    if was == now:
-        return ""
-    return f"its work was counted by {was or 'no SLI'}, that of {spec.name!r} is by {now or 'no SLI'}"
-
-
-def _unusable(file: ModelFile) -> str:
-    """Why no model can be made of a file whose values are all in bounds; empty if one can."""
-    try:
-        LraModel.from_state(file.state)
-    except PerphError as exc:
-        return str(exc)
-    return ""

@@ -1,4 +1,4 @@
-"""perphctl model: learned models of LRAs: inspect, export, import, reset."""
+"""perphctl model: learned models of LRAs: inspect, export, import, reset; exchange with other hosts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from perphd.commands.base import Out, command
+from perphd.commands.contributions import add_contribution_commands
 from perphd.commands.model_files import add_model_file_commands, profile_parts, read_profile
 from perphd.domain.errors import PerphError
 
@@ -17,6 +18,7 @@ def add_model_commands(cli: click.Group) -> None:
     """Add the group to perphctl."""
     cli.add_command(model)
     add_model_file_commands(model)
+    add_contribution_commands(model)
 
 
 @click.group()
@@ -68,6 +70,22 @@ def show(out: Out, name: str, everything: bool, curves: bool, png: str | None) -
         save_png(of_view(view), png, name)
     shown = (lambda: parts(of_view(view))) if curves else (lambda: model_parts(view, everything=everything))
     out.show(data, shown)
+
+
+@command(model)
+@click.argument("name")
+def origin(out: Out, name: str) -> None:
+    """Say where an LRA's model came from.
+
+    Which other hosts it started from ([federated]), how much each of them counted, who did not count and why, and what
+    became of that start.
+    """
+    from perphd.commands.render_model import origin_parts
+    from perphd.domain.belief import ModelOrigin
+    from perphd.domain.wire import decode
+
+    data = out.client.get(f"models/{_quoted(name)}/origin")
+    out.show(data, lambda: origin_parts(decode(ModelOrigin, data)))
 
 
 @command(model)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from perphd.control.render import NONE, duration
 from perphd.control.table import Cell, Part, Styled, table, text
 from perphd.domain.allocation import IDLE
-from perphd.domain.belief import AllocationBelief, ModelSummary, ModelView, ReferenceBelief
+from perphd.domain.belief import AllocationBelief, ModelOrigin, ModelSummary, ModelView, ReferenceBelief
 from perphd.domain.policy import Band
 from perphd.domain.reading import available
 
@@ -17,6 +17,7 @@ KNOWN_SUPPORT = 2.0
 """Least number of supporting samples for a prediction to count as more than an expectation."""
 _SHOWN_WEIGHTS = (100, IDLE)
 _LIST_HEADS = ("LRA", "VERSION", "SAMPLES", "CELLS", "LOAD", "SAVED", "ORIGIN")
+_ORIGIN_HEADS = ("HOST", "SHARE", "DISTANCE", "AGE", "VERSION")
 _REFERENCE_HEADS = ("SIGNAL", "LOAD/S", "", "VALUE", "BOUNDS", "SUPPORT")
 _LATTICE_HEADS = ("BATCH ON", "WEIGHT", "WORK", "", "BOUNDS", "DELAY", "BOUNDS", "BATCH GETS", "SUPPORT")
 
@@ -29,6 +30,28 @@ def list_parts(summaries: Sequence[ModelSummary]) -> list[Part]:
         (s.lra, _version(s), str(s.samples), str(s.cells), _kind(s), _saved(s), s.origin) for s in summaries
     ]
     return [table("", _LIST_HEADS, rows, right=(2, 3))]
+
+
+def origin_parts(found: ModelOrigin) -> list[Part]:
+    """``perphctl model origin``."""
+    lines = [f"{found.lra}: {found.origin or 'learned here'}"]
+    if found.outcome:
+        lines.append(f"the start from other hosts: {found.outcome}")
+    if not found.looked_unix_s:
+        return [text(*lines)]
+    if found.points:
+        lines.append(f"{found.points} places at which at least three of them had an estimate")
+    parts: list[Part] = [text(*lines)]
+    if found.hosts:
+        rows = [
+            (h.contributor, f"{h.share_ratio:.0%}", f"{h.distance:.2f}", duration(h.age_s), h.version or NONE)
+            for h in sorted(found.hosts, key=lambda h: -h.share_ratio)
+        ]
+        parts.append(table("Hosts that counted", _ORIGIN_HEADS, rows, right=(1, 2, 3)))
+    if found.left_out:
+        left = [(each.contributor, each.reason) for each in found.left_out]
+        parts.append(table("Hosts that did not count", ("HOST", "WHY"), left))
+    return parts
 
 
 def model_parts(view: ModelView, everything: bool = False) -> Iterator[Part]:

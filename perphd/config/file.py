@@ -20,6 +20,7 @@ from perphd.config.schema import keys_of, read_values, setting, show, unknown_ke
 from perphd.config.tables import (
     NOTIFY,
     ContentionConfig,
+    FederatedConfig,
     ForecastConfig,
     MetricsConfig,
     ModelConfig,
@@ -206,6 +207,7 @@ TABLES: Mapping[str, type] = {
     "resctrl": ResctrlConfig,
     "sizing": SizingConfig,
     "model": ModelConfig,
+    "federated": FederatedConfig,
     "wake": WakeConfig,
     "metrics": MetricsConfig,
     "window": WindowConfig,
@@ -235,6 +237,7 @@ class Config:
     resctrl: ResctrlConfig = field(default_factory=ResctrlConfig)
     sizing: SizingConfig = field(default_factory=SizingConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    federated: FederatedConfig = field(default_factory=FederatedConfig)
     wake: WakeConfig = field(default_factory=WakeConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     window: WindowConfig = field(default_factory=WindowConfig)
@@ -296,11 +299,9 @@ def reloaded(running: Config, read: Config) -> tuple[Config, tuple[str, ...]]:
             continue
         changed = [f.name for f in fields(before) if getattr(before, f.name) != getattr(after, f.name)]
         waiting += [f"{table}.{name}" for name in changed if table != "daemon" or name not in RELOADED]
-    daemon = replace(running.daemon, **{name: getattr(read.daemon, name) for name in RELOADED})
-    kept = {table: getattr(running, table) for table in TABLES} | {"daemon": daemon}
-    kept |= {table: getattr(read, table) for table in RELOADED_TABLES}
-    if running.notify != read.notify:
-        waiting.append(NOTIFY)
+    kept = {table: getattr(read if table in RELOADED_TABLES else running, table) for table in TABLES}
+    kept["daemon"] = replace(running.daemon, **{name: getattr(read.daemon, name) for name in RELOADED})
+    waiting += [NOTIFY] if running.notify != read.notify else []
     return replace(read, **kept, notify=running.notify), tuple(waiting)
 
 

@@ -25,6 +25,8 @@ ABOUT = {
     "store": "The local time-series store behind perphctl query and perphctl export.",
     "policy": "What the policy may do, and with which confidence. Its thresholds and delays are below Tuning.",
     "host": "The controlled host.",
+    "federated": "Off by default. What hosts tell each other about the same applications, as files in a folder that "
+    "you share or copy. See docs/how-to/federated-models.md.",
     "wake": "Early ticks between two samples.",
     "network": "Limits of what batch may send. Off unless devices are named; knobs.md describes the changes to them.",
     "resctrl": "Cache and memory bandwidth through resctrl (Intel RDT, AMD QoS).",

@@ -179,6 +179,24 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FederatedConfig:
+    """Table ``[federated]``. Without ``folder`` nothing is read from other hosts, and nothing is given to them."""
+
+    folder: str = setting(
+        "",
+        "folder with the contributions of other hosts, a file each; the model of an LRA that is new here starts from "
+        "those of hosts like this one. Empty: models learn alone",
+        kind="optional-path",
+    )
+    contribute: bool = setting(
+        False, "write this host's own contribution into the folder whenever models are saved: estimates, no samples"
+    )
+    expire_days: float = setting(
+        30.0, "age from which a contribution does not count", low=0.01, high=3650.0, unit="days", expert=True
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkConfig:
     """Table ``[network]``. Without ``devices`` no network device is ever touched."""
 

@@ -1,4 +1,4 @@
-"""Routes of the control API for models: list, show, export, import, reset."""
+"""Routes of the control API for models: list, show, origin, export, import, reset."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ class ModelRoutes:
     async def show(self, request: web.Request, peer: Peer) -> Any:
         """GET /v1/models/NAME: the model's predictions."""
         return encode(self._agent.model_view(self._name(request)))
+
+    async def origin(self, request: web.Request, peer: Peer) -> Any:
+        """GET /v1/models/NAME/origin: where the model came from."""
+        return encode(self._agent.model_origin(self._name(request)))
 
     async def export(self, request: web.Request, peer: Peer) -> web.Response:
         """GET /v1/models/NAME/export: the model as a file."""

@@ -39,7 +39,7 @@ from perphd.control.queue_routes import (
 )
 from perphd.control.sizing_routes import SAMPLES, STEPS
 from perphd.domain.allocation import Settings
-from perphd.domain.belief import ModelSummary, ModelView
+from perphd.domain.belief import ModelOrigin, ModelSummary, ModelView
 from perphd.domain.capability import Capability
 from perphd.domain.contention import ContendedDevice
 from perphd.domain.control import Pause
@@ -159,6 +159,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("GET", "/v1/models"): Operation("The LRAs' models, a line each", {"models": tuple[ModelSummary, ...]}),
     ("GET", "/v1/models/{name}"): Operation("All that an LRA's model believes", ModelView),
     ("GET", "/v1/models/{name}/export"): Operation("The model as a file", OBJECT),
+    ("GET", "/v1/models/{name}/origin"): Operation("Where the model came from", ModelOrigin),
     ("GET", "/v1/forecasts"): Operation(
         "What workloads and the host will use, as the forecast worker published it last; 404 while it has not",
         Forecasts,

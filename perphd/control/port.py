@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from perphd.agent.rounds import Round
 from perphd.agent.tally import Tally
 from perphd.config.file import Config
-from perphd.domain.belief import ModelSummary, ModelView
+from perphd.domain.belief import ModelOrigin, ModelSummary, ModelView
 from perphd.domain.capability import Capabilities
 from perphd.domain.contention import ContendedDevice
 from perphd.domain.control import Actor, Pause
@@ -105,6 +105,9 @@ class AgentPort(Protocol):
 
     def model_view(self, lra: str) -> ModelView:
         """The full state of an LRA's model."""
+
+    def model_origin(self, lra: str) -> ModelOrigin:
+        """Where an LRA's model came from."""
 
     def export_model(self, lra: str) -> str:
         """The model as the text of a file."""

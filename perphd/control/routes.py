@@ -163,6 +163,7 @@ class Routes:
             Route("GET", "/v1/models", read, self._models.list),
             Route("GET", "/v1/models/{name}", read, self._models.show),
             Route("GET", "/v1/models/{name}/export", read, self._models.export),
+            Route("GET", "/v1/models/{name}/origin", read, self._models.origin),
             Route("GET", "/v1/forecasts", read, self._forecasts),
             Route("GET", "/v1/contention", read, self._contention),
             Route("GET", "/v1/trial", read, self._modes.trial),

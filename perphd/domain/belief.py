@@ -32,6 +32,47 @@ class ModelSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class OriginHost:
+    """A host from whose contribution a model started.
+
+    ``age_s``: of the contribution, at that time. ``distance``: of its hardware, 0 for the same (2 does not count).
+    ``version``: of the application there. ``share_ratio``: of the weight of all hosts.
+    """
+
+    contributor: str
+    generation: int
+    age_s: float
+    distance: float
+    version: str
+    share_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class OriginLeftOut:
+    """A host whose contribution did not count, and why."""
+
+    contributor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOrigin:
+    """Where a model started from.
+
+    ``origin``: in words. ``outcome``: what became of a start from other hosts, in words; empty without one. ``points``:
+    number of places at which enough hosts had an estimate; ``looked_unix_s``: when their contributions were read.
+    """
+
+    lra: str
+    origin: str
+    outcome: str = ""
+    looked_unix_s: float = 0.0
+    points: int = 0
+    hosts: tuple[OriginHost, ...] = ()
+    left_out: tuple[OriginLeftOut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ReferenceBelief:
     """A value that the model expects at the reference allocation, with its band.
 

@@ -23,7 +23,7 @@ from typing import Final
 
 from perphd.domain.errors import KernelError
 from perphd.domain.reading import Unavailable
-from perphd.host.fs import KernelFs, read_text
+from perphd.host.fs import KernelFs, read_text, text_or_empty
 from perphd.host.perf_event_types import COMMON_CODES, HARDWARE_TYPE, EventCode, EventCodes, PerfEventKind
 
 EVENT_SOURCES: Final = "/sys/bus/event_source/devices"
@@ -88,17 +88,26 @@ def read_event_codes(fs: KernelFs) -> EventCodes:
     return codes
 
 
-def _processor(fs: KernelFs) -> tuple[str, int, int]:
-    """Vendor, family and model of the first processor; empty and 0 if /proc/cpuinfo does not contain them."""
-    try:
-        text = read_text(fs, CPUINFO)
-    except KernelError:
-        return "", 0, 0
+def processor_name(fs: KernelFs) -> str:
+    """Vendor and model name of the first processor, or what /proc/cpuinfo has instead; empty: nothing."""
+    fields = _first_processor(fs)
+    vendor = fields.get("vendor_id") or fields.get("CPU implementer", "")
+    return f"{vendor} {fields.get('model name') or fields.get('CPU part', '')}".strip()
+
+
+def _first_processor(fs: KernelFs) -> dict[str, str]:
+    """The lines of /proc/cpuinfo about its first processor, by name; empty if it cannot be read."""
     fields: dict[str, str] = {}
-    for line in text.splitlines():
+    for line in text_or_empty(fs, CPUINFO).splitlines():
         name, colon, value = line.partition(":")
         if colon:
             fields.setdefault(name.strip(), value.strip())
+    return fields
+
+
+def _processor(fs: KernelFs) -> tuple[str, int, int]:
+    """Vendor, family and model of the first processor; empty and 0 if /proc/cpuinfo does not contain them."""
+    fields = _first_processor(fs)
     return (
         fields.get("vendor_id", ""),
         _number(fields.get("cpu family", "")),

@@ -59,3 +59,9 @@ def stages_of(channel: str) -> Staged:
 def settled(learned: Correction) -> Correction:
     """``learned``, or the winner of its trial once that is over."""
     return learned.acting if isinstance(learned, OnTrial) and learned.is_over else learned
+
+
+def is_told(learned: Correction) -> bool:
+    """True if it, or the acting one of its trial, started from other hosts' estimates."""
+    acting = learned.acting if isinstance(learned, OnTrial) else learned
+    return isinstance(acting, Staged) and acting.told

@@ -24,8 +24,11 @@ from perphd.control.server import ControlServer
 from perphd.domain.allocation import IDLE, UNTOUCHED, Allocation, CpuGrant, Settings
 from perphd.domain.belief import (
     AllocationBelief,
+    ModelOrigin,
     ModelSummary,
     ModelView,
+    OriginHost,
+    OriginLeftOut,
     ReferenceBelief,
     SkippedSamples,
 )
@@ -252,6 +255,12 @@ class FakeAgent:
 
     def model_view(self, lra: str) -> ModelView:
         return VIEW
+
+    def model_origin(self, lra: str) -> ModelOrigin:
+        return ModelOrigin(
+            lra, "began from 3 other hosts", "kept", 1e9, 190,
+            (OriginHost("node-1", 7, 60.0, 0.5, "8.0", 0.4),), (OriginLeftOut("node-2", "expired"),),
+        )  # fmt: skip
 
     def export_model(self, lra: str) -> str:
         return json.dumps(MODEL)

@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/troubleshooting.md").read_text()
 FRAGMENTS = {
     ("perphd/agent/composition.py", "forecast"): "no forecasts",
+    ("perphd/agent/federated.py", "KEY"): "not used:",
+    ("perphd/agent/federated.py", "UNWRITTEN"): "contribution to others' models is not written",
     ("perphd/agent/forecasts.py", "forecast"): "no forecasts",
     ("perphd/agent/models.py", "_key()"): "model of",
     ("perphd/agent/models.py", "version:"): "model of",

@@ -25,31 +25,12 @@ Floats = NDArray[np.float64]
 
 HOSTS: Final = 50
 APPLICATIONS: Final = 10
-LENGTH: Final = 600
+LENGTH: Final = 400
 """Samples beside batch of one host and application."""
 HOLD: Final = 20
 PROBING: Final = 0.1
 HOST_SD: Final = 0.05
-ASKED: Final = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    6,
-    8,
-    10,
-    12,
-    15,
-    20,
-    25,
-    30,
-    40,
-    50,
-    60,
-    *range(80, 200, 20),
-    *range(200, LENGTH, 40),
-)
+ASKED: Final = (0, 1, 2, 3, 4, 6, 8, 10, 15, 20, 30, 40, 60, 80, 100, 140, 180, 240, 280, 320, 360)
 """Samples beside batch after which predictions are compared with the truth."""
 NEAR: Final = 24
 """Places of one comparison, at most two units of every knob away."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from perphd.domain.learning import Learner
 from perphd.federated.contribution import Contribution, Statistic
+from perphd.federated.hardware import Hardware
 from perphd.federated.ledger import Ledger
 from perphd.federated.pooling import Asking
 from perphd.predictor import LraModel
@@ -32,11 +33,16 @@ class Met:
     model: LraModel
 
 
-def model(learner: Learner, host: Host, ledger: Ledger | None, lra: str) -> LraModel:
-    """A model of an application that this host has never seen. ``ledger``: what others say; None: it is alone."""
+def model(
+    learner: Learner, host: Host, ledger: Ledger | None, lra: str, claimed: Hardware | None = None
+) -> LraModel:
+    """A model of an application that this host has never seen.
+
+    ``ledger``: what others say; None: it is alone. ``claimed``: hardware that it claims to have, if not its own.
+    """
     made = LraModel(learner)
     if ledger is not None:
-        asking = Asking(host.name, host.hardware, NOW_S, EXPIRE_S)
+        asking = Asking(host.name, claimed or host.hardware, NOW_S, EXPIRE_S)
         begun = start(pooled(ledger, lra, "work", asking), "work", host.hardware.cores, 1.0)
         if begun is not None:
             made.begin_told(begun, None)

@@ -1,0 +1,171 @@
+"""A folder of contributions: ``NAME.json`` of each host, and ``NAME.withdrawn`` for a host that does not count.
+
+Whoever may write a file speaks for the host of its name, for no other. Files are copied by whatever the fleet has:
+a shared file system, configuration management, an object store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from perphd.domain.errors import PerphError, kernel_error
+from perphd.federated.contribution import (
+    MAX_BYTES,
+    Contribution,
+    ContributionRefused,
+    from_text,
+    to_text,
+)
+from perphd.federated.ledger import EVERY_GENERATION, Ledger, Withdrawal, of_documents
+
+MOST_FILES: Final = 1024
+"""Files that are read, by name; more say nothing new."""
+MOST_PROBLEMS: Final = 8
+_SUFFIX, _WITHDRAWN = ".json", ".withdrawn"
+_UNUSUAL: Final = re.compile(r"[^A-Za-z0-9_.@-]")
+
+
+def contributor_name(host: str) -> str:
+    """The name under which this host contributes."""
+    name = _UNUSUAL.sub("-", host)[:63]
+    return name if name[:1].isalnum() else f"h{name}"[:63]
+
+
+class ContributionFolder:
+    """See the module."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def read(self) -> tuple[Ledger, tuple[str, ...]]:
+        """The ledger of the folder's files, and what is wrong with the others. Never raises."""
+        contributions, withdrawals, problems = [], [], []
+        try:
+            names = sorted(entry.name for entry in os.scandir(self.folder))
+        except FileNotFoundError:
+            return Ledger(), ()
+        except OSError as exc:
+            return Ledger(), (f"{self.folder}: cannot be read: {exc.strerror}",)
+        wanted = [name for name in names if name.endswith((_SUFFIX, _WITHDRAWN)) and name[0] != "."]
+        for name in wanted[:MOST_FILES]:
+            try:
+                if name.endswith(_WITHDRAWN):
+                    withdrawals.append(self._withdrawal(name))
+                else:
+                    contributions.append(self._contribution(name))
+            except (PerphError, OSError) as exc:
+                reason = exc.strerror if isinstance(exc, OSError) else exc
+                problems.append(f"{self.folder / name}: not used: {reason}")
+        if len(wanted) > MOST_FILES:
+            problems.append(f"{self.folder}: {len(wanted)} files, of which {MOST_FILES} are read")
+        return of_documents(contributions, withdrawals), _shortened(problems)
+
+    def own(self, contributor: str) -> Contribution | None:
+        """The present document of this contributor; None if there is none that can be read."""
+        with contextlib.suppress(PerphError, OSError):
+            return self._contribution(contributor + _SUFFIX)
+        return None
+
+    def write(self, contribution: Contribution) -> Path:
+        """Replace the contributor's document.
+
+        Raises:
+            ContributionRefused: it holds a value that nobody could read.
+            KernelError: it could not be written; the old one is still there.
+        """
+        return self._replace(contribution.contributor + _SUFFIX, to_text(contribution))
+
+    def withdraw(self, contributor: str, through: int = EVERY_GENERATION) -> Path:
+        """Let the contributor's documents up to this generation no longer count.
+
+        Raises:
+            PerphError: no host can have this name, or the file could not be written.
+        """
+        text = msgspec.json.encode(Withdrawal(contributor, through))
+        _decoded(text)
+        return self._replace(contributor + _WITHDRAWN, text + b"\n")
+
+    def reinstate(self, contributor: str) -> bool:
+        """Let the contributor count again; False if it was not withdrawn.
+
+        Raises:
+            PerphError: the file could not be removed.
+        """
+        path = self.folder / (contributor + _WITHDRAWN)
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as exc:
+            raise kernel_error(exc, str(path), "remove") from exc
+        return True
+
+    def _contribution(self, name: str) -> Contribution:
+        found = from_text(self._text(name, MAX_BYTES))
+        if found.contributor + _SUFFIX != name:
+            raise ContributionRefused(f"it is of {found.contributor}: a file speaks for the host of its name")
+        return found
+
+    def _withdrawal(self, name: str) -> Withdrawal:
+        found = _decoded(self._text(name, 4096))
+        if found.contributor + _WITHDRAWN != name:
+            raise ContributionRefused(f"it is about {found.contributor}, not about the host of its name")
+        return found
+
+    def _text(self, name: str, most: int) -> bytes:
+        """A regular file's content; a pipe or a device must not hold up the reader."""
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+        fd = os.open(self.folder / name, flags)
+        with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise ContributionRefused("it is not a regular file")
+            return file.read(most + 1)
+
+    def _replace(self, name: str, text: bytes) -> Path:
+        path = self.folder / name
+        temporary = self.folder / f".{name}.new"
+        try:
+            self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            with _created(temporary) as fd:
+                os.write(fd, text)
+                os.fsync(fd)
+            temporary.replace(path)
+        except OSError as exc:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            advice = (
+                "let perphd write there (ReadWritePaths= in a drop-in of the service), or name another folder"
+            )
+            raise kernel_error(exc, str(path), "write", advice=advice) from exc
+        return path
+
+
+@contextlib.contextmanager
+def _created(path: Path) -> Iterator[int]:
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _decoded(text: bytes) -> Withdrawal:
+    try:
+        return msgspec.json.decode(text, type=Withdrawal)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise ContributionRefused(f"it is not a withdrawal: {exc}") from exc
+
+
+def _shortened(problems: list[str]) -> tuple[str, ...]:
+    more = len(problems) - MOST_PROBLEMS
+    return (*problems[:MOST_PROBLEMS], *([f"and {more} more"] if more > 0 else []))

@@ -1,0 +1,280 @@
+"""What hosts tell each other about the same applications: this host's contribution, and starts for its new models.
+
+A folder is read when an LRA without a model appears, in a thread of its own that ends afterwards; the start is put on
+trial in a later tick. This host's document is replaced after models were saved, by the thread that saved them. Where a
+start came from is kept beside the models, for ``perphctl model origin``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Thread
+from typing import Final
+
+from perphd.agent.contribution_folder import ContributionFolder, contributor_name
+from perphd.agent.records import Records
+from perphd.config.file import Config
+from perphd.domain.belief import ModelOrigin, OriginHost, OriginLeftOut
+from perphd.domain.errors import PerphError
+from perphd.domain.event import Event, EventKind
+from perphd.domain.topology import Topology
+from perphd.domain.wire import decode, encode
+from perphd.federated.contribution import MAX_STATISTICS, Contribution, Statistic
+from perphd.federated.hardware import Hardware
+from perphd.federated.ledger import Ledger
+from perphd.federated.pooling import Asking, Pooled
+from perphd.host.fs import KernelFs, RealFs
+from perphd.host.pmu import processor_name
+from perphd.host.topology import read_topology
+from perphd.predictor import LraModel
+from perphd.predictor.corrections import is_told
+from perphd.predictor.federated import CHANNELS, KIND, contributed, pooled, start
+from perphd.predictor.persist import ModelFile
+from perphd.predictor.registry import Registry
+
+log = logging.getLogger("perphd")
+
+KEY: Final = "federated"
+UNWRITTEN: Final = "contribution"
+"""Of the problems that ``perphctl status`` shows."""
+ON_TRIAL: Final = "on trial beside learning alone"
+BEHIND: Final = "on trial, and so far worse than learning alone, which answers"
+KEPT: Final = "kept: it was not worse than learning alone"
+LEFT: Final = "left: learning alone was better"
+TOO_LITTLE: Final = "not used: too few hosts like this one know the application"
+_READ = tuple[Ledger, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """This host among the others.
+
+    ``contribute``: whether its document is written. ``expire_s``: age from which a contribution does not count.
+    """
+
+    name: str
+    hardware: Hardware
+    expire_s: float
+    contribute: bool
+
+
+class Federated:
+    """See the module.
+
+    Args:
+        folder: of contributions.
+        origins: folder of the kept origins.
+        membership: this host.
+        records: takes problems and events.
+        wall_clock: time of day.
+        inline: read in place, for virtual time.
+    """
+
+    def __init__(
+        self,
+        folder: ContributionFolder,
+        origins: Path,
+        membership: Membership,
+        records: Records,
+        wall_clock: Callable[[], float],
+        inline: bool = False,
+    ) -> None:
+        self._folder, self._origins, self._membership = folder, origins, membership
+        self._records, self._wall_clock, self._inline = records, wall_clock, inline
+        self._name = contributor_name(membership.name)
+        self._waiting: dict[str, str] = {}
+        self._reading: Future[_READ] | None = None
+        self._said: dict[str, tuple[Statistic, ...]] | None = None
+        self._generation = 0
+        self._unwritten = ""
+
+    # -- starts ---------------------------------------------------------------------------------------------------
+
+    def meet(self, lra: str, counted_by: str) -> None:
+        """Look for a start for the model of an LRA that is new to this host. ``counted_by``: source of its SLI."""
+        self._waiting[lra] = counted_by
+
+    def step(self, registry: Registry, versions: Callable[[str], str], now_s: float) -> dict[str, str]:
+        """Call once per tick: start models whose contributions were read. Never waits.
+
+        Returns the origin, in words, of each model that was started.
+        """
+        self._records.problem(UNWRITTEN, self._unwritten or None, now_s)
+        if self._reading is None and self._waiting:
+            self._read()
+        if self._reading is None or not self._reading.done():
+            return {}
+        (ledger, problems), self._reading = self._reading.result(), None
+        self._records.problem(KEY, "; ".join(problems) or None, now_s)
+        waiting, self._waiting = self._waiting, {}
+        found = {}
+        for lra, counted_by in waiting.items():
+            words = self._start(registry.model(lra), lra, counted_by, versions(lra), ledger)
+            if words:
+                found[lra] = words
+                self._records.event(Event(now_s, EventKind.WORKLOAD, f"its model {words}", lra))
+        return found
+
+    def _read(self) -> None:
+        future: Future[_READ] = Future()
+        self._reading = future
+
+        def read() -> None:
+            try:
+                future.set_result(self._folder.read())
+            except Exception as exc:  # a start is a help, not a need
+                log.exception("%s cannot be read", self._folder.folder)
+                future.set_result((Ledger(), (f"{self._folder.folder}: cannot be read: {exc!r}",)))
+
+        if self._inline:
+            read()
+        else:
+            Thread(target=read, name="perphd-federated", daemon=True).start()
+
+    def _start(self, model: LraModel, lra: str, counted_by: str, version: str, ledger: Ledger) -> str:
+        here = self._membership
+        asking = Asking(self._name, here.hardware, self._wall_clock(), here.expire_s)
+        told = {each: pooled(ledger, lra, each, asking, counted_by, version) for each in CHANNELS}
+        cores, threads = here.hardware.cores, here.hardware.threads_per_core
+        work, delay = (start(told[each], each, cores, threads) for each in CHANNELS)
+        began = work is not None and model.begin_told(work, delay)
+        if not told["work"].sources and not told["work"].left_out:
+            return ""
+        words = f"began from {len(told['work'].sources)} other hosts" if began else ""
+        self._keep(_origin(lra, words, told["work"], asking.now_unix_s, 0 if work is None else len(work.y)))
+        return words
+
+    # -- origins --------------------------------------------------------------------------------------------------
+
+    def origin(self, lra: str, model: LraModel, words: str) -> ModelOrigin:
+        """Where the model of an LRA came from. ``words``: the origin that its summary shows."""
+        found = self._kept(lra)
+        if found is None:
+            return ModelOrigin(lra, words)
+        if not found.origin:
+            return replace(found, origin=words, outcome=TOO_LITTLE)
+        trial = model.trials.get("work")
+        if trial is None:
+            outcome = KEPT if is_told(model.work_correction) else LEFT
+        else:
+            outcome = ON_TRIAL if trial else BEHIND
+        return replace(found, outcome=outcome)
+
+    def forget(self, lra: str) -> None:
+        """Forget where a model came from, because it was reset, imported or removed."""
+        self._waiting.pop(lra, None)
+        with contextlib.suppress(OSError):
+            self._path(lra).unlink()
+
+    def _keep(self, origin: ModelOrigin) -> None:
+        path = self._path(origin.lra)
+        temporary = path.with_suffix(".new")
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(encode(origin)), encoding="utf-8")
+            os.replace(temporary, path)
+        except OSError as exc:
+            log.warning(
+                "%s: where the model of %s came from cannot be kept: %s", path, origin.lra, exc.strerror
+            )
+
+    def _kept(self, lra: str) -> ModelOrigin | None:
+        try:
+            return decode(ModelOrigin, json.loads(self._path(lra).read_text(encoding="utf-8")))
+        except (OSError, ValueError, PerphError):
+            return None
+
+    def _path(self, lra: str) -> Path:
+        return self._origins / f"{lra}.json"
+
+    # -- contributing ---------------------------------------------------------------------------------------------
+
+    def contribute(self, files: Iterable[ModelFile], present: Collection[str]) -> None:
+        """Replace this host's document, with what these models have learned since.
+
+        ``present``: the LRAs of this host; what was said about others is dropped. Runs in the writer's thread.
+        """
+        here = self._membership
+        if not here.contribute:
+            return
+        if self._said is None:
+            self._resume()
+        said = self._said = {lra: kept for lra, kept in (self._said or {}).items() if lra in present}
+        for file in files:
+            if found := contributed(file, here.hardware.threads_per_core):
+                said[file.provenance.lra] = found
+        statistics = tuple(each for _, kept in sorted(said.items()) for each in kept)[:MAX_STATISTICS]
+        now = self._wall_clock()
+        self._generation = max(self._generation + 1, int(now))
+        document = Contribution(self._name, self._generation, now, here.hardware, statistics)
+        try:
+            self._folder.write(document)
+            self._unwritten = ""
+        except PerphError as exc:
+            self._unwritten = f"this host's contribution to others' models is not written: {exc}"
+
+    def _resume(self) -> None:
+        """Go on from the document that an earlier process wrote."""
+        own, self._said = self._folder.own(self._name), {}
+        if own is None or own.hardware != self._membership.hardware:
+            return
+        self._generation = own.generation
+        for each in own.statistics:
+            if each.topic.kind == KIND:
+                kept = self._said.get(each.topic.application, ())
+                self._said[each.topic.application] = (*kept, each)
+
+
+def document_of(files: Iterable[ModelFile], folder: ContributionFolder, now_unix_s: float) -> Contribution:
+    """This host's document about saved models, later than the one in the folder."""
+    fs = RealFs()
+    topology = read_topology(fs)
+    hardware, name = hardware_of(fs, topology), contributor_name(socket.gethostname())
+    statistics = [each for file in files for each in contributed(file, hardware.threads_per_core)]
+    before = folder.own(name)
+    generation = max(int(now_unix_s), before.generation + 1 if before is not None else 0)
+    return Contribution(name, generation, now_unix_s, hardware, tuple(statistics[:MAX_STATISTICS]))
+
+
+def open_federated(
+    config: Config,
+    fs: KernelFs,
+    topology: Topology,
+    records: Records,
+    wall_clock: Callable[[], float],
+    inline: bool = False,
+) -> Federated:
+    """As configured; ``[federated]`` has a folder."""
+    keys = config.federated
+    here = Membership(
+        socket.gethostname(), hardware_of(fs, topology), keys.expire_days * 86400.0, keys.contribute
+    )
+    origins = Path(config.daemon.state_dir) / "models" / "origins"
+    return Federated(ContributionFolder(keys.folder), origins, here, records, wall_clock, inline)
+
+
+def hardware_of(fs: KernelFs, topology: Topology) -> Hardware:
+    """The processors of this host that workloads may use."""
+    cores = max(len(topology.usable_cores), 1)
+    return Hardware(
+        processor_name(fs)[:128],
+        cores,
+        min(max(len(topology.usable) / cores, 1.0), 8.0),
+        sum(domain.size_bytes for domain in topology.l3_domains),
+    )
+
+
+def _origin(lra: str, words: str, told: Pooled, now_unix_s: float, points: int) -> ModelOrigin:
+    hosts = tuple(
+        OriginHost(s.contributor, s.generation, s.age_s, s.distance, s.version, s.share) for s in told.sources
+    )
+    left_out = tuple(OriginLeftOut(each.contributor, each.reason) for each in told.left_out)
+    return ModelOrigin(lra, words, "", now_unix_s, points, hosts, left_out)

@@ -1,0 +1,66 @@
+"""One LRA's model over its life: where it comes from, when it was saved, and whether a file fits it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from perphd.domain.errors import PerphError
+from perphd.domain.workload import WorkloadSpec
+from perphd.host.app_version import Version
+from perphd.predictor import LraModel
+from perphd.predictor.persist import ModelFile
+
+
+class Versions(Protocol):
+    """See ``host.app_version.AppVersions``."""
+
+    def look(self, spec: WorkloadSpec) -> Version:
+        """The running version, or the reason why it is unknown. Never raises."""
+
+    def forget(self, name: str) -> None:
+        """Forget a removed workload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A file that was to be saved, and why it was not."""
+
+    file: ModelFile
+    problem: str | None
+
+
+@dataclass(slots=True)
+class Life:
+    """State of a model beside the model itself."""
+
+    spec: WorkloadSpec
+    origin: str
+    saved_unix_s: float | None = None
+    saved_samples: int = 0
+    version: str = ""
+    looked_s: float = -math.inf
+    fresh: bool = False  # no model was found, except perhaps for its versions
+
+
+def sli_of(spec: WorkloadSpec) -> str:
+    """The source of an LRA's SLI; empty: none."""
+    return spec.sli.source if spec.sli is not None else ""
+
+
+def counted_otherwise(file: ModelFile, spec: WorkloadSpec) -> str:
+    """Why the work in a file does not compare with this LRA's; empty if it does."""
+    was, now = file.provenance.sli_source, sli_of(spec)
+    if was == now:
+        return ""
+    return f"its work was counted by {was or 'no SLI'}, that of {spec.name!r} is by {now or 'no SLI'}"
+
+
+def unusable(file: ModelFile) -> str:
+    """Why no model can be made of a file whose values are all in bounds; empty if one can."""
+    try:
+        LraModel.from_state(file.state)
+    except PerphError as exc:
+        return str(exc)
+    return ""

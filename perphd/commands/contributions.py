@@ -1,0 +1,79 @@
+"""perphctl model contribute and model withdraw: what hosts tell each other, as files in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from perphd.commands.base import Out, command
+from perphd.commands.files import state_dir
+from perphd.control.client import NotPermitted
+from perphd.domain.errors import PerphError
+
+_folder = click.argument("folder", metavar="FOLDER")
+
+
+def add_contribution_commands(model: click.Group) -> None:
+    """Add the commands to ``perphctl model``."""
+    command(model)(contribute)
+    command(model)(withdraw)
+
+
+@_folder
+def contribute(out: Out, folder: str) -> None:
+    """Write what models have learned for other hosts.
+
+    One file in FOLDER, named after this host: estimates at fixed points with the evidence for each, no samples. The
+    saved models are read. With "contribute" in [federated] the daemon does the same whenever it saves models.
+    """
+    import time
+
+    from perphd.agent.contribution_folder import ContributionFolder
+    from perphd.agent.federated import document_of
+    from perphd.predictor.persist import ModelFileError, from_text
+
+    models = state_dir(out) / "models"
+    files, problems = [], []
+    try:
+        for path in sorted(models.glob("*.json")):
+            try:
+                files.append(from_text(path.read_bytes()))
+            except ModelFileError as exc:
+                problems.append(f"{path}: left out: {exc}")
+    except PermissionError as exc:
+        raise NotPermitted(f"{models}: this user may not read it; be root") from exc
+    except OSError as exc:
+        raise PerphError(f"{models}: cannot be read: {exc.strerror}") from exc
+    target = ContributionFolder(folder)
+    document = document_of(files, target, time.time())
+    if not document.statistics:
+        raise PerphError(
+            f"{models}: no model has enough samples beside batch yet, so there is nothing to contribute"
+        )
+    path = target.write(document)
+    lras = sorted({each.topic.application for each in document.statistics})
+    out.warn(problems)
+    out.say({"file": str(path), "lras": lras}, f"written: {path}, about {', '.join(lras)}")
+
+
+@_folder
+@click.argument("host")
+@click.option("--undo", is_flag=True, help="Let the host count again.")
+def withdraw(out: Out, folder: str, host: str, undo: bool) -> None:
+    """Let what HOST said no longer count.
+
+    Writes HOST.withdrawn into FOLDER. Models that start later start exactly as if HOST had never said anything; a model
+    that already started from it learns on, "perphctl model reset" lets it start again.
+    """
+    from perphd.agent.contribution_folder import ContributionFolder
+
+    target = ContributionFolder(folder)
+    if not Path(folder).is_dir():
+        raise PerphError(f"{folder}: there is no such folder")
+    if undo:
+        said = f"{host} counts again" if target.reinstate(host) else f"{host} was not withdrawn"
+        out.say({"host": host, "withdrawn": False}, said)
+        return
+    path = target.withdraw(host)
+    out.say({"host": host, "withdrawn": True, "file": str(path)}, f"{host} no longer counts: {path}")

@@ -1,0 +1,238 @@
+"""Contributions in a folder: written by one host's daemon, read by another's when an application is new to it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from perphd.agent.contribution_folder import ContributionFolder, contributor_name
+from perphd.agent.federated import BEHIND, KEPT, LEFT, ON_TRIAL, TOO_LITTLE, Federated, Membership
+from perphd.agent.models import Models
+from perphd.agent.records import Records
+from perphd.domain.errors import PerphError
+from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.federated.contribution import to_text
+from perphd.federated.hardware import Hardware
+from perphd.federated.ledger import EVERY_GENERATION
+from perphd.predictor import Registry
+from perphd.predictor.files import ModelFiles
+from perphd.predictor.trial import LENGTH
+from tools.bench.federated.hosts import days, fleet
+
+APP = WorkloadSpec("app", Kind.LRA, "/app")
+HOSTS = fleet(3, applications=1)[:5]
+SAMPLES = 120
+NOW = 1.8e9
+
+
+class Daemon:
+    """One daemon's models on one simulated host."""
+
+    def __init__(self, base: Path, number: int, folder: Path, wall_s: float = NOW, contribute: bool = True) -> None:
+        self.host, self.wall_s, self.now_s = HOSTS[number], wall_s, 0.0
+        self.records = Records(None, lambda: self.wall_s)
+        here = Membership(self.host.name, self.host.hardware, 30 * 86400.0, contribute)
+        state = base / self.host.name
+        self.federated = Federated(
+            ContributionFolder(folder), state / "origins", here, self.records, lambda: self.wall_s, inline=True
+        )
+        self.registry = Registry("ogbrt")
+        self.models = Models(
+            self.registry, ModelFiles(state), self.records, lambda: self.wall_s, self.host.name,
+            self.host.hardware.cores, federated=self.federated,
+        )  # fmt: skip
+
+    def live(self, samples: int) -> Daemon:
+        self.tick()
+        for seen in days(self.host, 0, 3, SAMPLES).observations[: 30 + samples]:
+            self.models.model("app").observe(seen)
+            self.now_s = seen.sample.at_s
+        return self
+
+    def tick(self) -> Daemon:
+        self.models.follow((APP,), self.now_s)
+        return self
+
+    def stop(self) -> None:
+        self.models.close((APP,), self.now_s, save=True)
+
+    @property
+    def origin(self):
+        return self.models.origin(APP)
+
+    @property
+    def problem(self) -> str:
+        return "; ".join(self.records.problems)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the contributions of four hosts."""
+    folder = tmp_path_factory.mktemp("fleet")
+    for number in range(1, 5):
+        Daemon(tmp_path_factory.mktemp("state"), number, folder).live(SAMPLES).stop()
+    return folder
+
+
+@pytest.fixture
+def folder(told: Path, tmp_path: Path) -> Path:
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    for file in told.iterdir():
+        (copied / file.name).write_bytes(file.read_bytes())
+    return copied
+
+
+def test_every_host_writes_one_file(told: Path) -> None:
+    assert sorted(file.name for file in told.iterdir()) == [f"host-0{n}.json" for n in range(1, 5)]
+    ledger, problems = ContributionFolder(told).read()
+    assert problems == ()
+    assert [c.contributor for c in ledger.counting()] == [f"host-0{n}" for n in range(1, 5)]
+
+
+def test_a_new_application_starts_from_the_others(folder: Path, tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, 0, folder).tick()
+    assert daemon.models.summary(APP).origin == "began from 4 other hosts"
+    assert daemon.problem == ""
+    origin = daemon.origin
+    assert origin.outcome == ON_TRIAL
+    assert sorted(h.contributor for h in origin.hosts) == [f"host-0{n}" for n in range(1, 5)]
+    assert sum(h.share_ratio for h in origin.hosts) == pytest.approx(1.0)
+    assert origin.points > 24
+
+
+def test_where_a_model_came_from_is_known_after_a_restart(folder: Path, tmp_path: Path) -> None:
+    Daemon(tmp_path, 0, folder).live(LENGTH + 10).stop()
+    again = Daemon(tmp_path, 0, folder).tick()
+    assert again.origin.outcome == KEPT
+    assert len(again.origin.hosts) == 4
+    again.models.reset(APP, 0.0)
+    assert again.origin.hosts == ()
+
+
+def test_a_start_that_is_worse_is_said_to_be_left(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        said = ContributionFolder(folder).own(file.stem)
+        assert said is not None
+        wrong = tuple(
+            msgspec.structs.replace(each, values=tuple(-1.4 for _ in each.values)) for each in said.statistics
+        )
+        file.write_bytes(to_text(msgspec.structs.replace(said, statistics=wrong)))
+    daemon = Daemon(tmp_path, 0, folder).live(30)
+    assert daemon.origin.outcome == BEHIND
+    daemon = Daemon(tmp_path / "b", 0, folder).live(LENGTH + 5)
+    assert daemon.origin.outcome == LEFT
+
+
+def test_a_withdrawn_host_does_not_count_until_it_is_reinstated(folder: Path, tmp_path: Path) -> None:
+    place = ContributionFolder(folder)
+    place.withdraw("host-01")
+    daemon = Daemon(tmp_path, 0, folder).tick()
+    assert [(left.contributor, left.reason) for left in daemon.origin.left_out] == [("host-01", "withdrawn")]
+    assert len(daemon.origin.hosts) == 3
+    assert place.read()[0].withdrawn == {"host-01": EVERY_GENERATION}
+    assert place.reinstate("host-01")
+    assert not place.reinstate("host-01")
+    assert len(Daemon(tmp_path / "b", 0, folder).tick().origin.hosts) == 4
+
+
+def test_too_few_hosts_are_no_start(folder: Path, tmp_path: Path) -> None:
+    for number in (1, 2):
+        (folder / f"host-0{number}.json").unlink()
+    daemon = Daemon(tmp_path, 0, folder).tick()
+    assert daemon.origin.outcome == TOO_LITTLE
+    assert daemon.models.summary(APP).origin == "learned here"
+
+
+def test_a_contribution_expires(folder: Path, tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, 0, folder, wall_s=NOW + 31 * 86400.0).tick()
+    assert {left.reason for left in daemon.origin.left_out} == {"expired"}
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_counts(folder: Path, tmp_path: Path) -> None:
+    (folder / "host-04.json").write_bytes(b"nonsense")
+    (folder / "host-09.json").write_bytes((folder / "host-01.json").read_bytes())
+    os.mkfifo(folder / "pipe.json")
+    (folder / "link.json").symlink_to("/etc/passwd")
+    (folder / "bad.withdrawn").write_text("{}")
+    daemon = Daemon(tmp_path, 0, folder).tick()
+    assert len(daemon.origin.hosts) == 3
+    for name, why in (
+        ("host-04", "not a contribution"), ("host-09", "speaks for the host of its name"), ("pipe", "regular file"),
+        ("link", "not used"), ("bad", "not a withdrawal"),
+    ):  # fmt: skip
+        assert name in daemon.problem
+        assert why in daemon.problem
+
+
+def test_a_missing_folder_is_no_problem_for_a_reader(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, 0, tmp_path / "none", contribute=False).live(SAMPLES)
+    daemon.stop()
+    assert daemon.problem == ""
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_contribution_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    daemon = Daemon(tmp_path, 0, tmp_path / "file" / "folder").live(SAMPLES)
+    daemon.stop()
+    daemon.tick()
+    assert "contribution to others' models is not written" in daemon.problem
+    assert "ReadWritePaths" in daemon.problem
+
+
+def test_a_later_document_has_a_later_generation_also_after_a_restart(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    Daemon(tmp_path, 0, folder).live(SAMPLES).stop()
+    first = ContributionFolder(folder).own("host-00")
+    later = Daemon(tmp_path, 0, folder, wall_s=NOW - 100.0)  # the clock went back
+    later.tick()
+    later.models.model("app").samples += 1
+    later.stop()
+    second = ContributionFolder(folder).own("host-00")
+    assert first is not None
+    assert second is not None
+    assert second.generation == first.generation + 1
+    assert second.statistics == first.statistics
+
+
+def test_a_removed_application_is_no_longer_spoken_of(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    daemon = Daemon(tmp_path, 0, folder).live(SAMPLES)
+    daemon.models.save_when_due((APP,), 0.0, 1.0)
+    daemon.models.save_when_due((APP,), 10.0, 1.0)
+    daemon.models.forget("app", 11.0)
+    daemon.models.follow((replace(APP, name="other"),), 12.0)
+    daemon.models.model("other").samples += 1
+    daemon.models.close((replace(APP, name="other"),), 13.0, save=True)
+    said = ContributionFolder(folder).own("host-00")
+    assert said is not None
+    assert said.statistics == ()
+
+
+@pytest.mark.parametrize(
+    ("host", "name"), [("node-1.example", "node-1.example"), ("a/../b", "a-..-b"), ("_x", "h_x"), ("", "h")]
+)
+def test_any_host_has_a_name_to_contribute_under(host: str, name: str) -> None:
+    assert contributor_name(host) == name
+
+
+def test_nobody_can_withdraw_a_path(tmp_path: Path) -> None:
+    with pytest.raises(PerphError):
+        ContributionFolder(tmp_path).withdraw("../x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hardware_is_read_from_the_host() -> None:
+    from perphd.agent.federated import hardware_of
+    from perphd.host.fs import RealFs
+    from perphd.host.topology import read_topology
+
+    fs = RealFs()
+    found = hardware_of(fs, read_topology(fs))
+    assert isinstance(found, Hardware)
+    assert found.cores >= 1
