@@ -20,7 +20,7 @@ from perphd.admission.scatter import mean
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action, Outcome
 from perphd.domain.quick import replace
-from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available, value_or
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 
 FIRST_STRIDE: Final = 2
 """Units of the first reduction after a rescue that gave more than enough."""
@@ -121,7 +121,8 @@ def judge(lra: LraContext, state: LraState, pending: Pending, noise_sd: float) -
     held = quarantine.judged(state.quarantine, pending, came, after, lra.now_s, lra.settings)
     stands = not _is_undone(pending, came)
     words = "the target is kept" if came is Came.HELPED and pending.action is Action.SHRINK else came
-    text = f"score {value_or(before, math.nan):.2f} -> {after:.2f}: {words}"
+    known = f"{before:.2f} -> {after:.2f}" if available(before) else f"{after:.2f}, not known before"
+    text = f"score {known}: {words}"
     outcome = Outcome(lra.now_s, lra.view.spec.name, pending.at_s, before, after, kept=stands, text=text)
     stride = _next_stride(lra, state, pending, came, noise_sd)
     state = replace(state, pending=None, stride=stride, quarantine=held)

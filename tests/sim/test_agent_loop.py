@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from perphd.agent.composition import build_agent
 from perphd.agent.simulated import build_simulated, simulated_sli
 from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.domain.allocation import Settings
+from perphd.domain.control import Actor
 from perphd.domain.decision import Action, Health
 from perphd.domain.errors import ConfigError
 from perphd.domain.event import Event, EventKind
@@ -336,6 +338,41 @@ async def test_decisions_and_writes_are_in_the_store(tmp_path: Path) -> None:
     assert [row[0] for row in written.rows] == ["restored", "written"]
     acted = run_query(path, "select count(*) from decisions where action = 'grow'", 10, 5.0)
     assert acted.rows != ((0,),)
+
+
+async def test_who_changed_modes_pauses_and_workloads_is_in_store_log_and_events(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody could tell afterwards who had switched the daemon over, or that a reload had."""
+    b, ann = Bench(tmp_path, store=StoreConfig(enabled=True)), Actor("ann", 1000, 77, "perphctl")
+    seen: list[Event] = []
+
+    async def listen() -> None:
+        async for event in b.agent.subscribe():
+            seen.append(event)
+
+    task = asyncio.create_task(listen())
+    await asyncio.sleep(0)
+    await b.run(2)
+    with caplog.at_level(logging.INFO, logger="perphd"):
+        b.agent.set_mode(Mode.OBSERVE, None, ann)
+        await b.agent.pause("pi", 60.0, "deployment", ann)
+        await b.agent.resume("pi", ann)
+        await b.agent.remove_workload("pi", ann)
+        await b.agent.add_workload(b.config.workloads[1], ann)
+        await b.agent.reload(b.config, ann)
+        await b.agent.restore(ann)
+    await b.run(1)
+    await asyncio.sleep(0)
+    task.cancel()
+    await b.agent.stop(restore=True)
+    kinds = [str(event.kind) for event in seen if event.by == str(ann)]
+    assert {"mode", "pause", "restore"} <= set(kinds)
+    assert len(kinds) >= 7
+    rows = run_query(Path(b.config.store_path), "select data from events order by wall_s", 100, 5.0).rows
+    assert sum("ann" in str(row[0]) for row in rows) == len(kinds)
+    logged = [record for record in caplog.records if str(ann) in record.getMessage()]
+    assert len(logged) == len(kinds)
 
 
 async def test_it_says_when_it_looks_more_often_and_what_for(tmp_path: Path) -> None:

@@ -136,3 +136,11 @@ def test_of_what_did_not_help_cache_goes_back_at_once_and_cores_stay(now: Alloca
     assert came.outcome.kept is kept
     assert (came.undo is None) is kept
     assert came.state.quarantine.failures == 1
+
+
+def test_a_change_without_a_score_before_it_is_told_without_one() -> None:
+    state, pending = after(Action.GROW, WEAK, STRONG, 1.09, 1.09, 1.09, 1.09)
+    pending = replace(pending, score_before=Unavailable("no clean score before"))
+    review = change_review.judge(lra(STRONG), replace(state, pending=pending), pending, NOISE)
+    assert review is not None
+    assert review.outcome.text.startswith("score 1.09, not known before: ")

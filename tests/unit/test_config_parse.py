@@ -363,3 +363,21 @@ def test_a_band_is_one_of_its_kind(kind: str, band: str):
         ConfigError, match=rf"{kind}\[0\]\.band: .* is not one of its values.*\(allowed: .*silver"
     ):
         parse(text, SOURCE)
+
+
+@pytest.mark.parametrize("source", ["mysql", "redis", "postgresql"])
+def test_a_latency_objective_is_refused_where_the_source_measures_none(source: str) -> None:
+    """An objective that nothing measures was accepted and ignored."""
+    said = refused(LRA + f'max_latency_ms = 5\n[lra.sli]\nsource = "{source}"\n')
+    assert said.key == "lra[0].max_latency_ms"
+    assert "measures no latency" in str(said)
+    assert 'latency = "tcp"' in said.allowed
+    parse(LRA + f'max_latency_ms = 5\n[lra.sli]\nsource = "{source}"\nlatency = "tcp"\n', SOURCE)
+    assert "without [lra.sli]" in str(refused(LRA + "max_latency_ms = 5\n"))
+
+
+def test_batch_alone_is_touched_unless_the_configuration_says_otherwise() -> None:
+    """What a trial may do to an LRA is the operator's choice, and the default narrows nothing of its own."""
+    assert [(lra.touch, lra.exploration) for lra in parse(LRA, SOURCE).workloads] == [
+        (Touch.BATCH, Exploration.BATCH)
+    ]
