@@ -162,3 +162,10 @@ def test_pgbench_s_log_becomes_whole_seconds():
     (first,) = seconds.feed(["0 3 2000 0 102 700000 40"])
     assert (first.at_s, first.events, dict(first.latency.counts)) == (102.0, 2, {0.7: 1, 1.0: 1})
     assert [second.events for second in seconds.feed(["0 4 2000 0 104 650000"])] == [1, 0]
+
+
+def test_perphd_can_be_given_another_indicator_than_the_server_s_own():
+    own = 'source = "redis"\n'
+    told = {name: schemes.sli(schemes.BY_NAME[name], own) for name in ("perphd", "perphd-tcp", "perphd-blind")}
+    assert told == {"perphd": own, "perphd-tcp": 'source = "tcp"\n', "perphd-blind": ""}
+    assert all(schemes.is_perphd(name) for name in told)

@@ -20,7 +20,7 @@ from tools.lab.groups import Groups
 from tools.lab.load import Load, Running, Second
 from tools.lab.processes import Ledger
 from tools.lab.records import UNSETTLED_S, Run, timeline, window
-from tools.lab.schemes import Scheme
+from tools.lab.schemes import Scheme, sli
 from tools.lab.servers.seam import Place, Server
 from tools.lab.usage import Usage
 from tools.lab.watch import Setting, Watcher
@@ -114,7 +114,7 @@ class Bench:
                     self.ledger,
                     self.folder,
                     load.server,
-                    server.sli(),
+                    sli(scheme, server.sli()),
                     groups.directories(g.CLIENT),
                     self._keep / f"{cell.name}-{scheme.name}-{repetition + 1}",
                     scheme.tolerance_pct,

@@ -261,6 +261,9 @@ def main() -> int:
     parser.add_argument("--reps", type=int, default=3, help="repetitions")
     parser.add_argument("--quick", action="store_true", help="one repetition of short windows")
     parser.add_argument("--window", type=float, default=60.0, help="seconds that are measured in each run")
+    parser.add_argument(
+        "--first", default=MODES[0], choices=MODES, help="mode that begins the first repetition"
+    )
     parser.add_argument("--services", default=",".join(SERVICES), help="of redis and http, between commas")
     parser.add_argument("--out", type=Path, default=Path("out/full_host.json"), help="what was seen, as JSON")
     options = parser.parse_args()
@@ -269,7 +272,8 @@ def main() -> int:
         (Timing(8.0, 5.0, 10.0), 1) if options.quick else (Timing(window=options.window), options.reps)
     )
     seen: list[Seen] = []
-    orders = cycle((MODES, MODES[::-1]))
+    forth = MODES if options.first == MODES[0] else MODES[::-1]
+    orders = cycle((forth, forth[::-1]))
     if processes.running():
         print("lab: another lab runs", file=sys.stderr)
         return 1

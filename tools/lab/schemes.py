@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from perphd.domain.cpuset import CpuSet
 from tools.lab import groups as g
 from tools.lab.groups import Groups
+
+
+class Indicator(StrEnum):
+    """What perphd judges the application by."""
+
+    OWN = "own"  # the server's own source
+    TCP = "tcp"  # the latency and rate of its TCP connections
+    NONE = "none"  # waiting for CPUs and CPU time alone, and hardware counters where there are any
+
 
 ALONE, NATIVE = "alone", "native"
 PERPHD, PERPHD_30 = "perphd", "perphd-30"
@@ -29,6 +39,7 @@ class Scheme:
     daemon: bool = False
     policy: str = ""
     tolerance_pct: float = 10.0
+    indicator: Indicator = Indicator.OWN
     on_request: bool = False
 
     @property
@@ -87,6 +98,9 @@ SCHEMES = (
         daemon=True,
         tolerance_pct=30.0,
     ),
+    Scheme("perphd-tcp", 'perphd with source = "tcp" in place of the server\'s own source', daemon=True,
+           indicator=Indicator.TCP, on_request=True),
+    Scheme("perphd-blind", "perphd without an indicator", daemon=True, indicator=Indicator.NONE, on_request=True),
     Scheme("koordinator", "Koordinator's CPU suppression as the policy of the same daemon", daemon=True,
            policy="koordinator", on_request=True),
     Scheme("parties", "PARTIES as the policy of the same daemon, told to keep 0.9 of the rate before batch came",
@@ -99,6 +113,11 @@ BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
 def is_perphd(name: str) -> bool:
     """True for the schemes in which the daemon runs with its own policy."""
     return name in BY_NAME and BY_NAME[name].daemon and not BY_NAME[name].policy
+
+
+def sli(scheme: Scheme, own: str) -> str:
+    """The indicator's keys in the configuration; ``own``: those of the server's own source."""
+    return {Indicator.OWN: own, Indicator.TCP: 'source = "tcp"\n', Indicator.NONE: ""}[scheme.indicator]
 
 
 def tolerance_pct(name: str) -> float:
