@@ -119,6 +119,10 @@ class BaseColumns:
         """Replace a row."""
         self._table[:, row] = [getattr(profile, name) for name in self.FIELDS]
 
+    def refresh(self, name: str, rows: Rows, values: Floats) -> None:
+        """Replace measured values of many nodes at once. Their pods stay; ``profiles`` keeps the older values."""
+        self._table[self.FIELDS.index(name), rows] = values
+
     def of(self, name: str, rows: Rows) -> Floats:
         """One column, for these rows."""
         column: Floats = self._table[self.FIELDS.index(name), rows]

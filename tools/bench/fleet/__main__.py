@@ -1,6 +1,6 @@
 """Schedulers of published works on simulated fleets: tables for docs/benchmarks.md.
 
-python -m tools.bench.fleet [--seeds 5] [--applications 10000] [--only allocation,sizes,preemption,shaping]
+python -m tools.bench.fleet [--seeds 5] [--applications 10000] [--only allocation,sizes,preemption,shaping,calibration]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 from perphd.batch.elastic import rebalanced
 from perphd.sim.cluster.applications import Order, Rule, Served, run
 from perphd.sim.cluster.workloads import google_2011
+from tools.bench.fleet.calibration import calibrated
 from tools.bench.fleet.rules import malleable, rigid
 from tools.bench.fleet.shaping import CASES, ShapedFigures, shaped
 
@@ -21,6 +22,7 @@ HOSTS: Final = 100
 RULES: Final[dict[str, Rule]] = {"rigid": rigid, "malleable": malleable, "flexible": rebalanced}
 LOADS: Final = (0.8, 0.9, 1.0)
 PREEMPTION_LOAD: Final = 0.9
+CO_LOCATIONS: Final = 200
 SHAPED: Final = 400
 """Applications of a run with shaping."""
 
@@ -139,6 +141,18 @@ class Tables:
                 f"{statistics.mean(one.slack_ratio for one in runs):.0%} | "
                 f"{statistics.mean(one.crashed_ratio for one in runs):.1%} | "
                 f"{statistics.mean(one.preempted for one in runs):.0f} |",
+                flush=True,
+            )
+
+    def calibration(self) -> None:
+        """The fleet's node model beside the detailed node, on 200 random co-locations."""
+        print("| seed | workloads | rank correlation | median error | 90th percentile |")
+        print("| --- | --- | --- | --- | --- |")
+        for seed in range(self._seeds):
+            found = calibrated(CO_LOCATIONS, seed)
+            print(
+                f"| {seed} | {len(found.kind)} | {found.rank_correlation:.3f} | {found.median_error:.2%} | "
+                f"{found.p90_error:.1%} |",
                 flush=True,
             )
 
