@@ -11,6 +11,7 @@ from tools.lab.analysis import Target, in_force, on_target, recovery, rows, targ
 from tools.lab.experiment import Timing
 from tools.lab.goals import goals
 from tools.lab.machine import Machine
+from tools.lab.paper import answers
 from tools.lab.records import Cores, Note, Point, Run, Window
 from tools.lab.stats import Spread
 
@@ -159,3 +160,20 @@ def test_everything_is_written_and_reads_back(tmp_path):
     assert [goal["met"] for goal in content["goals"]].count(True) == 5
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "report.md").exists()
+
+
+def test_the_paper_s_figures_stand_beside_what_was_measured():
+    runs = [
+        make(scheme, repetition, cell="slap-pi4", rates=(rate,) * 8, batch=batch)
+        for repetition in range(3)
+        for scheme, rate, batch in (("alone", 1000.0, 0.0), ("native", 400.0, 90.0), ("sbs-1024", 500.0, 80.0),
+                                    ("perphd", 800.0 + repetition, 45.0))
+    ]  # fmt: skip
+    told = {answer.claim.reference: answer for answer in answers(runs)}
+    assert told["native"].ours is not None
+    assert told["native"].ours.median == pytest.approx(400 / 801)
+    assert {name: answer.met for name, answer in told.items()} == {"native": False, "sbs-1024": False, "alone": False}
+    assert told["native"].batch == Spread(0.5, 0.5, 0.5, 3)
+    row = "| mysqlslap: time of all queries | native | at most 0.494 | 0.50 (0.50–0.50) | 0.50 (0.50–0.50) | missed |"
+    assert row in report.summary(runs)
+    assert "paper" not in report.summary([make("native")])

@@ -13,6 +13,7 @@ from tools.lab.catalogue import job_of, load_of
 from tools.lab.experiment import Timing
 from tools.lab.goals import goals
 from tools.lab.machine import Machine, sentence
+from tools.lab.paper import answers
 from tools.lab.records import UNSETTLED_S, Run
 from tools.lab.schemes import ALONE, SCHEMES, is_perphd
 from tools.lab.stats import Spread
@@ -77,6 +78,7 @@ def summary(runs: Sequence[Run]) -> str:
         parts += [f"## {cell}", f"Load: {load.text}. Batch: {job.text}. {units}.", _absolute(of_cell)]
         mine = [run for run in runs if run.cell == cell]
         parts += [_relative(of_cell), _goals(mine), _allocated(mine), _conditions(of_cell)]
+    parts.append(_beside_the_paper(runs))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -122,6 +124,20 @@ def _goals(runs: Sequence[Run]) -> str:
         wanted = f"{'at least' if goal.at_least else 'at most'} {goal.bound:g}"
         lines.append(_line(goal.scheme, goal.text, wanted, show(goal.reached), words[goal.met]))
     return "\n".join(lines) if found else ""
+
+
+def _beside_the_paper(runs: Sequence[Run]) -> str:
+    lines = _header("figure", "perphd's relative to", "in the paper", "here", "batch work here / its", "")
+    words = {True: "met", False: "missed", None: "not measured"}
+    for answer in answers(runs):
+        claim = answer.claim
+        lines.append(
+            _line(
+                claim.text, claim.reference, f"{'at least' if claim.at_least else 'at most'} {claim.paper:g}",
+                show(answer.ours), NOTHING if claim.reference == ALONE else show(answer.batch), words[answer.met],
+            )
+        )  # fmt: skip
+    return "\n\n".join(("## Beside the Perph paper", "\n".join(lines))) if len(lines) > 2 else ""
 
 
 def _allocated(runs: Sequence[Run]) -> str:
