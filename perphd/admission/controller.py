@@ -14,6 +14,7 @@ from perphd.admission import (
     blind,
     change_review,
     inferer,
+    kept,
     memory,
     origin,
     outcomes,
@@ -113,7 +114,8 @@ class LraController:
         if clean and available(judged.score) and whole:
             most = max(LEAST_SCORES, outcomes.PATIENCE * self.settings.evaluate_ticks)
             scores = (*self.state.scores, min(judged.score, 10.0))[-most:]
-            self.state = replace(self.state, detector=judged.state, scores=scores)
+            known = kept.noted(self.state.kept, self.lra, self.state.loads, scores, judged.noise_sd)
+            self.state = replace(self.state, detector=judged.state, scores=scores, kept=known)
         elif not clean:
             # An own change is settling: show the verdict, but keep no evidence from it.
             self.state = replace(self.state, detector=rearm(judged.state))
@@ -215,7 +217,8 @@ class LraController:
                 return self._hold(why)
             return self._rescue(judged, model)
         if self._grazes(judged):
-            before, move = self.state, self._rescue(judged, model, "likely short, or too often: ")
+            known = kept.enough_here(self.state.kept, self.lra, self.state.loads, self._regretted)
+            before, move = self.state, self._rescue(judged, model, "likely short, or too often: ", known)
             if move.action is Action.HOLD or not inferer.asks_no_more(move.chosen, self.current):
                 return move
             self.state = before  # a suspicion alone takes nothing from an LRA
@@ -271,9 +274,8 @@ class LraController:
         At just enough, or as batch starts, an LRA is often short, and one step too many costs less than waiting. This
         needs less evidence than the verdict, whose false alarm rate suits an LRA with tolerance to spare.
         """
-        below = judged.verdict.health is Health.SUSPECT and not origin.nothing_to_give(
-            judged.verdict.cause, self.snapshot.host.account
-        )
+        theirs = origin.nothing_to_give(judged.verdict.cause, self.snapshot.host.account)
+        below = judged.verdict.health is Health.SUSPECT and not theirs
         held = self.current != self.nothing
         if not below or (not held and self._does_as_undisturbed()):
             return False
@@ -295,11 +297,13 @@ class LraController:
         self.state, undo = change_review.undone(self.lra, self.state, pending, why)
         return undo
 
-    def _rescue(self, judged: Judgement, model: ResPerfModel, why: str = "") -> Move:
+    def _rescue(
+        self, judged: Judgement, model: ResPerfModel, why: str = "", known: tuple[Allocation, ...] = ()
+    ) -> Move:
         self.state = replace(self.state, slack_since_s=None, stride=1)
         if self._unadvised:
             return self._climb(judged)
-        shortfall = Shortfall(judged, self.state.scores, self._regretted)
+        shortfall = Shortfall(judged, self.state.scores, self._regretted, known)
         move = self._with_regret(rescue(self.lra, model, self.target, shortfall))
         return replace(move, reason=why + move.reason)
 
@@ -317,17 +321,14 @@ class LraController:
 
     def _prepare(self, move: Move, model: ResPerfModel, perf: Performance, foreseen: Expected) -> Move:
         """Before a load spike, give nothing back and take what is idle."""
-        if move.action not in (Action.HOLD, Action.SHRINK) or self.state.quiet_since_s is not None:
+        is_shrink = move.action is Action.SHRINK
+        if not (is_shrink or move.action is Action.HOLD) or self.state.quiet_since_s is not None:
             return move
         if self.state.pending is None and not self._quarantined:
             step = pregrow.advise(self.lra, model, self.target, perf.load, foreseen)
             if step is not None and step not in self._regretted:
                 return Move(Action.GROW, step, "a load spike is expected: it gets idle resources")
-        return (
-            self._hold("a load spike is expected: nothing is given back")
-            if move.action is Action.SHRINK
-            else move
-        )
+        return self._hold("a load spike is expected: nothing is given back") if is_shrink else move
 
     @property
     def _quarantined(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Final
 
 from perphd.admission import antagonist, pregrow, probing
 from perphd.admission.detector import DetectorState, Target, rearm
+from perphd.admission.kept import Kept
 from perphd.admission.outcomes import LOAD_ROSE, Cooldown, Harmed, Pending, Setting
 from perphd.admission.quarantine import Quarantine
 from perphd.admission.reach import Reach
@@ -69,6 +70,8 @@ class LraState:
     unwritten: Pending | None = None
     gave_back: Setting | None = None
     harmed: Harmed = Harmed()
+    kept: tuple[Kept, ...] = ()
+    """Allocations that kept the target here."""
 
     @classmethod
     def new(cls, now_s: float) -> LraState:
@@ -83,6 +86,7 @@ class LraState:
             cooldowns=self.cooldowns,
             quarantine=self.quarantine,
             harmed=self.harmed,
+            kept=self.kept,
             forecasts=self.forecasts,
             aside=self.aside,
         )

@@ -38,6 +38,8 @@ MINOR_PART = 0.3
 """Exponent on the slowdown if cache and bandwidth are not the main cause."""
 SEEN_NOW = "as slow as now, less the restriction of batch"
 """Basis of a rescue's corrections to the model's predictions."""
+KEPT_BEFORE = "it kept the target here before"
+"""Reason given for an allocation that was measured to be enough."""
 AS_GOOD = 0.97
 """Share of another insufficient score from which a score counts as equal."""
 
@@ -60,11 +62,16 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """Facts about an LRA below its target: judgement, clean scores since the last change, cooldowns."""
+    """Facts about an LRA below its target.
+
+    ``judged``: its judgement. ``scores``: clean scores since the last change. ``regretted``: allocations in cooldown.
+    ``kept``: allocations that kept the target here.
+    """
 
     judged: Judgement
     scores: Sequence[float]
     regretted: Sequence[Allocation]
+    kept: Sequence[Allocation] = ()
 
     def measured(self, otherwise: float) -> float:
         """The present score: the last sample if blatant, else the mean of the last few, else ``otherwise``."""
@@ -155,11 +162,28 @@ def _infer(
             return _hold(lra, "best effort: " + why, candidates)
         text = "best effort: no allocation is predicted to do clearly better than the one in force"
         return _hold(lra, text, candidates)
+    chosen, why = _kept_before(lra, model, target, shortfall.kept, chosen, why)
     what = _relieved(lra.current, chosen.allocation)
     cooldown = lra.current if lra.current != lra.nothing else None  # insufficient, so it enters a cooldown
     return Move(
         Action.EXPLORE if exploring else Action.GROW, chosen.allocation, what + why, candidates, cooldown
     )
+
+
+def _kept_before(
+    lra: LraContext,
+    model: ResPerfModel,
+    target: Target,
+    kept: Sequence[Allocation],
+    chosen: Assessed,
+    why: str,
+) -> tuple[Assessed, str]:
+    """The allocation that kept the target here and leaves batch most, with the reason; else ``chosen``."""
+    if not kept:
+        return chosen, why
+    asked = lra.assess_these([chosen.allocation, *kept], model, target)
+    best = max(asked, key=lra.batch_value)
+    return (chosen, why) if best.allocation == chosen.allocation else (best, KEPT_BEFORE)
 
 
 def _gentler(assessed: Sequence[Assessed], current: Assessed, measured: float) -> Assessed | None:

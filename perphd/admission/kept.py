@@ -1,0 +1,93 @@
+"""Allocations that kept an LRA's target here a moment ago.
+
+When the protection in force turns out slightly too weak, the model corrects what it believed of allocations like it,
+and with them of those under which the target was just kept. It would then protect far more than has to be. What was
+measured counts for more: of those that kept the target, the one that leaves batch most comes first. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.admission import inferer
+from perphd.admission.lra_context import LraContext
+from perphd.admission.outcomes import Setting
+from perphd.domain.allocation import Allocation
+from perphd.domain.quick import replace
+from perphd.domain.reading import Reading, available
+
+LEAST_SAMPLES: Final = 6
+"""Clean samples of an allocation from which it counts as measured."""
+SURELY: Final = 1.5
+"""Standard errors by which their mean must exceed the target."""
+LASTS_S: Final = 600.0
+"""Time for which it counts, because programs and their data change."""
+MOST: Final = 8
+"""Number of allocations that are remembered."""
+LOAD_GREW: Final = 1.1
+"""Growth of the load from which what was enough may not be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An allocation that kept the target. ``at_s``: when last (monotonic); ``setting``: circumstances then."""
+
+    allocation: Allocation
+    at_s: float
+    setting: Setting
+
+
+def noted(
+    kept: tuple[Kept, ...], lra: LraContext, loads: Sequence[float], scores: Sequence[float], noise_sd: float
+) -> tuple[Kept, ...]:
+    """What kept the target, after one more clean sample.
+
+    Args:
+        kept: until now.
+        lra: the LRA now.
+        loads: its loads of late, newest last; their median is recorded, since that of one sample scatters.
+        scores: clean scores since the last change.
+        noise_sd: scatter of one of them, in log units.
+    """
+    if len(scores) < LEAST_SAMPLES:
+        return kept
+    setting = lra.setting()
+    others = tuple(k for k in kept if (k.allocation, k.setting.beside) != (lra.current, setting.beside))
+    log = sum(math.log(max(score, 1e-3)) for score in scores) / len(scores)
+    if log <= SURELY * noise_sd / math.sqrt(len(scores)):
+        return others  # it is not enough any more
+    if loads:
+        setting = replace(setting, load=statistics.median(loads))
+    return (*others, Kept(lra.current, lra.now_s, setting))[-MOST:]
+
+
+def enough_here(
+    kept: Sequence[Kept], lra: LraContext, loads: Sequence[float], regretted: Sequence[Allocation]
+) -> tuple[Allocation, ...]:
+    """Those that were enough in such circumstances and protect more than the one in force in some way.
+
+    Args:
+        kept: what kept the target.
+        lra: the LRA now.
+        loads: its loads of late, newest last; a rise counts at once.
+        regretted: allocations in cooldown.
+    """
+    here = lra.setting()
+    asked = max(statistics.median(loads), loads[-1]) if loads else here.load
+    return tuple(
+        each.allocation
+        for each in kept
+        if lra.now_s - each.at_s <= LASTS_S
+        and each.setting.beside == here.beside
+        and not _grew(each.setting.load, asked)
+        and not inferer.asks_no_more(each.allocation, lra.current)
+        and each.allocation not in regretted
+    )
+
+
+def _grew(before: Reading, now: Reading) -> bool:
+    return available(before) and available(now) and now > LOAD_GREW * before

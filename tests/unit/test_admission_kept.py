@@ -1,0 +1,107 @@
+"""What kept a target is remembered, and comes before what the model only believes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from perphd.admission.inferer import asks_no_more, untouched
+from perphd.admission.kept import LASTS_S, LEAST_SAMPLES, MOST, Kept, enough_here, noted
+from perphd.admission.lra_context import LraContext
+from perphd.admission.outcomes import Setting
+from perphd.admission.rescue import KEPT_BEFORE
+from perphd.domain.allocation import IDLE, Allocation, CpuGrant
+from perphd.domain.decision import Action, Decision
+from perphd.domain.policy import Snapshot, TargetState
+from tools.bench.policies.catalogue import entrant
+from tools.bench.policies.worlds import world
+
+NOTHING = untouched(8)
+BATCH = frozenset({"pi"})
+
+
+def confined(cores: int) -> Allocation:
+    return replace(NOTHING, cpu=CpuGrant(8, cores, IDLE))
+
+
+def lra(
+    current: Allocation, now_s: float = 100.0, load: float = 50.0, beside: frozenset[str] = BATCH
+) -> LraContext:
+    stands_in: Any = SimpleNamespace(current=current, now_s=now_s, setting=lambda: Setting(beside, load))
+    return cast(LraContext, stands_in)
+
+
+GOOD = [1.05] * LEAST_SAMPLES
+
+
+def test_only_what_was_measured_long_enough_and_is_surely_enough_is_remembered() -> None:
+    here = lra(confined(3))
+    assert noted((), here, [], GOOD[1:], 0.02) == ()
+    assert [k.allocation for k in noted((), here, [], GOOD, 0.02)] == [confined(3)]
+    assert noted((), here, [], GOOD, 0.2) == (), "its samples scatter too much to tell"
+    known = noted((), here, [], GOOD, 0.02)
+    assert noted(known, here, [], [*GOOD, 0.5, 0.5], 0.02) == (), "it is not enough any more"
+
+
+def test_the_recent_load_is_recorded_and_not_that_of_one_sample() -> None:
+    (known,) = noted((), lra(confined(3), load=90.0), [48.0, 50.0, 51.0, 49.0, 90.0], GOOD, 0.02)
+    assert known.setting.load == 50.0
+
+
+def test_the_list_is_bounded_and_keeps_the_latest() -> None:
+    known: tuple[Kept, ...] = ()
+    for round_ in range(3):
+        for cores in range(1, 8):
+            for ways in (0, 2):
+                current = replace(confined(cores), llc_ways=ways)
+                known = noted(known, lra(current, now_s=float(round_)), [], GOOD, 0.02)
+    assert len(known) == MOST
+    assert known[-1].allocation == replace(confined(7), llc_ways=2)
+    assert len({k.allocation for k in known}) == MOST
+
+
+@pytest.mark.parametrize(
+    ("change", "counts"),
+    [
+        ({}, True),
+        ({"now_s": 100.0 + LASTS_S + 1.0}, False),
+        ({"load": 54.0}, True),
+        ({"load": 56.0}, False),
+        ({"load": 20.0}, True),
+        ({"beside": frozenset({"pi", "another"})}, False),
+        ({"current": confined(3)}, False),
+        ({"current": confined(2)}, False),
+    ],
+)
+def test_it_counts_only_in_circumstances_like_those(change: dict[str, Any], counts: bool) -> None:
+    known = noted((), lra(confined(3)), [], GOOD, 0.02)
+    now = lra(**{"current": confined(6), **change})
+    assert enough_here(known, now, [now.setting().load], ()) == ((confined(3),) if counts else ())  # type: ignore[list-item]
+    assert enough_here(known, now, [], (confined(3),)) == (), "never one in cooldown"
+
+
+def test_a_rise_of_the_load_counts_at_once() -> None:
+    known = noted((), lra(confined(3)), [50.0] * 5, GOOD, 0.02)
+    assert enough_here(known, lra(confined(6)), [50.0, 50.0, 50.0, 50.0, 90.0], ()) == ()
+
+
+def test_slightly_too_little_brings_back_what_was_enough() -> None:
+    """In this world the model alone went from 8 of 10 cores for batch to 1, because a few samples were short."""
+    scenario, who = world(5), entrant("perph")
+    back: list[Decision] = []
+    were: set[Allocation] = set()
+
+    def watch(snapshot: Snapshot, target: TargetState) -> None:
+        back.extend(d for d in target.decisions if d.action is Action.GROW and KEPT_BEFORE in d.reason)
+        were.update(d.current for d in target.decisions)
+
+    drawn = replace(scenario.drawn(0), duration_s=200.0)
+    who.run(drawn, who.make(drawn, 0), 0, watch)
+    assert back
+    for decision in back:
+        assert decision.chosen.cpu.batch_cores > 2
+        assert not asks_no_more(decision.chosen, decision.current), "it protects more than what was in force"
+        assert decision.chosen in were, "it had been in force"
