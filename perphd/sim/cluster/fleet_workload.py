@@ -112,6 +112,7 @@ class FleetShape:
 
     ``service_requests``: of the fleet's CPUs, requested by services at the start. ``jobs_per_h``: batch submissions;
     nine of ten follow in bursts. ``median_run_s``: of batch on an idle node. ``memory_per_core``: mean request in GiB.
+    ``cores_median``: of an application's request; the greatest is four times that.
     """
 
     nodes: int
@@ -122,20 +123,26 @@ class FleetShape:
     services: int = 30
     batches: int = 20
     memory_per_core: float = 3.0
+    cores_median: float = 4.0
 
 
-def drawn(shape: FleetShape, seed: int, machine: Machine = FLEET_NODE) -> FleetWorkload:
-    """Services that are all there at the start, and batch that arrives over time."""
+def drawn(shape: FleetShape, seed: int, machine: Machine = FLEET_NODE, day: int = 0) -> FleetWorkload:
+    """Services that are all there at the start, and batch that arrives over time.
+
+    Workloads of one seed have the same applications; another ``day`` has other pods of them.
+    """
     rng = np.random.default_rng([seed, 1])
-    types = [_service(rng, f"s{n}", machine) for n in range(shape.services)]
-    types += [_batch(rng, f"b{n}", machine) for n in range(shape.batches)]
+    types = [service_type(rng, f"s{n}", machine) for n in range(shape.services)]
+    types += [batch_type(rng, f"b{n}", machine) for n in range(shape.batches)]
     pods: list[FleetPod] = []
-    sizes = np.clip(rng.lognormal(math.log(4.0), 0.5, len(types)), 1.0, 16.0)
+    sizes = np.clip(rng.lognormal(0.0, 0.5, len(types)), 0.25, 4.0) * shape.cores_median
     used = np.concatenate([np.full(shape.services, 0.155), rng.uniform(*BATCH_USE, shape.batches)])
     used[: shape.services] *= rng.uniform(0.7, 1.3, shape.services)
     memory = np.concatenate([rng.uniform(0.3, 0.6, shape.services), rng.uniform(0.9, 1.0, shape.batches)])
     per_core = shape.memory_per_core * rng.uniform(0.5, 1.5, len(types)) * (1 << 30)
     popular = rng.pareto(1.2, len(types)) + 0.2
+
+    rng = np.random.default_rng([seed, 2, day])
 
     def pod(number: int, kind: PodKind, at_s: float, work: float) -> FleetPod:
         own = used[number] * (float(rng.uniform(0.95, 1.05)) if kind is PodKind.SERVICE else 1.0)
@@ -146,17 +153,17 @@ def drawn(shape: FleetShape, seed: int, machine: Machine = FLEET_NODE) -> FleetW
 
     share = popular[: shape.services] / popular[: shape.services].sum()
     wanted = shape.nodes * machine.cpus * shape.service_requests
-    held = 0.0
-    while held < wanted:
-        number = int(rng.choice(shape.services, p=share))
+    mean = float(share @ sizes[: shape.services])
+    chosen = rng.choice(shape.services, size=int(1.5 * wanted / mean) + 100, p=share)
+    enough = int(np.searchsorted(np.cumsum(sizes[chosen]), wanted)) + 1
+    for number in chosen[:enough].tolist():
         pods.append(pod(number, PodKind.SERVICE, 0.0, math.inf))
-        held += pods[-1].cores
     share = popular[shape.services :] / popular[shape.services :].sum()
     for at_s in _submissions(rng, shape):
         number = shape.services + int(rng.choice(shape.batches, p=share))
         run_s = float(np.clip(rng.lognormal(math.log(shape.median_run_s), 0.8), 120.0, 6 * 3600.0))
         pods.append(pod(number, PodKind.BATCH, at_s, run_s * float(used[number] * sizes[number])))
-    return FleetWorkload(tuple(types), pods, seed)
+    return FleetWorkload(tuple(types), pods, seed + 1000 * day)
 
 
 def _submissions(rng: np.random.Generator, shape: FleetShape) -> list[float]:
@@ -186,7 +193,8 @@ def _code(rng: np.random.Generator, heavy: float) -> Code:
     )
 
 
-def _service(rng: np.random.Generator, name: str, machine: Machine) -> NodeWorkload:
+def service_type(rng: np.random.Generator, name: str, machine: Machine) -> NodeWorkload:
+    """A service in an open loop, of which load 1 asks one core of an idle node."""
     code = _code(rng, 1.0)
     requests = Requests(
         rate_per_s=_one_core(code, machine), mix_cost=float(rng.uniform(0.05, 0.3)), mix_relief=0.02, bursts=2.0,
@@ -195,7 +203,8 @@ def _service(rng: np.random.Generator, name: str, machine: Machine) -> NodeWorkl
     return NodeWorkload(name, code, 64, requests, MemoryUse(0.0))
 
 
-def _batch(rng: np.random.Generator, name: str, machine: Machine) -> NodeWorkload:
+def batch_type(rng: np.random.Generator, name: str, machine: Machine) -> NodeWorkload:
+    """A batch program, of which load 1 asks one core."""
     return NodeWorkload(name, _code(rng, float(rng.uniform(0.5, 2.5))), 1, None, MemoryUse(0.0))
 
 

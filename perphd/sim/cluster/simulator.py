@@ -20,7 +20,7 @@ import numpy as np
 
 from perphd.batch.sharing import MemoryUser, evicted
 from perphd.cluster.scheduling.distribution import FLEET_CELLS
-from perphd.cluster.scheduling.fleet import BaseColumns, Fleet, Mask
+from perphd.cluster.scheduling.fleet import BaseColumns, Fleet
 from perphd.cluster.scheduling.placement import (
     PlacementDecision,
     PlacementSettings,
@@ -31,11 +31,12 @@ from perphd.cluster.scheduling.placement import (
 from perphd.cluster.scheduling.profile import NodeProfile, Pod, PodKind
 from perphd.forecast.grid import GridDistribution, added, nothing, of_outcomes
 from perphd.qos.bands import QosBand
-from perphd.sim.cluster.contention import Balance, Conditions, Control, NodeModel, no_control
+from perphd.sim.cluster.contention import Balance, Conditions, NodeModel
 from perphd.sim.cluster.division import Floats, Places
 from perphd.sim.cluster.fleet_events import FleetEvent, FleetEventKind
 from perphd.sim.cluster.fleet_workload import FLEET_NODE, FleetWorkload, Loads
 from perphd.sim.cluster.learning import BATCH_BASE, Learned, Learner
+from perphd.sim.cluster.targets import late_services
 from perphd.sim.node.machine import Machine
 from perphd.sim.node.population import population
 
@@ -51,7 +52,8 @@ _GIVEN_UP: Final = 40
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
     """Settings of a run. ``schedulers``: that decide at once. ``learn``: collect samples for
-    ``Learned``. ``placed``: pods submitted at 0 run already, one node after the other, as the fleet was found.
+    ``Learned``. ``placed``: pods submitted at 0 run already, one node after the other, as the fleet was
+    found.
     """
 
     placement: PlacementSettings
@@ -95,10 +97,6 @@ class FleetRun:
     learned: Learned | None = None
 
 
-Agent = Callable[[Places, Places, Conditions, Places, Control], None]
-"""What runs on every node: nodes by pod, types by pod, conditions, the nodes evaluated; changes ``Control``."""
-
-
 class FleetSimulator:
     """One run. ``on_tick`` is called after every tick, for a progress bar."""
 
@@ -109,11 +107,9 @@ class FleetSimulator:
         settings: FleetSettings,
         learned: Learned | None = None,
         machine: Machine = FLEET_NODE,
-        agent: Agent | None = None,
     ) -> None:
         self.workload, self.nodes, self.settings, self.machine = workload, nodes, settings, machine
         self._learned = learned if learned is not None else Learned()
-        self._agent = agent
         self._people = population(workload.types)
         self._loads = Loads(workload)
         pods, count = workload.pods, len(workload.pods)
@@ -133,7 +129,6 @@ class FleetSimulator:
         self._ends_s = np.full(count, math.inf)
         self._here: list[list[int]] = [[] for _ in range(nodes)]
         self._balance = self._model.started(self._kind, np.ones(count))
-        self._control = no_control(nodes)
         self._p99 = np.array([self._learned.p99(pod.application) * pod.cores for pod in pods])
         self._totals: deque[Floats] = deque(maxlen=HISTORY_TICKS)
         self._with_laws = settings.placement.policy == "distribution"
@@ -331,13 +326,8 @@ class FleetSimulator:
             start = model.started(kind, load)
             for name in _BY_POD:
                 getattr(balance, name)[fresh] = getattr(start, name)[fresh]
-        control = Control(*(getattr(self._control, f.name)[chosen] for f in fields(Control)))
         weight = np.maximum(self._request[pods] * 25.0, 1.0)
-        told = model.evaluate(node, kind, load, weight, balance, control, rounds)
-        if self._agent is not None:
-            self._agent(node, kind, told, chosen, control)
-            for f in fields(Control):
-                getattr(self._control, f.name)[chosen] = getattr(control, f.name)
+        told = model.evaluate(node, kind, load, weight, balance, None, rounds)
         _put(self._balance, balance, pods, chosen)
         self._new.difference_update(pods.tolist())
         self._progress(pods, told.rate, now_s)
@@ -457,16 +447,6 @@ class FleetSimulator:
             app.append(names[pod.application])
         self._app = np.array(app, dtype=np.intp)
         return Learner(list(names), kinds)
-
-
-LATE_STALL: Final = 0.2
-LATE_STRETCH: Final = 1.35
-
-
-def late_services(told: Conditions, alone_s: Floats) -> Mask:
-    """Services that miss their target: they wait for a CPU in a fifth of the time, or need a third more CPU time."""
-    missed = (told.stall > LATE_STALL) | (told.service_s > LATE_STRETCH * alone_s) | (told.lag > 1e-3)
-    return np.asarray(missed)
 
 
 _BY_POD: Final = tuple(f.name for f in fields(Balance) if f.name not in Balance.NODES)

@@ -1,6 +1,8 @@
 """Schedulers of published works on simulated fleets: tables for docs/benchmarks.md.
 
-python -m tools.bench.fleet [--seeds 5] [--applications 10000] [--only allocation,sizes,preemption,shaping,calibration]
+python -m tools.bench.fleet [--seeds 5] [--applications 10000] [--only NAME,...]
+
+Names: allocation, sizes, preemption, shaping, calibration, placing, scale.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from perphd.batch.elastic import rebalanced
 from perphd.sim.cluster.applications import Order, Rule, Served, run
 from perphd.sim.cluster.workloads import google_2011
 from tools.bench.fleet.calibration import calibrated
+from tools.bench.fleet.placing import POLICIES, runs_of
 from tools.bench.fleet.rules import malleable, rigid
+from tools.bench.fleet.scale import FLEETS, scaled
 from tools.bench.fleet.shaping import CASES, ShapedFigures, shaped
 
 HOSTS: Final = 100
@@ -23,6 +27,7 @@ RULES: Final[dict[str, Rule]] = {"rigid": rigid, "malleable": malleable, "flexib
 LOADS: Final = (0.8, 0.9, 1.0)
 PREEMPTION_LOAD: Final = 0.9
 CO_LOCATIONS: Final = 200
+JOBS_PER_H: Final = 4000.0
 SHAPED: Final = 400
 """Applications of a run with shaping."""
 
@@ -153,6 +158,35 @@ class Tables:
             print(
                 f"| {seed} | {len(found.kind)} | {found.rank_correlation:.3f} | {found.median_error:.2%} | "
                 f"{found.p90_error:.1%} |",
+                flush=True,
+            )
+
+    def placing(self) -> None:
+        """Placement policies on one workload each seed, beside Alibaba's alignment."""
+        seeds = [each.result() for each in [self._pool.submit(runs_of, seed) for seed in range(self._seeds)]]
+        print("| policy | CPUs in use | violations | not degraded | batch, CPU h | batch waits, s | late |")
+        print("| --- | --- | --- | --- | --- | --- | --- |")
+        for place, policy in enumerate(POLICIES):
+            runs = [each[place] for each in seeds]
+            print(
+                f"| {policy} | {_spread([one.fleet_ratio for one in runs])} | "
+                f"{statistics.mean(one.violations for one in runs):.1%} | "
+                f"{statistics.mean(one.undegraded for one in runs):.1%} | "
+                f"{_spread([one.work_cpu_h for one in runs])} | {_spread([one.waited_s for one in runs])} | "
+                f"{statistics.mean(one.missed for one in runs):.1%} |",
+                flush=True,
+            )
+
+    def scale(self) -> None:
+        """Time and memory of the simulator; every fleet in a process of its own."""
+        print("| nodes | pods | simulated, h | CPU time, s | peak, MiB | decisions |")
+        print("| --- | --- | --- | --- | --- | --- |")
+        for nodes, hours, cores in FLEETS:
+            with ProcessPoolExecutor(1) as pool:
+                found = pool.submit(scaled, nodes, hours, JOBS_PER_H, "optum", cores).result()
+            print(
+                f"| {found.nodes} | {found.pods} | {hours:g} | {found.made_cpu_s + found.cpu_s:.1f} | "
+                f"{found.peak_mib:.0f} | {found.decisions} |",
                 flush=True,
             )
 
