@@ -15,6 +15,7 @@ from perphd.admission.placement import Cores, cpus_of
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import (
     IDLE,
+    UNTOUCHED,
     Allocation,
     CpuGrant,
     CpuInstrument,
@@ -69,7 +70,7 @@ def arbitrate(
     run in the idle class.
     """
     topology = host.topology
-    result = {view.spec.name: Settings() for view in (*lras, *batch)}
+    result = dict.fromkeys([view.spec.name for view in (*lras, *batch)], UNTOUCHED)
     grant = strictest([a.cpu for a in protections.values() if a.cpu.instrument is not CpuInstrument.NONE])
     if placed:
         whole = {view.spec.name for view in lras if view.spec.touch is not Touch.ALL}

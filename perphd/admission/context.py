@@ -86,6 +86,7 @@ def least_batch_cores(snapshot: Snapshot) -> int:
     return max((math.ceil(v.spec.least_cores) for v in batches(snapshot)), default=1)
 
 
+@once
 def total_cores(snapshot: Snapshot) -> int:
     """Usable physical cores, at least 1."""
     return max(1, len(snapshot.host.topology.usable_cores))
@@ -104,6 +105,7 @@ def work_of(cores: float, on_cores: float, threads_per_core: float, beside: floa
     return cores * (SMT_SLOWER - (SMT_SLOWER - 1.0) * full * full)
 
 
+@once
 def cores_per_cpu(snapshot: Snapshot) -> float:
     """Physical cores per logical CPU. Readings count hardware threads' CPU seconds, allocations whole cores."""
     return total_cores(snapshot) / max(1, len(snapshot.host.topology.usable))

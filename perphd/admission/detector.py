@@ -495,5 +495,6 @@ def _why_unknown(sample: Sample, perf: Performance, target: Target) -> str:
 def _unknown(state: DetectorState, now_s: float, reason: str, keep_health: bool) -> Judgement:
     since_s = state.since_s if state.health is Health.UNKNOWN else now_s
     new = state if keep_health else replace(state, health=Health.UNKNOWN, since_s=since_s)
-    seen = Evidence("none", Unavailable(reason), Unavailable(reason), "", reason)
-    return Judgement(Verdict(Health.UNKNOWN, Cause.NONE, since_s, (seen,)), new, Unavailable(reason))
+    unknown = Unavailable(reason)
+    seen = Evidence("none", unknown, unknown, "", reason)
+    return Judgement(Verdict(Health.UNKNOWN, Cause.NONE, since_s, (seen,)), new, unknown)

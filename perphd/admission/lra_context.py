@@ -49,6 +49,7 @@ class LraContext:
         self.nothing = inferer.untouched(total_cores(snapshot))
         current = view.protection if view.protection is not None else self.nothing
         self.current = replace(current, cpu=current.cpu.without_own_cores(), own_ways=0)
+        self._knobs: Knobs | None = None
 
     @property
     def stakes(self) -> inferer.Stakes:
@@ -67,13 +68,15 @@ class LraContext:
 
     def knobs(self) -> Knobs:
         """CPU knobs that can be set; batch's as ``settable`` has them."""
-        batch = settable(self.snapshot)
-        return Knobs(
-            batch_cpus="cpus" in batch,
-            batch_weight="cpu_weight" in batch,
-            lra_cpus="cpus" in self.view.enforceable and self.may_part(),
-            siblings=cores_per_cpu(self.snapshot) < 1.0,
-        )
+        if self._knobs is None:
+            batch = settable(self.snapshot)
+            self._knobs = Knobs(
+                batch_cpus="cpus" in batch,
+                batch_weight="cpu_weight" in batch,
+                lra_cpus="cpus" in self.view.enforceable and self.may_part(),
+                siblings=cores_per_cpu(self.snapshot) < 1.0,
+            )
+        return self._knobs
 
     def may_part(self) -> bool:
         """True if the LRA's own cores may be set and would be exclusive, without undeclared work on them."""
@@ -99,7 +102,11 @@ class LraContext:
 
     def shield_allocation(self) -> Allocation:
         """``probe_allocation`` with the strongest restriction of batch's cache and bandwidth."""
-        return ladder.strongest(self.probe_allocation(), self.snapshot.host, giving_now(self.snapshot))
+        return self.with_shield(self.probe_allocation())
+
+    def with_shield(self, allocation: Allocation) -> Allocation:
+        """This allocation with the strongest restriction of batch's cache and bandwidth."""
+        return ladder.strongest(allocation, self.snapshot.host, giving_now(self.snapshot))
 
     def setting(self) -> Setting:
         """Circumstances of the LRA: the batch workloads present, and its load."""

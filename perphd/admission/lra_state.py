@@ -111,9 +111,10 @@ class LraState:
         """The state after batch was found quiet or busy, with the time since when."""
         known_s = self.quiet_since_s if quiet else self.busy_since_s
         since_s = known_s if known_s is not None else now_s
-        return replace(
-            self, quiet_since_s=since_s if quiet else None, busy_since_s=None if quiet else since_s
-        )
+        quiet_s, busy_s = (since_s, None) if quiet else (None, since_s)
+        if (quiet_s, busy_s) == (self.quiet_since_s, self.busy_since_s):
+            return self
+        return replace(self, quiet_since_s=quiet_s, busy_since_s=busy_s)
 
     def is_rising(self, load: Reading) -> bool:
         """True if the load is clearly higher than in the last ticks."""

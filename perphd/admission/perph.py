@@ -103,7 +103,7 @@ class PerphPolicy:
         batch_gives = any(v.enforced for v in batches(snapshot))
         for declared in lras(snapshot):
             # Nothing is in force for an LRA while no batch workload is enforced.
-            view = replace(declared, enforced=declared.enforced and batch_gives)
+            view = declared if batch_gives or not declared.enforced else replace(declared, enforced=False)
             state = known.get(view.spec.name) or LraState.new(snapshot.at_s)
             own = at_pace(settings_for(wanted, view.spec), snapshot.period_s)
             controller = LraController(own, snapshot, view, state)

@@ -149,7 +149,7 @@ class Series:
             learn: the level may follow, because the program is undisturbed.
         """
         if not math.isfinite(value):
-            return replace(self, recent=(), quiet=0)
+            return replace(self, recent=(), quiet=0) if self.recent or self.quiet else self
         n, recent = self.n + 1, (*self.recent, value)[-KEPT:]
         quiet = self.quiet + 1 if calm else 0
         level = self.level + (value - self.level) / min(n, MEMORY) if learn else self.level

@@ -137,8 +137,9 @@ def instruments(lra: LraContext) -> Instruments | None:
 
 def strongest(lra: LraContext) -> Allocation | None:
     """The strongest restriction of batch; None if it is of CPU alone, which the policy tries anyway."""
-    shield = lra.shield_allocation()
-    return shield if shield != lra.probe_allocation() else None
+    probe = lra.probe_allocation()
+    shield = lra.with_shield(probe)
+    return shield if shield != probe else None
 
 
 def having(reach: Reach, instruments: Instruments | None) -> Reach:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from perphd.domain.quick import replace
 
 MEMORY = 30
 """Memory in differences."""
@@ -50,7 +52,7 @@ def step(state: Scatter, log_score: float) -> Scatter:
 
 def broken(state: Scatter) -> Scatter:
     """The state after an own change, so that no difference spans it."""
-    return replace(state, last=math.nan)
+    return state if math.isnan(state.last) else replace(state, last=math.nan)
 
 
 def mean(scores: Sequence[float]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from perphd.admission.attention import advance
@@ -289,7 +289,8 @@ class ControlLoop:
 
     def snapshot(self, now_s: float, period_s: float | None = None) -> Snapshot:
         """Everything that a policy may know at ``now_s``. ``period_s``: as ``tick`` has it."""
-        views = tuple(self._view(spec, now_s) for spec in self._state.all_specs())
+        yielded = self._protections.yielded()
+        views = tuple([self._view(spec, now_s, yielded) for spec in self._state.all_specs()])
         return Snapshot(
             tick=self._state.tick,
             at_s=now_s,
@@ -312,20 +313,21 @@ class ControlLoop:
             memory=self._state.memory,
         )
 
-    def _view(self, spec: WorkloadSpec, now_s: float) -> WorkloadView:
+    def _view(self, spec: WorkloadSpec, now_s: float, yielded: Mapping[str, Set[str]]) -> WorkloadView:
         sample = self._state.samples.get(spec.name)
         present = sample is not None and not sample.has(Quality.GONE)
         is_lra = spec.kind is Kind.LRA
         protection = self._state.protections.get(spec.name)
         residence = self._state.parts.residence
         home = NOWHERE if residence is None else residence.home(spec.name)
+        knobs = self._protections.knobs(spec, present, now_s)
         return _make_view(
             spec=spec,
             sample=sample if present else None,
             model=self._state.parts.models.model(spec.name) if is_lra else None,
             protection=protection.allocation if protection is not None else None,
             protected_since_s=protection.since_s if protection is not None else 0.0,
-            enforceable=self._protections.knobs(spec, present, now_s),
+            enforceable=knobs - yielded[spec.name] if spec.name in yielded else knobs,
             enforced=self._modes.of(spec) is Mode.ENFORCE,
             allowed=home.allowed,
             seen_domains=home.domains,
@@ -456,15 +458,12 @@ class ControlLoop:
             if missing:
                 text = f"{spec.kind} {name!r}: cgroup {spec.cgroup} does not exist; waiting for it"
             records.problem(f"missing:{name}", text, now_s)
-        conflicts = {
-            f"conflict:{c.path}": str(c) for c in self._state.parts.executor.conflicts() if c.yielded
-        }
+        yielded = [c for c in self._state.parts.executor.conflicts() if c.yielded]
+        conflicts = {f"conflict:{c.path}": str(c) for c in yielded}
         for key in self._conflicts - conflicts.keys():
             records.problem(key, None, now_s)
         for key, text in conflicts.items():
             records.problem(key, text, now_s)
         self._conflicts = set(conflicts)
-        tally.conflicts = tuple(
-            (c.workload, c.path, str(c)) for c in self._state.parts.executor.conflicts() if c.yielded
-        )
+        tally.conflicts = tuple((c.workload, c.path, str(c)) for c in yielded)
         records.event(Event(now_s, EventKind.TICK, f"tick {self._state.tick}"))

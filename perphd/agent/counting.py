@@ -5,6 +5,7 @@ from __future__ import annotations
 from perphd.agent.modes import Modes
 from perphd.agent.state import State
 from perphd.domain.capability import Area, Capabilities, Capability
+from perphd.domain.quick import maker
 from perphd.domain.reading import available, value_or
 from perphd.domain.sample import Quality
 from perphd.domain.signals import CPU_TIME_ONLY, NO_MISSES, performance
@@ -14,6 +15,7 @@ from perphd.isolation.monitor_groups import NO_THREADS, NOT_ASKED, Asked
 
 _SHOWN = 3
 _FRESH = (Quality.FIRST, Quality.RESTARTED)
+_make_asked = maker(Asked)
 
 
 def asked(state: State, modes: Modes) -> tuple[Asked, ...]:
@@ -28,7 +30,7 @@ def asked(state: State, modes: Modes) -> tuple[Asked, ...]:
         if everybody or modes.of(spec) is Mode.ENFORCE:
             usage_cores = value_or(sample.cpu_usage_cores, 0.0)
             began = usage_cores > 0.0 and missing.get(spec.name) is NO_THREADS
-            found.append(Asked(spec, usage_cores, began or sample.has(*_FRESH)))
+            found.append(_make_asked(spec, usage_cores, began or sample.has(*_FRESH)))
     return tuple(found)
 
 

@@ -99,6 +99,7 @@ def observations(
     bandwidth, used = _Sums(samples, "mbw_bytes_per_s"), _Sums(samples, "cpu_usage_cores")
     per_cpu, contended = cores_per_cpu(snapshot), is_contended(snapshot.host.account)
     giving = giving_now(snapshot)
+    settable_caches = cache_knobs(snapshot.host, giving) if giving else None
     for view in lras(snapshot):
         if view.sample is None or is_short(view.sample, snapshot.period_s):
             continue
@@ -125,7 +126,7 @@ def observations(
                 latency_percentile=view.spec.objective.latency_percentile,
                 neighbours_bytes_per_s=bandwidth.but(view.spec.name),
                 contended=contended,
-                cache_knobs=cache_knobs(snapshot.host, giving) if giving else None,
+                cache_knobs=settable_caches,
                 neighbours_cores=cpus * per_cpu if available(cpus := used.but(view.spec.name)) else cpus,
             ),
         )

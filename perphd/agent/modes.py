@@ -25,7 +25,7 @@ class Modes:
         In this order: observe while it is paused; the running trial's mode, unless its own is observe; the
         mode set at run time; observe after a restore; its own; the general one.
         """
-        if self.pause_of(spec) is not None:
+        if self._state.parts.pauses.any and self.pause_of(spec) is not None:
             return Mode.OBSERVE
         own = self.own(spec)
         wanted = self._state.parts.trials.mode
@@ -35,9 +35,11 @@ class Modes:
 
     def own(self, spec: WorkloadSpec) -> Mode | None:
         """The mode set or configured for this workload alone; None: it has the general one."""
-        own = self._own.get(spec.name)
-        if own is None and (found := self._state.found.get(spec.name)) is not None:
-            own = self._own.get(found.declaration)
+        own = None
+        if self._own:
+            own = self._own.get(spec.name)
+            if own is None and (found := self._state.found.get(spec.name)) is not None:
+                own = self._own.get(found.declaration)
         if own is None:
             own = Mode.OBSERVE if self._halted else spec.mode
         return own

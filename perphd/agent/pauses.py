@@ -56,9 +56,14 @@ class Pauses:
         self._by_file = found
         return tuple(told)
 
+    @property
+    def any(self) -> bool:
+        """True if a pause is set, though it may have ended since the last look."""
+        return bool(self._set) or self._by_file is not None
+
     def of(self, workload: str, declaration: str | None = None) -> Pause | None:
         """The pause that applies to a workload, or to the declaration that found it."""
-        if not self._set and self._by_file is None:  # called for every workload, several times per tick
+        if not self.any:
             return None
         return next((pause for pause in self.all() if pause.covers(workload, declaration)), None)
 

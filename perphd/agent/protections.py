@@ -41,6 +41,16 @@ class Protections:
             return sample
         return with_flag(sample, Quality.SETTLING)
 
+    def yielded(self) -> dict[str, set[str]]:
+        """Names of the knobs yielded to other programs, by workload. They cannot be relied on, even if they could be
+        written.
+        """
+        found: dict[str, set[str]] = {}
+        for conflict in self._state.parts.executor.conflicts():
+            if conflict.yielded:
+                found.setdefault(conflict.workload, set()).add(conflict.knob)
+        return found
+
     def knobs(self, spec: WorkloadSpec, present: bool, now_s: float) -> frozenset[str]:
         """Names of the knobs that can be set on this workload; checked periodically, and when it (re)appears."""
         known = self._state.enforceable.get(spec.name)
@@ -52,9 +62,7 @@ class Protections:
             early_s = len(self._state.enforceable) % ENFORCEABLE_S if known is None else 0.0
             known = Enforceable(knobs, missing, now_s - early_s, present)
             self._state.enforceable[spec.name] = known
-        # Knobs yielded to other programs cannot be relied on, even if they could be written.
-        conflicts = self._state.parts.executor.conflicts()
-        return known.knobs.difference(c.knob for c in conflicts if c.workload == spec.name and c.yielded)
+        return known.knobs
 
     def _look_at_bounds(self, settable: bool, now_s: float) -> None:
         """Check the bounds of resctrl's controls from time to time."""
@@ -108,8 +116,11 @@ class Protections:
             for spec in self._state.specs.values()
         )
         when_s = self._state.time_s(now_s)
-        gives_way = [spec.name for spec in self._state.specs.values() if self._gives_way(spec)]
-        blocked = {name: frozenset(self._state.parts.executor.blocked(name)) for name in gives_way}
+        blocked = {
+            name: frozenset(knobs)
+            for name, spec in self._state.specs.items()
+            if (knobs := self._state.parts.executor.blocked(name)) and self._gives_way(spec)
+        }
         cpu_blocked = any(_CPU_KNOBS & knobs for knobs in blocked.values())
         nothing = untouched(len(self._state.topology.usable_cores) or 1)
         for decision in target.decisions:

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from perphd.domain.decision import Action, Consequences, Decision, Outcome
 from perphd.domain.event import Event, EventKind
@@ -105,7 +105,7 @@ class Records:
         if last is not None and _same(last.decision, decision):
             recent[-1] = decision
             if decision.at_s - last.stored_s < REPEAT_S:
-                self._last[decision.workload] = replace(last, decision=decision)
+                last.decision = decision
                 return
         else:
             if len(recent) == KEPT_DECISIONS and recent[0].action is not Action.HOLD:

@@ -9,12 +9,13 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Final
 
 from perphd.domain.decision import Action, Decision, Outcome
 from perphd.domain.host_account import CpuAccount, HostAccount
 from perphd.domain.plan import Write
-from perphd.domain.reading import NOT_MEASURED, Reading, available
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.signals import performance, score
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
@@ -38,6 +39,9 @@ COUNTED: Final[Mapping[str, float]] = {
     "load_per_s": 1.0,
 }
 """Readings that are rates, with the factor to base units; counters add rate x interval."""
+
+_FACTORS: Final = tuple(COUNTED.items())
+_counted_of: Final[Callable[[Sample], tuple[Reading, ...]]] = attrgetter(*COUNTED)
 
 CPU_PARTS: Final = tuple(part.name for part in fields(CpuAccount) if part.name != "capacity")
 """The users of the host's CPUs."""
@@ -131,9 +135,8 @@ class Tally:
             if used is None:
                 used = self.used[sample.workload] = {}
             interval_s = sample.interval_s
-            for name, factor in COUNTED.items():
-                reading = getattr(sample, name)
-                if available(reading) and reading >= 0:
+            for (name, factor), reading in zip(_FACTORS, _counted_of(sample), strict=True):
+                if not isinstance(reading, Unavailable) and reading >= 0:
                     used[name] = used.get(name, 0.0) + reading * factor * interval_s
             for use in sample.domains:
                 if available(use.mbw_bytes_per_s):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from perphd.domain.quick import maker
 from perphd.domain.reading import Reading, Unavailable, available, value_or
 from perphd.domain.sample import Quality, Sample
 
@@ -59,6 +60,8 @@ class Progress:
 
 NO_PROGRESS: Final = Progress()
 
+_make_interval, _make_progress = maker(UsageInterval), maker(Progress)
+
 
 def waits_pct(sample: Sample) -> float:
     """Share of the time in which some thread waits for a CPU, in %.
@@ -84,15 +87,15 @@ def advance(before: Progress, sample: Sample | None) -> Progress:
     if isinstance(used, Unavailable) or sample.interval_s <= 0.0:
         return before
     waits = waits_pct(sample) >= WAITS_PCT
-    spell = UsageInterval(sample.at_s, sample.interval_s, used * sample.interval_s, waits)
+    spell = _make_interval(sample.at_s, sample.interval_s, used * sample.interval_s, waits)
     kept = _kept((*before.spells, spell))
     if not is_starved(sample):
-        return Progress(kept)
+        return _make_progress(kept)
     since_s = before.starved_since_s
-    return Progress(kept, sample.at_s - sample.interval_s if since_s is None else since_s)
+    return _make_progress(kept, sample.at_s - sample.interval_s if since_s is None else since_s)
 
 
 def _kept(spells: Sequence[UsageInterval]) -> tuple[UsageInterval, ...]:
     """The spells of the last ``OVER_S`` seconds, the newest last."""
     oldest_s = spells[-1].at_s - OVER_S + 1e-6
-    return tuple(spell for spell in spells if spell.at_s > oldest_s)
+    return tuple([spell for spell in spells if spell.at_s > oldest_s])

@@ -25,9 +25,9 @@ def maker(kind: type[T]) -> Callable[..., T]:
     twin = _twin(kind)
 
     def make(*values: object, **named: object) -> T:
-        made = twin(*values, **named)
+        made: T = twin(*values, **named)
         made.__class__ = kind
-        return cast(T, made)
+        return made
 
     return make
 
@@ -50,9 +50,9 @@ def changer(kind: type[T], *names: str) -> Callable[..., T]:
         values = list(values_of(value))
         for place, item in zip(places, new, strict=True):
             values[place] = item
-        made = twin(*values)
+        made: T = twin(*values)
         made.__class__ = kind
-        return cast(T, made)
+        return made
 
     return change
 
@@ -76,9 +76,9 @@ def replace(value: T, **changes: object) -> T:
             values[places[name]] = item
     except KeyError as exc:
         raise TypeError(f"{kind.__name__} has no field {exc}") from None
-    made = twin(*values)
+    made: T = twin(*values)
     made.__class__ = kind
-    return cast(T, made)
+    return made
 
 
 def _parts(kind: type[Any]) -> tuple[type[Any], dict[str, int], Callable[[Any], Iterable[object]]] | str:

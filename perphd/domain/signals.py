@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from perphd.domain.quick import maker
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 from perphd.domain.sample import Sample
 
@@ -50,6 +51,9 @@ class Performance:
         return self.in_flight / reference if available(self.in_flight) and reference else None
 
 
+_make_performance = maker(Performance)
+
+
 def performance(sample: Sample, latency_percentile: str = "p95") -> Performance:
     """Choose the best available work and delay signal of a sample.
 
@@ -61,7 +65,7 @@ def performance(sample: Sample, latency_percentile: str = "p95") -> Performance:
     delay, delay_source = _delay(sample, latency_percentile)
     usage, waiting = sample.cpu_usage_cores, sample.run_delay_cores
     in_flight = usage + waiting if available(usage) and available(waiting) else NOT_MEASURED
-    return Performance(work, work_source, delay, delay_source, sample.load_per_s, in_flight)
+    return _make_performance(work, work_source, delay, delay_source, sample.load_per_s, in_flight)
 
 
 def _work(sample: Sample) -> tuple[Reading, str]:

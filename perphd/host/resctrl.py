@@ -121,6 +121,11 @@ class Mounted:
     def groups(self, now_s: float) -> rdt.Groups | str:
         """Perphd's groups, or why there are none."""
         self.look(now_s)
+        return self.found_or_why
+
+    @property
+    def found_or_why(self) -> rdt.Groups | str:
+        """Perphd's groups at the last look, or why there were none."""
         return self._found if self._found is not None else ""
 
     @property

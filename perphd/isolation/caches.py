@@ -82,7 +82,7 @@ class Caches:
     def groups(self, now_s: float) -> rdt.Groups | str:
         """The mounted resctrl with perphd's groups, or the reason why there is none."""
         self.look(now_s)
-        return self._mounted.groups(now_s)
+        return self._mounted.found_or_why
 
     def look(self, now_s: float) -> bool:
         """True if a different resctrl mount (or none) is found than at the last call. Costs one stat(2)."""
@@ -106,7 +106,8 @@ class Caches:
 
     def placement(self) -> Mapping[str, Placement]:
         """The control group of every workload that has one; workloads not listed are in the default group."""
-        homes = self._changes.homes()
+        if not (homes := self._changes.homes()):
+            return {}
         members = Counter(homes.values())
         named = rdt.Prefix(PREFIX)
         return {

@@ -181,8 +181,9 @@ class Executor:
 
         The writer is late, or another program holds resctrl's lock.
         """
-        waits = RESCTRL_SETTINGS if self._caches.waits(name) else ()
-        return self._knobs.pending(name).intersection(RESCTRL_SETTINGS) | frozenset(waits)
+        if self._caches.waits(name):
+            return frozenset(RESCTRL_SETTINGS)
+        return self._knobs.pending(name).intersection(RESCTRL_SETTINGS)
 
     def groups_disturbed(self) -> bool:
         """True if another program has removed or changed one of perphd's resctrl groups since the last look."""

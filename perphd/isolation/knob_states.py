@@ -184,10 +184,14 @@ class KnobStates:
 
     def blocked(self, name: str) -> tuple[str, ...]:
         """Fields of ``Settings`` of this workload that differ from what the last plan wanted."""
+        if not self._reported:  # asked for every workload at every tick
+            return ()
         return tuple(setting for setting, state in self._items(name) if state.held or state.pending)
 
     def pending(self, name: str) -> frozenset[str]:
         """Fields of ``Settings`` of this workload that are still to be written."""
+        if not self._reported:
+            return frozenset()
         return frozenset(setting for setting, state in self._items(name) if state.pending)
 
     def _items(self, name: str) -> list[tuple[str, KnobState]]:

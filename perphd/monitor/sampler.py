@@ -11,7 +11,7 @@ from typing import Final
 
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import KernelError, ParseError
-from perphd.domain.reading import Reading, Unavailable, available
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 from perphd.domain.sample import NOTHING_MEASURED, Quality, Sample, sample_of
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.hierarchy import Hierarchies
@@ -88,6 +88,7 @@ class Monitor:
         self.expected_period_s = expected_period_s
         self._workloads: dict[str, _Workload] = {}
         self._tick = 0
+        self._uncounted = CacheReading(NOT_MEASURED, NOT_MEASURED)
 
     def sample(
         self,
@@ -132,7 +133,9 @@ class Monitor:
         use = cache.get(spec.name)
         if use is None:
             why = counted.why_not(spec.name)
-            use = CacheReading(why, why)
+            if self._uncounted.occupancy_bytes is not why:  # mostly the same reason for all of them
+                self._uncounted = CacheReading(why, why)
+            use = self._uncounted
         turns = spec.name in counted.in_turns
         return workload.sample(
             now_s, self._tick, spec, sli.get(spec.name), self.expected_period_s, use, turns

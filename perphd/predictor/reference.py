@@ -156,12 +156,15 @@ def _better(signal: str) -> int:
 
 def _nearest(stats: Mapping[tuple[str, int | None], _Running], signal: str, load: Reading) -> _Running | None:
     """The nearest well-known bucket, so that a rarely visited one does not hide its neighbours."""
+    if not stats:
+        return None
     bucket = _bucket(load)
+    if bucket is None:
+        return stats.get((signal, None))
     candidates: list[int | None] = [bucket]
-    if bucket is not None:
-        for distance in range(1, _BUCKETS_PER_OCTAVE + 1):
-            candidates += [bucket - distance, bucket + distance]
-        candidates.append(None)
+    for distance in range(1, _BUCKETS_PER_OCTAVE + 1):
+        candidates += [bucket - distance, bucket + distance]
+    candidates.append(None)
     found = [s for c in candidates if (s := stats.get((signal, c))) is not None]
     if not found:
         return None
