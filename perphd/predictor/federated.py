@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -123,11 +124,12 @@ def start(told: Pooled, channel: str, cores: int, threads_per_core: float) -> St
     return Start(x[known], prior[known], y[known], noise_var[known])
 
 
+@lru_cache(8)
 def anchors(cores: int, threads_per_core: float, channel: str) -> tuple[Floats, Floats]:
     """The anchors as rows of ``features.COLUMNS``, and what physics predicts there on a host of this shape (log).
 
     A low-discrepancy sequence over share of the cores, weight, load of LRA and batch, ways and bandwidth; two fifths
-    with exclusive cores, a third each without protected ways or with all of the bandwidth.
+    with exclusive cores, a third each without protected ways or with all of the bandwidth. Not to be written to.
     """
     u = _spread(ANCHORS, 7)
     exclusive = u[:, 0] < 0.4

@@ -28,7 +28,7 @@ LOADS: Final = (0.35, 0.55, 0.7)
 
 LIARS: Final = 10
 """One host in so many lies."""
-HALVES: Final = 20
+HALVES: Final = 12
 
 Floats = NDArray[np.float64]
 Lie = Callable[[Contribution, np.random.Generator], Contribution]
@@ -119,12 +119,12 @@ def table(
         among = places(host)
         worth = [batch_worth(host, load, among) for load in LOADS]
         for a in range(applications):
-            usual = _decisions(host, a, honest, among)
-            spread = [_decisions(host, a, half, among) for half in halves]
+            usual = decisions(host, a, honest, among)
+            spread = [decisions(host, a, half, among) for half in halves]
             missed = _missed(host, a, among)
             base += [missed[n][k] for n, k in enumerate(usual)]
             for name, ledger in others.items():
-                for n, k in enumerate(_decisions(host, a, ledger, among)):
+                for n, k in enumerate(decisions(host, a, ledger, among)):
                     range_ = [float(worth[n][each[n]]) for each in (*spread, usual)]
                     beyond = not min(range_) - 1e-9 <= worth[n][k] <= max(range_) + 1e-9
                     found[name].append((k != usual[n], beyond, missed[n][k]))
@@ -144,7 +144,8 @@ def table(
     return lines
 
 
-def _decisions(host: Host, application: int, ledger: Ledger, among: Sequence[Place]) -> list[int]:
+def decisions(host: Host, application: int, ledger: Ledger, among: Sequence[Place]) -> list[int]:
+    """The decision for each of ``LOADS`` before the first sample, with what the ledger says."""
     made = model("staged", host, ledger, f"app-{application}")
     return [decided(made, host, load, among) for load in LOADS]
 
