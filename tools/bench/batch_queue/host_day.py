@@ -126,6 +126,10 @@ class Judge:
             self._met[name] += on_target(self._host, name, objective)
         self._busy += sum(self._host.outcome(name).usage_cores for name in self._host.names_running())
 
+    def so_far(self) -> str:
+        """Shares of the time on target until now."""
+        return ", ".join(f"{name} {met / max(1, self._rounds):.2%}" for name, met in self._met.items())
+
     def tell(self, out: DayOutcome) -> None:
         """Write down what was counted."""
         out.on_target = {name: met / self._rounds for name, met in self._met.items()}
@@ -337,7 +341,7 @@ async def _day(told: str, work: Generated, mode: Mode, hours: float, host: SimHo
             await agent.tick(now_s)
             await queue.settled()
             judge.look(now_s)
-            progress(told, now_s)
+            progress(told, now_s, judge)
         rows = [job for n in range(1, len(work.works) + 1) if (job := queue.find(n)) is not None]
         await agent.stop(restore=True)
     judge.tell(out)
@@ -348,10 +352,10 @@ async def _day(told: str, work: Generated, mode: Mode, hours: float, host: SimHo
     return out
 
 
-def progress(told: str, now_s: float) -> None:
-    """Tell every hour how far a run is."""
+def progress(told: str, now_s: float, judge: Judge) -> None:
+    """Tell every hour how far a run is, and how it went: a day takes minutes, and longer on a busy machine."""
     if now_s % 3600.0 == 0.0:
-        print(f"{told}: hour {now_s / 3600.0:.0f}", file=sys.stderr, flush=True)
+        print(f"{told}: hour {now_s / 3600.0:.0f}, {judge.so_far()}", file=sys.stderr, flush=True)
 
 
 def _on_clock(spec: JobSpec) -> JobSpec:

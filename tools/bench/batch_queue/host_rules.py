@@ -132,7 +132,7 @@ def day_by(rule: Rule, seed: int, hours: float = 24.0, from_hour: float = 0.0) -
             cores.start(running[-1], "")
         divide(host, threads, rule.exclusive, rule.weight)
         judge.look(now_s)
-        progress(f"seed {seed}, {rule.name}", now_s)
+        progress(f"seed {seed}, {rule.name}", now_s, judge)
     judge.tell(out)
     for number, each in enumerate(work.works, 1):
         out.count(each, ended_s.get(number), hours)
