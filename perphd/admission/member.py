@@ -316,7 +316,7 @@ def found_enough(member: Member, look: Look, now_s: float) -> Member:
 
 
 def found_too_few(member: Member, look: Look, now_s: float) -> Member:
-    """Record that the present cores are too few."""
+    """Record that the present cores are too few, for longer the longer it was below target with them."""
     demand = member.demand if member.demand is not None else 0.0
     if member.trial is not None:
         # Everything takes longer on too few cores, so use the demand from before.
@@ -324,7 +324,17 @@ def found_too_few(member: Member, look: Look, now_s: float) -> Member:
     else:
         demand *= ELSEWHERE
     bad = Seen(member.cores, demand, member.level if member.scores else 0.0, now_s, times=1)
-    return replace(member, seen=partition.note(member.seen, bad, now_s, look.settings.regret_s))
+    least_s = _lost_s(member, look, now_s) / partition.MOST_LOST
+    return replace(member, seen=partition.note(member.seen, bad, now_s, look.settings.regret_s, least_s))
+
+
+def _lost_s(member: Member, look: Look, now_s: float) -> float:
+    """Time below target with its present cores; after a reduction, all time that was not seen on target."""
+    sample, trial = look.view.sample, member.trial
+    each_s = sample.interval_s if sample is not None else 0.0
+    if trial is not None and trial.after < trial.before:
+        return max(0.0, now_s - trial.at_s - each_s * sum(s >= 1.0 for s in member.scores))
+    return each_s * sum(s < 1.0 for s in member.scores)
 
 
 def hierarchy_is_to_blame(look: Look) -> bool:

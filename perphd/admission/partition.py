@@ -27,6 +27,12 @@ LESS_DEMAND: Final = 1.15
 """Factor by which demand must fall before a number of cores seen as too few is tried again."""
 FAILED_BEFORE: Final = 0.5
 """Factor on the chance of a number of cores that was too few some time ago."""
+MOST_LOST: Final = 0.005
+"""Share of the time that an LRA may spend below target because one number of cores found too few is tried again.
+
+A try that cost x seconds is repeated after x / ``MOST_LOST`` at the earliest, at the same demand. On a day with 2,000
+jobs, LRAs are to stay within half a point of what they are without jobs.
+"""
 GOOD_LASTS_S: Final = 300.0
 KNOWN, NEVER = 0.95, 0.03
 """Chances of a number of cores known to be enough, and known to be too few."""
@@ -183,11 +189,20 @@ def expected(
     return score
 
 
-def note(seen: tuple[Seen, ...], new: Seen, now_s: float, ban_s: float) -> tuple[Seen, ...]:
-    """The experience with one entry added. ``ban_s``: lifetime of the first failure, which doubles with each.
+def note(
+    seen: tuple[Seen, ...], new: Seen, now_s: float, ban_s: float, least_s: float = 0.0
+) -> tuple[Seen, ...]:
+    """The experience with one entry added.
 
     A success removes failures with more cores under no more demand, and vice versa. A failure is forgotten once it has
-    not recurred for its lifetime.
+    not recurred for ``ban_s``, doubled as often.
+
+    Args:
+        seen: the experience until now.
+        new: the entry.
+        now_s: monotonic time.
+        ban_s: lifetime of the first failure, which doubles with each.
+        least_s: least lifetime of this failure.
     """
     kept = []
     times = 1
@@ -208,10 +223,11 @@ def note(seen: tuple[Seen, ...], new: Seen, now_s: float, ban_s: float) -> tuple
         elif old.cores == new.cores and old.demand <= new.demand * SAME_DEMAND**4:
             times = max(times, old.times + 1)
             if old.demand >= new.demand / SAME_DEMAND:
+                least_s = max(least_s, old.until_s - now_s)
                 continue
         kept.append(old)
     if not new.good:
-        new = replace(new, times=times, until_s=now_s + _ban_s(times, ban_s))
+        new = replace(new, times=times, until_s=now_s + max(_ban_s(times, ban_s), least_s))
     return (*kept[1 - MOST_SEEN :], new)
 
 

@@ -245,6 +245,9 @@ class PartitionedTick:
         if doubt and self.cores.is_idle(member, member.cores):
             draft.reason = f"{why}: more cores did not help; it waits for something else"
             return member.cores
+        if hierarchy_is_to_blame(look) and draft.action is Action.HOLD:
+            # Nothing can be taken from batch's cache or bandwidth, so that more cores are the only cure left.
+            member = found_too_few(member, look, self.now_s)
         step = STEPS[min(member.rescues, len(STEPS) - 1)]
         self.members[name] = member
         draft.action, draft.reason = Action.GROW, f"{why}: too few cores"

@@ -161,6 +161,16 @@ def test_a_failure_that_is_repeated_is_believed_twice_as_long() -> None:
     assert seen[-1].times == 1
 
 
+def test_a_failure_that_cost_much_is_believed_for_as_long_as_that_justifies() -> None:
+    failed = Seen(3, 2.0, 0.7, 0.0, times=1)
+    seen = note((), failed, 0.0, 60.0, least_s=6000.0)
+    assert chance(seen, 3, 2.0, 2, 5999.0) == NEVER
+    assert chance(seen, 3, 1.7, 2, 10.0) > NEVER  # less is asked
+    # A cheaper failure does not shorten that.
+    assert note(seen, failed, 1000.0, 60.0, least_s=30.0)[-1].until_s == 6000.0
+    assert note((), failed, 0.0, 60.0, least_s=30.0)[-1].until_s == 60.0
+
+
 # -- which cores ---------------------------------------------------------------------------------------------
 
 

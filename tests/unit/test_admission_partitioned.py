@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perphd.admission import partitioned
 from perphd.admission.detector import DetectorState, Judgement, Target
 from perphd.admission.member import Look, Member, Trial
+from perphd.admission.partition import MOST_LOST
 from perphd.admission.partition_cores import CoreShares, SharedCores, divide, worth_a_trial
 from perphd.admission.perph import PerphMemory
 from perphd.admission.settings import PolicySettings
@@ -77,6 +81,34 @@ def test_nobody_swings_over_two_thousand_ticks_of_noise() -> None:
     world.step(2000)
     assert world.changes(since=500) <= 24  # trials whose distance doubles
     assert sum(bool(m) for m in world.missed[500:]) <= 20
+
+
+def test_load_that_comes_and_goes_slowly_costs_few_failed_reductions() -> None:
+    """Each level of the load is one at which a core decides; a failure there is repeated once its cost allows it."""
+    world = CrowdWorld(machine(1, 16), {"a": Service(2.4), "b": Service(1.7, knee=0.5)}, seed=2)
+    for tick in range(5400):
+        share = 0.8 - 0.4 * math.cos(2.0 * math.pi * tick / 5400.0)
+        world.services["a"].demand, world.services["b"].demand = 6.0 * share, 4.2 * share
+        world.step()
+    assert world.changes(since=300) <= 40
+    for name in world.services:
+        assert sum(name in missed for missed in world.missed[300:]) <= MOST_LOST * 5100
+
+
+def test_cores_are_too_few_also_for_misses_that_nothing_else_can_cure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Batch has no cache that could be taken here."""
+    monkeypatch.setattr(partitioned, "hierarchy_is_to_blame", lambda look: True)
+    world = CrowdWorld(machine(1, 12), {"a": Service(1.0), "b": Service(3.0)})
+    world.step(30)
+    had = world.cores("b")
+    world.services["b"].demand = 5.0
+    world.step(10)
+    assert world.cores("b") > had
+    assert isinstance(world.memory, PerphMemory)
+    assert world.memory.partitioned is not None
+    assert any(not seen.good and seen.cores == had for seen in world.memory.partitioned.members["b"].seen)
 
 
 def test_two_that_cannot_both_be_satisfied_do_not_pass_cores_to_and_fro() -> None:
