@@ -162,8 +162,8 @@ lock: $(VENV)/.stamp-dev ## pin requirements/*.txt anew (LOCK_ARGS=--upgrade for
 	$(COMPILE) -o requirements/bootstrap.txt requirements/bootstrap.in
 	$(COMPILE) -o requirements/docs.txt requirements/docs.in
 	$(COMPILE) -o requirements/ansible.txt requirements/ansible.in
-	$(COMPILE) -o requirements/runtime.txt pyproject.toml requirements/older-python.in
-	$(COMPILE) --all-extras -c requirements/runtime.txt -o requirements/dev.txt pyproject.toml requirements/older-python.in
+	$(COMPILE) -c requirements/constraints.in -o requirements/runtime.txt pyproject.toml requirements/older-python.in
+	$(COMPILE) --all-extras -c requirements/constraints.in -c requirements/runtime.txt -o requirements/dev.txt pyproject.toml requirements/older-python.in
 	$(COMPILE) --extra systemd --extra network --extra top -c requirements/dev.txt \
 		-o packaging/debian/requirements.txt pyproject.toml requirements/older-python.in
 

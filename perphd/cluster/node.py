@@ -11,8 +11,8 @@ Batch that is no job then counts twice, among what is predicted and as copper th
 
 Without either, nothing of what is reserved is offered: only what is neither reserved nor used is.
 
-Copper is never offered more CPUs than perphd lets it run on now. While a protected LRA is below its target, copper is
-offered only the CPUs that it uses: what runs stays, and nothing is added.
+Copper is never offered more CPUs than perphd lets it run on now. While a protected LRA is below its target by a cause
+that copper may share in, copper is offered only the CPUs that it uses: what runs stays, and nothing is added.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Final
 
 from perphd.admission.context import cores_per_cpu, lras, model_context, total_cores
 from perphd.admission.inferer import VISITED, untouched
+from perphd.admission.origin import nothing_to_give
 from perphd.cluster.document import (
     NODE_TTL_S,
     CacheHeadroom,
@@ -188,6 +189,7 @@ def _bound(
         if present(view) is not None
         and (decision := decisions.get(view.spec.name)) is not None
         and decision.verdict.health is Health.DEGRADED
+        and not nothing_to_give(decision.verdict.cause, snapshot.host.account)
     ]
     if degraded:
         return used.cpus, f"{', '.join(sorted(degraded))} below target: copper is offered only the CPUs that it uses"

@@ -13,7 +13,7 @@ from perphd.cluster.impact import PodQuestion, pod_impact
 from perphd.cluster.node import WORKLOADS, NodeFacts, NodeUse, copper_offer, node_document, node_use
 from perphd.cluster.reservations import REFRESH_S, NodeLedger, adjusted, closed, offered_bid, opened
 from perphd.domain.allocation import Allocation, CpuGrant
-from perphd.domain.decision import Health
+from perphd.domain.decision import Cause, Health
 from perphd.domain.forecast import (
     Forecasts,
     ForecastSummary,
@@ -175,13 +175,15 @@ def test_while_an_lra_is_below_its_target_nothing_is_added(world: Asking) -> Non
         for view in world.last.workloads
     ]
     snapshot, found = replace(world.last, workloads=tuple(lazy)), {}
-    for health in (Health.HEALTHY, Health.DEGRADED):
-        decisions = {"db": replace(decision, verdict=replace(decision.verdict, health=health))}
+    verdicts = ((Health.HEALTHY, Cause.NONE), (Health.DEGRADED, Cause.CPU), (Health.DEGRADED, Cause.REMOTE))
+    for health, cause in verdicts:
+        decisions = {"db": replace(decision, verdict=replace(decision.verdict, health=health, cause=cause))}
         use = node_use(snapshot, known, decisions)
         ledger = opened(snapshot.host.topology, 0, use, 0.0).ledger
         said = replace(facts(known), decisions=decisions)
-        found[health] = node_document(snapshot, said, ledger, 0.0).copper
-    healthy, degraded = found[Health.HEALTHY], found[Health.DEGRADED]
+        found[health, cause] = node_document(snapshot, said, ledger, 0.0).copper
+    healthy, degraded, remote = (found[each] for each in verdicts)
+    assert remote == healthy, "copper has nothing to do with a cause outside of the host"
     assert "below target" not in healthy.reason
     assert degraded.reason == "db below target: copper is offered only the CPUs that it uses"
     assert (degraded.offered.cpus, degraded.used.cpus) == (1.0, 1.0)
