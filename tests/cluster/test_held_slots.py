@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from perphd.adapters.kubernetes.binding import Binder
 from perphd.adapters.kubernetes.client import Access, ApiClient
 from perphd.adapters.kubernetes.held_slots import HeldSlots
@@ -16,10 +18,13 @@ from perphd.cluster.slots import slots_of
 from perphd.domain.reading import value_or
 from tests.cluster.test_failures import NODE, bind_call
 from tests.cluster.world import PODS, copper_pod, make_node, remove_node, remove_pods
-from tests.unit.control_fake import serving
+from tests.unit.control_fake import put_on_target, serving
 
 
-async def test_a_slot_is_held_until_its_pod_is_measured(admin: Access, tmp_path: Path) -> None:
+async def test_a_slot_is_held_until_its_pod_is_measured(
+    admin: Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_on_target(monkeypatch)
     now = [0.0]
     with serving(tmp_path) as served:
         socket, pods = NodeSocket(served.socket), OwnPods(lambda: now[0])

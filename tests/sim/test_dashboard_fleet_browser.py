@@ -69,7 +69,7 @@ def test_the_fleet_page_shows_nodes_and_explains_a_pod(beside: Running, browser:
         nodes = page.locator("#fleet table").first
         assert nodes.locator("tbody tr").count() == 2
         assert nodes.locator("tbody tr").first.locator("th, td").first.inner_text() == "roomy"
-        playwright.expect(page.locator("#fleet")).to_contain_text("odd: its document is not used")
+        playwright.expect(page.locator("#fleet")).to_contain_text("document.generation is missing")
         page.get_by_label("Pod", exact=True).fill("batch/pi-7x9")
         page.get_by_role("button", name="Explain").click()
         wait_for(page, "#placement", "copper has too little room")

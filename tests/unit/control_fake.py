@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from perphd.agent.forecasts import FORECASTS_OFF
 from perphd.agent.queue.batch_queue import BatchQueue
 from perphd.agent.rounds import Round
@@ -120,6 +122,17 @@ def decision(at_s: float, action: Action = Action.GROW) -> Decision:
         reason="batch on 2 of 4 cores at weight 20 is the cheapest that meets the target",
         policy="perph",
     )
+
+
+def put_on_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The LRA is on target from now on. While it is below, copper is offered nothing more than it uses."""
+    degraded = decision
+
+    def healthy(at_s: float, action: Action = Action.GROW) -> Decision:
+        made = degraded(at_s, action)
+        return replace(made, verdict=replace(made.verdict, health=Health.HEALTHY, cause=Cause.NONE))
+
+    monkeypatch.setitem(globals(), "decision", healthy)
 
 
 MODEL: dict[str, Any] = json.loads(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,16 @@ from perphd.adapters.kubernetes.held_slots import HeldSlots
 from perphd.adapters.node_socket import NodeSocket
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.slots import Slot, room
-from perphd.domain.decision import Action, Cause, Decision, Health
 from perphd.domain.reading import value_or
 from perphd.qos.ledger import Amounts
-from tests.unit import control_fake
-from tests.unit.control_fake import READER, Served, serving
+from tests.unit.control_fake import READER, Served, put_on_target, serving
 
 GIB = 1 << 30
 
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    # The fake's LRA is below its target, in which case copper is offered nothing more.
-    degraded = control_fake.decision
-
-    def healthy(at_s: float, action: Action = Action.GROW) -> Decision:
-        made = degraded(at_s, action)
-        return replace(made, verdict=replace(made.verdict, health=Health.HEALTHY, cause=Cause.NONE))
-
-    monkeypatch.setattr(control_fake, "decision", healthy)
+    put_on_target(monkeypatch)
     with serving(tmp_path) as server:
         yield server
 
