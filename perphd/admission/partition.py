@@ -33,6 +33,8 @@ MOST_LOST: Final = 0.005
 A try that cost x seconds is repeated after x / ``MOST_LOST`` at the earliest, at the same demand. On a day with 2,000
 jobs, LRAs are to stay within half a point of what they are without jobs.
 """
+LONGEST_BAN_S: Final = 14400.0
+"""Most that lost time bars a number of cores: the day has other hours, and a gap in the samples counts as lost."""
 GOOD_LASTS_S: Final = 300.0
 KNOWN, NEVER = 0.95, 0.03
 """Chances of a number of cores known to be enough, and known to be too few."""
@@ -227,6 +229,7 @@ def note(
                 continue
         kept.append(old)
     if not new.good:
+        least_s = min(least_s, LONGEST_BAN_S)
         new = replace(new, times=times, until_s=now_s + max(_ban_s(times, ban_s), least_s))
     return (*kept[1 - MOST_SEEN :], new)
 

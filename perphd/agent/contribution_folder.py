@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -45,8 +45,12 @@ class ContributionFolder:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
-    def read(self) -> tuple[Ledger, tuple[str, ...]]:
-        """The ledger of the folder's files, and what is wrong with the others. Never raises."""
+    def read(self, applications: Collection[str] | None = None) -> tuple[Ledger, tuple[str, ...]]:
+        """The ledger of the folder's files, and what is wrong with the others. Never raises.
+
+        ``applications``: only statistics about these are kept, since those of a whole fleet may not fit in memory;
+        None: all.
+        """
         contributions, withdrawals, problems = [], [], []
         try:
             names = sorted(entry.name for entry in os.scandir(self.folder))
@@ -55,12 +59,13 @@ class ContributionFolder:
         except OSError as exc:
             return Ledger(), (f"{self.folder}: cannot be read: {exc.strerror}",)
         wanted = [name for name in names if name.endswith((_SUFFIX, _WITHDRAWN)) and name[0] != "."]
+        wanted.sort(key=lambda name: not name.endswith(_WITHDRAWN))  # what is withdrawn counts in any case
         for name in wanted[:MOST_FILES]:
             try:
                 if name.endswith(_WITHDRAWN):
                     withdrawals.append(self._withdrawal(name))
                 else:
-                    contributions.append(self._contribution(name))
+                    contributions.append(_about(self._contribution(name), applications))
             except (PerphError, OSError) as exc:
                 reason = exc.strerror if isinstance(exc, OSError) else exc
                 problems.append(f"{self.folder / name}: not used: {reason}")
@@ -135,7 +140,8 @@ class ContributionFolder:
         try:
             self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
             with _created(temporary) as fd:
-                os.write(fd, text)
+                with os.fdopen(fd, "wb", closefd=False) as file:
+                    file.write(text)
                 os.fsync(fd)
             temporary.replace(path)
         except OSError as exc:
@@ -146,6 +152,13 @@ class ContributionFolder:
             )
             raise kernel_error(exc, str(path), "write", advice=advice) from exc
         return path
+
+
+def _about(found: Contribution, applications: Collection[str] | None) -> Contribution:
+    if applications is None:
+        return found
+    kept = tuple(each for each in found.statistics if each.topic.application in applications)
+    return msgspec.structs.replace(found, statistics=kept)
 
 
 @contextlib.contextmanager

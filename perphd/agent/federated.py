@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import Final
 
 from perphd.agent.contribution_folder import ContributionFolder, contributor_name
@@ -95,6 +95,10 @@ class Federated:
         self._said: dict[str, tuple[Statistic, ...]] | None = None
         self._generation = 0
         self._unwritten = ""
+        self._lock = Lock()
+        self._unsaid: dict[str, ModelFile] = {}
+        self._present: Collection[str] = ()
+        self._is_asked = self._is_contributing = False
 
     # -- starts ---------------------------------------------------------------------------------------------------
 
@@ -125,19 +129,17 @@ class Federated:
 
     def _read(self) -> None:
         future: Future[_READ] = Future()
-        self._reading = future
+        self._reading, wanted = future, frozenset(self._waiting)
 
         def read() -> None:
             try:
-                future.set_result(self._folder.read())
+                future.set_result(self._folder.read(wanted))
             except Exception as exc:  # a start is a help, not a need
                 log.exception("%s cannot be read", self._folder.folder)
                 future.set_result((Ledger(), (f"{self._folder.folder}: cannot be read: {exc!r}",)))
 
-        if self._inline:
-            read()
-        else:
-            Thread(target=read, name="perphd-federated", daemon=True).start()
+        if not self._runs(read):
+            self._reading = None
 
     def _start(self, model: LraModel, lra: str, counted_by: str, version: str, ledger: Ledger) -> str:
         here = self._membership
@@ -198,13 +200,52 @@ class Federated:
     # -- contributing ---------------------------------------------------------------------------------------------
 
     def contribute(self, files: Iterable[ModelFile], present: Collection[str]) -> None:
-        """Replace this host's document, with what these models have learned since.
+        """Have this host's document replaced, with what these models have learned since. Never waits for the folder.
 
-        ``present``: the LRAs of this host; what was said about others is dropped. Runs in the writer's thread.
+        The folder may lie on a file system that hangs. ``present``: the LRAs of this host; what was said about others
+        is dropped.
         """
-        here = self._membership
-        if not here.contribute:
+        if not self._membership.contribute:
             return
+        with self._lock:
+            self._unsaid.update({file.provenance.lra: file for file in files})
+            self._present, self._is_asked = tuple(present), True
+            if self._is_contributing:
+                return
+            self._is_contributing = True
+        if not self._runs(self._contribute_all):
+            self._is_contributing = False
+
+    def _runs(self, work: Callable[[], None]) -> bool:
+        """Whether this was run, or begun in a thread that nobody waits for."""
+        if self._inline:
+            work()
+            return True
+        try:
+            Thread(target=work, name="perphd-federated", daemon=True).start()
+        except RuntimeError as exc:  # no more threads
+            log.warning("models of other hosts have to wait: %s", exc)
+            return False
+        return True
+
+    def _contribute_all(self) -> None:
+        while True:
+            with self._lock:
+                if not self._is_asked:
+                    self._is_contributing = False
+                    return
+                files, present, self._unsaid, self._is_asked = self._unsaid, self._present, {}, False
+            try:
+                self._contribute(files.values(), present)
+                self._unwritten = ""
+            except PerphError as exc:
+                self._unwritten = f"this host's contribution to others' models is not written: {exc}"
+            except Exception as exc:  # others' models are no need of this host
+                log.exception("%s: this host's contribution is not written", self._folder.folder)
+                self._unwritten = f"this host's contribution to others' models is not written: {exc!r}"
+
+    def _contribute(self, files: Iterable[ModelFile], present: Collection[str]) -> None:
+        here = self._membership
         if self._said is None:
             self._resume()
         said = self._said = {lra: kept for lra, kept in (self._said or {}).items() if lra in present}
@@ -214,12 +255,7 @@ class Federated:
         statistics = tuple(each for _, kept in sorted(said.items()) for each in kept)[:MAX_STATISTICS]
         now = self._wall_clock()
         self._generation = max(self._generation + 1, int(now))
-        document = Contribution(self._name, self._generation, now, here.hardware, statistics)
-        try:
-            self._folder.write(document)
-            self._unwritten = ""
-        except PerphError as exc:
-            self._unwritten = f"this host's contribution to others' models is not written: {exc}"
+        self._folder.write(Contribution(self._name, self._generation, now, here.hardware, statistics))
 
     def _resume(self) -> None:
         """Go on from the document that an earlier process wrote."""

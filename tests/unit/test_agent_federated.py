@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
+from time import sleep
 
 import msgspec
 import pytest
@@ -15,7 +17,7 @@ from perphd.agent.models import Models
 from perphd.agent.records import Records
 from perphd.domain.errors import PerphError
 from perphd.domain.workload import Kind, WorkloadSpec
-from perphd.federated.contribution import to_text
+from perphd.federated.contribution import Contribution, to_text
 from perphd.federated.hardware import Hardware
 from perphd.federated.ledger import EVERY_GENERATION
 from perphd.predictor import Registry
@@ -32,13 +34,20 @@ NOW = 1.8e9
 class Daemon:
     """One daemon's models on one simulated host."""
 
-    def __init__(self, base: Path, number: int, folder: Path, wall_s: float = NOW, contribute: bool = True) -> None:
+    def __init__(
+        self, base: Path, number: int, folder: Path, wall_s: float = NOW, contribute: bool = True
+    ) -> None:
         self.host, self.wall_s, self.now_s = HOSTS[number], wall_s, 0.0
         self.records = Records(None, lambda: self.wall_s)
         here = Membership(self.host.name, self.host.hardware, 30 * 86400.0, contribute)
         state = base / self.host.name
         self.federated = Federated(
-            ContributionFolder(folder), state / "origins", here, self.records, lambda: self.wall_s, inline=True
+            ContributionFolder(folder),
+            state / "origins",
+            here,
+            self.records,
+            lambda: self.wall_s,
+            inline=True,
         )
         self.registry = Registry("ogbrt")
         self.models = Models(
@@ -183,6 +192,43 @@ def test_a_contribution_that_cannot_be_written_is_a_problem(tmp_path: Path) -> N
     daemon.tick()
     assert "contribution to others' models is not written" in daemon.problem
     assert "ReadWritePaths" in daemon.problem
+
+
+def test_a_folder_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = Daemon(tmp_path, 0, tmp_path / "f").live(SAMPLES)
+    federated = daemon.models._federated
+    assert federated is not None
+    goes_on, began, written = Event(), Event(), list[Contribution]()
+
+    def slow(document: Contribution) -> Path:
+        began.set()
+        assert goes_on.wait(60.0)
+        written.append(document)
+        return tmp_path
+
+    monkeypatch.setattr(federated, "_inline", False)
+    monkeypatch.setattr(federated._folder, "write", slow)
+    for _ in range(3):
+        federated.contribute((), ["app"])  # returns, whatever the folder does
+    assert began.wait(60.0)
+    assert written == []
+    goes_on.set()
+    for _ in range(6000):
+        if not federated._is_contributing:
+            break
+        sleep(0.01)
+    assert 1 <= len(written) <= 3
+    assert not federated._is_contributing
+
+
+def test_only_statistics_about_those_that_wait_are_kept(folder: Path) -> None:
+    everything, _ = ContributionFolder(folder).read()
+    nothing, _ = ContributionFolder(folder).read(["another"])
+    assert any(each.statistics for each in everything.counting())
+    assert [each.contributor for each in nothing.counting()] == [
+        each.contributor for each in everything.counting()
+    ]
+    assert not any(each.statistics for each in nothing.counting())
 
 
 def test_a_later_document_has_a_later_generation_also_after_a_restart(tmp_path: Path) -> None:
