@@ -34,6 +34,7 @@ from perphd.predictor import features
 from perphd.predictor.features import FAINT_WEIGHT
 from perphd.predictor.persist import CellKey, CellState, ModelFile, ResidualState
 from perphd.predictor.physics import CpuGrants, expect
+from perphd.predictor.spread import golden_steps
 from perphd.predictor.stages import SD, stages
 from perphd.predictor.trial import Start
 
@@ -175,9 +176,6 @@ def _expected(grant: CpuGrants, context: ModelContext, channel: str) -> float:
 
 
 def _spread(count: int, dimensions: int) -> Floats:
-    """The additive recurrence of the generalised golden ratio, see ``profile.lattice``; (count, dimensions)."""
-    root = 2.0
-    for _ in range(64):
-        root = (1.0 + root) ** (1.0 / (dimensions + 1))
-    steps = root ** -np.arange(1.0, dimensions + 1)
+    """Evenly spread points of the unit cube; (count, dimensions)."""
+    steps = golden_steps(dimensions)
     return np.asarray((0.5 + np.arange(1, count + 1)[:, None] * steps) % 1.0, dtype=np.float64)

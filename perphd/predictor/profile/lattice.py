@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+
+from perphd.predictor.spread import golden_steps
 
 Point: TypeAlias = tuple[int, ...]
 """A cell as step indices, one per axis; 0 is the tightest."""
@@ -58,7 +59,7 @@ class Lattice:
         shape = np.array([len(axis.steps) for axis in self.axes])
         start = np.random.default_rng(seed).random(len(shape))
         found: dict[Point, None] = {self.most: None}
-        alpha = _golden(len(shape))
+        alpha = golden_steps(len(shape))
         n = 0
         while len(found) < count and n < 64 * self.size + 64:
             n += 1
@@ -104,10 +105,3 @@ class Lattice:
 def is_within(point: Point, other: Point) -> bool:
     """True if ``point`` grants at most what ``other`` does in every dimension, and so hurts at least as much."""
     return all(a <= b for a, b in zip(point, other, strict=True))
-
-
-def _golden(dimensions: int) -> NDArray[np.float64]:
-    g = 2.0
-    for _ in range(60):
-        g = (1.0 + g) ** (1.0 / (dimensions + 1))
-    return np.asarray((1.0 / g) ** np.arange(1, dimensions + 1), dtype=np.float64)
