@@ -166,6 +166,7 @@ WRITER = """
 """
 
 
+@pytest.mark.flaky(reruns=2, reruns_delay=5)  # others use this disk as well
 def test_a_writer_that_syncs_waits_for_its_disk(disk: Path):
     with child(WRITER, str(disk / "data"), "sync") as process:
         times = watch(process.pid)

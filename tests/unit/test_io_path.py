@@ -380,6 +380,28 @@ def test_counters_are_preferred_to_samples(tree: Tree):
     assert found.block_source == "delay accounting"
 
 
+def test_looks_from_a_threads_own_cpu_do_not_count_beside_others(tree: Tree):
+    cpus = sorted(os.sched_getaffinity(0))
+    now, looks = [0.0], [0]
+
+    def threads() -> list[tuple[int, int]]:
+        """A thread of the last CPU, seen to wait from the others alone; on a host of one CPU it is never seen."""
+        own = os.sched_getaffinity(0) == {cpus[-1]}
+        words = stat_line("R" if own else "D").split()
+        words[-13] = str(cpus[-1])
+        tree.write("/proc/7/task/7/stat", " ".join(words))
+        looks[0] += 1
+        return [(7, 7)]
+
+    def sleep(seconds: float) -> None:
+        now[0] += max(seconds, 0.01)
+
+    found = split(tree.fs, tree.readlink, threads, frozenset(), 1.0, sleep, lambda: now[0])
+    assert looks[0] > len(cpus)
+    assert found.block == (1.0 if len(cpus) > 1 else 0.0)
+    assert sorted(os.sched_getaffinity(0)) == cpus
+
+
 def test_the_command_without_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PERPHD_SOCKET", str(tmp_path / "none"))
     done = CliRunner().invoke(cli, ["iopath", "/no/such/group", "--json"])
