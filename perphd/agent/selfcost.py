@@ -25,10 +25,12 @@ class CostMeter:
         self._asked_s: float | None = None
         self._cpu_s = 0.0
         self._cpu_pct: Reading = Unavailable("measured over the first seconds")
+        self._rss_bytes: Reading = Unavailable("measured at the first tick")
+        self._open_fds: Reading = Unavailable("measured at the first tick")
         self.missed_ticks = 0
 
     def tick(self, now_s: float, duration_s: float) -> None:
-        """Count the duration of a tick; refresh the CPU share when it is due."""
+        """Count the duration of a tick; refresh what the kernel says of this process when it is due."""
         self._ticks_ms.append(duration_s * 1000.0)
         if self._asked_s is not None and now_s - self._asked_s < REFRESH_S:
             return
@@ -36,17 +38,18 @@ class CostMeter:
         if self._asked_s is not None and now_s > self._asked_s:
             self._cpu_pct = 100.0 * (used_s - self._cpu_s) / (now_s - self._asked_s)
         self._asked_s, self._cpu_s = now_s, used_s
+        self._rss_bytes, self._open_fds = _reading(_resident_bytes), _reading(_descriptors)
 
     def wrote(self, duration_s: float) -> None:
         """Count the time from the start of a decision to its last kernel write."""
         self._writes_ms.append(duration_s * 1000.0)
 
     def cost(self) -> SelfCost:
-        """The present cost."""
+        """The present cost; memory and descriptors are those of the last refresh."""
         return SelfCost(
             cpu_pct=self._cpu_pct,
-            rss_bytes=_reading(_resident_bytes),
-            open_fds=_reading(_descriptors),
+            rss_bytes=self._rss_bytes,
+            open_fds=self._open_fds,
             tick_ms_p50=_quantile(self._ticks_ms, 0.5),
             tick_ms_p99=_quantile(self._ticks_ms, 0.99),
             decide_to_written_ms_p99=_quantile(self._writes_ms, 0.99),
@@ -66,6 +69,10 @@ def _resident_bytes() -> int:
 
 
 def _descriptors() -> int:
+    """Open descriptors; Linux 6.2 and later give their number as the size of the folder, others by a listing."""
+    counted = os.stat("/proc/self/fd").st_size
+    if counted:
+        return counted
     return len(os.listdir("/proc/self/fd")) - 1  # without the descriptor of this listing
 
 

@@ -206,7 +206,8 @@ class Settings:
 
     def is_untouched(self) -> bool:
         """True if every knob is KEEP."""
-        return all(getattr(self, f.name) is KEEP for f in fields(self))
+        return all(getattr(self, name) is KEEP for name in _KNOBS)
 
 
+_KNOBS: Final = tuple(field.name for field in fields(Settings))
 UNTOUCHED: Final = Settings()

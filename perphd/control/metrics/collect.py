@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable
 from typing import Final
@@ -104,7 +103,7 @@ class Collector:
 
 
 def _agent(page: Page, status: AgentStatus, tally: Tally, began_s: float) -> None:
-    cost, usage = status.cost, resource.getrusage(resource.RUSAGE_SELF)
+    cost = status.cost
     page.add("perphd_info", 1, labels(version=status.version, policy=status.policy))
     page.add("perphd_enforcing", status.mode is Mode.ENFORCE)
     page.add("perphd_pauses", len(status.pauses))
@@ -119,7 +118,7 @@ def _agent(page: Page, status: AgentStatus, tally: Tally, began_s: float) -> Non
     page.add("perphd_last_tick_timestamp_seconds", tally.last_tick_unix_s)
     page.add_histogram("perphd_tick_duration_seconds", tally.ticks)
     page.add_histogram("perphd_write_delay_seconds", tally.write_delays)
-    page.add("process_cpu_seconds_total", usage.ru_utime + usage.ru_stime)
+    page.add("process_cpu_seconds_total", time.process_time())
     page.add("process_resident_memory_bytes", cost.rss_bytes)
     page.add("process_open_fds", cost.open_fds)
     page.add("process_start_time_seconds", began_s)

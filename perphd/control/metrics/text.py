@@ -7,6 +7,7 @@ take 0.6 ms this way and 5 ms through a library's sample objects.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from perphd.agent.tally import DURATION_BOUNDS_S, TallyHistogram
@@ -19,6 +20,7 @@ _HEADS: Final[Mapping[str, str]] = {
 }
 
 
+@lru_cache(maxsize=4096)
 def labels(**values: str) -> str:
     """``name="value"`` pairs between commas, escaped."""
     return ",".join(f'{name}="{escaped(value)}"' for name, value in values.items())
