@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from posixpath import dirname
-from typing import Final
+from typing import Final, TypeVar
 
 from perphd.domain.errors import KernelError, ParseError
 from perphd.host import yarn
@@ -43,7 +43,6 @@ class Container:
     pod: str = ""
     is_sandbox: bool = False
 
-
     @property
     def identity(self) -> str:
         """What stays the same while the container exists under its name."""
@@ -62,6 +61,9 @@ class Pod:
     def identity(self) -> str:
         """What stays the same while the pod exists under its name."""
         return _identity(self.name, self.cgroup)
+
+
+_Named = TypeVar("_Named", Container, Pod)
 
 
 def primary(hierarchies: Hierarchies) -> Hierarchy | None:
@@ -111,7 +113,7 @@ class Lookup:
         return self._units
 
     def containers(self) -> Sequence[Container]:
-        """Every container's group, with its name and labels."""
+        """Every container's group, with its name and labels; without groups left by an earlier holder of a name."""
         if self._containers is None:
             names = ContainerNames(self._fs)
             hierarchy = names.yarn_hierarchy()
@@ -126,14 +128,53 @@ class Lookup:
                 if cgroup not in kept:
                     kept[cgroup] = _container(names, cgroup)
             self._known = kept
-            self._containers = tuple(kept[cgroup] for cgroup in there)
-            self._pods = _pods(names, pods, self._containers)
+            everybody = [kept[cgroup] for cgroup in there]
+            found = _pods(names, pods, everybody)
+            self._pods = self._holders(found)
+            left = {pod.cgroup for pod in found} - {pod.cgroup for pod in self._pods}
+            self._containers = self._holders([each for each in everybody if each.pod not in left])
         return self._containers
 
     def pods(self) -> Sequence[Pod]:
-        """Every pod's group, with its name, and the labels and annotations of the pod itself."""
+        """Every pod's group, with its name, labels and annotations; without groups left by an earlier holder."""
         self.containers()
         return self._pods
+
+    def _holders(self, groups: Sequence[_Named]) -> tuple[_Named, ...]:
+        """One group for each identity: of several with one name in Kubernetes, the present holder's.
+
+        The group of a deleted pod can outlive it: kubelet removes groups later than pods, and a pod that was deleted by
+        force keeps running. Groups with processes precede empty ones, then the newest wins: the kernel numbers the
+        directories of control groups in the order of their creation.
+        """
+        by_identity: dict[str, list[_Named]] = {}
+        for each in groups:
+            by_identity.setdefault(each.identity, []).append(each)
+        present = {
+            (same[0] if len(same) == 1 else max(same, key=lambda one: self._holds(one.cgroup))).cgroup
+            for same in by_identity.values()
+        }
+        return tuple(each for each in groups if each.cgroup in present)
+
+    def _holds(self, cgroup: str) -> tuple[bool, int]:
+        """(has processes, inode): greater for the group that holds a name now."""
+        tree = primary(self._hierarchies)
+        try:
+            inode = 0 if tree is None else self._fs.identity(tree.path(cgroup))[1]
+        except KernelError:
+            return False, 0
+        return self._is_populated(cgroup), inode
+
+    def _is_populated(self, cgroup: str) -> bool:
+        """True if this group or one within it has processes."""
+        waiting, count = [cgroup], 0
+        while waiting and count < MAX_GROUPS:
+            count += 1
+            group = waiting.pop()
+            if self._has_own_processes(group):
+                return True
+            waiting += (f"{group}/{name}" for name in self.children(group))
+        return False
 
     def _yarn_containers(self, hierarchy: str) -> Iterator[str]:
         return (f"{hierarchy}/{name}" for name in self.children(hierarchy) if yarn.is_container(name))
@@ -144,13 +185,12 @@ class Lookup:
         return bool(path.container_id) and (path.runtime != yarn.RUNTIME or self._has_processes(cgroup))
 
     def _has_processes(self, cgroup: str) -> bool:
+        return self._has_own_processes(cgroup) or bool(self.children(cgroup))
+
+    def _has_own_processes(self, cgroup: str) -> bool:
         tree = primary(self._hierarchies)
-        if tree is None:
-            return False
         try:
-            return bool(
-                read_text(self._fs, tree.path(cgroup, "cgroup.procs")).strip() or self.children(cgroup)
-            )
+            return tree is not None and bool(read_text(self._fs, tree.path(cgroup, "cgroup.procs")).strip())
         except KernelError:
             return False
 

@@ -242,3 +242,68 @@ def test_pods_below_a_cgroup_root_are_found(tmp_path: Path, root: str) -> None:
     found = Lookup(fs, discover(fs)).pods()
     assert {each.name for each in found} == {f"default/{qos}" for qos in QOS}
     assert all(each.cgroup.startswith(f"{root}/kubepods/") for each in found)
+
+
+def _succeed(host: Host, qos: str) -> tuple[str, str]:
+    """Give a captured pod a successor of the same name and labels, which is empty. Returns both groups."""
+    old = host.group(qos)
+    uid = host.uid(qos)
+    successor = ("0" if qos == "guaranteed" else "f") * 8 + uid[8:]  # sorts before its predecessor, or after
+    for path in sorted(host.root.rglob("*")):
+        inside = str(path.relative_to(host.root))
+        made = inside.replace(uid, successor).replace(uid.replace("-", "_"), successor.replace("-", "_"))
+        if made == inside:
+            continue
+        if path.is_dir():
+            (host.root / made).mkdir(parents=True, exist_ok=True)
+        else:
+            (host.root / made).parent.mkdir(parents=True, exist_ok=True)
+            (host.root / made).write_text(path.read_text())
+    new = old.replace(uid, successor).replace(uid.replace("-", "_"), successor.replace("-", "_"))
+    described = next(each for each in host.pods if each["metadata"]["uid"] == uid)
+    host.pods.append({**described, "metadata": {**described["metadata"], "uid": successor}})
+    host.publish()
+    return old, new
+
+
+def _run_in(host: Host, pod: str) -> None:
+    """Processes run in the containers of this pod."""
+    for mount in discover(host.fs).all():
+        for procs in (host.root / mount.path(pod).lstrip("/")).glob("*/cgroup.procs"):
+            procs.write_text("4711\n")
+
+
+def _inode(host: Host, cgroup: str) -> int:
+    mount = next(
+        each for each in discover(host.fs).all() if not each.controllers or "cpu" in each.controllers
+    )
+    return host.fs.identity(mount.path(cgroup))[1]
+
+
+def _taken(host: Host, qos: str) -> set[str]:
+    """The pod that each kind of match takes; each takes one without a problem."""
+    found = set()
+    for match in (
+        f"pod:default/{qos}",
+        f"pod:default/{qos[:4]}*",
+        f"label:app={qos}",
+        f"container:default/{qos}/main",
+    ):
+        looked = host.look(match)
+        assert not looked.problems
+        (spec,) = looked.specs.values()
+        found.add(re.sub(r"(pod[0-9a-f_-]{36}(\.slice)?)/.*", r"\1", spec.cgroup))
+    return found
+
+
+@pytest.mark.parametrize("qos", QOS)
+def test_a_name_belongs_to_the_pod_with_processes_then_to_the_newest(host: Host, qos: str) -> None:
+    old, new = _succeed(host, qos)
+    newest = max(old, new, key=lambda cgroup: _inode(host, cgroup))
+    assert _taken(host, qos) == {newest}
+    other = old if newest == new else new
+    _run_in(host, other)
+    assert _taken(host, qos) == {other}, "the newest is empty: the other one runs"
+    _run_in(host, newest)
+    assert _taken(host, qos) == {newest}
+    assert (len(host.lookup.pods()), len(host.lookup.containers())) == (len(QOS), 2 * len(QOS))
