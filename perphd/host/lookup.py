@@ -29,6 +29,8 @@ _FOLDERS: Final = frozenset(
 )
 _POD = re.compile(r"(?:.*-)?pod[0-9a-f_-]{32,36}(?:\.slice)?", re.ASCII)
 
+_UNIT = re.compile(r"\.(?:slice|service|scope|mount|swap|socket)$", re.ASCII)
+
 _PID_FILE_BYTES: Final = 64
 _PID_DIGITS: Final = 10
 
@@ -117,7 +119,9 @@ class Lookup:
         if self._containers is None:
             names = ContainerNames(self._fs)
             hierarchy = names.yarn_hierarchy()
-            walked = dict.fromkeys((*self._walk(_may_hold_containers), *self._yarn_containers(hierarchy)))
+            walked = dict.fromkeys(
+                (*self._walk(_may_hold_containers, anywhere=True), *self._yarn_containers(hierarchy))
+            )
             there = [cgroup for cgroup in walked if self._is_container(cgroup)]
             pods = [cgroup for cgroup in walked if _is_pod(cgroup)]
             present = set(there)
@@ -194,23 +198,26 @@ class Lookup:
         except KernelError:
             return False
 
-    def _walk(self, descend: Callable[[str], bool]) -> Iterator[str]:
-        """Groups from the top, descending into those whose names ``descend`` accepts."""
-        waiting, count = [""], 0
+    def _walk(self, descend: Callable[[str], bool], *, anywhere: bool = False) -> Iterator[str]:
+        """Groups from the top, descending into those whose names ``descend`` accepts.
+
+        ``anywhere``: also descend to kubelet's tree below a ``cgroupRoot`` of any depth (cgroupfs driver). Only
+        folders that are no unit and no container are searched for it, and nothing else is found in them.
+        """
+        waiting, count = [("", False)], 0
         while waiting:
-            parent = waiting.pop()
+            parent, is_searched = waiting.pop()
             for name in self.children(parent or "/"):
                 count += 1
                 if count > MAX_GROUPS:
                     return
-                yield f"{parent}/{name}"
-                if descend(name) or (not parent and self._is_cgroup_root(f"/{name}")):
-                    waiting.append(f"{parent}/{name}")
-
-    def _is_cgroup_root(self, cgroup: str) -> bool:
-        """True for kubelet's ``cgroupRoot``: any group that contains kubelet's tree (cgroupfs driver)."""
-        tree = primary(self._hierarchies)
-        return tree is not None and self._fs.exists(tree.path(f"{cgroup}/{KUBEPODS}"))
+                group = f"{parent}/{name}"
+                if not is_searched:
+                    yield group
+                if (anywhere and name == KUBEPODS) or (not is_searched and descend(name)):
+                    waiting.append((group, False))
+                elif anywhere and _may_be_cgroup_root(name):
+                    waiting.append((group, True))
 
     def of_process(self, pid: int) -> str:
         """The group of this process; empty for the root group, or if there is no such process."""
@@ -306,3 +313,9 @@ def _pods(names: ContainerNames, groups: Sequence[str], containers: Sequence[Con
 
 def _may_hold_containers(name: str) -> bool:
     return name.endswith(".slice") or name in _FOLDERS or _POD.fullmatch(name) is not None
+
+
+def _may_be_cgroup_root(name: str) -> bool:
+    """True for the names that kubelet accepts in ``cgroupRoot`` and that no unit, container or LXC tree has."""
+    is_container = bool(parse_path(f"/docker/{name}").container_id)
+    return not (is_container or _UNIT.search(name) or name.startswith("lxc"))

@@ -25,7 +25,7 @@ from perphd.host.cgroup.hierarchy import discover
 from perphd.host.containers import PUBLISHED_PODS, parse_path
 from perphd.host.fs import RealFs
 from perphd.host.kubelet import STATE, Kubelet
-from perphd.host.lookup import Lookup
+from perphd.host.lookup import Lookup, Pod
 from perphd.isolation.executor import Executor
 from perphd.isolation.journal import Journal
 from tests.unit.host_tree import write_tree
@@ -231,17 +231,30 @@ def test_labels_that_come_late_or_change_are_seen(host: Host) -> None:
     assert uid not in own.described()["pods"]
 
 
-@pytest.mark.parametrize("root", ["/nodes", "/nodes.slice"])
-def test_pods_below_a_cgroup_root_are_found(tmp_path: Path, root: str) -> None:
+def _pods_below(tmp_path: Path, root: str) -> list[Pod]:
     files, _ = captured("v1-cgroupfs")
     moved = {
         re.sub(r"^(/sys/fs/cgroup/\w+)/kubepods", rf"\1{root}/kubepods", path): text
         for path, text in files.items()
     }
     fs = write_tree(tmp_path, {**moved, STATE: "{}"})
-    found = Lookup(fs, discover(fs)).pods()
+    return list(Lookup(fs, discover(fs)).pods())
+
+
+@pytest.mark.parametrize(
+    "root", ["/nodes", "/nodes.slice", "/nodes/pool/a.b", "/docker/kubelet", "/nodes.slice/pool"]
+)
+def test_pods_below_a_cgroup_root_are_found(tmp_path: Path, root: str) -> None:
+    found = _pods_below(tmp_path, root)
     assert {each.name for each in found} == {f"default/{qos}" for qos in QOS}
     assert all(each.cgroup.startswith(f"{root}/kubepods/") for each in found)
+
+
+@pytest.mark.parametrize(
+    "inside", [f"/docker/{'0f' * 32}", "/system.slice/k3s.service", "/lxc/node", "/lxc.payload.node"]
+)
+def test_pods_of_a_kubelet_in_a_container_are_not_this_hosts(tmp_path: Path, inside: str) -> None:
+    assert not _pods_below(tmp_path, inside)
 
 
 def _succeed(host: Host, qos: str) -> tuple[str, str]:

@@ -125,8 +125,9 @@ class KubeletNode:
         self._plane, self.folder, self.name = plane, folder, name
         self._kubelet = kubelet_program()
         folder.mkdir(parents=True, exist_ok=True)
-        self.group = f"/perphd-test-kube-{os.getpid()}"
-        """The control group of all pods of this node, in every hierarchy."""
+        self._top = f"/perphd-test-kube-{os.getpid()}"
+        self.group = f"{self._top}/nodes/{name}"
+        """The control group of all pods of this node, in every hierarchy: kubelet's ``cgroupRoot``."""
         self._mounts = _cgroup_mounts()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._starter = ThreadPoolExecutor(1, "kubelet-node")
@@ -235,16 +236,18 @@ class KubeletNode:
 
     def _make_groups(self) -> None:
         for mount in self._mounts:
-            made = Path(mount + self.group)
-            made.mkdir(exist_ok=True)
-            for name in ("cpuset.cpus", "cpuset.mems"):
-                if (made / name).exists():
-                    (made / name).write_text(Path(mount, name).read_text())
+            made = Path(mount)
+            for part in self.group.strip("/").split("/"):
+                made /= part
+                made.mkdir(exist_ok=True)
+                for name in ("cpuset.cpus", "cpuset.mems"):
+                    if (made / name).exists():
+                        (made / name).write_text(Path(mount, name).read_text())
 
     def _remove_groups(self) -> bool:
         left = False
         for mount in self._mounts:
-            top = Path(mount + self.group)
+            top = Path(mount + self._top)
             for folder in sorted((each for each in (top, *top.glob("**/")) if each.exists()), reverse=True):
                 with suppress(OSError):
                     folder.rmdir()
