@@ -1,7 +1,8 @@
 """Answers kube-scheduler's extender calls from cached node documents (k8s.io/kube-scheduler/extender/v1). Pure.
 
     filter       a node stays if the policy finds it feasible and, for a copper pod, copper has room
-    prioritize   1 to 10: position of a node's score between the worst and the best candidate; 0: unknown
+    prioritize   1 to 10: position of a node's score between the worst and the best candidate; 0: unknown.
+                 Services of unknown interference (``unprofiled``): position between 0 and 1
     preempt      a node stays only if every victim there is copper: gold and silver are never preempted
 
 The scheduler sends node names (``nodeCacheCapable: true``) or whole nodes (``calls`` reads both); the answer has the
@@ -27,6 +28,7 @@ from perphd.cluster.node_profile import profile_of
 from perphd.cluster.scheduling.fleet import Fleet, Mask, NodeScore, Rows, Scores
 from perphd.cluster.scheduling.packing import balanced
 from perphd.cluster.scheduling.placement import POLICIES
+from perphd.cluster.scheduling.unprofiled import is_unprofiled, unprofiled
 from perphd.cluster.slots import Slot, room
 from perphd.qos.bands import QosBand
 from perphd.qos.ledger import Amounts
@@ -113,7 +115,7 @@ class Judged:
 
     ``names``: the candidates. ``places``: indices in ``names`` of those with a fresh document. ``scores``: of these.
     ``roomy``: which of these have room for a copper pod (all, for other pods). ``stale``: indices of candidates with a
-    stale document. ``fallback``: their balanced scores.
+    stale document. ``fallback``: their balanced scores. ``bounded``: scores are positions between 0 and 1.
     """
 
     asked: AskingPod
@@ -124,6 +126,7 @@ class Judged:
     room: Table
     stale: Rows
     fallback: Scores
+    bounded: bool = False
 
     @property
     def kept(self) -> Mask:
@@ -151,7 +154,11 @@ class Judged:
             if feasible.any():
                 values = scores.score[feasible]
                 least, most = float(values.min()), float(values.max())
-                share = np.ones(len(values)) if most <= least else (values - least) / (most - least)
+                # Small differences of requests are left to the scheduler, which knows newer ones than documents do.
+                if self.bounded and scores is self.scores:
+                    share = np.clip(values, 0.0, 1.0)
+                else:
+                    share = np.ones(len(values)) if most <= least else (values - least) / (most - least)
                 given[places[feasible]] = 1 + np.rint((MOST_PRIORITY - 1) * share).astype(int)
                 break
         result: list[int] = given.tolist()
@@ -192,8 +199,10 @@ def judged(known: KnownNodes, call: SchedulerCall, policy: str, now_s: float) ->
         wanted = asked.amounts
         roomy = (wanted.cpus <= room[:, 0] + _ROUNDING) & (wanted.memory_bytes <= room[:, 1])
     scores = POLICIES[policy](known.fleet, asked.pod, rows[places])
+    if bounded := is_unprofiled(asked.pod, scores):
+        scores = unprofiled(known.fleet, asked.pod, rows[places], scores)
     fallback = balanced(known.fleet, asked.pod, rows[stale])
-    return Judged(asked, names, places, scores, roomy, room, stale, fallback)
+    return Judged(asked, names, places, scores, roomy, room, stale, fallback, bounded)
 
 
 def filtered(known: KnownNodes, call: SchedulerCall, policy: str, now_s: float) -> dict[str, Any]:

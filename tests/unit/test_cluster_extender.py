@@ -23,7 +23,7 @@ from perphd.cluster.document import (
     ResourceForecast,
     UnitCost,
 )
-from perphd.cluster.extender import KnownNodes, filtered, prioritized
+from perphd.cluster.extender import KnownNodes, explanation, filtered, judged, prioritized
 from perphd.cluster.slots import Slot
 from perphd.domain.decision import Cause, Health
 from perphd.domain.reading import NOT_MEASURED, Unavailable
@@ -165,6 +165,42 @@ def test_priorities_follow_the_score_and_unknown_nodes_come_last() -> None:
         for each in prioritized(nodes, read(call("hurts", "calm", "stale", "new")), "optum", 0.0)
     }
     assert given == {"hurts": 1, "calm": 10, "stale": 0, "new": 0}
+
+
+SERVICE = {**POD, "metadata": {**POD["metadata"], "labels": {}}}
+
+
+def _given(nodes: KnownNodes, pod: Any, policy: str) -> dict[str, int]:
+    answer = prioritized(nodes, read(call(*nodes.documents, pod=pod)), policy, 0.0)
+    return {each["Host"]: each["Score"] for each in answer}
+
+
+@pytest.mark.parametrize("policy", ["optum", "optum-eq11", "optum-matched"])
+def test_a_service_of_unknown_interference_goes_where_least_is_requested(policy: str) -> None:
+    nodes = known(full=document(used=9.0), free=document(used=1.0), hurts=document(used=1.0, loss=0.3))
+    given = _given(nodes, SERVICE, policy)
+    assert given["free"] > given["full"], "a gain of utilisation does not count without knowing what it costs"
+    assert given["free"] > given["hurts"], "what the pod is known to cause counts"
+    copper = _given(nodes, POD, "optum")
+    assert copper["full"] > copper["hurts"], "copper still goes where it fills a node"
+
+
+def test_nearly_equal_nodes_stay_equal_for_a_service_of_unknown_interference() -> None:
+    nodes = known(a=document(used=4.0), b=document(used=4.3))
+    assert len(set(_given(nodes, SERVICE, "optum").values())) == 1
+    assert _given(nodes, POD, "optum") == {"a": 1, "b": 10}
+
+
+def test_other_policies_rank_services_as_they_say() -> None:
+    nodes = known(full=document(used=9.0), free=document(used=1.0))
+    assert _given(nodes, SERVICE, "borg") == {"full": 10, "free": 1}
+
+
+def test_an_explanation_names_the_terms_of_a_service_of_unknown_interference() -> None:
+    verdict = judged(known(a=document(loss=0.1)), read(call("a", pod=SERVICE)), "optum", 0.0)
+    best = explanation(verdict, "prioritize", "optum", 0.0).best[0]
+    assert set(best.terms) == {"least requested", "balance", "services here", "batch here"}
+    assert best.score == pytest.approx(sum(best.terms.values()))
 
 
 def test_an_older_document_does_not_replace_a_newer_one() -> None:

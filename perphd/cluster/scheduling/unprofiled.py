@@ -1,0 +1,32 @@
+"""Ranks nodes for a service whose own interference nobody knows. Pure.
+
+    score = balanced - 0.7 sum of services' RI there - 0.3 sum of batch's RI there
+
+Optum's gain of utilisation ranks full nodes first, and rests on what the pod would suffer there. For a service without
+that knowledge the gain is left out: the score is the balanced one, less the interference that the pod is known to cause
+(Optum's terms, ``optum``). What is feasible stays the policy's verdict.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perphd.cluster.scheduling.fleet import Fleet, Rows, Scores
+from perphd.cluster.scheduling.packing import balanced
+from perphd.cluster.scheduling.profile import Pod, PodKind
+
+CAUSED = ("services here", "batch here")
+"""Terms of Optum's score: interference caused by the pod."""
+
+
+def is_unprofiled(pod: Pod, scores: Scores) -> bool:
+    """True for a service of unknown interference that the policy ranks by utilisation gained."""
+    return pod.kind is PodKind.SERVICE and pod.interference is None and set(CAUSED) < set(scores.terms)
+
+
+def unprofiled(fleet: Fleet, pod: Pod, rows: Rows, scores: Scores) -> Scores:
+    """The same candidates with the score above. ``scores``: of a policy for which ``is_unprofiled`` holds."""
+    by_requests = balanced(fleet, pod, rows)
+    terms = {**by_requests.terms, **{name: scores.terms[name] for name in CAUSED}}
+    total = np.sum(np.stack(list(terms.values())), axis=0)
+    return Scores(f"{scores.policy}, balanced", scores.nodes, rows, total, terms, scores.refusals)
