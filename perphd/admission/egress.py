@@ -59,7 +59,7 @@ class EgressCeiling:
         return self._policy.name
 
     def decide(self, snapshot: Snapshot) -> TargetState:
-        """The wrapped policy's decision, with the ceiling for all batch that supports one while the rule applies."""
+        """The wrapped policy's decision, with the ceiling for all copper that supports one while the rule applies."""
         memory = snapshot.memory if isinstance(snapshot.memory, _Memory) else _Memory()
         target = self._policy.decide(replace(snapshot, memory=memory.inner))
         memory = self._judge(snapshot, memory)
@@ -67,7 +67,7 @@ class EgressCeiling:
         if memory.holds:
             ceilings = tuple((device, self._rule.ceiling_bytes) for device in self._rule.devices)
             for view in snapshot.workloads:
-                if view.spec.kind is Kind.BATCH and KNOB in view.enforceable:
+                if view.spec.gives_way and KNOB in view.enforceable:
                     wanted: Settings = settings.get(view.spec.name, UNTOUCHED)
                     settings[view.spec.name] = replace(wanted, egress_max=ceilings)
         return replace(target, settings=settings, memory=replace(memory, inner=target.memory))

@@ -18,6 +18,7 @@ from perphd.admission.calibration import self_test
 from perphd.admission.declaring import suggestions
 from perphd.admission.whatif import whatif
 from perphd.agent import counting
+from perphd.agent.band_lines import band_lines
 from perphd.agent.control_loop import ControlLoop
 from perphd.agent.fitting import Fitting
 from perphd.agent.forecasts import FORECASTS_OFF
@@ -146,6 +147,10 @@ class Agent:
         """Workloads that the kernel may kill for memory before others of a lesser band, and the remedy."""
         order = self._state.parts.oom_order
         return () if order is None else order.broken(self._state.all_specs())
+
+    def bands(self) -> tuple[str, ...]:
+        """What each declared band has on this host, and what is used where the best mechanism is absent."""
+        return band_lines(self._state, self._modes)
 
     def contended(self) -> tuple[ContendedDevice, ...]:
         """The devices from which batch is being backed off."""

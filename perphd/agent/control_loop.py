@@ -41,6 +41,8 @@ RECORD_S = 5.0
 _STEADY_KNOBS = ("memory_high_bytes", "memory_low_bytes", "memory.high")
 """Writes of these do not disturb what a sample says about CPU."""
 
+_NO_KNOBS: frozenset[str] = frozenset()
+
 _make_view = maker(WorkloadView)
 _with_mode = changer(Decision, "mode")
 
@@ -321,14 +323,15 @@ class ControlLoop:
         residence = self._state.parts.residence
         home = NOWHERE if residence is None else residence.home(spec.name)
         knobs = self._protections.knobs(spec, present, now_s)
+        paid = spec.kind is Kind.BATCH and not spec.gives_way  # its settings are not the policy's to change
         return _make_view(
             spec=spec,
             sample=sample if present else None,
             model=self._state.parts.models.model(spec.name) if is_lra else None,
             protection=protection.allocation if protection is not None else None,
             protected_since_s=protection.since_s if protection is not None else 0.0,
-            enforceable=knobs - yielded[spec.name] if spec.name in yielded else knobs,
-            enforced=self._modes.of(spec) is Mode.ENFORCE,
+            enforceable=_NO_KNOBS if paid else knobs - yielded[spec.name] if spec.name in yielded else knobs,
+            enforced=not paid and self._modes.of(spec) is Mode.ENFORCE,
             allowed=home.allowed,
             seen_domains=home.domains,
             waiting=self._state.parts.executor.waiting(spec.name),

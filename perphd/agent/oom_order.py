@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from itertools import islice
 from typing import Final
 
+from perphd.domain.errors import KernelError
 from perphd.domain.workload import WorkloadSpec
 from perphd.host.cgroup.group import Cgroups
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.fs import KernelFs, text_or_empty
 
+SYSTEM_SLICE: Final = "/system.slice"
+"""Where systemd runs the host's own daemons."""
+MOST_DAEMONS: Final = 200
+"""Undeclared services that are looked at."""
 MOST_PROCESSES: Final = 256
 """Processes of one workload that are read: children inherit the value, and a request has to be answered soon."""
 
@@ -22,19 +28,39 @@ class OomOrder:
         self._fs, self._groups = fs, Cgroups(fs, hierarchies)
 
     def broken(self, specs: Iterable[WorkloadSpec]) -> tuple[str, ...]:
-        """A sentence for each running workload that may be killed before one of a lesser band."""
-        declared = [(spec, spec.band) for spec in specs if spec.band is not None and spec.cgroup]
+        """A sentence for each running workload that may be killed before one of a lesser band.
+
+        The host's own daemons, services of ``system.slice`` that nobody declared, should outlive copper.
+        """
+        everybody = tuple(specs)
+        declared = [(spec, spec.band) for spec in everybody if spec.band is not None and spec.cgroup]
         if not declared:
             return ()
         from perphd.qos.bands import QosBand  # a daemon without bands does not load their module
-        from perphd.qos.oom_order import OomScores, out_of_order
+        from perphd.qos.oom_order import OomScores, daemons_at_risk, out_of_order
 
         found = []
         for spec, band in declared:
             values = self._values(spec.cgroup)
             if values:
                 found.append(OomScores(spec.name, QosBand(band), min(values), max(values)))
-        return out_of_order(found)
+        declared_groups = {spec.cgroup for spec in everybody}
+        daemons = []
+        if any(each.band is QosBand.COPPER for each in found):
+            for name in self._daemons(declared_groups):
+                if values := self._values(f"{SYSTEM_SLICE}/{name}"):
+                    daemons.append(OomScores(name, QosBand.SYSTEM, min(values), max(values)))
+        return (*out_of_order(found), *daemons_at_risk(daemons, found))
+
+    def _daemons(self, declared: Collection[str]) -> list[str]:
+        """Services of the host that nobody declared."""
+        names: set[str] = set()
+        for directory in self._groups.group(SYSTEM_SLICE).directories():
+            with suppress(KernelError):
+                names.update(self._fs.subdirectories(directory))
+        services = sorted(names)
+        own = [name for name in services if name.endswith(".service") and f"{SYSTEM_SLICE}/{name}" not in declared]
+        return own[:MOST_DAEMONS]
 
     def _values(self, cgroup: str) -> list[int]:
         pids = islice(sorted(self._groups.group(cgroup).procs()), MOST_PROCESSES)

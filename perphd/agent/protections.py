@@ -12,7 +12,7 @@ from perphd.agent.state import Enforceable, Protection, State
 from perphd.domain.allocation import KEEP, UNTOUCHED, Allocation, Settings
 from perphd.domain.policy import TargetState
 from perphd.domain.sample import Quality, Sample, lies_after, with_flag
-from perphd.domain.workload import Kind, Mode, WorkloadSpec
+from perphd.domain.workload import Mode, WorkloadSpec
 from perphd.host.actuators import Actuators
 
 _CPU_KNOBS = frozenset({"cpus", "cpu_weight"})
@@ -112,7 +112,7 @@ class Protections:
         ``again``: the changes were only made on groups that (re)appeared.
         """
         batch_enforced = any(
-            spec.kind is Kind.BATCH and self._modes.of(spec) is Mode.ENFORCE
+            spec.gives_way and self._modes.of(spec) is Mode.ENFORCE
             for spec in self._state.specs.values()
         )
         when_s = self._state.time_s(now_s)
@@ -181,7 +181,7 @@ class Protections:
         """True for batch that perphd may enforce and of which at least one knob can be set."""
         known = self._state.enforceable.get(spec.name)
         settable = known is not None and known.knobs & {"cpus", "cpu_weight"}
-        return spec.kind is Kind.BATCH and self._modes.of(spec) is Mode.ENFORCE and bool(settable)
+        return spec.gives_way and self._modes.of(spec) is Mode.ENFORCE and bool(settable)
 
 
 def _ways_left(wanted: Settings, found: Settings, ways: int) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from perphd.admission.attention import Attention, next_in_s
 from perphd.admission.declaring import UndeclaredRecord
+from perphd.agent.bands import Bands
 from perphd.agent.fitting import Fitting
 from perphd.agent.forecasts import ForecastProcess
 from perphd.agent.jobs import Jobs
@@ -168,6 +169,7 @@ class State:
     progress: dict[str, Progress] = field(default_factory=dict)
     protections: dict[str, Protection] = field(default_factory=dict)
     enforceable: dict[str, Enforceable] = field(default_factory=dict)
+    bands: Bands = field(default_factory=Bands)
     planned: tuple[dict[str, Settings], float] | None = None
     memory: object = None
     target: TargetState | None = None

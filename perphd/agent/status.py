@@ -124,6 +124,6 @@ def _ceiling_missing(
     """Why batch lacks the configured egress ceiling; policies only request what can be set."""
     network = state.config.network
     asked = network.names and network.batch_egress_max_bytes and modes.of(spec) is Mode.ENFORCE
-    if known is None or not asked or spec.kind is not Kind.BATCH:
+    if known is None or not asked or not spec.gives_way:
         return ()
     return tuple(left for left in known.missing if left.knob == "egress_max")

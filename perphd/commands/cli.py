@@ -191,6 +191,7 @@ def doctor(out: Out, local: bool, require: str, config_path: str) -> None:
             seen_by,
             data.get("limitations", ()),
             data.get("by_themselves", ()),
+            data.get("bands", ()),
         ),
     )
     absent = missing(decode(tuple[Capability, ...], data["capabilities"], "capabilities"), required)

@@ -41,8 +41,8 @@ _SHAPE_DOC = (
 )
 _APPLICATION_DOC = "its application, which only runs with all its core workloads; default: its name"
 _BAND_DOC = (
-    "its class of service, {}. A declared band sets memory.min (gold) or memory.low (silver) to reserved_memory and "
-    "the least I/O weight (copper); CPUs and cache are the policy's"
+    "its class of service, {}. A declared band sets memory.min (gold) or memory.low (silver) to reserved_memory, and "
+    "for copper the idle CPU class and the least I/O weight; see Bands for what it does with reserved_cpus"
 )
 
 
@@ -109,6 +109,15 @@ class LraTable:
         None, _BAND_DOC.format("gold (cores of its own) or silver (a guaranteed share); default: silver")
     )
     reserved_memory_bytes: int = setting(0, _RESERVED_DOC, kind="size", key="reserved_memory")
+    reserved_cpus: float = setting(
+        0.0,
+        "CPUs reserved for it; needs band. Gold: rounded up to whole cores, which all others leave to it and, with "
+        "touch all, to which it is confined; silver: a CPU weight of 100 for each of them. Others keep off its share "
+        "of the cache. 0: only the policy divides CPUs and cache",
+        low=0.0,
+        high=4096.0,
+        unit="CPUs",
+    )
     shape: Literal["no", "core", "elastic"] = setting("no", f"{_SHAPE_DOC}. Never while it is degraded")
     application: str = setting("", _APPLICATION_DOC, kind="name")
     touch: Touch = setting(
@@ -232,6 +241,9 @@ def read_workload(kind: Kind, raw: object, source: str, key: str) -> WorkloadSpe
     sli = _read_sli(raw["sli"], source, f"{key}.sli") if "sli" in raw else None
     if values.get("max_latency_ms") is not None:
         _check_latency_is_measured(values, sli, source, f"{key}.max_latency_ms")
+    if values.get("reserved_cpus") and values.get("band") is None:
+        problem = f"{values['reserved_cpus']:g} CPUs cannot be reserved without a band"
+        raise ConfigError(source, f"{key}.reserved_cpus", problem, 'band = "gold" or band = "silver" beside it')
     names = [item.name for item in fields(Objective) if item.name in values]
     objective = Objective(**{name: values.pop(name) for name in names})
     _check_version_from(values.get("version_from", "auto"), source, f"{key}.version_from")

@@ -79,6 +79,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
             "capabilities": tuple[Capability, ...],
             "topology": Topology,
             "limitations": tuple[str, ...],
+            "bands": tuple[str, ...],
             "by_themselves": tuple[str, ...],
         },
     ),

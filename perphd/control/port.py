@@ -60,6 +60,9 @@ class AgentPort(Protocol):
     def oom_order(self) -> tuple[str, ...]:
         """Workloads that the kernel may kill for memory before others of a lesser band, and the remedy."""
 
+    def bands(self) -> tuple[str, ...]:
+        """What each declared band has on this host, and what is used where the best mechanism is absent."""
+
     def contended(self) -> tuple[ContendedDevice, ...]:
         """The devices from which batch is being backed off."""
 

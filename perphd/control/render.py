@@ -38,11 +38,12 @@ def doctor_parts(
     seen_by: str,
     limits: Iterable[str] = (),
     by_themselves: Iterable[str] = (),
+    bands: Iterable[str] = (),
 ) -> list[Part]:
     """``perphctl doctor``: the verdict, present capabilities, then the effect and the remedy of each missing one.
 
     ``limits``: settings and measurements that declared workloads cannot have. ``by_themselves``: workloads
-    that declared themselves, and where.
+    that declared themselves, and where. ``bands``: what each declared band has here.
     """
     items = list(capabilities)
     parts: list[Part] = [
@@ -62,6 +63,8 @@ def doctor_parts(
         parts.append(table("What is missing", ("CAPABILITY", "WITHOUT IT", "HOW TO GET IT"), needs))
     if lines := list(limits):
         parts.append(text("Limitations of the declared workloads:", *(f"  {line}" for line in lines)))
+    if lines := list(bands):
+        parts.append(text("Bands:", *(f"  {line}" for line in lines)))
     if lines := list(by_themselves):
         parts.append(text("Workloads that declared themselves:", *(f"  {line}" for line in lines)))
     return parts

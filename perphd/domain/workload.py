@@ -108,7 +108,7 @@ class WorkloadSpec:
     - ``version_from``: source of the application's version: ``auto``, ``none``, ``file:PATH`` or
       ``label:KEY``.
     - ``band``: gold, silver or copper; None: silver for an LRA, copper for batch.
-    - ``reserved_memory_bytes``: 0 if undeclared.
+    - ``reserved_memory_bytes``: 0 if undeclared. ``reserved_cpus`` (LRAs with a band): likewise.
     - ``shape``: ``no``, ``core`` or ``elastic``.
     - ``application``: the application that it is part of; empty if it stands alone.
     - ``touch``, ``exploration``: what perphd may change and try to protect an LRA. If declared in a file or
@@ -141,6 +141,12 @@ class WorkloadSpec:
     exploration: Exploration = Exploration.ALL
     declared_by: str = ""
     takes_hints: bool = False
+    reserved_cpus: float = 0.0
+
+    @property
+    def gives_way(self) -> bool:
+        """True if LRAs may restrict it: batch that is not paid for as silver."""
+        return self.kind is Kind.BATCH and self.band != "silver"
 
     @property
     def least_cores(self) -> float:

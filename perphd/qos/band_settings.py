@@ -2,11 +2,12 @@
 
     gold            memory.min = reserved memory; where the kernel lacks it, memory.low
     silver          memory.low = reserved memory
-    copper          the least I/O weight
+    copper          the idle CPU class and the least I/O weight
 
-Only a band that the operator declared counts. These settings do not narrow anybody's CPUs or cache, which the policy
-divides, and take nothing from a workload of another band. A protection that is in force already is raised, never
-lowered; memory that the shaper may lend stays the shaper's.
+Only a band that the operator declared counts. These settings do not narrow anybody's CPUs or cache, which
+``qos.division`` does, and take nothing from a workload of another band. A protection that is in force already is
+raised, never lowered; memory that the shaper may lend stays the shaper's. Copper with a guarantee (``min_cores``,
+``max_starvation_s``) keeps the weight that the policy gives it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.allocation import IDLE, KEEP, Settings
 from perphd.domain.workload import WorkloadSpec
 from perphd.qos.bands import MEANINGS, Aspect, Choice, QosBand, Size, chosen
 
@@ -54,7 +55,13 @@ def with_band(spec: WorkloadSpec, wanted: Settings, knobs: frozenset[str]) -> Se
             used = mechanism or MEANINGS[band][choice.aspect][-1]
             assert used.value is Size.RESERVED_MEMORY
             wanted = _protected(wanted, used.knob, spec.reserved_memory_bytes)
+    if band is QosBand.COPPER and "cpu_weight" in knobs and wanted.cpu_weight is KEEP and not _has_floor(spec):
+        wanted = replace(wanted, cpu_weight=IDLE)
     return wanted
+
+
+def _has_floor(spec: WorkloadSpec) -> bool:
+    return spec.min_cores is not None or spec.max_starvation_s is not None
 
 
 def _protected(wanted: Settings, file: str, least_bytes: int) -> Settings:

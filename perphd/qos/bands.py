@@ -1,7 +1,7 @@
 """Bands: gold, silver and copper, and what each of them means for every knob of the kernel.
 
     band     CPU                                 memory                    under contention
-    gold     exclusive cores, no siblings        protected without limit   never restricted for other workloads
+    gold     whole cores of its own              protected without limit   never restricted for other workloads
     silver   a guaranteed share                  protected while others    never restricted for other workloads
                                                  can be reclaimed
     copper   the rest, at the lowest priority    reclaimed and killed      throttled, frozen, requeued
@@ -59,7 +59,6 @@ class Size(StrEnum):
 
     OWN_CORES = "cores of its own"
     SHARED_CORES = "all cores that no gold workload owns"
-    ALL_CORES = "all cores"
     RESERVED_CPUS = "in proportion to its reserved CPUs"
     COPPER_CPUS = "the CPUs that copper may use"
     RESERVED_MEMORY = "its reserved memory"
@@ -131,14 +130,12 @@ MEANINGS: Final[Mapping[QosBand, Mapping[Aspect, Ladder]]] = MappingProxyType(
     {
         QosBand.GOLD: {
             Aspect.CORES: (
-                _at("cpuset.cpus.partition", Size.OWN_CORES),
-                _at("cpuset.cpus.exclusive", Size.OWN_CORES),
                 _at("cpuset.cpus", Size.OWN_CORES),
                 _at("cpu.weight", Size.RESERVED_CPUS),
+                _at("cpu.shares", Size.RESERVED_CPUS),
             ),
             Aspect.SIBLINGS: (
                 _at("cpuset.cpus", Size.OWN_CORES),  # whole cores: no sibling is left to other workloads
-                _at("PR_SCHED_CORE", 1, "core scheduling"),
             ),
             Aspect.CPU_PRIORITY: _SHARED[Aspect.CPU_PRIORITY],
             Aspect.MEMORY_PROTECTION: (
@@ -156,8 +153,7 @@ MEANINGS: Final[Mapping[QosBand, Mapping[Aspect, Ladder]]] = MappingProxyType(
         QosBand.SILVER: {**_SHARED, Aspect.OOM_ORDER: (_at("oom_score_adj", OOM_SCORE_SILVER),)},
         QosBand.SYSTEM: {**_SHARED, Aspect.OOM_ORDER: (_at("oom_score_adj", OOM_SCORE_SYSTEM),)},
         QosBand.COPPER: {
-            Aspect.CORES: (_at("cpuset.cpus", Size.ALL_CORES),),
-            Aspect.SIBLINGS: (_at("PR_SCHED_CORE", 0, "core scheduling"),),
+            Aspect.CORES: (_at("cpuset.cpus", Size.SHARED_CORES),),
             Aspect.CPU_PRIORITY: (
                 _at("cpu.idle", 1),
                 _at("cpu.weight", 1),

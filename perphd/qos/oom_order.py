@@ -15,6 +15,8 @@ from perphd.qos.bands import MEANINGS, Aspect, QosBand
 
 _DIES: Final = {QosBand.COPPER: 0, QosBand.SILVER: 1, QosBand.SYSTEM: 2, QosBand.GOLD: 3}
 """Copper dies first, gold last."""
+_NAMED: Final = 3
+"""Daemons that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,18 @@ def out_of_order(workloads: Iterable[OomScores]) -> tuple[str, ...]:
             found.append(
                 f"{each} may be killed for memory before {others}: their units need OOMScoreAdjust= ({remedy})"
             )
+    return tuple(found)
+
+
+def daemons_at_risk(daemons: Iterable[OomScores], workloads: Iterable[OomScores]) -> tuple[str, ...]:
+    """A sentence for each copper workload that may outlive some of the host's own daemons."""
+    system, found = tuple(daemons), []
+    for each in workloads:
+        names = sorted(o.name for o in system if each.band is QosBand.COPPER and each.least <= o.most)
+        if names:
+            shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+            what = f"{len(names)} of the host's own daemons ({shown}) may be killed for memory before {each}"
+            found.append(f"{what}: its unit needs OOMScoreAdjust={_wanted(QosBand.COPPER)}")
     return tuple(found)
 
 

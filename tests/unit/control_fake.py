@@ -183,6 +183,7 @@ class FakeAgent:
         self.subscribers: set[asyncio.Queue[Event]] = set()
         self.recorded: list[Round] = []
         self.fits = ["cache"]
+        self.band_lines: tuple[str, ...] = ()
         self.restored = RestoreReport(restored=(FileReport("/sys/x", "pi", "cpus", "0-7", "0-1", "0-7"),))
 
     def status(self) -> AgentStatus:
@@ -256,6 +257,9 @@ class FakeAgent:
 
     def oom_order(self) -> tuple[str, ...]:
         return ()
+
+    def bands(self) -> tuple[str, ...]:
+        return self.band_lines
 
     def contended(self) -> tuple[ContendedDevice, ...]:
         return self.devices

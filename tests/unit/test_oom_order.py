@@ -10,7 +10,7 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.hierarchy import discover
 from perphd.host.fs import RealFs
 from perphd.qos.bands import QosBand
-from perphd.qos.oom_order import OomScores, out_of_order
+from perphd.qos.oom_order import OomScores, daemons_at_risk, out_of_order
 from tests.unit.host_tree import write_tree
 
 GOLD, SILVER, COPPER = QosBand.GOLD, QosBand.SILVER, QosBand.COPPER
@@ -78,6 +78,34 @@ def test_values_come_from_the_processes_of_declared_bands(tmp_path: Path) -> Non
     assert not order.broken([db, spec("pi", Kind.BATCH, None)])  # batch that declares no band
     fs.write("/proc/12/oom_score_adj", b"-997")
     assert not order.broken([db, pi, idle])
+
+
+def test_the_hosts_own_daemons_outlive_copper() -> None:
+    daemons = [OomScores(f"{name}.service", QosBand.SYSTEM, 0, 0) for name in ("a", "b", "c", "d")]
+    daemons.append(OomScores("sshd.service", QosBand.SYSTEM, -1000, -1000))
+    [text] = daemons_at_risk(daemons, [OomScores("pi", COPPER, 0, 0), OomScores("web", SILVER, -5, -5)])
+    assert text == (
+        "4 of the host's own daemons (a.service, b.service, c.service and 1 more) may be killed for memory before "
+        "pi (copper, oom_score_adj 0): its unit needs OOMScoreAdjust=1000"
+    )
+    assert not daemons_at_risk(daemons, [OomScores("pi", COPPER, 1, 1000)])
+
+
+def test_daemons_are_the_services_that_nobody_declared(tmp_path: Path) -> None:
+    group = "/sys/fs/cgroup"
+    tree = {
+        "/proc/self/mounts": f"cgroup2 {group} cgroup2 rw 0 0",
+        "/proc/mounts": f"cgroup2 {group} cgroup2 rw 0 0",
+        f"{group}/cgroup.controllers": "cpu memory",
+        f"{group}/t/pi/cgroup.procs": "20",
+        f"{group}/system.slice/cron.service/cgroup.procs": "30",
+        f"{group}/system.slice/db.service/cgroup.procs": "31",
+        f"{group}/system.slice/dev-sda.swap/cgroup.procs": "32",
+    }
+    fs = write_tree(tmp_path, tree | {f"/proc/{pid}/oom_score_adj": "0" for pid in (20, 30, 31, 32)})
+    db = WorkloadSpec("db", Kind.LRA, "/system.slice/db.service")
+    [text] = OomOrder(fs, discover(fs)).broken([db, spec("pi", Kind.BATCH, "copper")])
+    assert text.startswith("1 of the host's own daemons (cron.service) may be killed for memory before pi (copper")
 
 
 def test_the_kernel_has_the_value_where_it_is_read() -> None:

@@ -80,12 +80,12 @@ def test_a_full_kernel_gives_every_band_its_best_mechanisms() -> None:
             assert choice.missing == ()
 
 
-def test_a_host_without_partitions_falls_back_and_names_what_it_lacks() -> None:
-    by_aspect = {choice.aspect: choice for choice in chosen(QosBand.GOLD, {"cpuset.cpus", "memory.low"})}
+def test_a_host_without_cpusets_falls_back_and_names_what_it_lacks() -> None:
+    by_aspect = {choice.aspect: choice for choice in chosen(QosBand.GOLD, {"cpu.shares", "memory.low"})}
     cores = by_aspect[Aspect.CORES]
     assert cores.mechanism is not None
-    assert (cores.mechanism.knob, cores.mechanism.value) == ("cpuset.cpus", Size.OWN_CORES)
-    assert [m.knob for m in cores.missing] == ["cpuset.cpus.partition", "cpuset.cpus.exclusive"]
+    assert (cores.mechanism.knob, cores.mechanism.value) == ("cpu.shares", Size.RESERVED_CPUS)
+    assert [m.knob for m in cores.missing] == ["cpuset.cpus", "cpu.weight"]
     assert (
         str(by_aspect[Aspect.MEMORY_PROTECTION])
         == "memory protection: memory.low = its reserved memory (this host lacks memory.min)"

@@ -1,0 +1,97 @@
+"""Keeps the division of the host among declared bands, and says what each band has here.
+
+Nothing is divided before a workload in mode ``enforce`` declares a band with ``reserved_cpus``. Who is only observed
+has no share, and nobody makes room for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from perphd.domain.allocation import Settings
+from perphd.domain.policy import HostView
+from perphd.domain.topology import Topology
+from perphd.domain.workload import WorkloadSpec
+from perphd.host.actuators import Actuators
+
+if TYPE_CHECKING:  # a daemon without bands does not load their module
+    from perphd.qos.division import Division, Masks
+
+
+class Bands:
+    """The last division, and what it was made for."""
+
+    def __init__(self) -> None:
+        self._made_for: object = None
+        self._division: Division | None = None
+        self._masks: Mapping[int, Masks] = {}
+        self._least_bits = 1
+
+    @property
+    def division(self) -> Division | None:
+        """The division in force; None if no band asks for one."""
+        return self._division
+
+    @property
+    def copper_ways(self) -> Mapping[int, int]:
+        """By L3 domain: the most cache ways that copper has; domains without a limit are absent."""
+        return {domain: each.copper.bit_count() for domain, each in self._masks.items()}
+
+    def divide(
+        self,
+        topology: Topology,
+        actuators: Actuators,
+        enforced: Iterable[WorkloadSpec],
+        knobs: Mapping[str, frozenset[str]],
+    ) -> None:
+        """Divide the host among these workloads, if anything about them has changed.
+
+        Args:
+            topology: the host's processors now.
+            actuators: the bounds of resctrl's controls.
+            enforced: all present workloads that are enforced.
+            knobs: settings that each of them has here.
+        """
+        parties = tuple(enforced)
+        if not any(spec.band is not None and spec.reserved_cpus for spec in parties):
+            self._made_for = self._division = None
+            self._masks = {}
+            return
+        asked = (topology, actuators, tuple((spec, knobs.get(spec.name, frozenset())) for spec in parties))
+        if asked == self._made_for:
+            return
+        from perphd.qos.division import divided
+
+        self._made_for = asked
+        self._division = divided(topology, parties, knobs)
+        self._masks = _masks(self._division, topology, actuators)
+        self._least_bits = max(1, actuators.min_cbm_bits)
+
+    def over(self, spec: WorkloadSpec, wanted: Settings, knobs: frozenset[str]) -> Settings:
+        """What the division makes of the settings that a workload is to have."""
+        if self._division is None:
+            return wanted
+        from perphd.qos.division import over
+
+        return over(spec, wanted, self._division, self._masks, knobs, self._least_bits)
+
+
+def _masks(division: Division, topology: Topology, actuators: Actuators) -> dict[int, Masks]:
+    """Cache masks by L3 domain, at the end of the cache where batch's are."""
+    if actuators.llc_ways <= actuators.min_cbm_bits:
+        return {}
+    from perphd.admission.way_layout import batch_mask
+    from perphd.qos.division import Masks, way_shares
+
+    host = HostView(
+        topology,
+        llc_ways=actuators.llc_ways,
+        min_cbm_bits=actuators.min_cbm_bits,
+        llc_shareable=actuators.llc_shareable,
+    )
+    shares = way_shares(division, topology, actuators.llc_ways)
+    return {
+        domain: Masks(batch_mask(host, share.silver), batch_mask(host, share.copper))
+        for domain, share in shares.items()
+    }
