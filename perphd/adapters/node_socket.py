@@ -46,7 +46,7 @@ class NodeSocket:
         await self._asked("POST", f"/v1/reserve/{quote(holder, safe='')}/commit", {"token": token})
 
     async def release(self, holder: str) -> None:
-        """Give a reservation or a grant back. Raises SocketError."""
+        """Release a reservation or a grant. Raises SocketError."""
         await self._asked("DELETE", f"/v1/reserve/{quote(holder, safe='')}")
 
     async def _asked(self, method: str, path: str, body: Any = None) -> Any:

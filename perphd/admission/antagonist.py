@@ -2,7 +2,7 @@
 
 The score is the largest correlation over a few lags between a workload's use and the LRA's shortfall. It must be
 significant for the number of candidates and lags (Fisher's transform, one-sided, Bonferroni-corrected). Among several
-significant candidates, the variation of their use counts as well. Constant use accuses nobody.
+significant candidates, the variation of their use counts as well. Constant use is no evidence.
 
 Undeclared work that fills the host is an exception: its largest group is named even if its use is constant. The
 evidence shown is then CPI2's correlation, which works for constant use:
@@ -37,9 +37,9 @@ LEAST_SAMPLES = 8
 MAX_LAG = 3
 """Largest lag, in samples, of the shortfall behind the use."""
 LEVEL = 0.01
-"""Chance of a false accusation."""
+"""Accepted probability of naming an innocent workload."""
 LEAST_CORRELATION = 0.35
-"""Least correlation for an accusation, regardless of the number of samples (CPI2's bound)."""
+"""Least correlation for naming a workload, regardless of the number of samples (CPI2's bound)."""
 _CONSTANT = 1e-9
 _NO_SPLIT = Unavailable("reads and writes of undeclared groups are counted together")
 _NOBODYS: Final = frozenset(

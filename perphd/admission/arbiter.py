@@ -32,7 +32,7 @@ LEAST_BATCH_BYTES = 64 << 20
 """Lowest memory.high for batch, whatever the configuration says."""
 
 NEWCOMER = WorkloadView(WorkloadSpec("", Kind.BATCH, ""), None)
-"""Among the batch workloads: stands for one that starts before the next tick. No declared workload has this name."""
+"""Placeholder for a batch workload that starts before the next tick. No declared workload has this name."""
 
 
 def batch_cpus(topology: Topology, cores: int) -> CpuSet:

@@ -27,8 +27,8 @@ LEAST_REQUESTS: Final = 50.0
 class Attention:
     """When and why samples are taken faster.
 
-    ``until_s``: end of faster sampling. ``there``: workloads present at the last tick. ``why``: reason of the latest
-    event.
+    ``until_s``: end of faster sampling. ``there``: workloads present at the last tick. ``why``: the latest event, in
+    words.
     """
 
     until_s: float = -math.inf

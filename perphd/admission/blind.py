@@ -3,10 +3,11 @@
 Without a score, the controller waits and then probes: it keeps batch to the minimum for a few seconds, which teaches
 the reference.
 
-A missed absolute objective needs no reference. Batch that is present is suspected, and the LRA is relieved in steps:
+A missed absolute objective needs no reference. Present batch is suspected, and the LRA is relieved in steps:
 first batch's CPU, then its cache and bandwidth too. Only the effect of such a step is evidence. A step that does not
-help leads to the next. If none helps, batch is innocent: everything is given back, and the same steps are not repeated
-during a cooldown that doubles. A step that helped is given back one rung at a time, each evaluated like any change.
+help leads to the next. If none helps, batch is not the cause: everything is given back, and the same steps are not
+repeated during a cooldown that doubles. A step that helped is given back one rung at a time, each evaluated like any
+change.
 
 Pure functions of the context; the controller remembers since when nothing could be judged.
 """

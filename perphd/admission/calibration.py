@@ -26,7 +26,7 @@ NOISE_SD: Final = 0.05
 DROP_SIGMA: Final = 2.0
 TRIALS: Final = 9
 PATIENCE: Final = 200
-"""Samples after which a drop counts as not found."""
+"""Samples after which a drop counts as not detected."""
 _NOTHING: Final = Channel(math.nan, ASSUMED_DELAY, NOISE_SD)
 _TOO_FEW_RISES: Final = Unavailable(
     f"{TEST_SAMPLES} generated samples are too few to estimate such a low rate"

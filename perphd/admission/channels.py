@@ -16,8 +16,8 @@ occupancy or disk traffic rises. A contrast counts if it is too large for the pr
 
 and if it is harm, that is, exceeds the tolerance. The rate of false alarms is therefore kept whatever the phases are,
 and each harmless arrival of neighbours raises the threshold. If neighbours become quiet (by themselves, or because
-perphd restricted them) and the contrast remains, it was a phase of the program, and they are no longer blamed. Nor are
-they once the contrast loses its significance as samples accumulate. Pure; all state is a value.
+perphd restricted them) and the contrast remains, it was a phase of the program, and they are no longer blamed. The
+blame also ends once the contrast loses its significance as samples accumulate. Pure; all state is a value.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class LraController:
         self.state = replace(self.state, unknown_since_s=None)
         pending = self.state.pending
         if pending is not None and pending.action is Action.SHRINK and judged.blatant:
-            # Relieve at once: whatever is still settling, far too little is left.
+            # Relieve at once, even while a change is settling, because far too little is left.
             return self._relieved_after(pending, judged, perf, model)
         if pending is not None and (why := change_review.overtaken(self.lra, pending, judged, perf.load)):
             if not pending.unproven:
@@ -221,7 +221,7 @@ class LraController:
             before, move = self.state, self._rescue(judged, model, "likely short, or too often: ", known)
             if move.action is Action.HOLD or not inferer.asks_no_more(move.chosen, self.current):
                 return move
-            self.state = before  # a suspicion alone takes nothing from an LRA
+            self.state = before  # without confirmation, nothing is taken from an LRA
             return self._hold("probably below its target, but nothing stronger is expected to help: watching")
         return self._give_back(judged, model)
 
@@ -374,7 +374,7 @@ class LraController:
         if not (self.settings.precaution and self.view.enforced):
             return False
         here = self.lra.assess_these([self.current], model, self.target)[0]
-        # Missing a target that is out of reach anyway is no harm; doing worse than undisturbed is.
+        # A missed unreachable target is no harm, but doing worse than undisturbed is.
         need = min(1.0, AS_GOOD * self.target.reach)
         return inferer.chance(here.prediction, need, self.settings.confidence_z) < FAIR
 

@@ -162,7 +162,7 @@ def target_of(
         delay = objective.max_latency_ms
     elif firm_work is not None and not perf.delay_source.startswith("latency") and model.is_closed:
         # In a closed loop work rate x latency is constant, so the work rate suffices.
-        delay = Unavailable("closed loop: the work rate tells the delay as well")
+        delay = Unavailable("closed loop: the work rate also determines the delay")
     elif firm_delay is not None:
         delay = _cautious(firm_delay, 1.0) * (1.0 + objective.delay_tolerance_pct / 100.0)
     return Target(

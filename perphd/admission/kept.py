@@ -1,8 +1,8 @@
-"""Allocations that kept an LRA's target here a moment ago.
+"""Allocations that recently kept an LRA's target.
 
-When the protection in force turns out slightly too weak, the model corrects what it believed of allocations like it,
-and with them of those under which the target was just kept. It would then protect far more than has to be. What was
-measured counts for more: of those that kept the target, the one that leaves batch most comes first. Pure.
+When the protection in force turns out slightly too weak, the model corrects its predictions for similar allocations,
+including some under which the target was just kept. It would then protect far more than necessary. Measurements take
+precedence: among the allocations that kept the target, the one that leaves batch most is preferred. Pure.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ LEAST_SAMPLES: Final = 6
 SURELY: Final = 1.5
 """Standard errors by which their mean must exceed the target."""
 LASTS_S: Final = 600.0
-"""Time for which it counts, because programs and their data change."""
+"""Seconds for which it is remembered, because programs and their data change."""
 MOST: Final = 8
-"""Number of allocations that are remembered."""
+"""Most allocations that are remembered."""
 LOAD_GREW: Final = 1.1
-"""Growth of the load from which what was enough may not be."""
+"""Factor on the load from which an earlier sufficient allocation may no longer suffice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An allocation that kept the target. ``at_s``: when last (monotonic); ``setting``: circumstances then."""
+    """An allocation that kept the target. ``at_s``: the last time (monotonic); ``setting``: circumstances then."""
 
     allocation: Allocation
     at_s: float
@@ -44,12 +44,12 @@ class Kept:
 def noted(
     kept: tuple[Kept, ...], lra: LraContext, loads: Sequence[float], scores: Sequence[float], noise_sd: float
 ) -> tuple[Kept, ...]:
-    """What kept the target, after one more clean sample.
+    """The allocations that kept the target, after one more clean sample.
 
     Args:
-        kept: until now.
+        kept: the allocations so far.
         lra: the LRA now.
-        loads: its loads of late, newest last; their median is recorded, since that of one sample scatters.
+        loads: its recent loads, newest last; their median is recorded, because a single load scatters.
         scores: clean scores since the last change.
         noise_sd: scatter of one of them, in log units.
     """
@@ -59,7 +59,7 @@ def noted(
     others = tuple(k for k in kept if (k.allocation, k.setting.beside) != (lra.current, setting.beside))
     log = sum(math.log(max(score, 1e-3)) for score in scores) / len(scores)
     if log <= SURELY * noise_sd / math.sqrt(len(scores)):
-        return others  # it is not enough any more
+        return others  # it is no longer enough
     if loads:
         setting = replace(setting, load=statistics.median(loads))
     return (*others, Kept(lra.current, lra.now_s, setting))[-MOST:]
@@ -68,12 +68,12 @@ def noted(
 def enough_here(
     kept: Sequence[Kept], lra: LraContext, loads: Sequence[float], regretted: Sequence[Allocation]
 ) -> tuple[Allocation, ...]:
-    """Those that were enough in such circumstances and protect more than the one in force in some way.
+    """Allocations that were enough in similar circumstances and protect more than the present one in some dimension.
 
     Args:
-        kept: what kept the target.
+        kept: allocations that kept the target.
         lra: the LRA now.
-        loads: its loads of late, newest last; a rise counts at once.
+        loads: its recent loads, newest last; a rise counts at once.
         regretted: allocations in cooldown.
     """
     here = lra.setting()

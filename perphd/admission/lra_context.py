@@ -67,7 +67,7 @@ class LraContext:
         )
 
     def knobs(self) -> Knobs:
-        """CPU knobs that can be set; batch's as ``settable`` has them."""
+        """CPU knobs that can be set; batch's according to ``settable``."""
         if self._knobs is None:
             batch = settable(self.snapshot)
             self._knobs = Knobs(

@@ -113,7 +113,7 @@ class _Tick:
         self.outcomes: list[Outcome] = []
 
     def run(self) -> None:
-        """Learn how many ways are enough, end what is over, and separate LRAs that need it."""
+        """Learn how many ways are enough, end expired separations, and separate LRAs that need it."""
         host = self.host
         if host.llc_ways <= host.min_cbm_bits or len(self.homes) < 2:
             self.now = replace(self.now, pairs=(), short={})

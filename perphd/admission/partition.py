@@ -28,13 +28,14 @@ LESS_DEMAND: Final = 1.15
 FAILED_BEFORE: Final = 0.5
 """Factor on the chance of a number of cores that was too few some time ago."""
 MOST_LOST: Final = 0.005
-"""Share of the time that an LRA may spend below target because one number of cores found too few is tried again.
+"""Largest share of time that an LRA may spend below target for retrying a number of cores found too few.
 
 A try that cost x seconds is repeated after x / ``MOST_LOST`` at the earliest, at the same demand. On a day with 2,000
 jobs, LRAs are to stay within half a point of what they are without jobs.
 """
 LONGEST_BAN_S: Final = 14400.0
-"""Most that lost time bars a number of cores: the day has other hours, and a gap in the samples counts as lost."""
+"""Longest ban of a number of cores due to lost time: loads change over the day, and gaps in the samples count as lost.
+"""
 GOOD_LASTS_S: Final = 300.0
 KNOWN, NEVER = 0.95, 0.03
 """Chances of a number of cores known to be enough, and known to be too few."""

@@ -161,11 +161,11 @@ def divide(
             claims = _claims(cores, wanted, members, looks)
             counts = partition.spread(room - sum(counts.values()), counts, claims)
         return CoreShares(counts, lends)
-    # More is wanted than there is, so divide by expected scores.
+    # The LRAs want more cores than there are, so divide by expected scores.
     claims = _claims(cores, wanted, members, looks)
     counts = partition.share_out(room, claims)
     for name in sorted(counts, key=lambda n: (-looks[n].view.spec.priority, n)):
-        # Cores that bring nobody on target stay where they are and are not taken from batch.
+        # Cores that bring no LRA to its target stay where they are and are not taken from batch.
         spare = room - sum(counts.values())
         counts[name] += max(0, min(spare, min(wanted[name], has[name]) - counts[name]))
     if not cores.has_batch:

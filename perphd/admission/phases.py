@@ -44,7 +44,7 @@ _FAR: Final = 3.0  # standard deviations from which a contrast is a change of ph
 LEAST_PLACEBOS: Final = 12
 """Number of placebos before which a horizon is not tested."""
 _LEAST_SD: Final = 0.01
-_PRIOR_VARIANCE: Final = 1e-4  # of R - L, with which theta starts at one half
+_PRIOR_VARIANCE: Final = 1e-4  # variance of R - L with which theta starts at one half
 _MEAN_DEVIATION: Final = math.sqrt(math.pi / 2.0)
 
 

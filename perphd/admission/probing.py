@@ -27,7 +27,7 @@ from perphd.domain.policy import HostView, ResPerfModel, WorkloadView
 
 HOUR_S: Final = 3600.0
 ALIKE: Final = 0.95
-"""Share of the present allocation's support above which another has nothing new to teach."""
+"""Share of the present allocation's support from which another allocation would teach nothing new."""
 SAFE: Final = 0.6
 """Least predicted chance of keeping the target for a step in either direction."""
 REMEMBERED: Final = 16

@@ -189,7 +189,7 @@ def standing(reach: Reach, current: Allocation, now_s: float) -> tuple[Reach, Mo
         return reach, None
     if now_s < until_s:
         return reach, Move(Action.HOLD, current, told(reach, now_s))
-    # Earlier samples are outdated, so the attempt compares again.
+    # The attempt compares settings again, because earlier samples are outdated.
     reach = replace(
         reach, tried=(), failed=HANDFUL - 1, last=current, looking_since_s=now_s, settled_until_s=None
     )
@@ -303,7 +303,7 @@ def _scatter(tried: Sequence[Tried]) -> float:
 
 
 def _was_nearer(tried: Sequence[Tried], left: Allocation) -> bool:
-    """True if this setting was significantly better than all others; also for an episode's first."""
+    """True if this setting was significantly better than all others, or is the episode's first."""
     others = [t for t in tried if t.allocation != left]
     judged = [t for t in tried if t.allocation == left and t.samples >= LEAST_SAMPLES]
     if not others or not judged:

@@ -270,7 +270,7 @@ def _fits(lra: LraContext, item: Assessed, near: bool, assessed: Sequence[Assess
         return True
     if there.cpu == here.cpu:
         return inferer.asks_no_more(here, there)
-    # Near the target, a guess may lose more than it gains.
+    # Near the target, an uncertain step may lose more than it gains.
     same = replace(there, cpu=here.cpu) == here
     counts = inferer.core_counts(assessed)
     return (

@@ -1,7 +1,7 @@
 """Distinguishes slow storage from disks that other work on this host keeps busy.
 
-Problem: an LRA waits for I/O. If batch keeps the disks busy, batch is the cause. If nobody else on the host moves data,
-its storage is slow: a remote volume, a file server, a worn disk. Restricting batch would not help then.
+Problem: an LRA waits for I/O. If batch keeps the disks busy, batch is the cause. If no other work on the host moves
+data, its storage is slow: a remote volume, a file server, a worn disk. Restricting batch would not help then.
 
 Approach: others = disk traffic of the host - traffic of the LRA; storage if others < max(own, ``LEAST_OTHERS``). Only
 LRAs whose pages really come from storage qualify, since cached data do not depend on it.

@@ -42,7 +42,7 @@ MOST_RATES: Final = 12
 MUCH: Final = 0.1
 """Share of batch's cache misses from which confining a job may benefit others."""
 CERTAIN: Final = 2.0
-"""Standard errors that a gain must exceed."""
+"""Number of standard errors that a gain must exceed."""
 LEAST_CLASSES: Final = 4
 """CLOSIDs needed for confinement: the default group's, batch's, this one's, and a spare."""
 NOT_MEANWHILE: Final = "an LRA was below its target or being relieved meanwhile"
@@ -99,7 +99,7 @@ class Streaming:
 class Lras:
     """Condition of the LRAs.
 
-    ``there``: any is present; ``well``: all are on target without action; ``calm``: no trial runs.
+    ``there``: any is present; ``well``: all are on target without action; ``calm``: no trial of theirs is running.
     """
 
     there: bool

@@ -23,7 +23,7 @@ from perphd.domain.whatif import Arrival, Effect, WhatIf
 CORRECTABLE_CHANCE = 0.6
 """Chance of meeting an LRA's target from which work is admitted, if perphd can restrict batch later."""
 STARVED_SHARE = 0.1
-"""Share of its demand below which work had better start later."""
+"""Share of its demand below which work should start later."""
 LASTING_CHANCE = 0.84
 """The same if batch is only observed: the lower bound, one sigma down, must suffice."""
 

@@ -18,7 +18,7 @@ from perphd.domain.workload import Kind, Touch
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """``own``: the LRAs' own settings when the window was last open."""
+    """The wrapper's memory. ``own``: the LRAs' own settings when the window was last open."""
 
     inner: Any = None
     own: Mapping[str, Settings] = field(default_factory=dict)

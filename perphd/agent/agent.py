@@ -144,7 +144,7 @@ class Agent:
         return self._state.parts.queue
 
     def oom_order(self) -> tuple[str, ...]:
-        """Workloads that the kernel may kill for memory before others of a lesser band, and the remedy."""
+        """Workloads that the kernel may kill for memory before workloads of a lower band, and the remedy."""
         order = self._state.parts.oom_order
         return () if order is None else order.broken(self._state.all_specs())
 
@@ -251,7 +251,7 @@ class Agent:
     def _fitting(self) -> Fitting:
         fitting = self._state.parts.fitting
         if fitting is None:
-            raise ConfigError("request", "workload", "this daemon fits no memory limits", "")
+            raise ConfigError("request", "workload", "this daemon runs no searches for memory limits", "")
         return fitting
 
     def suggestions(self) -> tuple[Suggestion, ...]:
@@ -348,7 +348,7 @@ class Agent:
         """
         record = self._state.parts.trials.end(End.STOPPED, "stopped by hand", by_text(by))
         if record is None:
-            raise ConfigError("request", "trial", "no trial runs", "perphctl trial start begins one")
+            raise ConfigError("request", "trial", "no trial is running", "perphctl trial start begins one")
         self._state.planned = None
         self._state.tell(EventKind.TRIAL, f"trial {record.plan.trial} ended: stopped by hand", by=by)
         return record

@@ -1,7 +1,7 @@
-"""A folder of contributions: ``NAME.json`` of each host, and ``NAME.withdrawn`` for a host that does not count.
+"""A folder of contributions: ``NAME.json`` of each host, and ``NAME.withdrawn`` for a host whose document is ignored.
 
-Whoever may write a file speaks for the host of its name, for no other. Files are copied by whatever the fleet has:
-a shared file system, configuration management, an object store.
+A file may contain only the document of the host that it is named after. The fleet's own means copy the files: a shared
+file system, configuration management, an object store.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from perphd.federated.contribution import (
 from perphd.federated.ledger import EVERY_GENERATION, Ledger, Withdrawal, of_documents
 
 MOST_FILES: Final = 1024
-"""Files that are read, by name; more say nothing new."""
+"""Most files that are read, in the order of their names; further ones add little."""
 MOST_PROBLEMS: Final = 8
 _SUFFIX, _WITHDRAWN = ".json", ".withdrawn"
 _UNUSUAL: Final = re.compile(r"[^A-Za-z0-9_.@-]")
@@ -46,7 +46,7 @@ class ContributionFolder:
         self.folder = Path(folder)
 
     def read(self, applications: Collection[str] | None = None) -> tuple[Ledger, tuple[str, ...]]:
-        """The ledger of the folder's files, and what is wrong with the others. Never raises.
+        """The ledger of the folder's valid files, and the problems of the others. Never raises.
 
         ``applications``: only statistics about these are kept, since those of a whole fleet may not fit in memory;
         None: all.
@@ -59,7 +59,7 @@ class ContributionFolder:
         except OSError as exc:
             return Ledger(), (f"{self.folder}: cannot be read: {exc.strerror}",)
         wanted = [name for name in names if name.endswith((_SUFFIX, _WITHDRAWN)) and name[0] != "."]
-        wanted.sort(key=lambda name: not name.endswith(_WITHDRAWN))  # what is withdrawn counts in any case
+        wanted.sort(key=lambda name: not name.endswith(_WITHDRAWN))  # first, so that the limit drops none
         for name in wanted[:MOST_FILES]:
             try:
                 if name.endswith(_WITHDRAWN):
@@ -74,7 +74,7 @@ class ContributionFolder:
         return of_documents(contributions, withdrawals), _shortened(problems)
 
     def own(self, contributor: str) -> Contribution | None:
-        """The present document of this contributor; None if there is none that can be read."""
+        """The present document of this contributor; None if there is none, or it cannot be read."""
         with contextlib.suppress(PerphError, OSError):
             return self._contribution(contributor + _SUFFIX)
         return None
@@ -83,13 +83,13 @@ class ContributionFolder:
         """Replace the contributor's document.
 
         Raises:
-            ContributionRefused: it holds a value that nobody could read.
-            KernelError: it could not be written; the old one is still there.
+            ContributionRefused: it contains a value that readers would refuse.
+            KernelError: it could not be written; the old one is unchanged.
         """
         return self._replace(contribution.contributor + _SUFFIX, to_text(contribution))
 
     def withdraw(self, contributor: str, through: int = EVERY_GENERATION) -> Path:
-        """Let the contributor's documents up to this generation no longer count.
+        """Withdraw the contributor's documents up to this generation.
 
         Raises:
             PerphError: no host can have this name, or the file could not be written.
@@ -99,7 +99,7 @@ class ContributionFolder:
         return self._replace(contributor + _WITHDRAWN, text + b"\n")
 
     def reinstate(self, contributor: str) -> bool:
-        """Let the contributor count again; False if it was not withdrawn.
+        """Undo the contributor's withdrawal; False if there was none.
 
         Raises:
             PerphError: the file could not be removed.
@@ -126,7 +126,7 @@ class ContributionFolder:
         return found
 
     def _text(self, name: str, most: int) -> bytes:
-        """A regular file's content; a pipe or a device must not hold up the reader."""
+        """A regular file's content; pipes and devices are refused, because reading them could block."""
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
         fd = os.open(self.folder / name, flags)
         with os.fdopen(fd, "rb") as file:

@@ -35,11 +35,11 @@ from perphd.trial.record import End
 log = logging.getLogger("perphd")
 
 RESYNC_S = 5.0
-"""Longest time between two read-backs of the kernel, to notice foreign writers."""
+"""Longest time in seconds between two reads of the kernel's values, to notice other writers."""
 RECORD_S = 5.0
-"""Time between two records of what undeclared groups do, for suggestions."""
+"""Seconds between two records of undeclared groups' activity, for suggestions."""
 _STEADY_KNOBS = ("memory_high_bytes", "memory_low_bytes", "memory.high")
-"""Writes of these do not disturb what a sample says about CPU."""
+"""Settings whose change does not disturb a sample's CPU readings."""
 
 _NO_KNOBS: frozenset[str] = frozenset()
 
@@ -48,7 +48,7 @@ _with_mode = changer(Decision, "mode")
 
 
 class ControlLoop:
-    """Makes rounds; they never overlap."""
+    """Runs rounds, which never overlap."""
 
     def __init__(
         self, state: State, modes: Modes, registry: WorkloadRegistry, protections: Protections
@@ -64,7 +64,7 @@ class ControlLoop:
     async def tick(self, now_s: float, period_s: float | None = None) -> None:
         """One round at ``now_s`` (monotonic seconds). Failures of single workloads do not lose the round.
 
-        ``period_s``: the time that was to pass since the one before it; as configured if not given.
+        ``period_s``: the planned time since the previous round; by default the configured period.
         """
         period_s = self._state.config.daemon.period_s if period_s is None else period_s
         await self._registry.discover(now_s)
@@ -117,13 +117,13 @@ class ControlLoop:
             if self._state.parts.forecasts is not None:
                 self._state.parts.forecasts.step(now_s, self._message)
             self._state.tick += 1
-            # The wait for applications' answers is theirs, not ours.
+            # Time spent waiting for applications' answers is not the daemon's own.
             took_s = time.perf_counter() - waited
             self._state.cost.tick(now_s, took_s)
             self._state.parts.tally.ticked(took_s)
 
     def _back_off(self, specs: Sequence[WorkloadSpec], now_s: float) -> None:
-        """Let contended devices be judged; announce what changed, and ask those that take hints."""
+        """Evaluate contended devices, announce changes, and update the hints of batch."""
         backoff, hints = self._state.parts.backoff, self._state.parts.hints
         told = [] if backoff is None else backoff.step(now_s, specs, self._state.samples)
         contended = () if backoff is None else backoff.rows()
@@ -144,10 +144,10 @@ class ControlLoop:
             self._state.parts.records.problem("hints", problem or None, now_s)
 
     def _follow_jobs(self, now_s: float) -> None:
-        """Let the job history see which runs of batch begin and end."""
+        """Report starts and ends of batch runs to the job history."""
         if self._state.parts.jobs is not None:
             found = self._state.found
-            queued = self._state.jobs  # the queue knows them better
+            queued = self._state.jobs  # the queue records its own jobs
             self._state.parts.jobs.follow(
                 [spec for spec in self._state.all_specs() if spec.name not in queued],
                 self._state.samples,
@@ -171,7 +171,7 @@ class ControlLoop:
         return Message(listed, [] if jobs is None else jobs.take(), self._state.topology.most)
 
     def _show_notes(self, now_s: float) -> None:
-        """What sources say of their own readings, for as long as they say it."""
+        """Set or clear the remarks of indicator sources about their readings."""
         notes = {
             f"sli:{name}": f"{name}: {note}" for name, note in self._state.parts.sli.notes().items() if note
         }
@@ -182,7 +182,7 @@ class ControlLoop:
         self._noted = set(notes)
 
     def _attend(self, snapshot: Snapshot, target: TargetState) -> None:
-        """How soon the next round is wanted, and who may ask for one before."""
+        """Determine the time to the next round, and the workloads that may request an earlier one."""
         daemon, early_ticks = self._state.config.daemon, self._state.parts.early_ticks
         self._state.attention = advance(
             self._state.attention,
@@ -192,10 +192,10 @@ class ControlLoop:
             daemon.attentive_for_s,
             started=early_ticks.started if early_ticks is not None else (),
         )
-        self._listen(target)  # nothing is awaited in between: what asks later asks for the next round
+        self._listen(target)  # without an await in between, so that later requests count for the next round
 
     def _listen(self, target: TargetState) -> None:
-        """Every LRA that is there can ask for a look between two ticks; what the last asked for was for something?"""
+        """Subscribe present LRAs to early ticks, and report whether the last early tick found a problem."""
         early_ticks = self._state.parts.early_ticks
         if early_ticks is None:
             return
@@ -212,10 +212,10 @@ class ControlLoop:
         )
 
     def _follow_processors(self, now_s: float) -> None:
-        """CPUs came or went: earlier decisions refer to stale core numbers and are discarded.
+        """After CPU hotplug, discard earlier decisions, which refer to stale core numbers.
 
-        Until the policy has decided again, no CPUs are held back. Cache ways, bandwidth and memory count no cores: they
-        stay in force. Whatever the kernel refused before may work now.
+        Until the policy has decided again, no CPUs are restricted. Cache ways, bandwidth and memory do not depend on
+        core numbers and stay in force. Values that the kernel refused before are retried.
         """
         found = self._state.parts.processors.look()
         if found is None:
@@ -229,13 +229,13 @@ class ControlLoop:
         self._state.parts.records.event(Event(now_s, EventKind.HOST, text))
 
     def _follow_pauses(self) -> None:
-        """Announce pauses that began or ended by themselves, and plan again."""
+        """Announce pauses that began or ended automatically, and plan again."""
         for text in self._state.parts.pauses.look():
             self._state.planned = None
             self._state.tell(EventKind.PAUSE, text)
 
     async def _follow_trial(self) -> None:
-        """Go on to the next block of a trial when it is due; a pause makes the present one void."""
+        """Advance a trial to its next block when it is due; a pause invalidates the present block."""
         trials = self._state.parts.trials
         if text := trials.look(self._state.parts.pauses.all() if trials.mode is not None else ()):
             await self._after_trial(text)
@@ -249,7 +249,7 @@ class ControlLoop:
             await self._after_trial(text)
 
     async def _after_trial(self, text: str) -> None:
-        """Announce a block or the end of a trial. After harm, nothing is enforced until somebody says so."""
+        """Announce a block or the end of a trial. After harm, nothing is enforced until an operator requests it."""
         self._state.planned = None
         self._state.tell(EventKind.TRIAL, text)
         record = self._state.parts.trials.record
@@ -259,7 +259,7 @@ class ControlLoop:
         if any(self._modes.of(spec) is Mode.ENFORCE for spec in self._state.all_specs()):
             try:
                 await self._state.parts.pauses.begin("", None, text, "perphd")
-            except ConfigError as exc:  # it cannot be kept over a restart; observing goes without
+            except ConfigError as exc:  # the mode cannot be stored; observing does not need that
                 log.error("%s", exc)
                 self._modes.halt()
 
@@ -279,7 +279,7 @@ class ControlLoop:
         }
 
     def _look_where_they_run(self, now_s: float) -> None:
-        """Which L3 domains workloads use: of interest only where there are several and something can be set in each."""
+        """The L3 domains that workloads use; read only if there are several and each has settings of its own."""
         residence, topology = self._state.parts.residence, self._state.topology
         if residence is None:
             return
@@ -290,7 +290,7 @@ class ControlLoop:
         residence.follow(here, lras, topology, now_s)
 
     def snapshot(self, now_s: float, period_s: float | None = None) -> Snapshot:
-        """Everything that a policy may know at ``now_s``. ``period_s``: as ``tick`` has it."""
+        """Everything that a policy may know at ``now_s``. ``period_s``: as in ``tick``."""
         yielded = self._protections.yielded()
         views = tuple([self._view(spec, now_s, yielded) for spec in self._state.all_specs()])
         return Snapshot(
@@ -338,13 +338,13 @@ class ControlLoop:
         )
 
     def learn(self, snapshot: Snapshot) -> None:
-        """Let the models learn from it."""
+        """Pass the observations to the models."""
         in_force = [protection.allocation for protection in self._state.protections.values()]
         for name, seen in self._lessons.of(snapshot, in_force, self._state.config.policy.batch_idle_cores):
             self._state.parts.models.model(name).observe(seen)
 
     def _shape(self, snapshot: Snapshot, target: TargetState) -> ShapingStep | None:
-        """Let memory fits and the shaper look; announce what they say."""
+        """Run memory fits and the shaper for this round, and announce their notes."""
         shaping, fitting = self._state.parts.shaping, self._state.parts.fitting
         if fitting is not None:
             in_force = self._state.parts.executor.in_force
@@ -368,14 +368,14 @@ class ControlLoop:
             self._state.tell(EventKind.PROBLEM, text, name)
 
     def _why_not_end(self, name: str) -> str:
-        """A mode can be set while limits are written."""
+        """The mode may change while limits are written."""
         spec = self._state.specs.get(name)
         is_enforced = spec is not None and self._modes.of(spec) is Mode.ENFORCE
         return "" if is_enforced else "it is only observed now"
 
     async def _enforce(self, target: TargetState, now_s: float, deciding: float) -> None:
         wanted = wanted_settings(self._state, self._modes, target)
-        # A cgroup that (re)appeared has the kernel's defaults, whatever was written to the one before it.
+        # A cgroup that (re)appeared has the kernel's defaults, whatever was written to its predecessor.
         fresh = {s.workload for s in self._state.samples.values() if s.has(Quality.FIRST, Quality.RESTARTED)}
         new = bool(fresh) or self._state.planned is None or self._state.planned[0] != wanted
         if not new and self._state.planned is not None and now_s - self._state.planned[1] < RESYNC_S:

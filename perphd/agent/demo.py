@@ -188,7 +188,7 @@ def run_demo(
 
     Args:
         seconds: virtual time of the scenario, at least ``MIN_SECONDS``.
-        seed: of the simulated noise; the same seed prints the same lines.
+        seed: seed of the simulated noise; equal seeds print equal lines.
         speed: virtual seconds per second of wall time; None: as fast as it computes.
         console: the output; None: standard output.
 

@@ -12,7 +12,7 @@ from rich.table import Table
 RECOVERED: Final = 0.95
 """Share of the target that counts as recovered."""
 STEADY_S: Final = 3
-"""Number of consecutive seconds that must be recovered."""
+"""Consecutive seconds at ``RECOVERED`` of the target after which the database counts as recovered."""
 SETTLED_S: Final = 10
 """Final part of the disturbance, in seconds, from which the result of control is taken."""
 

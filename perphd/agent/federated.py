@@ -1,8 +1,8 @@
-"""What hosts tell each other about the same applications: this host's contribution, and starts for its new models.
+"""Exchange of models between hosts: this host's contribution, and starts for its new models.
 
-A folder is read when an LRA without a model appears, in a thread of its own that ends afterwards; the start is put on
-trial in a later tick. This host's document is replaced after models were saved, by the thread that saved them. Where a
-start came from is kept beside the models, for ``perphctl model origin``.
+When an LRA without a model appears, a short-lived thread reads the folder, and a later tick tries the start. After
+models were saved, the same thread replaces this host's document. The origin of each start is stored beside the models,
+for ``perphctl model origin``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger("perphd")
 
 KEY: Final = "federated"
 UNWRITTEN: Final = "contribution"
-"""Of the problems that ``perphctl status`` shows."""
+"""Most problems of the folder that ``perphctl status`` shows."""
 ON_TRIAL: Final = "on trial beside learning alone"
 BEHIND: Final = "on trial, and so far worse than learning alone, which answers"
 KEPT: Final = "kept: it was not worse than learning alone"
@@ -55,9 +55,9 @@ _READ = tuple[Ledger, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """This host among the others.
+    """This host's role in the exchange.
 
-    ``contribute``: whether its document is written. ``expire_s``: age from which a contribution does not count.
+    ``contribute``: whether its document is written. ``expire_s``: age from which a contribution is ignored.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Federated:
         membership: this host.
         records: takes problems and events.
         wall_clock: time of day.
-        inline: read in place, for virtual time.
+        inline: read without a thread, for virtual time.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Federated:
         def read() -> None:
             try:
                 future.set_result(self._folder.read(wanted))
-            except Exception as exc:  # a start is a help, not a need
+            except Exception as exc:  # models work without a start
                 log.exception("%s cannot be read", self._folder.folder)
                 future.set_result((Ledger(), (f"{self._folder.folder}: cannot be read: {exc!r}",)))
 
@@ -157,7 +157,7 @@ class Federated:
     # -- origins --------------------------------------------------------------------------------------------------
 
     def origin(self, lra: str, model: LraModel, words: str) -> ModelOrigin:
-        """Where the model of an LRA came from. ``words``: the origin that its summary shows."""
+        """The origin of an LRA's model. ``words``: the same as in its summary."""
         found = self._kept(lra)
         if found is None:
             return ModelOrigin(lra, words)
@@ -185,7 +185,7 @@ class Federated:
             os.replace(temporary, path)
         except OSError as exc:
             log.warning(
-                "%s: where the model of %s came from cannot be kept: %s", path, origin.lra, exc.strerror
+                "%s: the origin of the model of %s cannot be stored: %s", path, origin.lra, exc.strerror
             )
 
     def _kept(self, lra: str) -> ModelOrigin | None:
@@ -200,10 +200,11 @@ class Federated:
     # -- contributing ---------------------------------------------------------------------------------------------
 
     def contribute(self, files: Iterable[ModelFile], present: Collection[str]) -> None:
-        """Have this host's document replaced, with what these models have learned since. Never waits for the folder.
+        """Replace this host's document by one that includes what these models have learned since. Never waits for the
+        folder.
 
-        The folder may lie on a file system that hangs. ``present``: the LRAs of this host; what was said about others
-        is dropped.
+        The folder may lie on a file system that hangs. ``present``: the LRAs of this host; statements about others are
+        dropped.
         """
         if not self._membership.contribute:
             return
@@ -217,14 +218,14 @@ class Federated:
             self._is_contributing = False
 
     def _runs(self, work: Callable[[], None]) -> bool:
-        """Whether this was run, or begun in a thread that nobody waits for."""
+        """Run this, or start it in a thread; returns False if no thread can start."""
         if self._inline:
             work()
             return True
         try:
             Thread(target=work, name="perphd-federated", daemon=True).start()
         except RuntimeError as exc:  # no more threads
-            log.warning("models of other hosts have to wait: %s", exc)
+            log.warning("the exchange of models is delayed: %s", exc)
             return False
         return True
 
@@ -240,7 +241,7 @@ class Federated:
                 self._unwritten = ""
             except PerphError as exc:
                 self._unwritten = f"this host's contribution to others' models is not written: {exc}"
-            except Exception as exc:  # others' models are no need of this host
+            except Exception as exc:  # this host works without the exchange
                 log.exception("%s: this host's contribution is not written", self._folder.folder)
                 self._unwritten = f"this host's contribution to others' models is not written: {exc!r}"
 
@@ -258,7 +259,7 @@ class Federated:
         self._folder.write(Contribution(self._name, self._generation, now, here.hardware, statistics))
 
     def _resume(self) -> None:
-        """Go on from the document that an earlier process wrote."""
+        """Continue from the document that an earlier process wrote."""
         own, self._said = self._folder.own(self._name), {}
         if own is None or own.hardware != self._membership.hardware:
             return
@@ -288,7 +289,7 @@ def open_federated(
     wall_clock: Callable[[], float],
     inline: bool = False,
 ) -> Federated:
-    """As configured; ``[federated]`` has a folder."""
+    """The exchange as configured; requires a folder in ``[federated]``."""
     keys = config.federated
     here = Membership(
         socket.gethostname(), hardware_of(fs, topology), keys.expire_days * 86400.0, keys.contribute

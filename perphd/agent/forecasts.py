@@ -154,7 +154,7 @@ class ForecastProcess:
         until = time.monotonic() + SAVES_WITHIN_S
         while self._reaped() is None:
             if time.monotonic() >= until:
-                os.kill(self._pid, signal.SIGKILL)  # it is not reaped yet, so the number is still its own
+                os.kill(self._pid, signal.SIGKILL)  # it is not reaped yet, so its process id is still valid
                 os.waitpid(self._pid, 0)
                 break
             time.sleep(_LOOK_S)

@@ -121,7 +121,7 @@ def observations(
                 model_context(snapshot, view, view.model),
                 shielded=_is_met(view) or shields(allocation, snapshot.host, giving),
                 undisturbed=quiet and not allocation.cpu.exclusive and not _is_squeezed(snapshot, view),
-                # If every LRA has exclusive cores, what batch has left depends on all of them.
+                # If every LRA has exclusive cores, batch's remaining cores depend on all of them.
                 batch_cores=NOT_MEASURED if apart else use,
                 latency_percentile=view.spec.objective.latency_percentile,
                 neighbours_bytes_per_s=bandwidth.but(view.spec.name),

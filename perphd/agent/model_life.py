@@ -25,7 +25,7 @@ class Versions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A file that was to be saved, and why it was not."""
+    """A file that could not be saved, and the reason."""
 
     file: ModelFile
     problem: str | None

@@ -1,4 +1,4 @@
-"""The models of a host as its configuration wants them."""
+"""Creates the models of a host according to its configuration."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _federated(
     *,
     inline: bool,
 ) -> Federated | None:
-    """None, and nothing loaded, without a folder."""
+    """The exchange of models; None without a folder, and then its module is not loaded."""
     if not config.federated.folder:
         return None
     from perphd.agent.federated import open_federated

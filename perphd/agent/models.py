@@ -62,7 +62,7 @@ class Models:
         rebuild: whether trees are rebuilt at all.
         llc_ways: of the last-level cache that can be set here.
         versions: source of applications' versions; None: all count as one.
-        federated: what other hosts say; None: nothing is exchanged.
+        federated: the exchange with other hosts; None: no exchange.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Reads which ``oom_score_adj`` the processes of workloads have, for ``perphctl doctor``."""
+"""Checks the ``oom_score_adj`` of workloads' processes, for ``perphctl doctor``."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.fs import KernelFs, text_or_empty
 
 SYSTEM_SLICE: Final = "/system.slice"
-"""Where systemd runs the host's own daemons."""
+"""The slice in which systemd runs the host's own daemons."""
 MOST_DAEMONS: Final = 200
-"""Undeclared services that are looked at."""
+"""Most undeclared services that are examined."""
 MOST_PROCESSES: Final = 256
-"""Processes of one workload that are read: children inherit the value, and a request has to be answered soon."""
+"""Most processes read per workload: children inherit the value, and a request must be answered quickly."""
 
 
 class OomOrder:
-    """Tells whether the kernel kills workloads in the order of their declared bands."""
+    """Checks whether the kernel would kill workloads in the order of their declared bands."""
 
     def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
         self._fs, self._groups = fs, Cgroups(fs, hierarchies)
 
     def broken(self, specs: Iterable[WorkloadSpec]) -> tuple[str, ...]:
-        """A sentence for each running workload that may be killed before one of a lesser band.
+        """A sentence for each running workload that may be killed before one of a lower band.
 
-        The host's own daemons, services of ``system.slice`` that nobody declared, should outlive copper.
+        The host's own daemons, undeclared services of ``system.slice``, should outlive copper.
         """
         everybody = tuple(specs)
         declared = [(spec, spec.band) for spec in everybody if spec.band is not None and spec.cgroup]

@@ -47,7 +47,7 @@ class Pauses:
                 del self._set[workload]
                 told.append(f"{workload or 'all workloads'}: the pause has ended")
         if told and self._path is not None:
-            # Nobody waits: if it fails, the file still names a pause that has ended.
+            # Nothing waits for this write: if it fails, the file still names a pause that has ended.
             self._files.replace(self._path, _text(self._set))
         found = self._file(now_s)
         if (found is None) != (self._by_file is None):

@@ -1,7 +1,7 @@
 """A first configuration, proposed from what runs on a host. Pure: the same facts make the same proposal.
 
-A workload is proposed as *sure* where its program, its slice or its timer says what it is. Everything else that
-is worth a thought is written as a comment, and what cannot be declared is named with the reason.
+A workload is proposed as *sure* if its program, its slice or its timer identifies it. Other candidates are written as
+comments, and groups that cannot be declared are listed with the reason.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _SURE_TITLES: Final = (OTHER, JAVA_OTHER)
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """One workload. ``cgroup``: where it runs now, empty if it does not; ``why``: a clause that follows a colon.
+    """One proposed workload. ``cgroup``: its present group, empty if it does not run; ``why``: a clause after a colon.
 
-    ``account``: the statement that makes its indicator's account, with ``{password}`` where it has one.
+    ``account``: the statement that creates its indicator's account, with ``{password}`` as a placeholder.
     """
 
     spec: WorkloadSpec
@@ -58,7 +58,7 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Something that runs and cannot be, or need not be, declared."""
+    """A running group that cannot be, or need not be, declared."""
 
     what: str
     why: str
@@ -66,14 +66,14 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What to declare, and what not."""
+    """The proposed workloads, and the groups left out."""
 
     workloads: tuple[Proposed, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
 
 def propose(facts: HostFacts, declared: Sequence[WorkloadSpec] = ()) -> Proposal:
-    """A proposal for a host. ``declared``: workloads of the configuration that is there already."""
+    """Propose workloads for a host. ``declared``: workloads of the existing configuration."""
     found: list[Proposed] = []
     left: list[LeftOut] = []
     groups = sorted(facts.groups, key=lambda group: group.cgroup)
@@ -105,7 +105,7 @@ def config_text(proposal: Proposal, unmeasured: Iterable[str] = ()) -> str:
 
     Args:
         proposal: what to declare.
-        unmeasured: names of LRAs whose indicator does not answer yet: it is written as a comment.
+        unmeasured: names of LRAs whose indicator does not answer yet; it is written as a comment.
     """
     sure = [item for item in proposal.workloads if item.sure]
     kinds = [item.spec.kind for item in sure]
@@ -146,7 +146,7 @@ def _lra(group: GroupFact, facts: HostFacts) -> Proposed | LeftOut | None:
     servers = [(server, process) for process in group.processes if (server := server_of(process)) is not None]
     if not servers or group.unit in CRON:
         return None
-    # The known ones first; of the processes of one server the one that listens.
+    # Known programs first; among the processes of one server, the one that listens.
     server, process = min(servers, key=lambda pair: (pair[0] in _SURE_TITLES, not pair[1].ports, pair[1].pid))
     what = f"{program_of(process)} (pid {process.pid})"
     if not _can_be_declared(group):
@@ -194,7 +194,7 @@ def _sli(
 
 
 def _of_latency(server: Server, sli: SliSpec | None, ports: Sequence[int], facts: HostFacts) -> str:
-    """What is to be known of its latency over TCP, after a semicolon; empty if nothing is."""
+    """A remark about its latency over TCP, after a semicolon; empty if there is none."""
     if sli is None or not facts.tcp_latency:
         return ""
     if sli.source == "tcp":
@@ -205,7 +205,7 @@ def _of_latency(server: Server, sli: SliSpec | None, ports: Sequence[int], facts
 
 
 def password_path(name: str) -> str:
-    """Where the password of an LRA's indicator is kept."""
+    """The file for the password of an LRA's indicator."""
     return f"/etc/perphd/{name}.password"
 
 
@@ -252,7 +252,7 @@ def _batch(group: GroupFact, facts: HostFacts) -> Proposed | LeftOut | None:
 
 
 def _slices(facts: HostFacts, found: Sequence[Proposed]) -> list[Proposed]:
-    """Slices whose names say batch, unless an LRA is in one."""
+    """Slices whose names indicate batch, unless they contain an LRA."""
     proposed = []
     for path in sorted(facts.slices):
         name = path.rsplit("/", 1)[-1]
@@ -274,7 +274,7 @@ def _slices(facts: HostFacts, found: Sequence[Proposed]) -> list[Proposed]:
 
 
 def _timers(facts: HostFacts, found: Sequence[Proposed]) -> list[Proposed]:
-    """Units that a timer will start: worth a thought, since nobody knows what they will use."""
+    """Units that a timer will start, as comments, because their use is unknown."""
     there = {item.spec.match for item in found}
     proposed = []
     for unit in sorted(facts.timed - HOUSEKEEPING):
@@ -290,10 +290,10 @@ def _timers(facts: HostFacts, found: Sequence[Proposed]) -> list[Proposed]:
 
 
 def _placed(name: str, kind: Kind, group: GroupFact) -> WorkloadSpec:
-    """The workload, by a ``match`` where that outlives a restart of it, else by its path."""
+    """The workload, by a ``match`` if that still finds it after a restart, else by its path."""
     container = named(group.container) if group.container else ""
     unit = f"unit:{group.unit}" if group.unit else ""
-    # A container of a pod may be a scope of systemd's, whose name does not last.
+    # A pod's container may be a systemd scope, whose name changes with every start.
     for text in (container, unit) if "/" in group.container else (unit, container):
         match = _match(text) if text else None
         if match is not None:
@@ -325,7 +325,7 @@ def _why_not(group: GroupFact) -> str:
 
 
 def _problem(item: Proposed, kept: Sequence[Proposed], declared: Sequence[WorkloadSpec]) -> str:
-    """Why this cannot stand beside what is kept already; empty if it can."""
+    """Why this conflicts with workloads already proposed; empty if it does not."""
     for spec in declared:
         same_match = bool(spec.match) and spec.match == item.spec.match
         if same_match or (spec.cgroup and item.cgroup and relation_of(item.cgroup, spec.cgroup)):
@@ -353,7 +353,7 @@ def _clean(name: str) -> str:
 
 
 def _named_apart(items: Sequence[Proposed], taken: set[str]) -> tuple[Proposed, ...]:
-    """The same with names that differ from each other and from those that are taken."""
+    """The same workloads with unique names that are not in use."""
     named, used = [], set(taken)
     for item in items:
         name, number = item.spec.name, 2

@@ -73,7 +73,7 @@ class Protections:
                 self._state.actuators = found
 
     def look(self, now_s: float) -> bool:
-        """Detect that resctrl was mounted, unmounted or mounted differently. Returns True if it was.
+        """Detect that resctrl was mounted, unmounted or remounted. Returns True if it was.
 
         If another program has changed what protects an LRA, the LRA's sample says nothing about perphd's
         settings.

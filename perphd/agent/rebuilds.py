@@ -42,12 +42,9 @@ class _Running:
 
 
 class Rebuilds:
-    """See the module.
+    """Runs rebuilds; see the module.
 
-    Args:
-        registry: the models.
-        records: takes problems.
-        command: the worker: program and arguments.
+    Args: registry: the models. records: receives problems. command: the worker: program and arguments.
         deadline_s: how long it may take.
     """
 

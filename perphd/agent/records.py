@@ -31,7 +31,7 @@ REMIND_S = 3600.0
 QUIET_S = 60.0
 """Time after which observed moves of one kind are logged again if their target differs."""
 KEPT_CHANGES = 32
-"""Changes of protection kept for the status."""
+"""Number of protection changes kept for the status."""
 KEPT_LEFT = 64
 """Number of problems shown that removed workloads left behind, the newest first."""
 QUEUED_EVENTS = 256

@@ -1,4 +1,4 @@
-"""Complete decision rounds: what the policy saw, what it asked its models, what they answered, what it decided.
+"""Complete decision rounds: the policy's input, its queries to models with their answers, and its decision.
 
 For recordings that can be replayed bit for bit. Without listeners, it costs nothing.
 """

@@ -86,7 +86,7 @@ class SliBoard:
             return SliReading.missing(Unavailable(f"no answer within {self._timeout_s:g} s"))
         del self._running[name]
         if task.cancelled():
-            return SliReading.missing(Unavailable("source failed: its question was cancelled"))
+            return SliReading.missing(Unavailable("source failed: its query was cancelled"))
         error = task.exception()
         if error is not None:
             return SliReading.missing(Unavailable(f"source failed: {error}"))

@@ -140,17 +140,16 @@ class Enforceable:
 
 @dataclass(slots=True)
 class State:
-    """All that changes, but for what a room keeps to itself. Everything runs on one event loop.
+    """The mutable state that several modules share. Everything runs on one event loop.
 
-    ``specs``: the workloads on the list, by name; ``declared``: those that are to be found; ``found``: those on the
-    list that were. ``planned``: the settings that were last wanted, and when the kernel was read back for them; None:
-    it is to be read back at once. ``detector_test``: of the start. ``sli_followed``: the sources of indicators are
-    those of the list. ``account``: of the whole host, at the last round; ``undeclared``: what other groups did.
-    ``progress``: what batch got done recently. ``jobs``: those on the list that the batch queue started.
-    ``target``: what the policy wanted last, for the CPUs that there are.
-    ``full_samples``: of each workload the last whose indicators were due. ``now_s``: of the last
-    round. ``attention``: whether the next one is wanted soon. ``lock``: held for a round, and by whatever must not
-    fall into one.
+    ``specs``: the workloads on the list, by name; ``declared``: declarations by match; ``found``: workloads on the list
+    that were found for them. ``planned``: the last wanted settings, and when the kernel was read back for them; None:
+    it must be read back at once. ``detector_test``: the result of the check at the start. ``sli_followed``: True if the
+    open sources of indicators match the list. ``account``: the host account of the last round; ``undeclared``: activity
+    of undeclared groups. ``progress``: recent work of batch. ``jobs``: workloads on the list that the batch queue
+    started. ``target``: the policy's last target state, for the present CPUs. ``full_samples``: each workload's last
+    sample with due indicators. ``now_s``: time of the last round. ``attention``: decides whether the next round comes
+    sooner. ``lock``: held during a round, and by operations that must not overlap one.
     """
 
     config: Config
@@ -224,7 +223,7 @@ class State:
         self.sli_followed = False
 
     def tell(self, kind: EventKind, text: str, workload: str = "", by: Actor | None = None) -> None:
-        """Announce an event of now; an event requested by somebody is also logged with the requester."""
+        """Announce an event that happens now; a requested one is also logged, with the requester."""
         event = Event(self.now_s, kind, text, workload, by="" if by is None else str(by))
         self.parts.records.event(event)
         if by is not None:

@@ -54,7 +54,7 @@ HOST_COUNTED: Final[Mapping[str, float]] = {
     "disk_bytes_per_s": 1.0,
     "network_bytes_per_s": 1.0,
 }
-"""The same for the host's account."""
+"""Readings of the host account that are rates, with the factor to base units."""
 
 DURATION_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Upper bounds of the buckets of durations, in seconds."""

@@ -287,7 +287,7 @@ class EarlyTicks:
         except KernelError:
             if self._window_us == UNPRIVILEGED_WINDOW_US:
                 raise
-        # Without CAP_SYS_RESOURCE, kernels accept only long windows; use the same share of a long one.
+        # Without CAP_SYS_RESOURCE, kernels accept only long windows: use a long one with the same share of stall time.
         longer = UNPRIVILEGED_WINDOW_US
         trigger = self._arm(path, pressed, gone, threshold_us=int(share * longer), window_us=longer)
         self._window_us = longer

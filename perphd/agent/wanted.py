@@ -1,4 +1,4 @@
-"""What is wanted for every workload: the policy's settings, completed by sizing, bands, backoff and the queue."""
+"""The target settings of every workload: the policy's, completed by sizing, bands, backoff and the queue."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ def add_admission_commands(cli: click.Group) -> None:
     """Add both commands to the group."""
 
     @command(cli)
-    @click.option("--add", "work", metavar=_WORK, required=True, help="The work that would come.")
+    @click.option("--add", "work", metavar=_WORK, required=True, help="The work to consider.")
     def whatif(out: Out, work: str) -> None:
-        """Predict what would become of every LRA if this work came.
+        """Predict how every LRA would perform if this work came.
 
         For example: perphctl whatif --add batch:cpu=4,mem=8Gi
         """
@@ -41,13 +41,13 @@ def add_admission_commands(cli: click.Group) -> None:
         "wait_s",
         type=Duration(),
         metavar="TIME",
-        help="Ask again until it may start, for so long at most: 90s, 10m, 2h.",
+        help="Retry until it may start, at most this long: 90s, 10m, 2h.",
     )
     @click.pass_context
     def admit(context: click.Context, out: Out, work: str, wait_s: float | None) -> None:
         """Say whether this work may start now.
 
-        Exit code 0, or 75 with the reason.
+        Exits with 0 if it may, else with 75 and the reason.
         For a batch system's prologue: perphctl admit batch:cpu=4,mem=8Gi --wait 10m && run-the-job
         """
         _check_work(work)

@@ -67,7 +67,7 @@ def add_calibrate_command(group: click.Group) -> None:
     """Add ``calibrate`` to the group."""
 
     @command(group)
-    @click.option("--domains", metavar="N,N", help="Only these L3 domains.")
+    @click.option("--domains", metavar="N,N", help="Measure only these L3 domains.")
     @click.option(
         "--cores", metavar="N,N", help="Numbers of streaming cores [default: 1, half, all idle ones]."
     )
@@ -77,16 +77,16 @@ def add_calibrate_command(group: click.Group) -> None:
         type=Number(1, 3600),
         default=LIMIT_S,
         show_default=True,
-        help="Seconds that it may take at most.",
+        help="Longest duration, in seconds.",
     )
-    @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-    @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+    @click.option("--yes", "-y", is_flag=True, help="Start without asking.")
+    @click.option("--dry-run", is_flag=True, help="Print the plan, and do nothing.")
     @click.option(
         "--config",
         "config_path",
         default=DEFAULT_CONFIG,
         show_default=True,
-        help="Names the state directory.",
+        help="Configuration file that names the state directory.",
     )
     def calibrate(
         out: Out,

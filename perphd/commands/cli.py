@@ -51,7 +51,7 @@ DEFAULT_CONFIG = "/etc/perphd/perphd.toml"
     "--socket", metavar="PATH", help=f"The daemon's socket [default: {SOCKET_VARIABLE}, else as configured]."
 )
 def cli(as_json: bool, socket: str | None) -> None:
-    """Ask and steer perphd, which keeps long-running applications (LRAs) at their performance targets.
+    """Query and control perphd, which keeps long-running applications (LRAs) at their performance targets.
 
     init, doctor, groups, iopath, calibrate, size, forecast, headroom, predict, history, usage-profile, report, memfit
     estimate, config check, model evaluate, model merge, restore and trial report --file also work while the daemon does
@@ -92,10 +92,10 @@ add_calibrate_command(cli)
 
 @command(cli)
 @click.option(
-    "-v", "--verbose", is_flag=True, help="With reasons, memory, cache and disk, and perphd's own cost."
+    "-v", "--verbose", is_flag=True, help="Also reasons, memory, cache and disk, and perphd's own cost."
 )
 def status(out: Out, verbose: bool) -> None:
-    """Show the host, LRAs, batch, changes, and what needs you."""
+    """Show the host, LRAs, batch, changes, and problems."""
     data = out.client.get("status")
 
     def parts() -> Any:
@@ -115,15 +115,15 @@ def status(out: Out, verbose: bool) -> None:
     type=Number(0.1, 60),
     default=1.0,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between two updates.",
 )
-@click.option("-n", "--count", type=click.IntRange(1), help="Print the status this many times, then end.")
-@click.option("--plain", is_flag=True, help="Print the status again and again, as text.")
+@click.option("-n", "--count", type=click.IntRange(1), help="Print the status this many times, then exit.")
+@click.option("--plain", is_flag=True, help="Print the status repeatedly, as text.")
 def top(out: Out, interval_s: float, count: int | None, plain: bool) -> None:
     """Watch the host and its workloads, interactively.
 
     Who uses the host and has which core, every LRA against its target over up to a week, batch, changes, events, and
-    the stored past. ? lists the keys. Piped or with --json it prints the status again and again.
+    the stored past. ? lists the keys. Piped or with --json it prints the status repeatedly.
     """
     from perphd.commands.top import run
 
@@ -131,7 +131,9 @@ def top(out: Out, interval_s: float, count: int | None, plain: bool) -> None:
 
 
 @command(cli)
-@click.option("--local", is_flag=True, help="Look with this user's rights, do not ask the daemon.")
+@click.option(
+    "--local", is_flag=True, help="Examine the host with this user's rights instead of asking the daemon."
+)
 @click.option(
     "--require",
     metavar="NAME,...",
@@ -204,7 +206,7 @@ def doctor(out: Out, local: bool, require: str, config_path: str) -> None:
 @click.argument(
     "wanted", metavar="[observe|enforce]", type=click.Choice(["observe", "enforce"]), required=False
 )
-@click.option("--workload", metavar="NAME", help="For this workload alone.")
+@click.option("--workload", metavar="NAME", help="Only for this workload.")
 def mode(out: Out, wanted: str | None, workload: str | None) -> None:
     """Show or set the mode.
 
@@ -228,12 +230,12 @@ def mode(out: Out, wanted: str | None, workload: str | None) -> None:
 @command(cli)
 @click.argument("workload")
 @click.option(
-    "--at", metavar="TIME", help="The decisions up to then: 14:03, 2025-11-21T14:03, 90s, 5m, 2h (ago)."
+    "--at", metavar="TIME", help="Decisions up to this time: 14:03, 2025-11-21T14:03, 90s, 5m, 2h (ago)."
 )
-@click.option("--limit", type=click.IntRange(1, 1000), help="List this many decisions, the newest first.")
-@click.option("-v", "--verbose", is_flag=True, help="With targets, scores and the candidates that lost.")
+@click.option("--limit", type=click.IntRange(1, 1000), help="List this many decisions, newest first.")
+@click.option("-v", "--verbose", is_flag=True, help="Also targets, scores and rejected candidates.")
 def explain(out: Out, workload: str, at: str | None, limit: int | None, verbose: bool) -> None:
-    """Say why a workload has what it has.
+    """Explain a workload's present settings.
 
     For an LRA: the last decision that changed something (what was seen, what followed, what was done), then the
     latest. For batch: what is set on it, and the decisions that set it.
@@ -254,22 +256,26 @@ def explain(out: Out, workload: str, at: str | None, limit: int | None, verbose:
 @click.option(
     "--force",
     is_flag=True,
-    help="Also undo values that somebody else has changed since (without daemon only).",
+    help="Also undo values that another program has changed since (only without the daemon).",
 )
 @click.option(
     "--ignore-lock",
     is_flag=True,
     help="Remove resctrl groups although another program holds the lock, which may see half a change.",
 )
-@click.option("--state-dir", metavar="DIR", help="Where the journal is [default: as configured].")
+@click.option("--state-dir", metavar="DIR", help="Folder of the journal [default: as configured].")
 @click.option(
-    "--config", "config_path", default=DEFAULT_CONFIG, show_default=True, help="Names the state directory."
+    "--config",
+    "config_path",
+    default=DEFAULT_CONFIG,
+    show_default=True,
+    help="Configuration file that names the state directory.",
 )
 def restore(out: Out, force: bool, ignore_lock: bool, state_dir: str | None, config_path: str) -> None:
-    """Put back every value that perphd has changed.
+    """Restore every value that perphd has changed.
 
-    A running daemon does it and goes back to observing. Without one the journal is enough; exits with 1 as well if it
-    had to guess where that is, since the configuration cannot be read.
+    A running daemon restores them itself and returns to observe. Without one the journal is enough; exits with 1 as
+    well if it had to guess where that is, since the configuration cannot be read.
     """
     from perphd.control.render import restore_parts
     from perphd.control.table import text
@@ -306,7 +312,7 @@ def restore(out: Out, force: bool, ignore_lock: bool, state_dir: str | None, con
 def reload(out: Out) -> None:
     """Read the configuration files again.
 
-    Workloads and their settings, the mode, on_stop and on_restart are taken over; other changes take a restart of the
+    Workloads and their settings, the mode, on_stop and on_restart are applied; other changes need a restart of the
     daemon, and are named in its log.
     """
     answer = out.client.send("POST", "reload")
@@ -316,13 +322,15 @@ def reload(out: Out) -> None:
 
 @command(cli)
 @click.option(
-    "--kind", metavar="KIND", help="Only these, several with commas: decision, outcome, change, problem ..."
+    "--kind",
+    metavar="KIND",
+    help="Only these kinds, separated by commas: decision, outcome, change, problem ...",
 )
-@click.option("--workload", metavar="NAME", help="Only about this workload.")
+@click.option("--workload", metavar="NAME", help="Only events of this workload.")
 def events(out: Out, kind: str | None, workload: str | None) -> None:
-    """Follow what the daemon announces.
+    """Follow the daemon's events.
 
-    A line each (with --json a JSON object each), until Ctrl-C or the daemon stops.
+    One line per event (with --json one JSON object), until Ctrl-C or the daemon stops.
     """
     import json
 
@@ -340,13 +348,13 @@ def events(out: Out, kind: str | None, workload: str | None) -> None:
 
 @cli.group()
 def config() -> None:
-    """Check configuration files, or show what is in force."""
+    """Check configuration files, or show the one in force."""
 
 
 @command(config)
 @click.argument("path", metavar="[FILE]", default=DEFAULT_CONFIG)
 def check(out: Out, path: str) -> None:
-    """Say what is wrong with a configuration.
+    """Report every mistake of a configuration.
 
     It is read as the daemon would read it, with the conf.d beside it, and compared with the host it is for.
     """
@@ -400,14 +408,14 @@ def show(out: Out) -> None:
 
 @command(cli)
 @click.option(
-    "--limit", type=click.IntRange(1, 100_000), default=2000, show_default=True, help="At most so many."
+    "--limit", type=click.IntRange(1, 100_000), default=2000, show_default=True, help="Most groups to list."
 )
-@click.option("--all", "everything", is_flag=True, help="Also those without processes.")
+@click.option("--all", "everything", is_flag=True, help="Also groups without processes.")
 @_host_of
 def groups(out: Out, limit: int, everything: bool, config_path: str) -> None:
     """List the host's control groups and what runs in them.
 
-    With the line to paste into a configuration for each.
+    Prints for each the line to paste into a configuration.
 
     The host is the running daemon's, else the one that the configuration names. CPU use is measured over half a second.
     """

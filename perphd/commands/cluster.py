@@ -24,7 +24,9 @@ def add_cluster_command(cli: click.Group) -> None:
     @click.option("--extender", metavar="URL", default=DEFAULT_URL, envvar=VARIABLE, show_default=True,
                   help=f"Address of perphd-extender [environment: {VARIABLE}].")  # fmt: skip
     @click.option(
-        "--pod", metavar="NAMESPACE/NAME", help="Say why this pod's candidates stayed, went or came first."
+        "--pod",
+        metavar="NAMESPACE/NAME",
+        help="Explain which nodes were rejected for this pod, and the order of the others.",
     )
     def cluster(out: Out, extender: str, pod: str | None) -> None:
         """Show the fleet as the extender of kube-scheduler sees it.

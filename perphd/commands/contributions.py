@@ -1,4 +1,4 @@
-"""perphctl model contribute and model withdraw: what hosts tell each other, as files in a folder."""
+"""perphctl model contribute and model withdraw: the exchange of learned models, as files in a folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_contribution_commands(model: click.Group) -> None:
 
 @_folder
 def contribute(out: Out, folder: str) -> None:
-    """Write what models have learned for other hosts.
+    """Export what models have learned, for other hosts.
 
     One file in FOLDER, named after this host: estimates at fixed points with the evidence for each, no samples. The
     saved models are read. With "contribute" in [federated] the daemon does the same whenever it saves models.
@@ -59,12 +59,12 @@ def contribute(out: Out, folder: str) -> None:
 
 @_folder
 @click.argument("host")
-@click.option("--undo", is_flag=True, help="Let the host count again.")
+@click.option("--undo", is_flag=True, help="Use the host's contribution again.")
 def withdraw(out: Out, folder: str, host: str, undo: bool) -> None:
-    """Let what HOST said no longer count.
+    """Stop using what HOST has contributed.
 
-    Writes HOST.withdrawn into FOLDER. Models that start later start exactly as if HOST had never said anything; a model
-    that already started from it learns on, "perphctl model reset" lets it start again.
+    Writes HOST.withdrawn into FOLDER. Models that start later ignore HOST entirely. A model that already started from
+    it keeps learning; "perphctl model reset" starts it again.
     """
     from perphd.agent.contribution_folder import ContributionFolder
 
@@ -76,4 +76,4 @@ def withdraw(out: Out, folder: str, host: str, undo: bool) -> None:
         out.say({"host": host, "withdrawn": False}, said)
         return
     path = target.withdraw(host)
-    out.say({"host": host, "withdrawn": True, "file": str(path)}, f"{host} no longer counts: {path}")
+    out.say({"host": host, "withdrawn": True, "file": str(path)}, f"{host} is no longer used: {path}")

@@ -70,11 +70,15 @@ def run(config_path: str, log_level: str | None) -> None:
 
 @main.command()
 @click.option(
-    "--seconds", type=click.IntRange(60, 3600), default=150, show_default=True, help="Virtual time to show."
+    "--seconds",
+    type=click.IntRange(60, 3600),
+    default=150,
+    show_default=True,
+    help="Virtual duration of the demonstration.",
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="Of the simulated noise.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the simulated noise.")
 def demo(seconds: int, seed: int) -> None:
-    """Show the whole loop on a simulated host: no root, nothing of this machine is touched."""
+    """Demonstrate the control loop on a simulated host, without root and without touching this machine."""
     from perphd.agent.demo import run_demo
 
     raise SystemExit(run_demo(seconds=seconds, seed=seed))
@@ -82,14 +86,14 @@ def demo(seconds: int, seed: int) -> None:
 
 @main.command()
 @_config_option
-@click.option("--state-dir", help="Where the journal is; overrides the configuration.")
-@click.option("--force", is_flag=True, help="Also undo values that somebody else has changed since.")
+@click.option("--state-dir", help="Folder of the journal; overrides the configuration.")
+@click.option("--force", is_flag=True, help="Also undo values that another program has changed since.")
 @_ignore_lock_option
 def restore(config_path: str, state_dir: str | None, force: bool, ignore_lock: bool) -> None:
-    """Put back every value that a daemon changed and did not give back. Works without the daemon.
+    """Restore every value that a daemon changed and did not restore. Works without the daemon.
 
-    Looks into the configured state directory, and into those that daemons with this configuration file have used since
-    the host was booted. Exits with 1 as well if it had to guess where to look, since the configuration cannot be read.
+    Searches the configured state directory, and those that daemons with this configuration file have used since the
+    host was booted. Exits with 1 as well if it had to guess where to look, since the configuration cannot be read.
     """
     from perphd.host.fs import RealFs
     from perphd.isolation.restore import restore_each
@@ -132,7 +136,7 @@ def restore(config_path: str, state_dir: str | None, force: bool, ignore_lock: b
 @click.option("--host", metavar="NAME", help="Names this host in PLACE [default: its host name].")
 @_config_option
 def ship(to: str, store: str | None, every_s: int, form: str, host: str | None, config_path: str) -> None:
-    """Commit what the store holds since the last shipment, and the models, to PLACE/HOST.
+    """Commit the store's data since the last shipment, and the models, to PLACE/HOST.
 
     One dataset for each hour (see --every), oldest first. Hours that are there already are left alone, so it may be
     repeated at any time. perphd-ship.timer runs it.
@@ -154,14 +158,14 @@ def ship(to: str, store: str | None, every_s: int, form: str, host: str | None, 
 
 @main.group()
 def config() -> None:
-    """Look at the configuration."""
+    """Check the configuration."""
 
 
 @config.command()
 @click.argument("path", default=DEFAULT_PATH)
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON, as perphctl config check does.")
 def check(path: str, as_json: bool) -> None:
-    """Read a configuration as the daemon would, and say what is wrong with it."""
+    """Read a configuration as the daemon would, and report its mistakes."""
     if as_json:
         from perphd.commands.cli import main as perphctl
 

@@ -146,7 +146,11 @@ def explain_parts(
 
 
 def summary_parts(
-    decisions: Sequence[Decision], offset_s: float, *, verbose: bool = False, after: Sequence[Consequences] = ()
+    decisions: Sequence[Decision],
+    offset_s: float,
+    *,
+    verbose: bool = False,
+    after: Sequence[Consequences] = (),
 ) -> list[Part]:
     """The last decision other than a hold, then a summary of later ones. ``decisions``: newest first."""
     place = next((i for i, decision in enumerate(decisions) if decision.action is not Action.HOLD), None)
@@ -230,7 +234,7 @@ def _health(decision: Decision) -> str:
 
 
 def _evidence(item: Evidence) -> str:
-    """One measurement in words, with units and the value that it is compared with."""
+    """One measurement in words, with its unit and the value it is compared with."""
     name, unit, beside = _SIGNALS.get(item.signal, item.signal), item.unit, "expected"
     if name is not item.signal:
         beside = "usually"

@@ -24,7 +24,9 @@ def state_dir(out: Out) -> Path:
     try:
         return Path(load(runtime=False).daemon.state_dir)
     except ConfigError as exc:
-        raise PerphError(f"no daemon answers, and where its state is cannot be read either: {exc}") from exc
+        raise PerphError(
+            f"no daemon answers, and the configured state directory cannot be determined: {exc}"
+        ) from exc
 
 
 def read_lines(path: str) -> list[str]:

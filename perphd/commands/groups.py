@@ -20,7 +20,7 @@ OVER_S: Final = 0.5
 
 
 def usage(fs: KernelFs, hierarchies: Hierarchies) -> Mapping[str, GroupFact]:
-    """What runs in each group of this machine, with CPU use over half a second."""
+    """The programs of each group of this machine, and its CPU use over half a second."""
     from perphd.host.survey import survey
 
     facts = survey(fs, hierarchies, frozenset(), tcp_latency=False, over_s=OVER_S)

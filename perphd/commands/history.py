@@ -38,7 +38,7 @@ def _facts(function: F) -> F:
     """The options that describe a job."""
     for option in reversed(
         (
-            click.option("--user", default="", help="Who runs it."),
+            click.option("--user", default="", help="User who runs it."),
             click.option("--image", default="", help="Container image or systemd unit."),
             click.option("--name", default="", help="Its name."),
             click.option("--command", "words", default="", metavar="TEXT", help="Its command line, quoted."),
@@ -46,7 +46,9 @@ def _facts(function: F) -> F:
             click.option(
                 "--memory", "memory_bytes", type=Bytes(), metavar="SIZE", help="Memory that it requests."
             ),
-            click.option("--hour", type=click.IntRange(0, 23), help="Local hour of its start."),
+            click.option(
+                "--hour", type=click.IntRange(0, 23), help="Local hour at which it starts, 0 to 23."
+            ),
         )
     ):
         function = option(function)
@@ -59,7 +61,7 @@ def add_history_commands(cli: click.Group) -> None:
 
     @cli.group()
     def history() -> None:
-        """Keep the history of jobs, from which predict predicts."""
+        """Manage the history of jobs, on which predict is based."""
 
     command(history)(record)
     command(history, "export")(export)
@@ -74,10 +76,10 @@ def predict(
     out: Out, user: str, image: str, name: str, words: str, cores: float | None, memory_bytes: int | None,
     hour: int | None, path: str | None,
 ) -> None:  # fmt: skip
-    """Predict what a job will take, from jobs that resemble it.
+    """Predict a job's use of resources from similar jobs.
 
-    Of every quantity that is known: the estimate, the expert that made it (a feature of the job and an estimator) with
-    its error on recent jobs, and the distribution of what jobs with that feature took.
+    Shows for every known quantity: the estimate, the expert that made it (a feature of the job and an estimator) with
+    its error on recent jobs, and the distribution among jobs with that feature.
     """
     from perphd.domain.wire import encode
     from perphd.forecast.histogram import quantiles
@@ -114,12 +116,10 @@ def predict(
 
 
 @_facts
-@click.option("--run-time", "run_time_s", type=Duration(), metavar="TIME", help="It ran this long: 90s, 2h.")
+@click.option("--run-time", "run_time_s", type=Duration(), metavar="TIME", help="Its run time: 90s, 2h.")
 @click.option("--cpu-time", "cpu_time_s", type=Duration(), metavar="TIME", help="CPU time that it used.")
-@click.option(
-    "--peak-memory", "peak_bytes", type=Bytes(), metavar="SIZE", help="Greatest memory that it used."
-)
-@click.option("--instructions", type=Number(0), help="Instructions that it executed.")
+@click.option("--peak-memory", "peak_bytes", type=Bytes(), metavar="SIZE", help="Peak of its memory use.")
+@click.option("--instructions", type=Number(0), help="Number of instructions that it executed.")
 @_file
 def record(
     out: Out, user: str, image: str, name: str, words: str, cores: float | None, memory_bytes: int | None,
@@ -128,7 +128,7 @@ def record(
 ) -> None:  # fmt: skip
     """Record a job that has ended.
 
-    For the epilogue of a batch system: describe the job as for predict, and say what it took.
+    For the epilogue of a batch system: describe the job as for predict, and give its use of resources.
     """
     from perphd.forecast.history.features import feature_values
     from perphd.forecast.history.store import Quantity
@@ -142,7 +142,7 @@ def record(
     }
     outcome = {quantity: float(amount) for quantity, amount in took.items() if amount is not None}
     if not outcome:
-        raise click.UsageError("say what it took: --run-time, --cpu-time, --peak-memory or --instructions")
+        raise click.UsageError("give what it used: --run-time, --cpu-time, --peak-memory or --instructions")
     features = feature_values(facts)
     with _open(out, path) as found:
         found.complete(facts, outcome, time.time())
@@ -152,7 +152,7 @@ def record(
 @click.argument("target", metavar="FILE")
 @_file
 def export(out: Out, target: str, path: str | None) -> None:
-    """Write the history into a file that import and merge read."""
+    """Export the history to a file for import and merge."""
     with _open(out, path, there=True) as found:
         rows = _write(found, target)
     out.say({"file": target, "rows": rows}, f"written: {target}, {rows} rows")
@@ -161,9 +161,9 @@ def export(out: Out, target: str, path: str | None) -> None:
 @click.argument("sources", metavar="FILE...", nargs=-1, required=True)
 @_file
 def take(out: Out, sources: Sequence[str], path: str | None) -> None:
-    """Take exports of other nodes into the history.
+    """Add exports of other nodes to the history.
 
-    One that was taken in before changes nothing.
+    Adding the same export twice changes nothing.
     """
     with _open(out, path) as found:
         rows = {source: found.merge(read_lines(source), source) for source in sources}
@@ -187,18 +187,18 @@ def merge(out: Out, target: str, sources: Sequence[str]) -> None:
 
 
 @click.argument("prefix", metavar="[PREFIX]", default="")
-@click.option("--all", "everything", is_flag=True, help="Forget everything.")
+@click.option("--all", "everything", is_flag=True, help="Delete the whole history.")
 @_file
 def clear(out: Out, prefix: str, everything: bool, path: str | None) -> None:
-    """Forget features that begin with PREFIX.
+    """Delete features that begin with PREFIX.
 
-    Such as user=ada, and all pairs with it.
+    For example user=ada, and all pairs with it.
     """
     if bool(prefix) is everything:
-        raise click.UsageError("give a PREFIX, or --all and none")
+        raise click.UsageError("give either a PREFIX or --all")
     with _open(out, path, there=True) as found:
         rows = found.clear(prefix)
-    out.say({"rows": rows}, f"forgotten: {rows} rows")
+    out.say({"rows": rows}, f"deleted: {rows} rows")
 
 
 def _job(

@@ -42,7 +42,7 @@ def add_init_command(cli: click.Group) -> None:
     )
     @click.option("--force", is_flag=True, help="Replace a file that an earlier init wrote.")
     def init(out: Out, yes: bool, dry_run: bool, main: str, force: bool) -> None:
-        """Look at this host and propose a first configuration.
+        """Examine this host and propose a first configuration.
 
         Recognises databases, caches, brokers, web servers and Java services by their programs and ports, batch by
         slices, timers, cron and programs. Checks what can be measured of each, shows the configuration and the
@@ -52,7 +52,7 @@ def add_init_command(cli: click.Group) -> None:
 
 
 def run(out: Out, main: Path, *, yes: bool, dry_run: bool, force: bool) -> None:
-    """See the command.
+    """Run the command ``init``.
 
     Raises:
         ConfigError: the configuration that is there is refused, or the file cannot be written.
@@ -64,7 +64,7 @@ def run(out: Out, main: Path, *, yes: bool, dry_run: bool, force: bool) -> None:
     target = main if not main.exists() else main.parent / _NEXT_TO_MAIN
     before = _configured(main, target if force else None)
     if target.exists() and not force and not dry_run:
-        raise ConfigError(str(target), "", "is there already", "--force, which replaces it")
+        raise ConfigError(str(target), "", "exists already", "--force, which replaces it")
     if not out.as_json:
         click.echo("Looking at this host for two seconds ...", err=True)
     facts, hierarchies = look(before)
@@ -116,7 +116,7 @@ def look(before: Config | None) -> tuple[HostFacts, Any]:
 
     root = before.host.root if before is not None else ""
     if root:
-        raise ConfigError("configuration", "host.root", "init looks at this machine only", 'root = ""')
+        raise ConfigError("configuration", "host.root", "init examines this machine only", 'root = ""')
     fs = RealFs()
     hierarchies = discover(fs)
     own = frozenset(path for _, path in own_cgroups(fs) if path != "/")
@@ -166,7 +166,7 @@ def _file(proposal: Proposal, measured: Sequence[Measured]) -> tuple[str, dict[s
 
 
 def _check(text: str, main: Path, target: Path) -> None:
-    """Refuse a proposal that the daemon would refuse: our own mistake, found before anything is written."""
+    """Check the proposal as the daemon would; a refusal is a bug of init, found before anything is written."""
     from perphd.config.file import parse
 
     parse(text, str(target))

@@ -33,14 +33,14 @@ def add_iopath_command(cli: click.Group) -> None:
         type=Number(0, 60),
         default=2.0,
         show_default=True,
-        help="Watch its threads for so long; 0: do not.",
+        help="Seconds for which its threads are watched; 0: not at all.",
     )
     def iopath(out: Out, workload: str, seconds: float) -> None:
-        """Show the storage behind a workload, and what that costs.
+        """Show the storage behind a workload, and its cost.
 
         Open files and connections resolved to local disk, replicated volume, remote file system or object store, with
         the links that a read and a write cross; where its threads' time goes; and paths that copy data twice or pass
-        one host. WORKLOAD is a name, or the path of a control group. It looks with this user's rights: be root.
+        one host. WORKLOAD is a name, or the path of a control group. Uses this user's rights: run it as root.
         """
         from perphd.host.cgroup.group import Cgroups
         from perphd.host.cgroup.hierarchy import discover
@@ -82,7 +82,7 @@ def _place(out: Out, workload: str) -> tuple[str, str]:
                         f"{workload}: the daemon's host is simulated: it has no files and no connections"
                     )
                 return str(host["root"] or ""), str(item["spec"]["cgroup"])
-        raise PerphError(f"{workload}: the daemon knows no workload of this name")
+        raise PerphError(f"{workload}: the daemon has no workload of this name")
     from perphd.config.file import load
 
     try:
@@ -95,7 +95,7 @@ def _place(out: Out, workload: str) -> tuple[str, str]:
         if spec.name == workload and spec.cgroup:
             return "", spec.cgroup
     raise PerphError(
-        f"{workload}: no daemon answers, and the configuration gives no group of it; give the group's path"
+        f"{workload}: no daemon answers, and the configuration names no group for it; give the group's path"
     )
 
 

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from perphd.batch.view import JobRow
 
 KEPT_VARIABLES: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ")
-"""Passed to every job, with LC_*; everything else takes --env: an environment may hold secrets."""
+"""Variables passed to every job, with LC_*. Others need --env, because an environment may hold secrets."""
 POLL_S: Final = 0.5
 _RANGE: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 MOST_NAMED: Final = 10_000
 MOST_LINES: Final = 10
-"""More cancelled jobs than this are counted, not listed."""
+"""Above this number, cancelled jobs are counted instead of listed."""
 SUBMIT_S: Final = 300.0
-"""Ten thousand jobs are stored within seconds, on a slow host within minutes: who gives up early submits them twice."""
+"""Time-out in seconds: storing ten thousand jobs takes minutes on a slow host, and a retry would submit them twice."""
 
 
 def add_job_commands(cli: click.Group) -> None:
@@ -35,26 +35,32 @@ def add_job_commands(cli: click.Group) -> None:
     cli.add_command(event)
     command(cli)(
         run
-    ).allow_interspersed_args = False  # what follows the command's first word is the command's
+    ).allow_interspersed_args = False  # all words after the command's first belong to the command
     for each in (jobs, job, logs, cancel, wait):
         command(cli)(each)
 
 
 @click.option("--cores", type=Number(), help="CPUs that the job is expected to use [default: 1].")
 @click.option("--memory", metavar="SIZE", help="Memory that it needs, and may have at most: 512M, 4G.")
-@click.option("--deadline", type=Duration(), metavar="TIME", help="It should end within 30m, 2h ...")
-@click.option("--best-effort", is_flag=True, help="Without a deadline (the default).")
-@click.option("--band", type=click.Choice(["copper", "silver"]), help="Copper gives way, silver does not.")
-@click.option("--name", help="What to call it [default: the command].")
+@click.option(
+    "--deadline", type=Duration(), metavar="TIME", help="Time within which it should end: 30m, 2h ..."
+)
+@click.option("--best-effort", is_flag=True, help="No deadline (the default).")
+@click.option(
+    "--band", type=click.Choice(["copper", "silver"]), help="Copper gives way to other work, silver does not."
+)
+@click.option("--name", help="The job's name [default: the command].")
 @click.option("--after", multiple=True, metavar="JOB", type=int, help="Start when this job is done.")
 @click.option("--output", metavar="FILE", help="Append its output to FILE instead of the queue's log.")
-@click.option("--env", multiple=True, metavar="K=V", help="A variable; K alone takes its present value.")
-@click.option("--retries", type=int, default=0, show_default=True, help="Starts after a failure.")
-@click.option("--array", type=int, metavar="N", help="N jobs with PERPHD_ARRAY_INDEX 0 to N-1.")
-@click.option("--elastic", metavar="MIN:MAX", help="MIN to MAX workers run the command.")
-@click.option("--hints", is_flag=True, help="It reads PERPHD_HINTS_FILE and backs off when asked to.")
-@click.option("--number", "bare", is_flag=True, help="Print its number alone, for scripts.")
-@click.option("--wait", "waits", is_flag=True, help="Return when it has ended, with its exit status.")
+@click.option(
+    "--env", multiple=True, metavar="K=V", help="An environment variable; K alone passes its present value."
+)
+@click.option("--retries", type=int, default=0, show_default=True, help="Most restarts after a failure.")
+@click.option("--array", type=int, metavar="N", help="Submit N jobs with PERPHD_ARRAY_INDEX 0 to N-1.")
+@click.option("--elastic", metavar="MIN:MAX", help="Run the command as MIN to MAX workers.")
+@click.option("--hints", is_flag=True, help="The job reads PERPHD_HINTS_FILE and backs off on request.")
+@click.option("--number", "bare", is_flag=True, help="Print only the job's number, for scripts.")
+@click.option("--wait", "waits", is_flag=True, help="Wait until it has ended, and exit with its status.")
 @click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     out: Out,
@@ -123,13 +129,15 @@ def run(
     _wait(out, numbers)
 
 
-@click.option("--all", "everything", is_flag=True, help="Also jobs that have ended.")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=500, show_default=True, help="Rows.")
+@click.option("--all", "everything", is_flag=True, help="Include jobs that have ended.")
+@click.option(
+    "--limit", type=click.IntRange(1, 100_000), default=500, show_default=True, help="Most rows to list."
+)
 @click.argument("number", metavar="[JOB]", type=int, required=False)
 def jobs(out: Out, everything: bool, limit: int, number: int | None) -> None:
     """List jobs, or show one.
 
-    Of other people's jobs you see the number, the name and the state.
+    Other users' jobs show only number, name and state.
     """
     from perphd.batch.view import JobRow
     from perphd.commands.render_jobs import list_parts
@@ -147,12 +155,12 @@ def jobs(out: Out, everything: bool, limit: int, number: int | None) -> None:
 
 @click.argument("number", metavar="JOB", type=int)
 def job(out: Out, number: int) -> None:
-    """Show one job: why it waits, when it will end."""
+    """Show one job: why it waits, and when it will end."""
     _show(out, number)
 
 
-@click.option("--attempt", type=int, help="Of this start [default: the last].")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended.")
+@click.option("--attempt", type=int, help="Output of this start [default: the last].")
+@click.option("--follow", "-f", is_flag=True, help="Follow the output until the job has ended.")
 @click.argument("number", metavar="JOB", type=int)
 def logs(out: Out, number: int, attempt: int | None, follow: bool) -> None:
     """Print a job's output.
@@ -209,7 +217,7 @@ def cancel(out: Out, numbers: tuple[str, ...]) -> None:
 def wait(out: Out, numbers: tuple[str, ...]) -> None:
     """Wait until jobs have ended.
 
-    The exit status is that of the first one that was not done with 0; 1 if it was cancelled or nobody knows.
+    Exits with the status of the first job that failed, or with 1 if that job was cancelled or its status is unknown.
     """
     _wait(out, [number for text in numbers for number in _numbers(text)])
 
@@ -218,20 +226,25 @@ def wait(out: Out, numbers: tuple[str, ...]) -> None:
 def event() -> None:
     """Cut copper's share for a stated time.
 
-    While an event lasts, fewer jobs of the batch queue start, and in the mode enforce those that run get less CPU time.
+    While an event lasts, fewer jobs of the batch queue start, and in the mode enforce, running jobs get less CPU time.
     """
 
 
 @command(event)
 @click.option(
-    "--duration", "duration_s", type=Duration(), required=True, metavar="TIME", help="How long: 60m."
+    "--duration",
+    "duration_s",
+    type=Duration(),
+    required=True,
+    metavar="TIME",
+    help="Duration, for example 60m.",
 )
 @click.option(
     "--copper-share",
     type=Number(),
     default=0.1,
     show_default=True,
-    help="Share of its offer that copper gets, 0 to 1.",
+    help="Share of its usual offer that copper gets, 0 to 1.",
 )
 @click.option(
     "--ramp",
@@ -240,13 +253,13 @@ def event() -> None:
     default="5m",
     show_default=True,
     metavar="TIME",
-    help="How slowly it comes back.",
+    help="Time over which copper's share grows back afterwards.",
 )
 @click.option("--reason", default="", metavar="TEXT", help="Shown in status and events.")
 def begin(out: Out, duration_s: float, copper_share: float, ramp_s: float, reason: str) -> None:
     """Begin an event; it replaces any other.
 
-    It outlives restarts and ends by itself.
+    It survives restarts and ends by itself.
     """
     from perphd.commands.render_jobs import event_text
     from perphd.domain.queue import EventStatus

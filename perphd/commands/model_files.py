@@ -30,15 +30,15 @@ def add_model_file_commands(model: click.Group) -> None:
     @command(model)
     @click.argument("file")
     @click.option(
-        "--on", "others", multiple=True, metavar="FILE", help="Judge it on the samples of this profile too."
+        "--on", "others", multiple=True, metavar="FILE", help="Also evaluate it on the samples of this file."
     )
     def evaluate(out: Out, file: str, others: tuple[str, ...]) -> None:
-        """Say how good a profile, or a model, is.
+        """Evaluate a profile or a model.
 
         FILE was saved by "perphd profile", or is a model that "perphctl model export" wrote. The errors of a profile
-        are those on samples that it was not trained on (10-fold cross-validation), those of a model the ones of its
-        predictions one step ahead; --on judges it on the samples of another file of its kind, of another host for
-        example.
+        are those on samples that it was not trained on (10-fold cross-validation), those of a model are the errors of
+        its predictions one step ahead; --on evaluates it on the samples of another file of its kind, for example from
+        another host.
         """
         if is_model(file):
             out.show(*_evaluated_live(file, others))
@@ -62,15 +62,15 @@ def add_model_file_commands(model: click.Group) -> None:
     @command(model)
     @click.argument("target")
     @click.argument("files", nargs=-1, required=True)
-    @click.option("--name", metavar="APP", help="What the result is of [default: as the first].")
-    @click.option("--seed", type=int, default=0, show_default=True, help="Of training.")
+    @click.option("--name", metavar="APP", help="Application of the result [default: that of the first].")
+    @click.option("--seed", type=int, default=0, show_default=True, help="Seed of training.")
     def merge(out: Out, target: str, files: tuple[str, ...], name: str | None, seed: int) -> None:
-        """Make one profile of several, or one model.
+        """Merge several profiles, or several models, into one.
 
-        Those in FILES, of several hosts, are merged into TARGET. It is written only if, on held-out samples of each of
-        them, it does as well as the best single one does (within 5 % and chance). Nothing uses it by itself: put a
-        profile where that of an application is looked for; a model ("perphctl model export") is taken over by
-        "perphctl model import", on each host that should have it.
+        Merges FILES, from several hosts, into TARGET. It is written only if, on held-out samples of each of
+        them, it does as well as the best single one does (within 5 % and chance). Nothing uses the result
+        automatically: put a profile where the application's profile is searched for; load a model (from "perphctl model
+        export") with "perphctl model import" on each host that should have it.
         """
         if is_model(files[0]):
             told, shown, accepted = _merged(target, files, name)

@@ -23,12 +23,12 @@ def add_model_commands(cli: click.Group) -> None:
 
 @click.group()
 def model() -> None:
-    """What perphd has learned about LRAs."""
+    """Inspect and manage what perphd has learned about LRAs."""
 
 
 @command(model, "list")
 def list_models(out: Out) -> None:
-    """List the models, one of each LRA."""
+    """List the models, one for each LRA."""
     from perphd.commands.render_model import list_parts
     from perphd.domain.belief import ModelSummary
     from perphd.domain.wire import decode
@@ -39,13 +39,13 @@ def list_models(out: Out) -> None:
 
 @command(model)
 @click.argument("name", metavar="NAME|FILE")
-@click.option("--all", "everything", is_flag=True, help="Every allocation that could be enforced.")
+@click.option("--all", "everything", is_flag=True, help="Show every allocation that could be enforced.")
 @click.option(
-    "--curves", is_flag=True, help="Curves instead of tables: what changes with one thing at a time."
+    "--curves", is_flag=True, help="Curves instead of tables: the effect of one variable at a time."
 )
-@click.option("--png", metavar="FILE", help="Draw the curves into this file as well.")
+@click.option("--png", metavar="FILE", help="Also draw the curves into this PNG file.")
 def show(out: Out, name: str, everything: bool, curves: bool, png: str | None) -> None:
-    """Draw what an LRA's model believes.
+    """Show what an LRA's model predicts.
 
     Its undisturbed performance, and what it expects of work, delay and batch under the CPU allocations: each with
     its bounds, and with how many samples speak for it. Of a FILE that "perphd profile" saved: where it comes from,
@@ -75,10 +75,10 @@ def show(out: Out, name: str, everything: bool, curves: bool, png: str | None) -
 @command(model)
 @click.argument("name")
 def origin(out: Out, name: str) -> None:
-    """Say where an LRA's model came from.
+    """Show where an LRA's model came from.
 
-    Which other hosts it started from ([federated]), how much each of them counted, who did not count and why, and what
-    became of that start.
+    Lists the hosts it started from ([federated]) with their weights, the hosts that were left out and why, and how well
+    that start has worked.
     """
     from perphd.commands.render_model import origin_parts
     from perphd.domain.belief import ModelOrigin
@@ -113,7 +113,7 @@ def export(out: Out, name: str, file: str) -> None:
 @command(model, "import")
 @click.argument("name")
 @click.argument("file")
-@click.option("--rename", is_flag=True, help="Also if it is the model of an LRA of another name.")
+@click.option("--rename", is_flag=True, help="Accept the model of an LRA with another name.")
 def import_model(out: Out, name: str, file: str, rename: bool) -> None:
     """Replace an LRA's model by the one in FILE.
 
@@ -131,10 +131,10 @@ def import_model(out: Out, name: str, file: str, rename: bool) -> None:
 def reset(out: Out, name: str) -> None:
     """Forget what was learned about an LRA.
 
-    It is learned again, from the next sample on.
+    Learning starts again with the next sample.
     """
     answer = out.client.send("DELETE", f"models/{_quoted(name)}")
-    out.say(answer, f"{name}: starts learning over")
+    out.say(answer, f"{name}: starts to learn again")
 
 
 def _read(file: str) -> dict[str, Any]:
@@ -144,9 +144,9 @@ def _read(file: str) -> dict[str, Any]:
     except OSError as exc:
         raise PerphError(f"{file}: cannot be read: {exc.strerror}") from exc
     except (ValueError, RecursionError) as exc:
-        raise PerphError(f"{file}: is no model: not JSON: {str(exc)[:200]}") from exc
+        raise PerphError(f"{file}: is not a model: not JSON: {str(exc)[:200]}") from exc
     if not isinstance(data, dict):
-        raise PerphError(f"{file}: is no model: not a JSON object")
+        raise PerphError(f"{file}: is not a model: not a JSON object")
     return data
 
 

@@ -14,22 +14,24 @@ def add_dashboard_command(cli: click.Group) -> None:
     command(cli)(dashboard)
 
 
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="On loopback [default: a free one].")
-@click.option("--admin", is_flag=True, help="Let the page pause, resume and set the mode.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="Port on loopback [default: a free one]."
+)
+@click.option("--admin", is_flag=True, help="Allow the page to pause, resume and set the mode.")
 @click.option(
     "--url-file",
     metavar="FILE",
-    help="Keep a link that was not used yet in this file, instead of printing one.",
+    help="Keep an unused link in this file, instead of printing one.",
 )
 @click.option("--extender", metavar="URL", envvar=VARIABLE, default="",
               help=f"Address of perphd-extender, for the page of the fleet [environment: {VARIABLE}].")  # fmt: skip
 def dashboard(out: Out, port: int, admin: bool, url_file: str | None, extender: str) -> None:
     """Serve the dashboard for a browser on this host.
 
-    Prints a link that opens it once; the browser then has a session. Until Ctrl-C. From another machine, forward the
-    port: ssh -L 9477:127.0.0.1:9477 HOST perphctl dashboard --port 9477
+    Prints a link that opens it once; the browser then has a session. Runs until Ctrl-C. From another machine, forward
+    the port: ssh -L 9477:127.0.0.1:9477 HOST perphctl dashboard --port 9477
 
-    The page is read-only unless --admin is given; the daemon asks for the same rights as of every perphctl.
+    The page is read-only unless --admin is given; the daemon requires the same rights as for every perphctl.
     """
     import asyncio
 

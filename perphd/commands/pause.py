@@ -43,13 +43,13 @@ def add_pause_commands(cli: click.Group) -> None:
 
 @click.argument("workload", metavar="[WORKLOAD]", required=False)
 @click.option(
-    "--for", "for_s", type=Duration(), metavar="TIME", help="Ends by itself after 90s, 30m, 1h, 2d ..."
+    "--for", "for_s", type=Duration(), metavar="TIME", help="End it automatically after 90s, 30m, 1h, 2d ..."
 )
-@click.option("--reason", default="", metavar="TEXT", help="Shown in status, log and events.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason, shown in status, log and events.")
 def pause(out: Out, workload: str | None, for_s: float | None, reason: str) -> None:
     """Stop changing anything, and restore what was changed.
 
-    For one WORKLOAD or for all. perphd goes on measuring. The pause outlives reload, restart and upgrade; without --for
+    For one WORKLOAD or for all. perphd keeps measuring. The pause survives reload, restart and upgrade; without --for
     it lasts until resume. For automation, creating the file daemon.pause_file (/etc/perphd/pause) does the same.
     """
     from perphd.control.render import pause_text, restore_parts
@@ -66,9 +66,9 @@ def pause(out: Out, workload: str | None, for_s: float | None, reason: str) -> N
 
 @click.argument("workload", metavar="[WORKLOAD]", required=False)
 def resume(out: Out, workload: str | None) -> None:
-    """End a pause.
+    """End the pause of one WORKLOAD, or all manual pauses.
 
-    Of one WORKLOAD, or every pause that was set by hand. One that a file has set ends when the file is removed.
+    A pause set by a file ends when the file is removed.
     """
     from perphd.control.render import pause_text
     from perphd.control.table import text

@@ -29,49 +29,69 @@ _EVERY_S = 10.0
 @click.command()
 @click.argument("app")
 @click.option("--config", "config_path", default=DEFAULT_PATH, show_default=True, help="Configuration file.")
-@click.option("--simulated", is_flag=True, help="APP is an archetype of profiles/, on a simulated host.")
+@click.option("--simulated", is_flag=True, help="Run the archetype APP of profiles/ on a simulated host.")
 @click.option(
-    "--points", type=click.IntRange(20, 20_000), help="Allocations to try [default: 10 %, 20 to 1000]."
+    "--points",
+    type=click.IntRange(20, 20_000),
+    help="Number of allocations to try [default: 10 % of all, 20 to 1000].",
 )
-@click.option("--settle", type=click.IntRange(0, 600), default=4, show_default=True, help="Periods left out.")
 @click.option(
-    "--measure", type=click.IntRange(1, 600), default=3, show_default=True, help="Periods measured."
+    "--settle",
+    type=click.IntRange(0, 600),
+    default=4,
+    show_default=True,
+    help="Periods skipped after each change, while the application settles.",
+)
+@click.option(
+    "--measure",
+    type=click.IntRange(1, 600),
+    default=3,
+    show_default=True,
+    help="Periods measured for each allocation.",
 )
 @click.option(
     "--max-loss",
     type=Number(1, 99),
     default=30.0,
     show_default=True,
-    help="Per cent of work it may lose.",
+    help="Loss of work, in per cent, at which an allocation is ended.",
 )
 @click.option(
     "--max-delay",
     type=Number(1.1, 1000),
     default=3.0,
     show_default=True,
-    help="Times its delay may grow.",
+    help="Growth of delay, as a factor, at which an allocation is ended.",
 )
 @click.option(
     "--when-it-suffers",
     type=click.Choice(["stop", "skip"]),
     default="stop",
     show_default=True,
-    help="End, or go on with allocations that are not as tight.",
+    help="When it suffers: end, or continue with less tight allocations.",
 )
-@click.option("--fresh", is_flag=True, help="Begin anew; without it an earlier run is taken up.")
+@click.option("--fresh", is_flag=True, help="Start again instead of continuing an earlier run.")
 @click.option(
-    "--engine", type=click.Choice(["lightgbm", "numpy"]), help="What trains [default: lightgbm if there]."
+    "--engine",
+    type=click.Choice(["lightgbm", "numpy"]),
+    help="Training library [default: lightgbm if installed].",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the sample and of training.")
 @click.option(
-    "--out", type=click.Path(dir_okay=False), help="Where to save [default: in the state directory]."
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Seed of the choice of allocations and of training.",
+)
+@click.option(
+    "--out", type=click.Path(dir_okay=False), help="File to save to [default: in the state directory]."
 )
 def profile(app: str, config_path: str, simulated: bool, out: str | None, **asked: Any) -> None:
-    """Explore what APP does with less, and save a warm start for its model.
+    """Explore how APP performs with fewer resources, and save a warm start for its model.
 
     Its CPUs, memory, cache ways and bandwidth are lowered, each as far as this host can set it, from generous to
-    tight. Everything is given back as soon as APP suffers, at the end, and after Ctrl-C; a run that ended early is
-    taken up where it was. The daemon must not run meanwhile; after a crash "perphd restore" gives everything back.
+    tight. Everything is restored as soon as APP suffers, at the end, and after Ctrl-C; a run that ended early is
+    continued by the next one. The daemon must not run meanwhile; after a crash "perphd restore" restores everything.
     """
     from perphd.agent.profiling.explorer import Guard, Pacing, Stop
     from perphd.agent.profiling.run import ProfileOptions, find_lra, profile_live, profile_simulated

@@ -12,7 +12,7 @@ _GIB: Final = float(1 << 30)
 
 
 def fleet_parts(data: Any) -> Iterator[Part]:
-    """Status of the extender, the nodes with degraded ones first, its calls, and problems."""
+    """Status of the extender, its nodes (those with degraded LRAs first), its calls, and problems."""
     nodes = sorted(data["nodes"], key=lambda each: (not each["degraded"], _free(each), each["node"]))
     stale = sum(each["stale"] for each in nodes)
     lras, degraded = sum(each["lras"] for each in nodes), sum(len(each["degraded"]) for each in nodes)
@@ -69,7 +69,8 @@ def fleet_parts(data: Any) -> Iterator[Part]:
 
 def _publisher_parts(data: Any) -> Iterator[Part]:
     """Publishers that are silent, failed or wrote a document that the extender does not use."""
-    refused, publishers = data["refused"], data.get("publishers", [])  # none: an extender of an earlier version
+    refused = data["refused"]
+    publishers = data.get("publishers", [])  # an extender of an earlier version reports none
     known = {each["node"]: each for each in publishers}
     unheard = {"version": "", "age_s": None, "silent": False, "problem": "", "problem_s": None}
     named = [known.get(node, {"node": node, **unheard}) for node in sorted({*known, *refused})]
@@ -90,7 +91,9 @@ def _publisher_parts(data: Any) -> Iterator[Part]:
         for each in odd
     ]
     if rows:
-        yield table("Publishers in trouble", ("NODE", "VERSION", "HEARD", "LAST ERROR", "DOCUMENT REFUSED"), rows)
+        yield table(
+            "Publishers in trouble", ("NODE", "VERSION", "HEARD", "LAST ERROR", "DOCUMENT REFUSED"), rows
+        )
 
 
 def _age(each: Any) -> str | Styled:
@@ -101,7 +104,7 @@ def _age(each: Any) -> str | Styled:
 
 
 def explained_parts(data: Any) -> Iterator[Part]:
-    """Why a pod's candidates stayed, went or came first."""
+    """Which nodes were rejected for a pod and why, and the order of the others."""
     for verb, each in data.items():
         yield text(
             f"{verb} of {each['pod']} ({each['band']}) by {each['policy']}: {each['candidates']} candidates, "

@@ -1,4 +1,4 @@
-"""Jobs of the batch queue as people read them."""
+"""Jobs of the batch queue as text for people."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN = 60
 def list_parts(
     rows: Sequence[JobRow], summary: QueueSummary, now_s: float, everything: bool
 ) -> Iterable[Part]:
-    """A line for every job. ``everything``: ended ones were asked for as well."""
+    """A line for every job. ``everything``: the list includes ended jobs."""
     lines = [_line(row, now_s) for row in rows]
     parts: list[Part] = []
     if lines:
@@ -113,7 +113,7 @@ def event_parts(event: EventStatus | None, offer: CopperOffer | None, now_s: flo
 
 
 def queue_lines(summary: QueueSummary, now_s: float) -> list[str]:
-    """The queue as the status shows it; nothing while it is empty and no event is in force."""
+    """The queue as a part of the status; empty if there are no jobs and no event is in force."""
     lines = []
     live = {state: count for state, count in summary.counts.items() if not JobState(state).ended}
     if live:
@@ -200,5 +200,5 @@ def _clock(at_s: float, now_s: float) -> str:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """How many jobs are in which state, in words."""
+    """The number of jobs in each state, in words."""
     return ", ".join(f"{counts[state]} {state}" for state in JobState if counts.get(state)) or "no job"

@@ -21,16 +21,18 @@ def add_report_command(cli: click.Group) -> None:
 
 @click.option(
     "--since", "since_s", type=Duration(), default="7d", show_default=True, metavar="TIME",
-    help="How far back: 6h, 2d, 7d.",
+    help="Length of the period up to now: 6h, 2d, 7d.",
 )  # fmt: skip
-@click.option("--html", "html_path", metavar="FILE", help="Write the report with charts into this file.")
+@click.option(
+    "--html", "html_path", metavar="FILE", help="Also write the report with charts to this HTML file."
+)
 @click.option("--store", metavar="FILE", help="Read this file instead of the daemon's store.")
 def report(out: Out, since_s: float, html_path: str | None, store: str | None) -> None:
-    """Sum up what perphd did, or would have done.
+    """Summarise what perphd did, or would have done.
 
-    In observe: time on target as it was and as predicted with perphd, what batch would have given, how often and why
-    perphd would have acted, with bands. In enforce: the same of what happened. At the end, what each workload reserves,
-    uses and should reserve. Reads the store.
+    In observe: time on target as measured and as predicted with perphd, what batch would have lost, how often and why
+    perphd would have acted, with confidence bands. In enforce: the same for what happened. At the end, what each
+    workload reserves, uses and should reserve. Reads the store.
     """
     from perphd.commands.histories import histories
     from perphd.commands.render_report import html, report_parts, verdict

@@ -22,15 +22,15 @@ from perphd.domain.workload import WorkloadSpec
 from perphd.sizing.recommendation import Reservation
 from perphd.sizing.shaper import Resource
 
-_FILE_ALONE = Unavailable("unknown: --store names a file alone")
+_FILE_ALONE = Unavailable("unknown: --store names a file without a daemon")
 
 
 @dataclass(frozen=True, slots=True)
 class ReservedPlace:
     """Sources of samples and facts.
 
-    ``absent``: why a reservation of an undeclared workload is missing. ``most``: what the host has, as far as it is
-    known, by reading of a sample. ``others``: what others than perphd's workloads use now.
+    ``absent``: why a reservation of an undeclared workload is missing. ``most``: the host's capacity where known, by
+    reading of a sample. ``others``: present use by everything except perphd's workloads.
     """
 
     store: str
@@ -102,10 +102,10 @@ def _from_configuration() -> ReservedPlace:
         config = load(runtime=False)
     except ConfigError as exc:
         raise PerphError(
-            f"no daemon answers, and where its store is cannot be read either: {exc}; name it with --store"
+            f"no daemon answers, and the configured store cannot be determined: {exc}; name it with --store"
         ) from exc
     simulated = config.host.kind == "simulated"
-    topology: Topology | Unavailable = Unavailable("unknown: the simulated host is in its daemon")
+    topology: Topology | Unavailable = Unavailable("unknown: only its daemon can read the simulated host")
     if not simulated:
         try:
             topology = read_topology(RealFs(config.host.root))

@@ -28,28 +28,28 @@ def add_shaper_commands(cli: click.Group) -> None:
 
     @command(cli)
     def shaper(out: Out) -> None:
-        """Show what the resource shaper wants.
+        """Show the targets of the resource shaper.
 
-        For every workload with reserved_memory: reservation, use, target and why. What could be lent now, and what the
-        last plan proposed: in the mode observe nothing of it is done.
+        For every workload with reserved_memory: reservation, use, target and reason. Also what could be lent now, and
+        what the last plan proposed; in the mode observe nothing of it is applied.
         """
         data = out.client.get("shaper")
         out.show(data, lambda: _shaper_parts(data))
 
     @cli.group()
     def memfit() -> None:
-        """Search the smallest memory a workload needs."""
+        """Search for the least memory that a workload needs."""
 
     @command(memfit)
     @click.argument("workload")
-    @click.option("--samples", type=click.IntRange(10, 3600), help="Samples of one epoch [default: 60].")
+    @click.option("--samples", type=click.IntRange(10, 3600), help="Samples per epoch [default: 60].")
     @click.option(
         "--delta", type=Number(0.01, 0.2), help="Share by which a limit is lowered [default: 0.05]."
     )
     def start(out: Out, workload: str, samples: int | None, delta: float | None) -> None:
         """Begin to lower a workload's memory.high.
 
-        It returns to the last good limit as soon as the workload is slow and memory is why. Nothing stays in force when
+        It returns to the last good limit as soon as the workload is slow because of memory. Nothing stays in force when
         the search ends, unless it is applied.
         """
         given = {"samples": samples, "step": delta}
@@ -60,7 +60,7 @@ def add_shaper_commands(cli: click.Group) -> None:
     @command(memfit)
     @click.argument("workload", required=False)
     def status(out: Out, workload: str | None) -> None:
-        """Show all searches, or that of one workload."""
+        """Show all searches, or the one of a workload."""
         data = out.client.get("memfit")
         if workload is not None:
             names = [str(each["workload"]) for each in data["searches"]]
@@ -75,7 +75,7 @@ def add_shaper_commands(cli: click.Group) -> None:
     def apply(out: Out, workload: str) -> None:
         """Keep the limit that was found in force.
 
-        Until the daemon stops, or until it is stopped here.
+        It stays until the daemon stops, or until memfit stop.
         """
         data = out.client.send("POST", f"memfit/{workload}/apply", {})
         limit = format_bytes(data["memory_high_bytes"])
@@ -84,21 +84,28 @@ def add_shaper_commands(cli: click.Group) -> None:
     @command(memfit)
     @click.argument("workload")
     def stop(out: Out, workload: str) -> None:
-        """End a search, or take its limit back."""
+        """End a search, or remove its limit."""
         data = out.client.send("DELETE", f"memfit/{workload}")
-        out.say(data, f"{workload}: stopped; memory.high is given back")
+        out.say(data, f"{workload}: stopped; memory.high is restored")
 
     @command(memfit)
     @click.option(
         "--footprint", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True,
         help="CSV file with a line BYTES,SAMPLES for each value.",
     )  # fmt: skip
-    @click.option("--task-mean", type=Number(), required=True, help="Mean use of one task, in the same unit.")
-    @click.option("--task-deviation", type=Number(), required=True, help="Its standard deviation.")
-    @click.option("--tasks", type=click.IntRange(1), required=True, help="Tasks that run at a time.")
+    @click.option("--task-mean", type=Number(), required=True, help="Mean memory use of one task, in bytes.")
+    @click.option(
+        "--task-deviation",
+        type=Number(),
+        required=True,
+        help="Standard deviation of a task's memory use, in bytes.",
+    )
+    @click.option(
+        "--tasks", type=click.IntRange(1), required=True, help="Number of tasks that run at a time."
+    )
     @click.option(
         "--outside", type=click.Choice(list(_OUTSIDE)), default="keep", show_default=True,
-        help="Whether use outside every interval counts; the publication leaves that open.",
+        help="Whether use outside all intervals counts; the publication does not specify it.",
     )  # fmt: skip
     def estimate(
         out: Out, footprint: Path, task_mean: float, task_deviation: float, tasks: int, outside: str
@@ -120,7 +127,7 @@ def _footprint(path: Path) -> dict[float, int]:
     """The histogram in a CSV file.
 
     Raises:
-        PerphError: a line is no BYTES,SAMPLES, or there is none.
+        PerphError: a line is not BYTES,SAMPLES, or the file has no such line.
     """
     found: dict[float, int] = {}
     with path.open(newline="") as file:

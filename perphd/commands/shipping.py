@@ -81,7 +81,7 @@ def is_committed(place: Store) -> bool:
 
 
 def ship(to: str, store: str, host: str, every_s: float, form: str, now_s: float) -> Iterator[str]:
-    """Commit every whole window that is not there yet, oldest first; a sentence for each.
+    """Commit every complete window that is missing at the destination, oldest first; a sentence for each.
 
     The models go with the newest window.
 

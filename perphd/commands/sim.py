@@ -18,7 +18,7 @@ _EXIT_FAILED = 1
 
 @click.group()
 def sim() -> None:
-    """A simulated server: kernel files in a directory (by FUSE), workloads that live in real time."""
+    """Simulate a server: kernel files in a directory (by FUSE), and workloads that run in real time."""
 
 
 _config_option = click.option(
@@ -31,15 +31,21 @@ _config_option = click.option(
 @sim.command()
 @click.argument("directory", type=click.Path(file_okay=False))
 @click.option(
-    "--machine", default="rdt", show_default=True, help="Which machine; perphd sim machines names them."
-)
-@click.option("--batch-after", type=Number(0.0), default=30.0, show_default=True, help="Seconds.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the simulated noise.")
-@click.option(
-    "--cgroups", type=click.Choice(["v2", "v1"]), default="v2", show_default=True, help="Which hierarchies."
+    "--machine", default="rdt", show_default=True, help="The machine; perphd sim machines lists them."
 )
 @click.option(
-    "--as", "kinds", multiple=True, metavar="NAME=ARCHETYPE", help="What a workload is, of profiles/."
+    "--batch-after", type=Number(0.0), default=30.0, show_default=True, help="Seconds after which batch starts."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the simulated noise.")
+@click.option(
+    "--cgroups",
+    type=click.Choice(["v2", "v1"]),
+    default="v2",
+    show_default=True,
+    help="The cgroup hierarchies.",
+)
+@click.option(
+    "--as", "kinds", multiple=True, metavar="NAME=ARCHETYPE", help="Archetype of profiles/ for a workload."
 )
 @_config_option
 def mount(
@@ -77,7 +83,7 @@ def mount(
     "--state-dir",
     default="~/.local/state/perphd-sim",
     show_default=True,
-    help="Where the daemon keeps its state.",
+    help="The daemon's state directory.",
 )
 @_config_option
 def config(directory: str, state_dir: str, config_path: str | None) -> None:
@@ -94,7 +100,7 @@ def config(directory: str, state_dir: str, config_path: str | None) -> None:
 
 @sim.command()
 def machines() -> None:
-    """Name the machines that can be mounted."""
+    """List the machines that can be mounted."""
     from perphd.agent.simulated_mount import machine_names
 
     for name in machine_names():

@@ -98,7 +98,7 @@ _store = click.option("--store", metavar="FILE", help="Read this file; reservati
 def _last(default: str) -> Callable[[F], F]:
     return click.option(
         "--last", "last_s", type=Duration(), default=default, show_default=True, metavar="TIME",
-        help="The history that counts: 6h, 2d, 7d.",
+        help="Length of the history to use: 6h, 2d, 7d.",
     )  # fmt: skip
 
 
@@ -112,20 +112,20 @@ def add_sizing_commands(cli: click.Group) -> None:
 @click.argument("workload", metavar="[WORKLOAD]", required=False)
 @click.option(
     "--format", "form", type=click.Choice(["systemd", "kubernetes", "yarn"]),
-    help="Print the recommendation as a drop-in, a resource patch, YARN values.",
+    help="Print the recommendation as a systemd drop-in, a resource patch or YARN values.",
 )  # fmt: skip
 @_last("7d")
 @_store
 def size(out: Out, workload: str | None, form: str | None, last_s: float, store: str | None) -> None:
-    """Say what workloads use and should reserve.
+    """Show what workloads use and should reserve.
 
-    Of CPU and memory: reserved, used, forecast for the next minute, recommended, and what could be reclaimed now. Reads
-    the store; nothing is applied, also with --format.
+    For CPU and memory: reserved, used, forecast for the next minute, recommended, and what could be reclaimed now.
+    Reads the store; nothing is applied, also with --format.
     """
     from perphd.sizing.formats import Amounts, printed
 
     if form and out.as_json:
-        raise click.UsageError("--format prints text: leave out --json, or leave out --format")
+        raise click.UsageError("--format prints text and cannot be combined with --json")
     place, found = read_store(out, workload, last_s, store)
     sizes = sizes_of(place, found)
     if form:
@@ -154,15 +154,15 @@ def size(out: Out, workload: str | None, form: str | None, last_s: float, store:
 @click.argument("workload", metavar="[WORKLOAD]", required=False)
 @click.option(
     "--horizon", "horizon_s", type=Duration(), default="60s", show_default=True, metavar="TIME",
-    help="How far ahead; one window, 60s, is all that is supported.",
+    help="How far ahead; only one window, 60s, is supported.",
 )  # fmt: skip
 @_last("1d")
 @_store
 def forecast(out: Out, workload: str | None, horizon_s: float, last_s: float, store: str | None) -> None:
     """Forecast each workload's use in the next minute.
 
-    CPU, working set, cache occupancy, memory bandwidth and load, where the store has them. For one WORKLOAD, all models
-    are shown beside the one that acts.
+    CPU, working set, cache occupancy, memory bandwidth and load, where the store has them. For one WORKLOAD, shows all
+    models beside the one in use.
     """
     from perphd.forecast.following import latest_stretch
     from perphd.forecast.replay import Outlook, outlook
@@ -195,17 +195,23 @@ def forecast(out: Out, workload: str | None, horizon_s: float, last_s: float, st
     _show(out, place, found, {"horizon_s": WINDOW_S, "workloads": forecasts}, parts)
 
 
-@click.option("--cores", type=Number(0, min_open=True), help="CPUs of the host [default: read].")
-@click.option("--memory", "memory_bytes", type=Bytes(), metavar="SIZE", help="Memory of the host: 64G.")
+@click.option("--cores", type=Number(0, min_open=True), help="CPUs of the host [default: as read from it].")
+@click.option(
+    "--memory",
+    "memory_bytes",
+    type=Bytes(),
+    metavar="SIZE",
+    help="Memory of the host, for example 64G [default: as read from it].",
+)
 @_last("2d")
 @_store
 def headroom(
     out: Out, cores: float | None, memory_bytes: int | None, last_s: float, store: str | None
 ) -> None:
-    """Predict the host's peak use, and what stays free.
+    """Predict the host's peak use and its headroom.
 
-    For every predictor: the peak of the next hour and its back-test on the store. The tightest predictor that keeps its
-    budget of under-estimates is picked.
+    For every predictor: the peak of the next hour and its back-test on the store. Selects the tightest predictor within
+    its budget of under-estimates.
     """
     from perphd.sizing.shaper import Resource
 
@@ -225,7 +231,7 @@ def read_store(
     out: Out, workload: str | None, last_s: float, store: str | None,
     series: tuple[str, ...] = tuple(_SERIES_OF.values()),
 ) -> tuple[ReservedPlace, StoreWindows]:  # fmt: skip
-    """What is reserved, and the windows of one workload or all. ``store``: a file instead of the daemon's.
+    """Reservations, and the windows of one workload or all. ``store``: a file instead of the daemon's.
 
     Raises:
         UsageError: less than a window.

@@ -20,7 +20,11 @@ def add_store_commands(cli: click.Group) -> None:
     @command(cli)
     @click.argument("sql")
     @click.option(
-        "--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Most rows."
+        "--limit",
+        type=click.IntRange(1, 100_000),
+        default=1000,
+        show_default=True,
+        help="Most rows to return.",
     )
     @click.option("--store", metavar="FILE", help="Read this file instead of asking the daemon.")
     def query(out: Out, sql: str, limit: int, store: str | None) -> None:
@@ -44,16 +48,20 @@ def add_store_commands(cli: click.Group) -> None:
     @click.option(
         "--format", "form", type=click.Choice(["csv", "jsonl", "parquet"]), default="csv", show_default=True
     )
-    @click.option("-o", "--output", metavar="FILE", help="Replaced if it exists.")
+    @click.option("-o", "--output", metavar="FILE", help="Output file; replaced if it exists.")
     @click.option(
         "--to", metavar="PLACE", help="Commit a dataset to this new folder, or s3://BUCKET/NAME, instead."
     )
     @click.option(
         "--store", metavar="FILE", help="The store's file [default: the daemon's, else as configured]."
     )
-    @click.option("--replay", metavar="FILE", help="Record the daemon's next rounds of decisions instead.")
+    @click.option("--replay", metavar="FILE", help="Record the daemon's next decisions to this file instead.")
     @click.option(
-        "--rounds", type=click.IntRange(1, MOST_ROUNDS), default=60, show_default=True, help="With --replay."
+        "--rounds",
+        type=click.IntRange(1, MOST_ROUNDS),
+        default=60,
+        show_default=True,
+        help="Number of decision rounds to record with --replay.",
     )
     def export(
         out: Out, table: str | None, form: str, output: str | None, to: str | None, store: str | None,
@@ -62,18 +70,18 @@ def add_store_commands(cli: click.Group) -> None:
         """Write a table to a file or a dataset, or record decisions.
 
         TABLE is samples, decisions, outcomes, writes, events or host; with --to also models (the files of learned
-        models) or all (every table and the models). Reads the store's file itself, so it takes the right to read
-        that. Parquet and object stores need pyarrow: the error says how to get it.
+        models) or all (every table and the models). Reads the store's file itself, so this user must be able to read
+        it. Parquet and object stores need pyarrow: the error says how to get it.
 
-        With --to, parts are written first and a manifest last: readers see the whole dataset or nothing of it.
+        With --to, parts are written first and a manifest last, so readers see the whole dataset or nothing.
 
-        With --replay, what the policy sees, asks its models and answers is recorded as it happens, round by round;
-        tools/replay lets a policy decide on it again, bit for bit. Ctrl-C ends it early.
+        With --replay, each round's input, queries to models and decision are recorded as they happen; tools/replay can
+        repeat the decisions bit for bit. Ctrl-C ends it early.
         """
         if replay is not None:
             if table is not None or output is not None or to is not None:
                 raise click.UsageError(
-                    "--replay records decisions: it takes no table, no --output and no --to"
+                    "--replay records decisions: it cannot be combined with a table, --output or --to"
                 )
             _record(out, replay, rounds)
             return
@@ -154,7 +162,7 @@ def _configured_store() -> str:
         return load(runtime=False).store_path
     except ConfigError as exc:
         raise PerphError(
-            f"no daemon answers, and where its store is cannot be read either: {exc}; name it with --store"
+            f"no daemon answers, and the configured store cannot be determined: {exc}; name it with --store"
         ) from exc
 
 

@@ -20,9 +20,10 @@ def add_suggest_command(cli: click.Group) -> None:
 
     @command(cli)
     def suggest(out: Out) -> None:
-        """Name undeclared control groups worth declaring as batch.
+        """List undeclared control groups worth declaring as batch.
 
-        For each: what it uses, whom it slowed, what declaring it would gain, and the lines for the configuration.
+        Shows for each: its use, the LRAs that it slowed, the gain from declaring it, and the lines for the
+        configuration.
         """
         data = out.client.get("suggest")
         out.show(data, lambda: list(_parts(data)))

@@ -18,17 +18,17 @@ def add_trace_commands(cli: click.Group) -> None:
 
     @cli.group()
     def trace() -> None:
-        """Take what was measured here into a simulation."""
+        """Use this host's measurements in a simulation."""
 
     @command(trace)
     @click.argument("place")
     @click.option(
         "--format", "form", type=click.Choice(["alibaba-v2023"]), default="alibaba-v2023", show_default=True
     )
-    @click.option("--node", metavar="NAME", help="What the trace calls this host [default: its host name].")
+    @click.option("--node", metavar="NAME", help="This host's name in the trace [default: its host name].")
     @click.option(
         "--every", "every_s", type=Number(1, 3600), default=30.0, show_default=True, metavar="SECONDS",
-        help="Time between two rows of a workload.",
+        help="Seconds between two rows of a workload.",
     )  # fmt: skip
     @click.option(
         "--store", metavar="FILE", help="The store's file [default: the daemon's, else as configured]."
@@ -37,9 +37,9 @@ def add_trace_commands(cli: click.Group) -> None:
         """Commit the store as a trace: node use, pods, and pod use.
 
         PLACE is a new folder, or s3://BUCKET/NAME. The tables are those of Alibaba's cluster-trace-v2023, in CPUs,
-        bytes, milliseconds and ratios; -1 stands for what was not measured. LRAs have the class LS, batch BE. Requests
+        bytes, milliseconds and ratios; -1 means not measured. LRAs have the class LS, batch BE. Requests
         are the reservations that the configuration or the control groups state; with --store there are none. The trace
-        names this host and its workloads. It reads the store's file itself: be root.
+        names this host and its workloads. Reads the store's file itself: run it as root.
         """
         from perphd.commands.reservations import find
         from perphd.dataset.stores import open_store

@@ -25,34 +25,38 @@ def add_trial_commands(cli: click.Group) -> None:
 
 @click.group()
 def trial() -> None:
-    """Measure what perphd does for this host.
+    """Measure the effect of perphd on this host.
 
     perphd observes and enforces in turn, in random order. The report compares both, with confidence intervals.
     """
 
 
 @command(trial)
-@click.option("--hours", type=Number(), required=True, help="How long: 24 covers a day of load.")
+@click.option("--hours", type=Number(), required=True, help="Duration in hours; 24 covers a day of load.")
 @click.option(
     "--block", "block_s", type=Duration(), default="10m", show_default=True, metavar="TIME",
-    help="Length of a block.",
+    help="Length of a block, for example 15m.",
 )  # fmt: skip
 @click.option(
     "--washout", "washout_s", type=Duration(), metavar="TIME",
-    help="Start of each block that is not used [default: a quarter of it, at most 2m].",
+    help="Time skipped at the start of each block [default: a quarter of it, at most 2m].",
 )  # fmt: skip
 @click.option(
-    "--bound", "bound_pct", type=Number(), metavar="PERCENT", help="Harm that ends the trial [default: 25]."
+    "--bound",
+    "bound_pct",
+    type=Number(),
+    metavar="PERCENT",
+    help="Excess over the target that ends the trial [default: 25].",
 )
-@click.option("--seed", type=int, help="Of the random order [default: random, and recorded].")
+@click.option("--seed", type=int, help="Seed of the random order [default: random, and recorded].")
 def start(
     out: Out, hours: float, block_s: float, washout_s: float | None, bound_pct: float | None, seed: int | None
 ) -> None:
     """Begin a trial: perphd enforces in half of the blocks.
 
     Workloads whose own mode is observe are left out. The trial ends by itself after its last block, at once when an
-    application is harmed, and when the mode, the workloads or the policy are changed. The modes are then as before.
-    It goes on after a restart of perphd, unless the configured modes have changed.
+    application is harmed, and when the mode, the workloads or the policy are changed. Afterwards the earlier modes
+    apply again. It continues after a restart of perphd, unless the configured modes have changed.
     """
     from perphd.control.render import duration
     from perphd.domain.wire import decode
@@ -81,7 +85,7 @@ def start(
 
 @command(trial)
 def stop(out: Out) -> None:
-    """End the running trial; the modes are as before it."""
+    """End the running trial and return to the earlier modes."""
     answer = out.client.send("DELETE", "trial", None)
     out.say(answer, f"Trial {answer['record']['plan']['trial']} was stopped: perphctl trial report")
 
@@ -101,14 +105,19 @@ def status(out: Out) -> None:
 
 @command(trial)
 @click.option(
-    "--file", "path", metavar="RECORD", help="Read this record (STATE_DIR/trials/*.json), ask no daemon."
+    "--file",
+    "path",
+    metavar="RECORD",
+    help="Read this record (STATE_DIR/trials/*.json) instead of asking the daemon.",
 )
-@click.option("--html", "html_path", metavar="FILE", help="Write the report with charts into this file.")
+@click.option(
+    "--html", "html_path", metavar="FILE", help="Also write the report with charts to this HTML file."
+)
 def report(out: Out, path: str | None, html_path: str | None) -> None:
-    """Say what the trial found.
+    """Report the results of a trial.
 
-    The effect on every LRA's delay and work and on batch, with 95 % intervals; the carry-over; one sentence for a
-    manager. Also while the trial runs, with what it has so far.
+    Shows the effect on every LRA's delay and work and on batch, with 95 % intervals; the carry-over; and a summary in
+    one sentence. While the trial runs, the report covers the blocks so far.
     """
     from perphd.commands.render_trial import facts, html, report_parts, verdict
     from perphd.domain.wire import encode

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from perphd.control.table import Part
     from perphd.forecast.usage_profile import UsageProfile
 
-_file = click.option("--file", "path", metavar="FILE", help="Read this profile, not this node's.")
+_file = click.option("--file", "path", metavar="FILE", help="Read this profile instead of this node's.")
 
 
 def add_usage_profile_commands(cli: click.Group) -> None:
@@ -26,9 +26,9 @@ def add_usage_profile_commands(cli: click.Group) -> None:
 
     @cli.group("usage-profile")
     def usage_profile() -> None:
-        """Show and exchange what workloads use together.
+        """Show and exchange joint use of resources by workloads.
 
-        The forecast worker learns the profile. Profiles of several nodes merge in any order, as often as one likes.
+        The forecast worker learns the profile. Profiles of several nodes can be merged in any order and repeatedly.
         """
 
     command(usage_profile)(show)
@@ -39,9 +39,9 @@ def add_usage_profile_commands(cli: click.Group) -> None:
 
 @_file
 def show(out: Out, path: str | None) -> None:
-    """Show what pairs of workloads use together.
+    """Show the joint use of pairs of workloads.
 
-    The greatest use at one moment, as a share of what both reserve.
+    The peak at one moment, as a share of both reservations.
     """
     from perphd.forecast.usage_profile import as_record
 
@@ -51,7 +51,7 @@ def show(out: Out, path: str | None) -> None:
 
 @click.argument("target", metavar="FILE")
 def export(out: Out, target: str) -> None:
-    """Write this node's profile into a file."""
+    """Export this node's profile to a file."""
     _write(target, profile := _own(out, None))
     out.say({"file": target, "pairs": len(profile.peaks)}, f"written: {target}, {len(profile.peaks)} pairs")
 
@@ -60,7 +60,7 @@ def export(out: Out, target: str) -> None:
 def take(out: Out, sources: Sequence[str]) -> None:
     """Give profiles of other nodes to the forecast worker.
 
-    It takes them in within a minute.
+    It merges them within a minute.
     """
     from perphd.control.forecast_files import IMPORTED, read_profile
     from perphd.forecast.usage_profile import as_record

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Teller(Protocol):
-    """Takes note of what is waited for."""
+    """Receives the progress of a wait."""
 
     def __call__(self, ended: int, row: JobRow) -> None:
-        """``ended`` jobs have ended, and this one is waited for."""
+        """Report the number of ended jobs, and the job awaited now."""
 
 
 def note_of(row: JobRow, now_s: float) -> tuple[str, float | None]:
-    """What a job is doing, and the share of its run time that is over where that is predicted."""
+    """The state of a job, and the completed share of its run time where that is predicted."""
     detail = row.detail
     if detail is None or row.state not in (JobState.RUNNING, JobState.FROZEN):
         return f"job {row.id} ({row.name}): {row.state}", None
@@ -36,7 +36,7 @@ def note_of(row: JobRow, now_s: float) -> tuple[str, float | None]:
 
 @contextmanager
 def waiting(count: int, shown: bool) -> Iterator[Teller]:
-    """A bar on stderr if that is a terminal and ``shown``: of the jobs that have ended, or of the only one's run."""
+    """A progress bar on stderr if that is a terminal and ``shown``: over all jobs, or over the run of a single job."""
     if not shown or not sys.stderr.isatty():
         yield lambda ended, row: None
         return

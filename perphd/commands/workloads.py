@@ -19,46 +19,62 @@ def add_workload_commands(cli: click.Group) -> None:
 
 @click.group()
 def lra() -> None:
-    """Long-running applications.
+    """Manage long-running applications.
 
-    Those that are kept at their performance.
+    perphd keeps them at their performance.
     """
 
 
 @click.group()
 def batch() -> None:
-    """Batch: work that gives way."""
+    """Manage batch: work that gives way."""
 
 
 @click.group()
 def sli() -> None:
-    """Readings that an application delivers itself."""
+    """Push readings from an application."""
 
 
 _mode = click.option(
     "--mode",
     type=click.Choice(["observe", "enforce"]),
-    help="For this workload alone [default: the daemon's].",
+    help="Mode of this workload [default: the daemon's].",
 )
 
 
 @command(lra, "add")
 @click.argument("name")
 @click.argument("cgroup")
-@click.option("--priority", type=int, help="Order of decision, the higher one first [default: 100].")
+@click.option("--priority", type=int, help="Order of decision, highest first [default: 100].")
 @_mode
-@click.option("--tolerance-pct", type=Number(), help="Accepted loss of work [default: 10].")
-@click.option("--delay-tolerance-pct", type=Number(), help="Accepted growth of delay [default: 50].")
-@click.option("--min-work-rate-per-s", type=Number(), help="Keep at least so much work per second instead.")
-@click.option("--max-latency-ms", type=Number(), help="Keep the latency below this instead; needs --sli.")
+@click.option("--tolerance-pct", type=Number(), help="Accepted loss of work, in per cent [default: 10].")
 @click.option(
-    "--latency-percentile", type=click.Choice(["p50", "p95", "p99"]), help="Which one [default: p95]."
+    "--delay-tolerance-pct", type=Number(), help="Accepted growth of delay, in per cent [default: 50]."
+)
+@click.option("--min-work-rate-per-s", type=Number(), help="Absolute target instead: least work per second.")
+@click.option(
+    "--max-latency-ms",
+    type=Number(),
+    help="Absolute target instead: highest latency in milliseconds; needs --sli.",
 )
 @click.option(
-    "--sli", "source", metavar="SOURCE", help="mysql, postgresql, redis, prometheus, file, command, push."
+    "--latency-percentile",
+    type=click.Choice(["p50", "p95", "p99"]),
+    help="Percentile of the latency target [default: p95].",
 )
 @click.option(
-    "-o", "--sli-option", "options", metavar="KEY=VALUE", multiple=True, help="An option of that source."
+    "--sli",
+    "source",
+    metavar="SOURCE",
+    help="SLI source: mysql, postgresql, redis, prometheus, file, command, push.",
+)
+@click.option(
+    "-o",
+    "--sli-option",
+    "options",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="An option of the SLI source; repeatable.",
 )
 def add_lra(
     out: Out, name: str, cgroup: str, source: str | None, options: tuple[str, ...], **keys: Any
@@ -72,7 +88,7 @@ def add_lra(
     if source is not None:
         body["sli"] = {"source": source, **dict(_pair(option) for option in options)}
     elif options:
-        raise click.UsageError("--sli-option without --sli")
+        raise click.UsageError("--sli-option requires --sli")
     _add(out, body)
 
 
@@ -83,7 +99,7 @@ def add_lra(
 @click.option(
     "--min-cores",
     type=Number(),
-    help="CPU time that it really gets, in CPUs [default: none is guaranteed; it keeps one core].",
+    help="Guaranteed CPU time, in CPUs [default: no guarantee, but it keeps one core].",
 )
 @click.option("--min-memory", metavar="SIZE", help="Never limit its memory below this, e.g. 1G [default: 0].")
 def add_batch(out: Out, name: str, cgroup: str, **keys: Any) -> None:
@@ -109,26 +125,26 @@ def list_batch(out: Out) -> None:
 @command(lra, "rm")
 @click.argument("name")
 def remove_lra(out: Out, name: str) -> None:
-    """Give an LRA's settings back and forget it."""
+    """Restore an LRA's settings and remove it."""
     _remove(out, "lra", name)
 
 
 @command(batch, "rm")
 @click.argument("name")
 def remove_batch(out: Out, name: str) -> None:
-    """Give a workload's settings back and forget it."""
+    """Restore a workload's settings and remove it."""
     _remove(out, "batch", name)
 
 
 @command(sli, "push")
 @click.argument("name")
-@click.option("--work-rate", "work_rate_per_s", type=Number(), help="Work completed, per second.")
-@click.option("--load", "load_per_s", type=Number(), help="Work asked for, per second.")
-@click.option("--latency-p50-ms", type=Number(), help="Median latency, milliseconds.")
-@click.option("--latency-p95-ms", type=Number(), help="95th percentile.")
-@click.option("--latency-p99-ms", type=Number(), help="99th percentile.")
+@click.option("--work-rate", "work_rate_per_s", type=Number(), help="Completed work per second.")
+@click.option("--load", "load_per_s", type=Number(), help="Requested work per second.")
+@click.option("--latency-p50-ms", type=Number(), help="Median latency in milliseconds.")
+@click.option("--latency-p95-ms", type=Number(), help="95th percentile of the latency in milliseconds.")
+@click.option("--latency-p99-ms", type=Number(), help="99th percentile of the latency in milliseconds.")
 def push(out: Out, name: str, **readings: float | None) -> None:
-    """Hand over readings of the LRA NAME.
+    """Push readings of the LRA NAME.
 
     Its SLI source must be "push".
     """

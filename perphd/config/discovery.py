@@ -1,7 +1,7 @@
 """The control groups that the declared matches stand for now.
 
-Looks and compares; the agent takes the workloads in, follows them and lets them go. What cannot be taken is told, and
-keeps nothing else from being found.
+Only searches and compares; the agent adds, follows and drops the workloads. A group that cannot be accepted is reported
+and does not prevent others from being found.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from perphd.host.fs import KernelFs
 from perphd.host.lookup import Container, Lookup, Pod
 
 MAX_INSTANCES: Final = 64
-"""So many workloads one match with wildcards stands for at most: the first by path."""
+"""Most workloads that one match with wildcards produces: the first by path."""
 _SHOWN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``specs``: by name, each with its control group; ``declared_as``: name -> name of the declaration.
+    """The result of a search. ``specs``: by name, each with its control group.
 
-    ``problems``: name of a declaration -> why it, or some of what it matches, is left out. ``overruled``: sentences
-    about workloads that declare themselves and are declared by the operator as well.
+    ``declared_as``: name -> name of the declaration. ``problems``: name of a declaration -> why it, or part of what it
+    matches, is left out. ``overruled``: sentences about workloads that declare themselves although the operator
+    declares them as well.
     """
 
     specs: Mapping[str, WorkloadSpec] = field(default_factory=dict)
@@ -41,7 +42,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Hit:
-    """``identity``: distinguishes names that ``captured`` does not; empty: the group's path does."""
+    """A group that matches. ``identity``: tells apart groups with equal ``captured``; empty: their paths do."""
 
     cgroup: str
     captured: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ class _Hit:
 
 
 class Discovery:
-    """Looks on one host. Remembers which process a ``pid:`` meant, so that its successor is not taken for it."""
+    """Searches one host. Remembers the process behind each ``pid:``, because its number may be reused."""
 
     def __init__(self, fs: KernelFs, lookup: Lookup) -> None:
         self._fs, self._lookup = fs, lookup
@@ -63,10 +64,9 @@ class Discovery:
         others: Sequence[WorkloadSpec],
         opt_in: OptInConfig = NOBODY,
     ) -> Found:
-        """What the declarations stand for. ``others``: workloads whose control groups are given.
+        """Find the control groups of the declarations. ``others``: workloads whose control groups are given.
 
-        ``opt_in``: which workloads may declare themselves besides. Raises nothing: what cannot be looked at is not
-        found.
+        ``opt_in``: which workloads may declare themselves as well. Raises nothing: an unreadable place yields nothing.
         """
         self._lookup.look_anew()
         own = [path for _, path in own_cgroups(self._fs)]
@@ -118,9 +118,9 @@ class Discovery:
     def _by_themselves(
         self, config: OptInConfig, own: Sequence[str], taken: Mapping[str, str], names: set[str]
     ) -> tuple[dict[str, WorkloadSpec], list[str], list[str]]:
-        """The workloads that declare themselves; what is wrong with others; those that the operator has declared.
+        """Workloads that declare themselves, problems of others, and those that the operator declares as well.
 
-        Those that were there before come first, so that nobody is displaced by others.
+        Workloads that were found before come first, so that newcomers displace none of them.
         """
         specs: dict[str, WorkloadSpec] = {}
         said: list[str] = []
@@ -147,20 +147,19 @@ class Discovery:
         return specs, said, overruled
 
     def exists(self, cgroup: str) -> bool:
-        """True if the control group is there."""
+        """True if the control group exists."""
         return self._lookup.exists(cgroup)
 
     def forget_processes(self, declared: Sequence[WorkloadSpec]) -> None:
-        """Of those that none of these declarations names: when one is named again it may be another's number."""
+        """Forget processes that no declaration names any more, because their numbers may be reused."""
         if self._starts:
             named = {spec.match for spec in declared}
             self._starts = {pid: start for pid, start in self._starts.items() if f"pid:{pid}" in named}
 
     def _hits(self, match: Match) -> tuple[list[_Hit], str]:
-        """The control groups, sorted by path, and what is odd.
+        """The control groups, sorted by path, and a problem or an empty text.
 
-        Whoever may make groups where a match looks chooses their names: one that cannot be taken keeps no other from
-        being taken.
+        Users who may create groups choose their names, so a group that cannot be accepted does not affect others.
         """
         problem = ""
         match match.kind:
@@ -248,7 +247,7 @@ class Discovery:
         return [_Hit(cgroup)], ""
 
     def _paths(self, pattern: str) -> Iterator[str]:
-        """Existing groups that a path with wildcards stands for: no folder is listed that cannot lead to one."""
+        """Existing groups whose path matches a pattern. Lists only folders that can lead to a match."""
         found = [""]
         for part in pattern[1:].split("/"):
             if is_wild(part):
@@ -265,7 +264,7 @@ class Discovery:
 
 
 def _refusal(cgroup: str, name: str, own: Sequence[str], taken: Mapping[str, str], names: set[str]) -> str:
-    """Why this control group is not taken; empty if it is. ``name``: of one of many."""
+    """Why this control group is refused; empty if it is accepted. ``name``: of one of many instances."""
     for path in own:
         if path == cgroup or is_inside(path, cgroup):
             return f"{cgroup} contains perphd itself (it runs in {path})"

@@ -39,7 +39,7 @@ def remarks(config: Config) -> list[str]:
 
 
 def check_everything(config: Config, fs: KernelFs, hierarchies: Hierarchies) -> list[str]:
-    """As ``check_against_host``, with the declarations of units that do not run or that perphd does not read."""
+    """``check_against_host``, including declarations of units that do not run or that perphd does not read."""
     from perphd.config.opt_in import OptIn
     from perphd.host.lookup import Lookup
 

@@ -1,4 +1,4 @@
-"""What ``match`` in a workload's table says: how its control group is found instead of being named. Pure.
+"""The key ``match`` of a workload: how its control group is found instead of being named. Pure.
 
 The grammar, also in docs/config.md::
 
@@ -12,9 +12,9 @@ The grammar, also in docs/config.md::
     GLOB     = text in which * stands for any run of characters, ? for one, [abc] [a-z] [!abc] for one of a set;
                none of them for "/". A backslash is a backslash: unit names have them.
 
-A pattern without wildcards stands for one workload, and is an error where it finds several. One with wildcards, and any
-label, stands for one workload each: they are called NAME.INSTANCE, by what the wildcards stood for, or by the
-containers' names.
+A pattern without wildcards declares one workload; finding several groups is an error. A pattern with wildcards, and any
+label, declares one workload per group found. These are called NAME.INSTANCE, after the text that the wildcards matched
+or the container's name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from perphd.domain.errors import ParseError
 MAX_PATTERN: Final = 1000
 MAX_NAME: Final = 63
 MAX_BASE: Final = 40
-"""The longest name of a declaration that stands for many."""
+"""Most characters of the name of a declaration that may match many groups."""
 ALLOWED: Final = (
     '"unit:NAME", "slice:NAME", "cgroup:/PATH", "container:NAME", "pod:NAMESPACE/NAME", "label:KEY=VALUE", '
     '"pid:NUMBER" or "pidfile:/PATH"; * ? [..] in all but slice, pid and pidfile'
@@ -44,21 +44,21 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class MatchKind(StrEnum):
-    """What a pattern is compared with."""
+    """What a pattern is compared with, as written before the colon."""
 
-    UNIT = "unit"  # the name of a unit of this host's systemd, wherever in its slices
-    SLICE = "slice"  # a slice, whose path follows from its name
+    UNIT = "unit"  # the name of a systemd unit of this host, in any slice
+    SLICE = "slice"  # a systemd slice; its path follows from its name
     CGROUP = "cgroup"  # the path of a control group
-    CONTAINER = "container"  # a container's name; of a pod's NAMESPACE/POD/CONTAINER
+    CONTAINER = "container"  # a container's name; in a pod NAMESPACE/POD/CONTAINER
     POD = "pod"  # NAMESPACE/POD
     LABEL = "label"  # a label of a container, or a label or annotation of a pod
-    PID = "pid"  # the group of a process, as long as that lives
-    PIDFILE = "pidfile"  # the group of the process whose number is in a file
+    PID = "pid"  # the group of a process, while the process lives
+    PIDFILE = "pidfile"  # the group of the process whose PID a file contains
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One parsed ``match``. ``key``: of a label; ``pattern``: what the rest says."""
+    """One parsed ``match``. ``key``: the label's key; ``pattern``: the text after it, or after the colon."""
 
     kind: MatchKind
     pattern: str
@@ -69,19 +69,19 @@ class Match:
 
     @property
     def is_many(self) -> bool:
-        """True if it stands for any number of workloads."""
+        """True if it can match more than one workload."""
         if self.kind in (MatchKind.SLICE, MatchKind.PID, MatchKind.PIDFILE):
             return False
         return self.kind is MatchKind.LABEL or is_wild(self.pattern)
 
     def captures(self, text: str) -> tuple[str, ...] | None:
-        """What the wildcards stand for in this text; None: it does not match."""
+        """The texts that the wildcards match; None if the text does not match."""
         found = glob(self.pattern).fullmatch(text)
         return None if found is None else found.groups()
 
 
 def parse_match(text: str) -> Match:
-    """Read a ``match``.
+    """Parse a ``match``.
 
     Raises:
         ParseError: it does not follow the grammar.
@@ -116,7 +116,7 @@ def parse_match(text: str) -> Match:
 
 
 def named(name: str) -> str:
-    """How a container or pod of this name is found: NAME, NAMESPACE/POD or NAMESPACE/POD/CONTAINER.
+    """The match that finds a container or pod of this name: NAME, NAMESPACE/POD or NAMESPACE/POD/CONTAINER.
 
     A container of a pod is found as its pod, whose limits and weights count against other pods.
     """
@@ -127,7 +127,7 @@ def named(name: str) -> str:
 
 
 def is_lasting(text: str) -> bool:
-    """False for what means one process of this boot: written down, it would mean any other that has its number."""
+    """False for a match of one process: after a reboot, its number may belong to another process."""
     return parse_match(text).kind is not MatchKind.PID
 
 
@@ -141,9 +141,9 @@ def slice_path(name: str) -> str:
 
 
 def instance_name(base: str, captured: tuple[str, ...], identity: str) -> str:
-    """The name of one of many: ``base.`` and what the wildcards stood for, as far as a name can say it.
+    """The name of one of many workloads: ``base.`` and the wildcards' texts, as far as a name allows their characters.
 
-    Where it cannot, six digits of ``identity`` keep it apart from others; it stays the same as long as both do.
+    Otherwise six digits derived from ``identity`` make it unique. It is stable while the texts and ``identity`` are.
     ``base`` has at most ``MAX_BASE`` characters.
     """
     told = "-".join(part for part in captured if part)
@@ -160,9 +160,9 @@ def instance_name(base: str, captured: tuple[str, ...], identity: str) -> str:
 def glob(pattern: str) -> re.Pattern[str]:
     """The pattern as a regular expression with a group for each wildcard.
 
-    What follows a ``*`` up to the next one is taken where it first occurs, for good: a match needs no more (nothing in
-    a pattern stands for a varying number of characters but ``*``), and trying everything else takes a time that grows
-    exponentially with the number of ``*`` on names that tenants choose.
+    The text between two ``*`` is matched at its first occurrence, without backtracking. That suffices, because only
+    ``*`` matches a varying number of characters. Backtracking would take a time exponential in the number of ``*`` on
+    names that tenants choose.
     """
     head, *runs = _runs(pattern)
     if not runs:
@@ -172,7 +172,7 @@ def glob(pattern: str) -> re.Pattern[str]:
 
 
 def _runs(pattern: str) -> list[str]:
-    """Expressions of what stands before, between and behind the ``*``: each for a fixed number of characters."""
+    """Expressions for the parts before, between and after the ``*``; each matches a fixed number of characters."""
     runs = [""]
     for part in _parts(pattern):
         if part == _STAR:
@@ -183,7 +183,7 @@ def _runs(pattern: str) -> list[str]:
 
 
 def is_wild(pattern: str) -> bool:
-    """True if there is a wildcard in it."""
+    """True if the text contains a wildcard."""
     return any(isinstance(part, str) for part in _parts(pattern))
 
 
@@ -223,7 +223,7 @@ def _set(body: str) -> str:
         else:
             inner += re.escape(body[at])
             at += 1
-    # A set never stands for the "/" that separates groups, whatever is in it.
+    # A set never matches the "/" that separates groups, whatever it contains.
     return f"(?!/)[{'^' if negated else ''}{inner}]"
 
 

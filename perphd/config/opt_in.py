@@ -1,14 +1,14 @@
 """Workloads that declare themselves: in their unit's own files, or by labels and annotations of their containers.
 
-What they say is read as a ``[[lra]]`` or ``[[batch]]`` table is, with the same refusals. What they may say is less: the
-operator opens each door in ``[opt_in]``, and some keys stay the operator's in any case.
+Their keys are read like those of a ``[[lra]]`` or ``[[batch]]`` table, with the same refusals. Fewer keys are accepted:
+the operator permits each kind in ``[opt_in]``, and some keys are reserved for the operator in any case.
 
-* A unit's files in the system's folders are root's: who writes them can run commands as root anyway. Still it is the
-  operator who says what outranks others (``priority``, ``mode``, floors of batch, other bands) and which commands
-  perphd runs.
-* Labels and annotations are written by whoever may start a container or a pod, with no right over the host. They say
-  nothing that makes perphd read or connect to anything, and ask for no more than is usual. In Kubernetes the pod is the
-workload, with all of its containers; keys may be written with dashes there (``perphd.io/tolerance-pct``).
+* A unit's files in the system's folders belong to root: whoever writes them can run commands as root anyway. Even so,
+only the operator may set what ranks a workload above others (``priority``, ``mode``, floors of batch, other bands) and
+which commands perphd runs. * Labels and annotations are written by anyone who may start a container or a pod, without
+rights on the host. They cannot make perphd read a file or open a connection, and cannot ask for more than the defaults.
+In Kubernetes the pod is the workload, with all of its containers; keys may be written with dashes there
+(``perphd.io/tolerance-pct``).
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from perphd.host.unit_sections import UnitSection, UnitSections
 
 SECTION: Final = "X-Perphd"
 DECLARATION: Final = "[opt_in]"
-"""What stands for the name of a declaration where a workload declared itself. No workload can have it."""
+"""Replaces the name of the declaration for workloads that declare themselves. No workload can have this name."""
 MAX_BYTES: Final = 4096
-"""The longest value."""
+"""Most characters of a value."""
 _BOTH: Final = {
     Kind.LRA: ("kind", "band", "mode", "class", "tolerance_pct", "delay_tolerance_pct", "latency_percentile"),
     Kind.BATCH: ("kind", "band", "mode"),
 }
-"""Keys that every workload may say of itself."""
+"""Keys that every workload may set for itself."""
 _LATENCY: Final = "max_latency_ms"
 _UNITS_TOO: Final = {Kind.LRA: ("min_work_rate_per_s", _LATENCY, "sli"), Kind.BATCH: ()}
-"""Keys that a unit may say as well."""
+"""Keys that a unit may set as well."""
 _CONTAINERS_TOO: Final = {Kind.LRA: (_LATENCY,), Kind.BATCH: ()}
-"""Keys that a container or pod may say as well."""
+"""Keys that a container or pod may set as well."""
 _LATENCY_SOURCE: Final = "tcp"
-"""SLI source that judges the latency which a container asks for: it only watches, and needs no account or address."""
+"""SLI source for the latency that a container asks for: it only observes, and needs no account or address."""
 _NOT_THE_UNIT: Final = ("command",)
-"""SLI sources that stand in files of the configuration alone: an operator finds there what perphd runs as root."""
+"""SLI sources accepted only in configuration files, because there an operator sees what perphd runs as root."""
 _OF_LRA: Final = frozenset(_BOTH[Kind.LRA]) - frozenset(_BOTH[Kind.BATCH]) | {_LATENCY}
-"""Keys that only an LRA has: a pod that says one of them is an LRA."""
+"""Keys that only an LRA has: a pod that sets one of them is an LRA."""
 _USUAL_BAND: Final = {Kind.LRA: "silver", Kind.BATCH: "copper"}
 _ELSEWHERE: Final = frozenset({"band"})
-"""Keys that tell a cluster's scheduler something, and alone declare nothing to this host."""
+"""Keys for a cluster's scheduler, which alone declare nothing to this host."""
 _KEY: Final = re.compile(r"[A-Za-z0-9._-]{1,63}", re.ASCII)
 _NUMBER: Final = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}", re.ASCII)
@@ -59,7 +59,9 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A workload that declares itself; ``problem``: why it is not taken, instead of ``spec``. ``who``: for people."""
+    """A workload that declares itself. ``problem``: why it is refused (then without ``spec``). ``who``: its display
+    name.
+    """
 
     who: str
     cgroup: str
@@ -69,7 +71,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Where declarations come from: what may be said there, and how it is named to people."""
+    """A place of declarations: the keys accepted there, and its names in messages."""
 
     table_key: str
     kinds: tuple[Kind, ...]
@@ -88,14 +90,14 @@ class _Head:
 
 
 class OptIn:
-    """Looks on one host for workloads that declare themselves."""
+    """Finds workloads of one host that declare themselves."""
 
     def __init__(self, fs: KernelFs, lookup: Lookup) -> None:
         self._lookup = lookup
         self._sections = UnitSections(fs, SECTION)
 
     def offers(self, config: OptInConfig) -> Iterator[Offer]:
-        """Those that run: units by their path, then containers."""
+        """Declarations of running workloads: units by their path, then containers."""
         self._sections.look_anew()
         if config.units:
             for unit, cgroup in sorted(self._lookup.units(), key=lambda item: item[1]):
@@ -112,7 +114,7 @@ class OptIn:
                     yield _of_container(item, said, config)
 
     def remarks(self, config: OptInConfig) -> list[str]:
-        """Mistakes in the sections of this host's units, running or not; also if none is read."""
+        """Mistakes in the sections of this host's units, running or not, even if perphd reads no units."""
         self._sections.look_anew()
         found: list[str] = []
         for unit in self._sections.units():
@@ -170,7 +172,7 @@ def _of_container(item: Container | Pod, written: Mapping[str, str], config: Opt
         key = name.replace("-", "_")
         if said.setdefault(key, value) != value:
             where = f"{LABEL_PREFIX}{_where(name)}"
-            refused = ConfigError(who, where, f"says something else than {shown[key]}", "one of the two")
+            refused = ConfigError(who, where, f"contradicts {shown[key]}", "one of the two")
             return Offer(who, item.cgroup, problem=str(refused))
         shown[key] = f"{LABEL_PREFIX}{_where(name)}"
     return _offer(who, spec, said, origin, lambda key: (who, shown.get(key, f"{LABEL_PREFIX}{key}")))
@@ -183,7 +185,7 @@ def _offer(
     origin: _Origin,
     place: Callable[[str], tuple[str, str]],
 ) -> Offer:
-    """The offer of ``who``. ``place_of``: its name, control group and match; ``place``: where a key stands."""
+    """The offer of ``who``. ``place_of``: its name, control group and match; ``place``: source and path of a key."""
     try:
         spec = read_declaration(said, origin)
     except ConfigError as exc:
@@ -200,7 +202,7 @@ def _offer(
 
 
 def read_declaration(said: Mapping[str, str], origin: _Origin) -> WorkloadSpec:
-    """What the texts say, as a workload without a place.
+    """The workload that the keys describe, without its control group.
 
     Raises:
         ConfigError: a key or value is refused, with the key alone as its place.
@@ -268,7 +270,7 @@ def _check_grants(spec: WorkloadSpec, origin: _Origin) -> None:
     asked_ms, least_ms = spec.objective.max_latency_ms, origin.least_latency_ms
     if asked_ms is not None and not least_ms:
         problem = f"is not a {origin.noun}'s to say: least_latency_ms is 0 in {DECLARATION}"
-        raise ConfigError("", _LATENCY, problem, "an operator's consent")
+        raise ConfigError("", _LATENCY, problem, "only with the operator's consent")
     if asked_ms is not None and asked_ms < least_ms:
         problem = f"{asked_ms:g} is less than least_latency_ms allows in {DECLARATION}"
         raise ConfigError("", _LATENCY, problem, f"a number from {least_ms:g} on")
@@ -280,7 +282,7 @@ def _check_grants(spec: WorkloadSpec, origin: _Origin) -> None:
 
 
 def _reserved(origin: _Origin) -> str:
-    return f"is not a {origin.noun}'s to say: it belongs into the operator's configuration"
+    return f"is not a {origin.noun}'s to say: it belongs in the operator's configuration"
 
 
 def _where(name: str) -> str:
@@ -293,7 +295,7 @@ def _shown(keys: tuple[str, ...]) -> list[str]:
 
 
 def _typed(key: Key, text: str) -> str | int | float:
-    """The text as TOML would have it; what is no number stays text, and is refused as such."""
+    """The value as TOML would read it. Text that is not a number stays text, and is refused as such."""
     if key.type_name in ("number", "integer") and _NUMBER.fullmatch(text):
         return float(text) if "." in text else int(text)
     return text
@@ -314,7 +316,7 @@ def _unit_name(unit: str, cgroup: str) -> str:
 
 
 def _container_match(name: str) -> str:
-    """How a recreated container is found again; empty if its name stands for more than itself."""
+    """The match that finds a recreated container; empty if its name would match other containers too."""
     try:
         match = parse_match(named(name))
     except ParseError:

@@ -18,8 +18,7 @@ from perphd.isolation.instances import InstanceRegister
 class RestorePlace:
     """Where to restore: ``state_dirs`` with journals of originals, and the ``root`` of the host's files.
 
-    ``is_guessed``: the configuration does not say, and no running or earlier perphd has registered its
-    directory.
+    ``is_guessed``: the configuration does not name them, and no running or earlier perphd registered its directory.
     """
 
     state_dirs: tuple[str, ...]

@@ -180,7 +180,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class FederatedConfig:
-    """Table ``[federated]``. Without ``folder`` nothing is read from other hosts, and nothing is given to them."""
+    """Table ``[federated]``. Without ``folder`` nothing is exchanged with other hosts."""
 
     folder: str = setting(
         "",
@@ -325,7 +325,7 @@ class SizingConfig:
 
 @dataclass(frozen=True, slots=True)
 class OptInConfig:
-    """Table ``[opt_in]``. Nobody declares itself by default."""
+    """Table ``[opt_in]``. By default, no workload may declare itself."""
 
     units: str = setting(
         "",
@@ -353,22 +353,22 @@ class OptInConfig:
 
     @property
     def is_on(self) -> bool:
-        """True if anybody may declare itself."""
+        """True if any workload may declare itself."""
         return bool(self.units or self.containers)
 
     @property
     def unit_kinds(self) -> tuple[Kind, ...]:
-        """What a unit may be."""
+        """Kinds of workload that a unit may declare itself to be."""
         return tuple(Kind(name) for name in self.units.split(",") if name)
 
     @property
     def container_kinds(self) -> tuple[Kind, ...]:
-        """What a container may be."""
+        """Kinds of workload that a container may declare itself to be."""
         return tuple(Kind(name) for name in self.containers.split(",") if name)
 
     @property
     def more_bands(self) -> tuple[str, ...]:
-        """Bands that may be claimed beside the usual one."""
+        """Bands that may be claimed besides the default one."""
         return tuple(name for name in self.bands.split(",") if name)
 
 

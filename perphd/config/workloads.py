@@ -354,7 +354,7 @@ def read_runtime(state_dir: str) -> tuple[Declared, ...]:
 
 
 def _lasting(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Without matches of processes, which an earlier version may have stored: these must not prevent a start."""
+    """Omits matches of processes, which an earlier version may have stored: they must not prevent a start."""
 
     def lasts(table: object) -> bool:
         return not (isinstance(table, Mapping) and str(table.get("match", "")).startswith("pid:"))

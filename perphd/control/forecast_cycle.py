@@ -46,9 +46,9 @@ MEMORY_EVERY: Final = 60
 """Windows between two updates of the memory part of the usage profile."""
 LEAST_FITS: Final = 10
 FITTED_SHARE: Final = 0.05
-"""Share of the series whose heavy models are fitted per cycle: twice the average need, at least
-``LEAST_FITS``. The rest waits, since series that began together would otherwise be fitted in the same
-minute."""
+"""Share of the series whose heavy models are fitted per cycle: twice the average need, at least ``LEAST_FITS``. The
+others wait, because series that began together would otherwise all be fitted in the same minute.
+"""
 _COSTS: Final = 61
 _NONE: Final = Unavailable("no forecast yet")
 

@@ -183,7 +183,7 @@ def main(arguments: Sequence[str]) -> int:
     # systemd signals all processes of a service, but this one ends with its input.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    os.chdir("/")  # keeps no file system busy
+    os.chdir("/")  # so that no file system stays in use
     give_way()
     store, folder, node, root, rows = (*arguments, *("", "0")[len(arguments) - 3 :])
     worker = Worker(Path(store), Path(folder), node, root, int(rows))

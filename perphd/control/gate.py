@@ -37,7 +37,7 @@ class ConnectionGate(asyncio.Protocol):
         self._most = most
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Decide at the last moment, because several connections may have been accepted at once."""
+        """Check the limit when a connection is passed on, because several may have been accepted at once."""
         assert isinstance(transport, asyncio.Transport)
         limit = self._most(transport.get_extra_info("socket"))
         if self._server is not None and len(self._server.connections) < limit:

@@ -89,7 +89,7 @@ class NoticeHooks:
             try:
                 self.look()
             except Exception:
-                log.exception("notify: looking failed")
+                log.exception("notify: checking the status failed")
 
     def look(self) -> None:
         """Queue the notices that are due."""

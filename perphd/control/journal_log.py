@@ -34,7 +34,7 @@ def start_logging(level: str, environment: Mapping[str, str] = os.environ) -> No
 
 
 def is_journal(environment: Mapping[str, str], fd: int = 2) -> bool:
-    """Whether this descriptor is the journal stream named in JOURNAL_STREAM (systemd.exec(5))."""
+    """True if this descriptor is the journal stream named in JOURNAL_STREAM (systemd.exec(5))."""
     try:
         status = os.fstat(fd)
     except OSError:

@@ -83,7 +83,7 @@ def bind(path: str, read_gid: int | None, read_group: str = "perphd") -> Listene
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as exc:
-        raise PerphError(f"{path}: cannot be made: {exc.strerror} ({exc.filename})") from exc
+        raise PerphError(f"{path}: cannot be created: {exc.strerror} ({exc.filename})") from exc
     try:
         _take_lock(lock, path)
         _clear_leftover(path)
@@ -112,9 +112,7 @@ def _clear_leftover(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise SocketTaken(
-            f"{path}: exists and is not a socket; move it away or set daemon.socket"
-        )
+        raise SocketTaken(f"{path}: exists and is not a socket; move it away or set daemon.socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_S)
         try:

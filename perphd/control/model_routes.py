@@ -40,7 +40,7 @@ class ModelRoutes:
         return web.Response(text=text, content_type="application/json")
 
     async def take(self, request: web.Request, peer: Peer) -> Any:
-        """PUT /v1/models/NAME?rename=: replace it by the file in the body."""
+        """PUT /v1/models/NAME?rename=: replace the model by the file in the body."""
         name = self._name(request)
         for key in request.query:
             if key != "rename":
@@ -53,7 +53,7 @@ class ModelRoutes:
         try:
             warnings = await self._agent.import_model(name, text, rename=rename == "1")
         except ModelFileError as exc:
-            raise ApiError(Code.REFUSED, f"the model is not taken: {exc}", "model") from exc
+            raise ApiError(Code.REFUSED, f"the model is refused: {exc}", "model") from exc
         return {"imported": name, "warnings": list(warnings)}
 
     async def reset(self, request: web.Request, peer: Peer) -> Any:

@@ -40,7 +40,7 @@ MOST_CPUS: Final = 1e5
 MOST_HOLDER: Final = 253
 """Characters of a holder's name: as long as a name of Kubernetes may be."""
 MOST_BIDS: Final = 200
-"""Bids of one window."""
+"""Most bids in one bidding window."""
 _GENERATIONS_PER_S: Final = 1000
 
 
@@ -62,11 +62,11 @@ class NodeRoutes:
         self._waiting: dict[str, asyncio.Future[Holding | Refusal]] = {}
 
     async def node(self, request: web.Request, peer: Peer) -> Any:
-        """GET /v1/node: the document."""
+        """GET /v1/node: the node's document for schedulers."""
         return encode(self._document())
 
     async def whatif(self, request: web.Request, peer: Peer) -> Any:
-        """POST /v1/whatif: what a pod would cost whom."""
+        """POST /v1/whatif: what a pod would cost each LRA."""
         body = await self._body(request, ("cpu", "memory", "band", "search"))
         search = body.get("search", False)
         if not isinstance(search, bool):
@@ -82,11 +82,13 @@ class NodeRoutes:
         generation = body.get("generation")
         if isinstance(generation, bool) or not isinstance(generation, int):
             text = "that of the node document"
-            raise ApiError(Code.REFUSED, f"{show(generation)} is no generation", "generation", text)
+            raise ApiError(Code.REFUSED, f"{show(generation)} is not a generation", "generation", text)
         score = _number(body.get("score", 0.0), "score", -1e18, 1e18)
         _, _, node = self._now()
         if len(self._waiting) >= MOST_BIDS:
-            raise ApiError(Code.BUSY, f"{MOST_BIDS} bids wait already", "holder", "ask again in a second")
+            raise ApiError(
+                Code.BUSY, f"{MOST_BIDS} bids are waiting already", "holder", "ask again in a second"
+            )
         wanted = CapacityRequest(holder, _band(body), _amounts(body))
         found = offered_bid(node, wanted, score, generation, self._clock()["monotonic_s"])
         if isinstance(found, Refusal):
@@ -106,7 +108,7 @@ class NodeRoutes:
         body = await self._body(request, ("token",))
         token = body.get("token")
         if isinstance(token, bool) or not isinstance(token, int):
-            raise ApiError(Code.REFUSED, f"{show(token)} is no token", "token", "that of the reservation")
+            raise ApiError(Code.REFUSED, f"{show(token)} is not a token", "token", "that of the reservation")
         node, now_s = self._now()[2], self._clock()["monotonic_s"]
         holder = request.match_info["name"]
         found = commit(node.ledger, holder, token, now_s)
@@ -118,7 +120,7 @@ class NodeRoutes:
         return encode(self._reserved(held))
 
     async def release(self, request: web.Request, peer: Peer) -> Any:
-        """DELETE /v1/reserve/NAME: give a reservation or a grant back."""
+        """DELETE /v1/reserve/NAME: release a reservation or a grant."""
         node = self._now()[2]
         holder = _holder(request.match_info["name"])
         found = revoke(node.ledger, holder)
@@ -132,7 +134,7 @@ class NodeRoutes:
         return node_document(snapshot, facts, node.ledger, self._clock()["monotonic_s"])
 
     def _now(self) -> tuple[Snapshot, NodeFacts, NodeLedger]:
-        """The host, what is known beside it, and the ledger adjusted to both."""
+        """The host's snapshot, facts that it lacks, and the ledger adjusted to both."""
         clock, snapshot, forecasts = self._clock(), self._agent.snapshot(), self._forecasts()
         status = self._agent.status()
         decisions = {each.spec.name: each.decision for each in status.workloads if each.decision is not None}
@@ -144,7 +146,7 @@ class NodeRoutes:
         use = node_use(snapshot, forecasts, decisions)
         topology, now_s = snapshot.host.topology, clock["monotonic_s"]
         if self._ledger is None:
-            # Above every generation of an earlier daemon, which made fewer than a thousand per second.
+            # A first generation above those of every earlier daemon, which made fewer than a thousand per second.
             first = int(clock["unix_s"] * _GENERATIONS_PER_S)
             self._ledger = opened(topology, first, use, now_s, status.queue)
         self._close(now_s)
@@ -152,7 +154,7 @@ class NodeRoutes:
         return snapshot, facts, self._ledger
 
     def _close(self, now_s: float) -> None:
-        """Let lapsed reservations go, and tell everybody who waits for a window that is over."""
+        """Drop expired reservations, and answer all bids whose window is over."""
         assert self._ledger is not None
         self._ledger, result = closed(self._ledger, now_s)
         told: dict[str, Holding | Refusal] = {each.holder: each for each in result.refused}
@@ -190,7 +192,9 @@ def _amounts(body: dict[str, Any]) -> Amounts:
     cpus = _number(body.get("cpu", 0.0), "cpu", 0.0, MOST_CPUS)
     given = body.get("memory", 0)
     if isinstance(given, bool) or not isinstance(given, int | str) or (isinstance(given, int) and given < 0):
-        raise ApiError(Code.REFUSED, f"{show(given)} is no size", "memory", "bytes, or text as 512M or 8Gi")
+        raise ApiError(
+            Code.REFUSED, f"{show(given)} is not a size", "memory", "bytes, or text as 512M or 8Gi"
+        )
     try:
         memory = parse_size_bytes(given) if isinstance(given, str) else given
     except (ValueError, PerphError) as exc:
@@ -210,7 +214,7 @@ def _band(body: dict[str, Any]) -> QosBand:
 def _holder(value: object) -> str:
     allowed = f"a name of 1 to {MOST_HOLDER} printable characters, as namespace.pod"
     if not isinstance(value, str) or not 0 < len(value) <= MOST_HOLDER or not value.isprintable():
-        raise ApiError(Code.REFUSED, f"{show(value)} is no holder", "holder", allowed)
+        raise ApiError(Code.REFUSED, f"{show(value)} is not a holder", "holder", allowed)
     return value
 
 

@@ -1,4 +1,4 @@
-"""Every route of the control API as OpenAPI describes it: what it takes, and the types that it sends."""
+"""Every route of the control API for OpenAPI: its parameters, and the types of its answers."""
 
 from __future__ import annotations
 

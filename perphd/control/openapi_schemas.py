@@ -1,4 +1,4 @@
-"""The parts of which the control API's description is made: an operation, and the schemas that several share."""
+"""Parts of the control API's description: an operation, and the schemas that several operations share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLOCK: Schema = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a route takes and answers. ``answer``: a schema, a type that the wire knows, or one of these by key."""
+    """The requests and answers of a route. ``answer``: a schema, a type of the wire format, or one of these by key."""
 
     summary: str
     answer: Any = None
@@ -45,7 +45,7 @@ def query(name: str, schema: Schema, required: bool = False) -> tuple[str, Schem
 
 
 def record_of(**properties: Schema) -> Schema:
-    """An object with these properties, all of them there."""
+    """An object with these properties, all of them required."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 

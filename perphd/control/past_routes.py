@@ -82,7 +82,7 @@ class PastRoutes:
         return web.Response(body=answer, content_type="application/json")
 
     async def past(self, request: web.Request, peer: Peer) -> web.Response:
-        """GET /v1/past: the status at ``at``. Its clock shows that moment, so that ages are those of that time."""
+        """GET /v1/past: the status at ``at``. Its clock shows that moment, so that ages are relative to it."""
         query = request.query
         only(query, ("at",))
         clock = self._clock()

@@ -58,7 +58,7 @@ class AgentPort(Protocol):
         """The batch queue; None if there is none."""
 
     def oom_order(self) -> tuple[str, ...]:
-        """Workloads that the kernel may kill for memory before others of a lesser band, and the remedy."""
+        """Workloads that the kernel would kill for memory before workloads of a lower band, and the remedy."""
 
     def bands(self) -> tuple[str, ...]:
         """What each declared band has on this host, and what is used where the best mechanism is absent."""

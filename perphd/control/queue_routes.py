@@ -1,7 +1,7 @@
 """The part of the control API about jobs of the batch queue: submit, list, show, log, cancel.
 
-A job runs as whoever submitted it, which the kernel tells. Its owner and administrators see all of it and may cancel
-it; everybody else sees its number, name and state.
+A job runs as the user who submitted it, as reported by the kernel. Its owner and administrators see all of it and may
+cancel it; other users see its number, name and state.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ MAX_EVENT_S: Final = 31 * 86400.0
 DEFAULT_CORES: Final = 1.0
 MAX_ARRAY: Final = 10_000
 MAX_WORKERS: Final = 256
-"""Of one elastic job: no more run at a time ([queue] most_running)."""
+"""Most workers of one elastic job; no more jobs can run at a time ([queue] most_running)."""
 MAX_DEADLINE_S: Final = 366 * 86400.0
 MAX_RETRIES: Final = 1000
 MAX_STAGES: Final = 100
 MAX_STAGE_S: Final = 366 * 86400.0
 MAX_DEMAND: Final = 1e18
 MAX_STORED_BYTES: Final = 64 << 20
-"""Of one submission: an array of many jobs with a large environment."""
+"""Most bytes of one submission, since an array may have many jobs with a large environment."""
 DEFAULT_ROWS: Final = 500
 MAX_ROWS: Final = 100_000
 Body = Callable[[web.Request, Sequence[str]], Awaitable[dict[str, Any]]]
@@ -94,7 +94,7 @@ class QueueRoutes:
         }
 
     async def slots(self, request: web.Request, peer: Peer) -> Any:
-        """GET /v1/jobs/{name}/slots: of the elastic job that this one is a worker of."""
+        """GET /v1/jobs/{name}/slots: the slots of the elastic job to which this worker belongs."""
         queue = self._queue()
         job = await self._own(queue, request, peer)
         found = queue.slots(job)
@@ -127,7 +127,7 @@ class QueueRoutes:
         return {"jobs": [job.id for job in jobs], "name": name}
 
     async def score(self, request: web.Request, peer: Peer) -> Any:
-        """POST /v1/score: how well a job fits that starts now."""
+        """POST /v1/score: how well a job that starts now would fit."""
         queue = self._queue()
         body = await self._body(request, SCORE_KEYS)
         await queue.ready()
@@ -202,13 +202,13 @@ class QueueRoutes:
 
     def _specs(self, body: Mapping[str, Any], peer: Peer, queue: BatchQueue) -> list[JobSpec]:
         if peer.gid is None:
-            raise ApiError(Code.NOT_PERMITTED, "the kernel does not tell the group of who is asking")
+            raise ApiError(Code.NOT_PERMITTED, "the kernel does not report the client's group")
         band = _band(body.get("band"))
         if band is QosBand.SILVER and not self._access.allows(peer, Right.CHANGE):
             allowed = self._access.needed(Right.CHANGE)
             raise ApiError(
                 Code.NOT_PERMITTED,
-                f"only administrators submit silver jobs ({allowed}); leave the band out",
+                f"only administrators may submit silver jobs ({allowed}); leave the band out",
                 "band",
                 allowed,
             )
@@ -220,7 +220,9 @@ class QueueRoutes:
         elastic = _elastic(body)
         size = _optional_whole(body, "array", 1, MAX_ARRAY)
         if size is not None and elastic is not None:
-            raise ApiError(Code.REFUSED, "a job is an array or elastic", "elastic", "one of both")
+            raise ApiError(
+                Code.REFUSED, "a job cannot be both an array and elastic", "elastic", "one of both"
+            )
         size = size if elastic is None else elastic[1]
         index, count = (
             ("PERPHD_ARRAY_INDEX", "PERPHD_ARRAY_SIZE")
@@ -286,7 +288,7 @@ def _found(queue: BatchQueue, number: int) -> QueuedJob:
 
 
 def _stages(body: Mapping[str, Any]) -> tuple[CandidateStage, ...]:
-    """The stages of a candidate, all of which name the same resources."""
+    """A candidate's stages; all of them must name the same resources."""
     given = _list(body, "stages")
     if not 0 < len(given) <= MAX_STAGES:
         raise ApiError(Code.REFUSED, f"there are {len(given)} stages", "stages", f"1 to {MAX_STAGES} stages")
@@ -305,7 +307,7 @@ def _stages(body: Mapping[str, Any]) -> tuple[CandidateStage, ...]:
 
 
 def _cache(snapshot: Snapshot, jobs: Mapping[str, int]) -> CacheFill | Unavailable:
-    """Who fills the last-level caches. ``jobs``: numbers of running jobs by their names as workloads."""
+    """The workloads that occupy the last-level caches. ``jobs``: numbers of running jobs by workload name."""
     capacity = snapshot.host.topology.most.get("llc_occupancy_bytes")
     fills = {
         each.spec.name: each.sample.llc_occupancy_bytes
@@ -345,7 +347,10 @@ def _environment(body: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     value = body.get("environment", {})
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
         raise ApiError(
-            Code.REFUSED, f"{show(value)} is not an environment", "environment", "an object of texts"
+            Code.REFUSED,
+            f"{show(value)} is not an environment",
+            "environment",
+            "an object whose values are text",
         )
     return tuple(value.items())
 
@@ -360,7 +365,9 @@ def _list(body: Mapping[str, Any], key: str) -> Sequence[Any]:
 def _texts(body: Mapping[str, Any], key: str) -> list[str]:
     found = _list(body, key)
     if not all(isinstance(each, str) for each in found):
-        raise ApiError(Code.REFUSED, f"{show(found)} is not a list of texts", key, "a list of texts")
+        raise ApiError(
+            Code.REFUSED, f"{show(found)} is not a list of text values", key, "a list of text values"
+        )
     return list(found)
 
 

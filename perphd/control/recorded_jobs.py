@@ -18,7 +18,7 @@ from perphd.forecast.history.store import JobHistory, Quantity
 log = logging.getLogger("perphd.forecast")
 
 _INSTANCE: Final = re.compile(r"(?<=@)[^.]+(?=\.)|[0-9a-f]{12,}|\d+")
-"""Parts in which similar units differ: an instance, a number, an invocation."""
+"""The parts of names in which similar units differ: an instance, a number, an invocation."""
 
 
 class RecordedJobs:
@@ -28,7 +28,7 @@ class RecordedJobs:
         self._path, self._rows = path, rows
 
     def record(self, jobs: Sequence[EndedJob], now_s: float) -> str:
-        """Learn from these jobs. Returns the problem, or an empty text. Commands may use the file concurrently."""
+        """Record these jobs. Returns the problem, or an empty text. Commands may use the file concurrently."""
         if not jobs or not self._rows:
             return ""
         try:
@@ -47,7 +47,7 @@ class RecordedJobs:
             with JobHistory(self._path) as history:
                 history.prune(self._rows)
         except (PerphError, sqlite3.Error) as exc:
-            log.warning("the job history is not pruned: %s: %s", self._path, exc)
+            log.warning("the job history cannot be pruned: %s: %s", self._path, exc)
 
 
 def facts_of(job: EndedJob) -> JobFacts:

@@ -1,4 +1,4 @@
-"""What the control API answers: one method a path, each from JSON to JSON. Rights and errors are the server's."""
+"""The paths of the control API and their handlers. The server checks rights and reports errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Handler: TypeAlias = Callable[[web.Request, Peer], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the API needs beside the agent.
+    """What the API needs in addition to the agent.
 
     ``check_host``: raises ConfigError for workloads that this host cannot take (perphd's own cgroup), returns
     warnings. ``monotonic`` and ``wall``: the agent's clock and the time of day, in s.
@@ -60,7 +60,7 @@ class Hooks:
 
     @classmethod
     def of_host(cls, root: str = "", *, simulated: bool = False) -> Hooks:
-        """The real ones, for the host whose files lie below ``root`` (empty: this machine), or a simulated one."""
+        """Hooks for a host: the one with its files below ``root`` (empty: this machine), or a simulated one."""
         if simulated:
             return cls(check_host=lambda specs: ())
         fs = RealFs(root)
@@ -72,9 +72,9 @@ class Hooks:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path. The handler answers a JSON value (sent with ``status``) or a whole response.
+    """One path and method. The handler returns a JSON value (sent with ``status``) or a complete response.
 
-    ``waits``: it takes long, and hardly any of that on the loop.
+    ``waits``: it takes long, but hardly occupies the loop.
     """
 
     method: str
@@ -86,7 +86,7 @@ class Route:
 
 
 class Routes:
-    """All paths of version 1."""
+    """All paths of version 1 of the API."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Routes:
         self._sizing = SizingRoutes(agent, self._workloads.find, self._body)
         self._models = ModelRoutes(agent, limits, self._workloads.check_lra)
 
-    # A daemon without a queue or a scheduler does not load their modules.
+    # Load the modules of the queue and the scheduler only in a daemon that uses them.
 
     @cached_property
     def _jobs(self) -> QueueRoutes:
@@ -131,7 +131,7 @@ class Routes:
         return NodeRoutes(self._agent, self._body, self._clock)
 
     def table(self) -> tuple[Route, ...]:
-        """Every route with the right that it takes."""
+        """Every route with the right that it requires."""
         read, submit, change = Right.READ, Right.SUBMIT, Right.CHANGE
 
         def jobs(handler: Callable[[QueueRoutes], Handler]) -> Handler:
@@ -204,7 +204,7 @@ class Routes:
         )
 
     def end(self) -> None:
-        """Let everything end that would go on by itself: the daemon stops."""
+        """End streams and recordings, because the daemon stops."""
         self._streams.end()
         self._recordings.end()
         self._queries.end()
@@ -287,7 +287,9 @@ class Routes:
 
     async def _openapi(self, request: web.Request, peer: Peer) -> web.Response:
         if self._description is None:
-            from perphd.control import openapi  # seldom asked for, and it looks through many types
+            from perphd.control import (
+                openapi,
+            )  # imported here because it is rarely requested and inspects many types
 
             self._description = openapi.text().encode()
         return web.Response(body=self._description, content_type="application/json", charset="utf-8")
@@ -336,5 +338,5 @@ class Routes:
 
 
 def _keys(table: type, values: object) -> dict[str, Any]:
-    """A table as it would stand in a file."""
+    """A table in the form of a configuration file."""
     return {key.name: file_value(key, getattr(values, key.field)) for key in keys_of(table)}

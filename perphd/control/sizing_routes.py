@@ -71,7 +71,7 @@ class SizingRoutes:
 
 
 class _Conflicts:
-    """Reports the agent's refusals as conflicts."""
+    """Converts the agent's refusals into conflicts (HTTP 409)."""
 
     def __enter__(self) -> None:
         return None

@@ -128,7 +128,7 @@ class WorkloadRoutes:
                 f"its SLI source is {spec.sli.source!r}" if spec.sli is not None else "it has no SLI source"
             )
             raise ApiError(
-                Code.CONFLICT, f"{name!r} takes no pushed readings: {have}", "lra.sli.source", '"push"'
+                Code.CONFLICT, f"{name!r} accepts no pushed readings: {have}", "lra.sli.source", '"push"'
             )
         body = await self._body(request, PUSHED_FIELDS)
         values = {key: reading(key, value) for key, value in body.items()}
@@ -145,7 +145,7 @@ class WorkloadRoutes:
         return next((spec for spec in self._agent.declared if spec.name == name), None)
 
     def _refuse_to_remove(self, found: WorkloadSpec) -> None:
-        """A workload found for a declaration would be found again: only the declaration can be removed."""
+        """Remove a declaration. A single workload found for it cannot be removed, because it would be found again."""
         for spec in self._agent.declared:
             if spec.match == found.match and found.name.startswith(f"{spec.name}."):
                 text = (

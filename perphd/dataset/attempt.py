@@ -153,7 +153,7 @@ def read_manifest(store: Store) -> Manifest:
 
     Raises:
         NotCommitted: there is no manifest.
-        Damaged: the file is no valid manifest.
+        Damaged: the file is not a valid manifest.
     """
     data = b"".join(store.read(SUCCESS, MOST_MANIFEST_BYTES + 1))
     if len(data) > MOST_MANIFEST_BYTES:

@@ -86,7 +86,7 @@ def decode(data: bytes, where: str) -> Manifest:
     """Parse a manifest.
 
     Raises:
-        Damaged: the bytes are no manifest, or one of a newer format.
+        Damaged: the bytes are not a manifest, or have a newer format.
     """
     try:
         found: Any = json.loads(data)

@@ -35,8 +35,8 @@ class ModelSummary:
 class OriginHost:
     """A host from whose contribution a model started.
 
-    ``age_s``: of the contribution, at that time. ``distance``: of its hardware, 0 for the same (2 does not count).
-    ``version``: of the application there. ``share_ratio``: of the weight of all hosts.
+    ``age_s``: of the contribution, at that time. ``distance``: difference of its hardware, from 0 (the same) to 2 (not
+    used). ``version``: of the application there. ``share_ratio``: its share of the weight of all hosts.
     """
 
     contributor: str
@@ -49,7 +49,7 @@ class OriginHost:
 
 @dataclass(frozen=True, slots=True)
 class OriginLeftOut:
-    """A host whose contribution did not count, and why."""
+    """A host whose contribution was not used, and why."""
 
     contributor: str
     reason: str
@@ -59,7 +59,7 @@ class OriginLeftOut:
 class ModelOrigin:
     """Where a model started from.
 
-    ``origin``: in words. ``outcome``: what became of a start from other hosts, in words; empty without one. ``points``:
+    ``origin``: in words. ``outcome``: the result of a start from other hosts, in words; empty without one. ``points``:
     number of places at which enough hosts had an estimate; ``looked_unix_s``: when their contributions were read.
     """
 

@@ -33,7 +33,7 @@ class Event:
     """One event.
 
     ``at_s`` is monotonic. ``text`` is a sentence. ``workload`` empty: the event concerns the host. ``by``:
-    who asked for it; empty if nobody did.
+    who requested it; empty if nobody did.
     """
 
     at_s: float

@@ -71,7 +71,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class ModelContext:
-    """Covariates of a prediction: the circumstances of an allocation that nobody chooses.
+    """Covariates of a prediction: circumstances that no policy controls.
 
     - ``lra_demand_cores``: CPU that the LRA would use if it were alone.
     - ``batch_demand_cores``: CPU that batch would use if it could (its runnable demand, capped at the host's

@@ -115,7 +115,7 @@ def _twin(kind: type[Any]) -> type[Any]:
             for f in fields(kind)
         ],
         slots=True,
-        repr=False,  # what nobody calls takes memory
+        repr=False,  # unused functions take memory
         eq=False,
         match_args=False,
     )

@@ -48,7 +48,7 @@ class Effect:
 
     ``as_is``: its prediction under the settings in force; ``with_best``: under ``best``, the best allocation
     that perphd could apply. Both are None if its undisturbed performance is unknown. ``chance``: probability
-    of meeting its target under ``best``. ``bearable``: the work may start as far as this LRA is concerned.
+    of meeting its target under ``best``. ``bearable``: this LRA tolerates the work.
     """
 
     lra: str

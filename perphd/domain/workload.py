@@ -116,7 +116,7 @@ class WorkloadSpec:
     - ``declared_by``: where the workload declared itself; empty if the operator declared it.
     - ``min_cores`` (batch): guaranteed CPU, averaged over ten seconds; None: no guarantee.
     - ``max_starvation_s`` (batch): longest time without progress while it waits for a CPU.
-    - ``takes_hints`` (batch): it uses less of a contended device when asked to.
+    - ``takes_hints`` (batch): it uses less of a contended device on request.
     """
 
     name: str

@@ -131,7 +131,7 @@ def next_window(series: Followed, most: float = math.inf) -> NextWindow | Unavai
 
 
 def scores(series: Followed) -> tuple[ModelScore, ...]:
-    """Scores of every model that has some, and of the ladder's choice."""
+    """Scores of every scored model, and of the ladder's choice."""
     tracks = [(model.name, series.ladder.tracks.get(model.name)) for model in MODELS]
     found = [_score(name, track.losses, track.missed) for name, track in tracks if track is not None]
     return tuple(each for each in (*found, choice_score(series)) if each is not None)

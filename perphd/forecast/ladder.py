@@ -11,16 +11,15 @@ answer.
 
        mean + multiplier * sqrt(spread^2 + e^2)
 
-   A model that is sure of itself just before a burst has errors beyond any multiple of its spread alone.
+   The spread alone is not enough: just before a burst, a model's spread is small and its error is many times larger.
 
 The model with the least mean loss over the last ``LOSSES`` scores acts, among those that reach their coverage; it is
 replaced only by a model that is better by ``MARGIN``. A model reaches its coverage while its misses are no more than
 ``GREATEST_MISSES`` in ``WINDOW`` scores, which a bound of true coverage .99 exceeds 1.8 % of the time. Where no model
 reaches it, or before ``GRACE`` values, none acts and the reservation is kept.
 
-A model with a low recent loss has had luck, among other merits: the chosen bounds miss more often than each
-model's own. The distance between mean and chosen bound is therefore calibrated once more, by the misses of the
-choice itself.
+A low recent loss is partly due to chance, so the chosen bounds miss more often than each model's own. The distance
+between mean and chosen bound is therefore calibrated once more, by the misses of the choice itself.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class _Search:
         self.mate = [0] * size
         self.top = [v if v <= n else 0 for v in range(size)]
         self.cycle: list[list[int]] = [[] for _ in range(size)]
-        self.holder = [[0] * (n + 1) for _ in range(size)]  # which part of a blossom holds a vertex
+        self.holder = [[0] * (n + 1) for _ in range(size)]  # the part of a blossom that contains a vertex
         for v in range(1, n + 1):
             self.holder[v][v] = v
         self.parent, self.nearest = [0] * size, [0] * size

@@ -34,8 +34,7 @@ SIGMAS: Final = 5.0
 class Tenant:
     """One workload of a host: its request, and its usage in the samples of the last period, oldest first.
 
-    A tenant younger than the period has fewer samples. Whoever takes a sample clamps it to the tenant's
-    limit.
+    A tenant younger than the period has fewer samples. The caller clamps samples to the tenant's limit.
     """
 
     application: str

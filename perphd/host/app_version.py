@@ -73,7 +73,7 @@ class _Running:
 
     pid: int
     started: int
-    said: bytes  # its command line; of a title, which may change at any time, only the first word
+    said: bytes  # its command line; only the first word of a title, which may change at any time
     file: (
         tuple[int, int, int] | None
     )  # device, inode and modification time of its program; None: not readable
@@ -81,7 +81,7 @@ class _Running:
 
 
 class AppVersions:
-    """Looks versions up; cheap enough for every minute, but not for every tick.
+    """Determines versions; cheap enough for every minute, but not for every tick.
 
     Args:
         fs: the host's files.
@@ -122,13 +122,13 @@ class AppVersions:
         line = next((line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()), "")
         if not line:
             return Unavailable(f"{path} is empty")
-        # Text that does not look like a version may be anything: keep and show only a digest.
+        # Text that does not resemble a version could be anything: keep and show only a digest.
         return _short(line) if _PLAIN.fullmatch(line) else _digest(line.encode(errors="replace"))
 
     def _from_label(self, cgroup: str, key: str) -> Version:
         labels = ContainerNames(self._fs).labels(cgroup)
         if labels is None:
-            return Unavailable(f"{cgroup} is no container with readable labels")
+            return Unavailable(f"{cgroup} is not a container with readable labels")
         value = labels.get(key, "")
         return _short(value) if value else Unavailable(f"its container has no label {key!r}")
 

@@ -27,10 +27,10 @@ PUBLISHED_PODS: Final = "/run/perphd-pods/pods.json"
 KUBEPODS: Final = "kubepods"
 """kubelet's group of all pods with its cgroupfs driver."""
 _KUBEPODS_IN: Final = re.compile(r"(?:^|/)(?:kubepods|(?:[^/]+-)?kubepods\.slice)(?=/|$)", re.ASCII)
-"""The same within a path. With the systemd driver, the names of ``cgroupRoot``'s groups precede it in its name."""
+"""The same as a part of a path. With the systemd driver, the names of ``cgroupRoot``'s groups precede it."""
 _QOS: Final = re.compile(r"(?:.*kubepods-)?(burstable|besteffort)(?:\.slice)?", re.ASCII)
 UNKNOWN_POD: Final = "pod "
-"""Beginning of the name of a pod of which only the UID is known."""
+"""Beginning of the name of a pod if only its UID is known."""
 _ID: Final = "[0-9a-f]{64}"
 _SCOPE: Final = re.compile(rf"(docker|cri-containerd|crio|libpod|nerdctl)-({_ID})\.scope", re.ASCII)
 _PLAIN: Final = re.compile(rf"(?:crio-)?({_ID})", re.ASCII)
@@ -57,7 +57,7 @@ _IMAGE_NOTES: Final = (
 )
 _SANDBOX: Final = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
 _OF_CONTAINER: Final = frozenset({"io.kubernetes.container.name", *_SANDBOX})
-"""Labels that say something of a container, not of its pod."""
+"""Labels that describe a container and not its pod."""
 _CRI_NOTES: Final = {
     "io.kubernetes.cri.container-name": "io.kubernetes.container.name",
     "io.kubernetes.cri.sandbox-name": "io.kubernetes.pod.name",
@@ -80,7 +80,7 @@ class ContainerPath:
 
     @property
     def has_image(self) -> bool:
-        """True for a container that is started from an image; YARN's are not."""
+        """True for a container that is started from an image; YARN's containers are not."""
         return bool(self.container_id) and self.runtime != yarn.RUNTIME
 
 
@@ -113,14 +113,14 @@ def parse_path(cgroup: str) -> ContainerPath:
 
 
 def is_sandbox(labels: Mapping[str, str]) -> bool:
-    """True for the container that only holds a pod's namespaces, by the labels of its runtime."""
+    """True for the container that only holds a pod's namespaces, according to its runtime's labels."""
     if labels.get("io.kubernetes.container.name") == "POD":
         return True
     return any(labels.get(key) == "sandbox" for key in _SANDBOX)
 
 
 class ContainerNames:
-    """Looks names up and reads each file once; use one instance per listing."""
+    """Finds names, reading each file once; use one instance per listing."""
 
     def __init__(self, fs: KernelFs) -> None:
         self._fs = fs

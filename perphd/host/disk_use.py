@@ -16,7 +16,7 @@ from perphd.host.fs import KernelFs
 
 _SECTOR: Final = 512
 _IGNORED: Final = ("ram", "zram", "dm-", "md")
-"""Block devices in memory, or made of other disks."""
+"""Names of block devices in memory, or composed of other disks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class Pin:
 
 
 class Programs(Protocol):
-    """Programs that assign cgroups to classes. All methods raise KernelError classes."""
+    """Interface of programs that assign cgroups to classes. All methods raise KernelError classes."""
 
     def refusal(self) -> str:
         """Reason why programs cannot be used here; empty if they can."""

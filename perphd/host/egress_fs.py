@@ -44,7 +44,7 @@ DEFAULT_QDISC: Final = "/proc/sys/net/core/default_qdisc"
 NO_DEVICE: Final = "no network device is named for egress ceilings ([network] devices in the configuration)"
 _PROCESSES_LOOKED_AT: Final = 16
 _KERNELS_OWN: Final = frozenset({"mq", "noqueue"})
-"""Root qdiscs that the kernel assigns besides the default: to multi-queue devices, and to those without queue."""
+"""Root qdiscs that the kernel assigns instead of the default: to devices with many queues or without a queue."""
 
 
 def with_egress(hierarchies: Hierarchies) -> Hierarchies:
@@ -371,7 +371,7 @@ class EgressFs:
         return ""
 
     def sweep(self) -> None:
-        """Remove everything of perphd's on all devices, when no limit is on record any more.
+        """Remove perphd's classes, qdiscs and programs from all devices, once no limit is on record.
 
         Raises:
             KernelError: something could not be removed.

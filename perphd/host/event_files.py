@@ -61,12 +61,12 @@ class _FileGroup:
 
     @property
     def starved_cpus(self) -> CpuSet:
-        """Empty: counters are not shared."""
+        """Always empty, because counters are not shared."""
         return CpuSet()
 
     @property
     def lost_cpus(self) -> CpuSet:
-        """Empty: the counts cover the whole cgroup."""
+        """Always empty, because the counts cover the whole cgroup."""
         return CpuSet()
 
     @property

@@ -28,7 +28,7 @@ _WHOLE_BYTES = 2048
 """Length below which a first read is known to be complete.
 
 A kernel file of many records is returned in pieces of up to a page, each ending before the record that no
-longer fits. A shorter piece had room for any record of the files that are kept open.
+longer fits. A piece shorter than this had room for another record of any file that is kept open, so the file has ended.
 """
 
 

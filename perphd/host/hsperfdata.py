@@ -38,7 +38,7 @@ MOST_NAMES: Final = 2000
 MOST_JVMS: Final = 2
 SEARCHED: Final = 2
 SEARCH: Final = BackoffRule(5.0, 600.0)
-"""Backoff of looks at a process that is no JVM."""
+"""Backoff between examinations of a process that is not a JVM, in seconds."""
 _FOLDER: Final = "hsperfdata_"
 _NO_JVM: Final = Unavailable("no process of the group is a JVM")
 _PROLOGUE: Final = struct.Struct(">IBBBB")

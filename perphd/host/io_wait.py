@@ -5,9 +5,9 @@ is on. Everything else is sampled: the state of each thread and, for sleeping th
 connection that they wait for.
 
 A look from a thread's own CPU does not see short waits: the wait ends while the watcher wakes, and the thread
-then waits for the watcher's CPU, in state R. (A writer that waited .67 of its time for a disk that answers
-within 60 us was seen to wait in 2 of 40 such looks, and in 54 of 80 from another CPU.) The watcher therefore
-goes from CPU to CPU, and looks from a thread's own CPU count only where there are no others.
+then waits for the watcher's CPU, in state R. (A writer spent .67 of its time waiting for a disk that answers within 60
+us. It was seen to wait in 2 of 40 such looks, and in 54 of 80 looks from another CPU.) The watcher therefore moves from
+CPU to CPU. Looks from a thread's own CPU count only if there are no others.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ _NETWORK_WAIT: Final = re.compile(
     r"nfs|rpc_|cifs|smb|ceph|p9_|v9fs|fuse|request_wait_answer|virtio_fs|sk_wait|tcp_|inet_wait|ocfs2|gfs2"
 )
 """Kernel functions in which a thread waits for a server, or for a user-space file system."""
-"""Field indices in /proc/PID/stat after the command's parenthesis: state, utime, stime,
-delayacct_blkio_ticks. See proc(5)."""
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _WITH_DESCRIPTOR: Final = frozenset({0, 1, 17, 18, 19, 20, 44, 45, 46, 47, 295, 296, 299, 307, 327, 328})
 """x86-64 system calls whose first argument is the descriptor that is read or written."""
@@ -93,7 +91,7 @@ def split(
 
 
 def _sampled(seen: Iterable[tuple[Counter[str], Counter[str]]], where: str, looks: int) -> Reading:
-    """Threads that waited there on average, from counts of looks (from another CPU, from the thread's own)."""
+    """Average number of threads that waited there. ``seen``: counts of looks from other CPUs, and from the own one."""
     if not looks:
         return Unavailable("no sample was taken")
     threads = 0.0
@@ -106,7 +104,7 @@ def _sampled(seen: Iterable[tuple[Counter[str], Counter[str]]], where: str, look
 
 @contextmanager
 def _from_cpu_to_cpu() -> Iterator[Callable[[int], int]]:
-    """Yield what moves this thread to one CPU after the other and says which; -1 if it may not be moved."""
+    """Yield a function that moves this thread to the next CPU and returns its number; -1 if it may not be moved."""
     cpus = sorted(os.sched_getaffinity(0))
 
     def move(look: int) -> int:

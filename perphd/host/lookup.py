@@ -47,7 +47,7 @@ class Container:
 
     @property
     def identity(self) -> str:
-        """What stays the same while the container exists under its name."""
+        """An identity that stays the same while the container exists under its name."""
         return _identity(self.name, self.cgroup)
 
 
@@ -61,7 +61,7 @@ class Pod:
 
     @property
     def identity(self) -> str:
-        """What stays the same while the pod exists under its name."""
+        """An identity that stays the same while the pod exists under its name."""
         return _identity(self.name, self.cgroup)
 
 
@@ -125,7 +125,7 @@ class Lookup:
             there = [cgroup for cgroup in walked if self._is_container(cgroup)]
             pods = [cgroup for cgroup in walked if _is_pod(cgroup)]
             present = set(there)
-            # In reading order: the first were read longest ago.
+            # In reading order, the least recently read first.
             known = [cgroup for cgroup in self._known if cgroup in present]
             kept = {cgroup: self._known[cgroup] for cgroup in known[READ_AGAIN:]}
             for cgroup in there:

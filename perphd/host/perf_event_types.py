@@ -82,7 +82,7 @@ SOFTWARE_EVENTS: Final = tuple(kind for kind in PerfEventKind if not kind.is_har
 
 
 class EventRefused(Unsupported):
-    """The kernel does not count this event: do without it.
+    """The kernel does not count this event; the caller should do without it.
 
     Args:
         path: the cgroup's directory.
@@ -90,7 +90,7 @@ class EventRefused(Unsupported):
         errno: the kernel's error number.
         kind: the event.
         too_many: the event can be counted alone, but the group has more events than the PMU has counters.
-        advice: what a person can do.
+        advice: a remedy, in words.
     """
 
     def __init__(

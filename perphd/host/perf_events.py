@@ -249,7 +249,7 @@ class PerfEventGroup:
 
     @property
     def lost_cpus(self) -> CpuSet:
-        """CPUs that are not, or no longer, counted."""
+        """CPUs on which counting could not be started or has ended."""
         return self._lost
 
     @property

@@ -89,7 +89,7 @@ def read_event_codes(fs: KernelFs) -> EventCodes:
 
 
 def processor_name(fs: KernelFs) -> str:
-    """Vendor and model name of the first processor, or what /proc/cpuinfo has instead; empty: nothing."""
+    """Vendor and model name of the first processor, or the closest fields of /proc/cpuinfo; empty if it has none."""
     fields = _first_processor(fs)
     vendor = fields.get("vendor_id") or fields.get("CPU implementer", "")
     return f"{vendor} {fields.get('model name') or fields.get('CPU part', '')}".strip()

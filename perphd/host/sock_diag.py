@@ -74,7 +74,7 @@ def tcp_listeners() -> tuple[Listener, ...]:
 
 
 def _messages(states: int, extensions: int, what: str) -> list[bytes]:
-    """Struct inet_diag_msg with attributes, for every socket in these states."""
+    """The struct inet_diag_msg, with attributes, of every socket in these states."""
     try:
         with closing(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG)) as netlink:
             netlink.settimeout(_TIMEOUT_S)

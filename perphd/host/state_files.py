@@ -1,4 +1,4 @@
-"""Small files, replaced atomically. Those of the state directory are whole after a crash as well."""
+"""Small files, replaced atomically. Files of the state directory are also complete after a crash."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def replace_readable(target: Path, text: str) -> None:
 def replace_text(target: Path, text: str, mode: int | None = None) -> None:
     """Replace a file's text, synced to disk; its directory is made if it is missing.
 
-    ``mode``: its permissions from the first byte on, whatever the umask is; None: what the umask leaves of 0640.
+    ``mode``: its permissions from the first byte on, regardless of the umask; None: 0640 reduced by the umask.
 
     Raises:
         ConfigError: it cannot be written; the old file is unchanged.
@@ -55,7 +55,7 @@ def replace_text(target: Path, text: str, mode: int | None = None) -> None:
 class StateFiles:
     """Replaces small files as ``replace_text`` does, in a thread of its own and in the order of the calls.
 
-    Syncing a file can take as long as the disk likes. A caller who need not know the result does not wait.
+    Syncing a file can take arbitrarily long. A caller that does not need the result need not wait.
     """
 
     def __init__(self, name: str) -> None:
@@ -75,7 +75,7 @@ class StateFiles:
             return done
 
     def close(self) -> None:
-        """Wait for what was asked, and end the thread."""
+        """Wait for the requested replacements, and end the thread."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.shutdown()

@@ -75,8 +75,8 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """``layers`` of a path, nearest first. ``on``: the storage in a few words. ``note``: what this host
-    cannot see.
+    """``layers`` of a path, nearest first. ``on``: the storage in a few words. ``note``: parts that are invisible from
+    this host.
     """
 
     layers: tuple[Layer, ...]
@@ -150,7 +150,7 @@ class Devices:
         number = mount.device
         if number.startswith(
             "0:"
-        ):  # btrfs and the like have numbers of their own; the source names the device
+        ):  # btrfs and similar file systems use anonymous device numbers; the mount's source names the device
             number = self._number(mount.source)
         found = self.of_block(number, depth + 1) if number else None
         if found is None:
@@ -275,7 +275,7 @@ def _disk(name: str) -> Resolved:
 
 
 def of_peer(address: str, port: int) -> Resolved | None:
-    """The layers behind a connection to this port; None if it is no storage service's port."""
+    """The layers behind a connection to this port; None if the port belongs to no storage service."""
     here = ip_address(address).is_loopback
     if port in _WEB:
         return None

@@ -10,9 +10,9 @@ A drop-in that existed before belongs to an administrator (``systemctl set-prope
 unchanged. One that did not exist, or was such a comment, is marked before systemd is asked. The marks are in
 ``/run`` and last as long as the drop-ins; reading them requires no daemon.
 
-A mark holds the value of the file without the drop-in. If another value is given back, the unit's owner has set
-it meanwhile through the same drop-in, as kubelet does when it resizes a pod. That drop-in is left unchanged,
-because the next daemon-reload would otherwise lose the owner's value.
+A mark holds the value of the file without the drop-in. If the restored value differs, the unit's owner has set it
+meanwhile through the same drop-in, as kubelet does when it resizes a pod. That drop-in is left unchanged, because the
+next daemon-reload would otherwise lose the owner's value.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class DropIns:
             is_own = self._fs.exists(place)
             is_owners = is_own and self._is_owners(place, text_of)
             for path in _places(unit, name):
-                # The kernel shows all CPUs in a list that was given up.
+                # The kernel shows all CPUs in a released list.
                 if is_owners and not (file in EMPTY_ALLOWED and self._sets_nothing(path)):
                     continue
                 if is_own or (place in self._unmarked and self._sets_nothing(path)):
@@ -116,7 +116,7 @@ class DropIns:
         return now is not None and not same(f"/{file}", before, now)
 
     def _marked_text(self, place: str) -> str:
-        """The text of a mark; empty if there is none, or if a perphd made it that wrote no text."""
+        """The text of a mark; empty if there is none, or if an earlier version made it without text."""
         try:
             return read_text(self._fs, place)
         except KernelError:

@@ -246,7 +246,7 @@ class UnitFs:
             return None
 
     def _everything(self, path: str) -> str:
-        """All CPUs or memory nodes of the host, since those of a confined slice may grow again."""
+        """All CPUs or memory nodes of the host, because the list of a confined slice may grow again."""
         with suppress(KernelError):
             return read_text(self._fs, f"{self._mount}/{basename(path)}.effective")
         return parent_list(self._fs, path)

@@ -12,7 +12,7 @@ from perphd.host.systemd import is_systemd
 
 OWN_CGROUPS: Final = "/proc/self/cgroup"
 PATIENCE_S: Final = 8.0
-"""Seconds to wait for systemctl; after them, settings are kept only if it has answered."""
+"""Seconds to wait for systemctl; without an answer by then, settings are restored instead of kept."""
 
 
 def own_unit(fs: KernelFs) -> str:

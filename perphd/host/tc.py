@@ -30,7 +30,7 @@ MAJOR: Final = 0x7E50
 ROOT_MINOR: Final = 1
 """The class that contains all others."""
 QUANTUM_BYTES: Final = 15_140
-"""Bytes that one class sends before it is the next one's turn: ten full frames."""
+"""Bytes that one class sends before the next class may send: ten full frames."""
 _UNITS: Final = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
 _CLASS = re.compile(
     r"class htb ([0-9a-f]{1,4}):([0-9a-f]{1,4}) (?:root|parent [0-9a-f]{1,4}:([0-9a-f]{0,4}))\b"

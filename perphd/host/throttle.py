@@ -27,8 +27,8 @@ CAPABILITY: Final = "resctrl.mba_calibration"
 class Throttle:
     """Known throttle levels of this host.
 
-    ``levels``: percentages that differ in effect, ascending. ``note``: origin of the levels, and why nothing
-    better is known.
+    ``levels``: percentages that differ in effect, ascending. ``note``: origin of the levels, and why no better source
+    is available.
     """
 
     levels: tuple[int, ...] = ()

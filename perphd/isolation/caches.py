@@ -319,7 +319,7 @@ class Caches:
         for name, key in at_home.items():
             if key in present:
                 present[key].add(name)
-        for key, names in self._members.items():  # members whose group is empty or who run nothing now
+        for key, names in self._members.items():  # members whose group is empty or that run nothing now
             if key in present:
                 present[key] |= names - at_home.keys()
         room = len(wanted)

@@ -1,4 +1,4 @@
-"""Runs looks at the monitor groups in a thread of their own; the event loop reads the last result.
+"""Runs updates of the monitor groups in a separate thread; the event loop reads the last result.
 
 A workload whose control group has changed since the last look is not counted until the next look. Its threads may still
 be moving, so a rate over that interval would belong to neither group.

@@ -1,7 +1,7 @@
-"""Gates that filter a plan: each holds back writes that have to wait, with the reason.
+"""Gates that filter a plan.
 
-All share one signature. ``Executor`` lists them in order; ``Refusals``, ``ConflictWatch`` and ``TransactionSize``
-provide gates too.
+Each holds back writes that must wait, with the reason; all share one signature. ``Executor`` lists them in order;
+``Refusals``, ``ConflictWatch`` and ``TransactionSize`` provide gates too.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class RateLimiter:
     def hold(self, changes: ChangeSet, plan: PlanContext) -> ChangeSet:
         """Hold knobs that have changed too often; restores are never held.
 
-        A knob waits for all workloads together, because what one loses another gains.
+        A knob waits for all workloads together, because a loss for one is a gain for another.
         """
         if self._per_s is None:
             return changes

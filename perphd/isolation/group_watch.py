@@ -58,7 +58,7 @@ class GroupWatch:
             seen: perphd's groups that exist, by key.
             members: the workloads assigned to each group.
             threads: of each workload, read after the groups, so that threads that end in between are not missed.
-            foreign: those of the threads that are in other programs' groups.
+            foreign: threads that are in other programs' groups.
         """
         for key, left in list(self._left.items()):
             now = seen.get(key)
@@ -102,7 +102,7 @@ class GroupWatch:
                 self._knobs.interfered((name, setting), path, what, found, expected)
 
     def yielded(self, name: str) -> Conflict | None:
-        """The conflict because of which perphd leaves this workload's group alone; None: there is none."""
+        """The conflict due to which perphd leaves this workload's group alone; None if there is none."""
         return next(
             (found for setting in RESCTRL_SETTINGS if (found := self._knobs.yielded((name, setting)))), None
         )

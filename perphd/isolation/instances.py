@@ -82,7 +82,7 @@ class InstanceRegister:
 
     def forget(self, state_dir: str) -> None:
         """Remove the entry of a directory that has nothing left to restore."""
-        with suppress(OSError):  # a stale entry only costs a look
+        with suppress(OSError):  # a stale entry only costs one more check
             os.unlink(self._path(os.path.realpath(state_dir)))
 
     def entries(self) -> tuple[Instance, ...]:
@@ -165,7 +165,7 @@ def orphaned_journals(
 _Version: TypeAlias = tuple[int, int, int]
 _ABSENT: Final = (0, 0, 0)
 _SETTLED_NS: Final = 1_000_000_000
-"""File systems keep times in steps of up to 10 ms: a file younger than this may change once more and look the same."""
+"""File systems store times in steps of up to 10 ms: a younger file may change again without a new modification time."""
 _TRIES = 50
 _STEP_S = 0.02
 
@@ -237,7 +237,7 @@ class OtherInstances:
         self._known, self._records = seen, records
 
     def refusal(self, cgroup: str) -> str:
-        """Why this cgroup must not be changed, by the last look; empty if it may be. ``recording`` checks again."""
+        """Why this cgroup must not be changed, as of the last check; empty if it may be. ``recording`` checks again."""
         if not self._known:
             self.look()
         return self._why_taken(cgroup)

@@ -3,8 +3,8 @@
 It reads one JSON object from standard input and writes one line to standard output: ``started``, ``exists`` or the
 reason why not. It outlives the daemon. Two files tell the daemon about the job:
 
-    UNIT.started   boot id, process id and start time of this process; made once, whoever else tries
-    UNIT.ended     the exit status, as a shell has it: 128 and more for a signal
+    UNIT.started boot id, process id and start time of this process; never replaced
+    UNIT.ended the exit status in the shell's form: 128 and more for a signal
 
 The job enters its control groups and gets its log as root. It then becomes its user, so that its directory, its output
 file and its program are opened with that user's rights.

@@ -238,7 +238,7 @@ class Journal:
             self._notes.append(str(self.unreadable))
             return
         if says_more(copy, data, header):
-            if data != copy[: len(data)]:  # more than cut short: keep the content for inspection
+            if data != copy[: len(data)]:  # not only truncated: keep the content for inspection
                 with contextlib.suppress(OSError):
                     Path(f"{self.state_dir}/{DAMAGED}").write_bytes(data)
             self._use_copy(copy, "it was damaged or cut short")

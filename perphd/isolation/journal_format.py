@@ -167,9 +167,9 @@ class JournalCopy:
         self.append(data)
 
     def shorten(self, header: bytes) -> None:
-        """Keep the first line, which is this; the journal does the same afterwards.
+        """Keep only the first line, which must be this one; the journal does the same afterwards.
 
-        Not by ``replace``: the file system writes a file that was emptied to the disk when it is closed, which takes
+        It does not use ``replace``: the file system flushes an emptied file when it is closed, which takes
         milliseconds.
         """
         if self._fd < 0:

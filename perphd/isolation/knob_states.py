@@ -111,7 +111,7 @@ class KnobState:
         limited: why the target of the last plan is only partly in force.
         conflict: the last change by another program.
         adopted_s: when a value of the cgroup's owner (kubelet) last became the original; None: never.
-        refused: the targets that the kernel refused; the oldest first.
+        refused: the targets that the kernel refused, oldest first.
         tokens: changes left in the token bucket, and the time of the last one; None: the bucket is full.
     """
 
@@ -184,7 +184,7 @@ class KnobStates:
 
     def blocked(self, name: str) -> tuple[str, ...]:
         """Fields of ``Settings`` of this workload that differ from what the last plan wanted."""
-        if not self._reported:  # asked for every workload at every tick
+        if not self._reported:  # called for every workload at every tick
             return ()
         return tuple(setting for setting, state in self._items(name) if state.held or state.pending)
 
@@ -298,7 +298,7 @@ def value_in_force(knob: Knob, files: Sequence[FileState], around: str) -> Value
     value = decode(knob.setting, knob.version, {basename(file.path): file.now for file in files})
     if files[0].original == "" and isinstance(value, CpuSet):
         given = CpuSet.parse(around)
-        return KEEP if given and given <= value else value  # no confinement: equal in effect to empty
+        return KEEP if given and given <= value else value  # no confinement: equivalent to an empty list
     return value
 
 

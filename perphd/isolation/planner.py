@@ -68,7 +68,7 @@ class _Impossible(Exception):
 
 
 class _Pinned(_Impossible):
-    """The operator's own setting excludes all of the target."""
+    """The operator's own setting excludes the whole target."""
 
 
 def plan(wanted: Iterable[Wanted], skipped: Iterable[NotEnforceable] = (), reason: str = "") -> ChangeSet:

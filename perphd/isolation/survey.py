@@ -286,7 +286,7 @@ class Survey:
         return aim.value
 
     def _without_kubelets(self, key: Key, wanted: CpuSet) -> CpuSet | str:
-        """These CPUs without those that the kubelet assigned exclusively; or why none is left."""
+        """These CPUs except those that kubelet assigned exclusively; or why none is left."""
         assert self._kubelet is not None
         theirs = self._kubelet.cpu_manager(self._now_s).exclusive & wanted
         if not theirs:

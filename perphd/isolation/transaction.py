@@ -290,7 +290,7 @@ class Transaction:
             if self._is_gone(write):
                 continue  # the replaced cgroup was never changed
             if write.knob in LIST_SETTINGS and stuck not in ("", write.workload):
-                # Do not share out CPUs that a workload could not give up: LRAs are narrowed last and rolled back first.
+                # Do not assign CPUs that a workload could not release: LRAs are narrowed last and rolled back first.
                 told = f"{write.path}: not rolled back, because {stuck} could not be: run perphd restore"
                 self.result.undo_problems.append(told)
                 continue

@@ -1,4 +1,4 @@
-"""Reports every kernel write and its outcome to whoever keeps the record of them."""
+"""Reports every kernel write and its outcome to a callback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OnWrite = Callable[[Write, str], None]
 
 
 class WriteAudit:
-    """Calls ``on_write`` for every write of a transaction, a restore and a reclaim; None: nobody keeps a record."""
+    """Calls ``on_write`` for every write of a transaction, a restore and a reclaim; None: no reports."""
 
     def __init__(self, on_write: OnWrite | None) -> None:
         self._on_write = on_write

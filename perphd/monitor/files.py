@@ -39,11 +39,11 @@ BATCH_LOOK_EVERY: Final = 5
 """Batch samples from one reading to the next of files that are not read at every sample."""
 NAP_CORES: Final = 0.001
 NAP_PCT: Final = 1.0
-"""Bounds of CPU use (cores) and of waiting for CPU (%) below which batch naps, if its memory is unchanged."""
+"""Bounds of CPU use (cores) and of waiting for CPU (%) below which batch with unchanged memory counts as asleep."""
 
 
 class Pace(Enum):
-    """When a file of batch is read, at the latest every ``BATCH_LOOK_EVERY`` samples.
+    """When a file of a batch workload is read: at least every ``BATCH_LOOK_EVERY`` samples.
 
     CPU time and memory are read at every sample and show a group's activity. A file is skipped only if it was
     unchanged at its last reading, and is read again as soon as the group becomes active.
@@ -346,7 +346,7 @@ def _pressure(hierarchies: Hierarchies) -> tuple[_Want, ...]:
             "cpu",
             "cpu_some_pct",
             None,
-        ),  # "full" of CPU is of little use: it needs every task of the group to wait
+        ),  # "full" of CPU is of little use, because it requires that every task of the group waits
         ("memory", "memory_some_pct", "memory_full_pct"),
         ("io", "io_some_pct", "io_full_pct"),
     ):

@@ -87,7 +87,7 @@ class LinkLoad:
         except KernelError:
             return found
         for name in names:
-            # Bridges, tunnels and the like have none: they repeat the traffic of the links below them.
+            # Virtual devices such as bridges have none: they repeat the traffic of the links below them.
             if speed := link_speed(self._fs, name):
                 found[name] = speed
         return found

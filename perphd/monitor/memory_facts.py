@@ -73,7 +73,7 @@ class MemoryFacts:
         self._meminfo: dict[str, float] | str | None = None
 
     def look(self, used: Mapping[str, Reading], now_s: float) -> list[str]:
-        """Read what is due of these groups (path -> bytes used now); returns groups with new kills."""
+        """Read due facts of these groups (path -> bytes used now); returns groups with new kills."""
         self._meminfo = None
         before, self._host_kills = self._host_kills, self._killed_on_host()
         if self._host_kills != before:
@@ -95,7 +95,7 @@ class MemoryFacts:
         return self._killed(used) if self._doubtful else []
 
     def forget(self, cgroup: str) -> None:
-        """Drop everything known about a group."""
+        """Forget a group."""
         self._kept.pop(cgroup, None)
         self._doubtful.pop(cgroup, None)
 

@@ -40,7 +40,7 @@ class Gauge:
 
     def __init__(self, field: str) -> None:
         self.fields: tuple[str, ...] = (field,)
-        self._malformed = Unavailable("the file holds no single number")
+        self._malformed = Unavailable("the file does not contain a single number")
 
     def take(self, data: bytes, now_s: float, out: Readings) -> None:
         """The number itself."""
@@ -70,7 +70,7 @@ class CpuAcct:
         """CPU seconds per second."""
         used_ns = whole_number(data)
         if used_ns is None:
-            out["cpu_usage_cores"] = Unavailable("cpuacct.usage holds no number")
+            out["cpu_usage_cores"] = Unavailable("cpuacct.usage contains no number")
         else:
             out["cpu_usage_cores"] = self._rate.update(used_ns / 1e9, now_s)
 

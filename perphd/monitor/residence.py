@@ -34,7 +34,6 @@ LEAVES: Final = 0.02
 """Smoothed share below which a domain counts as unused."""
 SMOOTHING: Final = 0.3
 """Weight of the newest look: a share of one half falls below ``LEAVES`` after ten looks without use."""
-"""Field indices in /proc/PID/task/TID/stat, counted after the command's closing parenthesis: proc(5)."""
 _EFFECTIVE: Final = {1: ("cpuset.effective_cpus", "cpuset.cpus"), 2: ("cpuset.cpus.effective",)}
 
 

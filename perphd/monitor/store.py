@@ -253,7 +253,7 @@ class _Writer:
 
     @property
     def problem(self) -> str | None:
-        """The present problem, else what was lost, else None."""
+        """The present problem, else a sentence about lost rows, else None."""
         if self._disabled or self._trouble:
             return self._disabled or self._trouble
         return self._not_stored or (self._moved[-1] if self._moved else None)
@@ -279,7 +279,7 @@ class _Writer:
                     self._postpone(exc)
                     return False
             except Exception as exc:
-                # A value that cannot be stored, or a bug: drop this batch alone.
+                # A value that cannot be stored, or a bug: drop only this batch.
                 self.close()
                 self._give_up(exc, len(records) + sum(len(tick) for _, tick in samples))
                 return False
@@ -327,7 +327,7 @@ class _Writer:
     def _row(self, wall_s: float, sample: Sample) -> Row:
         self._pause()
         values: tuple[Reading, ...] = _values_of(sample)
-        # Mostly the same objects as in the previous row, which compare in a microsecond.
+        # The reasons are mostly the same objects as in the previous row, which compare in a microsecond.
         absent = [value if isinstance(value, Unavailable) else None for value in values]
         reasons = None
         if self._reasons.get(sample.workload) != absent:

@@ -1,6 +1,6 @@
 """The tables of Alibaba's cluster-trace-v2023, as rows: node use, pods, and pod use.
 
-A row has the columns that are published, in their order; -1 stands for what is unavailable. The published trace is
+A row has the columns that are published, in their order; -1 means unavailable. The published trace is
 scaled to 0..1 in each column; a node's own has CPUs, bytes, milliseconds and ratios. ``pod_cpu_limit_usage``, which
 the publication does not define, is taken for the amount of CPU used.
 """
@@ -51,7 +51,7 @@ POD_USE_COLUMNS: Final[Mapping[str, str]] = {
     "web_qps": "web_rate_per_s", "qps": "rate_per_s", "rt": "response_time_ms",
 }  # fmt: skip
 QOS_KINDS: Final[Mapping[str, Kind]] = {"LS": Kind.LRA, "LSR": Kind.LRA, "BE": Kind.BATCH}
-"""What the words of the column ``qos`` are to perphd; others have no objective."""
+"""perphd's meaning of the values of the column ``qos``; other values have no objective."""
 QOS_OF: Final[Mapping[Kind | None, str]] = {Kind.LRA: "LS", Kind.BATCH: "BE", None: ""}
 
 
@@ -63,7 +63,7 @@ def node_row(use: MachineUse, machine: TraceMachine) -> list[str]:
 def pod_row(workload: TraceWorkload) -> list[str]:
     """A row of the table of pods."""
     submitted_s, *others = (getattr(workload, field) for field in POD_COLUMNS.values())
-    # A time may be -1.
+    # A missing time is -1.
     return ["" if isinstance(submitted_s, Unavailable) else _cell(submitted_s), *map(_cell, others)]
 
 

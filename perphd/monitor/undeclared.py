@@ -159,7 +159,7 @@ class UndeclaredGroups:
             used_us = values_of(data, _USAGE)[0]
             return Unavailable("cpu.stat has no usage_usec") if used_us is None else used_us / 1e6
         used_ns = whole_number(data)
-        return Unavailable("cpuacct.usage holds no number") if used_ns is None else used_ns / 1e9
+        return Unavailable("cpuacct.usage contains no number") if used_ns is None else used_ns / 1e9
 
     def _follow(self, now_s: float) -> None:
         """Walk the tree from the top, and below groups that are busy or contain a workload."""

@@ -229,7 +229,7 @@ class Boosted:
         return self._trees is not None and self._trees.rebuild_due
 
     def ask_for_rebuild(self) -> None:
-        """Request a rebuild, whatever became of the last one."""
+        """Request a rebuild, regardless of the last one's result."""
         if self._trees is not None:
             self._trees.ask_for_rebuild()
 

@@ -1,4 +1,4 @@
-"""Makes the learned corrections of a model, by kind of learner."""
+"""Creates the learned corrections of a model, by kind of learner."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def settled(learned: Correction) -> Correction:
 
 
 def is_told(learned: Correction) -> bool:
-    """True if it, or the acting one of its trial, started from other hosts' estimates."""
+    """True if it, or the acting correction of its trial, started from other hosts' estimates."""
     acting = learned.acting if isinstance(learned, OnTrial) else learned
     return isinstance(acting, Staged) and acting.told

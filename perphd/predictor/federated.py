@@ -1,17 +1,19 @@
-"""What a Res-Perf model tells other hosts about an application, and how it starts from what they tell.
+"""A Res-Perf model's contribution for other hosts, and the start of a model from theirs.
 
-Problem. Hosts sit at different places (allocations and loads), so that their samples do not meet, and samples must not
-leave a host. Their corrections of the physics prior do compare: they are relative to cores, load and reference.
+Problem. Hosts have samples at different places (allocations and loads), which cannot be compared directly, and samples
+must not leave a host. Their corrections of the physics prior are comparable, because they are relative to cores, load
+and reference.
 
 Approach. The cells of a model (local means and counts; a prior that came from other hosts is not in them) give the
-posterior of the stages, a linear regression with known prior. At fixed ``ANCHORS`` x it is reduced to what the cells
-alone say there, the prior divided out:
+posterior of the stages, a linear regression with known prior. At fixed ``ANCHORS`` x it is reduced to the information
+of the cells alone, by dividing out the prior:
 
     1 / v0 = prior precision of the correction at x,   1 / v = posterior precision,   mu = posterior mean
     evidence  e = 1 / v - 1 / v0,        estimate  m = (mu / v) / e
 
 Gain and correction of the model are both in m. ``pooling`` turns the estimates of many hosts into one per anchor. A
-host starts from the anchors that enough hosts know, each drawn towards physics in proportion to the doubt left:
+host starts from the anchors that enough hosts know, each shrunk towards physics in proportion to the remaining
+uncertainty:
 
     y(x) = m E / (E + 1 / v0),           E = sum of the hosts' evidence, weighted by likeness
 """
@@ -44,29 +46,29 @@ KIND: Final = "correction"
 CHANNELS: Final = ("work", "delay")
 ANCHORS: Final = 192
 POINTS: Final = f"anchors 1 of {ANCHORS}"
-"""Changes with the anchors or the stages: estimates at other points do not compare."""
+"""Version of the anchors and the stages: estimates at other points are not comparable."""
 MOST: Final = 1.5
 """Bound of a correction, log units."""
 LEAST_SAMPLES: Final = 30.0
-"""Effective samples beside batch from which a model contributes."""
+"""Least effective samples beside batch for a model to contribute."""
 LEAST_ANCHORS: Final = 24
-"""Known anchors from which others' estimates are a start."""
+"""Least known anchors for others' estimates to be used as a start."""
 _REPEATED: Final = 5.0
-"""Anchors per coefficient of the stages: neighbouring anchors repeat each other, which their variance allows for."""
+"""Anchors per coefficient of the stages. Neighbouring anchors are redundant, so their variance is raised by this."""
 _SCALE: Final[Mapping[str, float]] = {"work": 1.0, "delay": 0.35 / 0.2}
-"""Uncertainty of the prior against that of work, see ``model``."""
+"""Uncertainty of the prior relative to that of work, see ``model``."""
 _SIGN: Final[Mapping[str, int]] = {"work": 1, "delay": -1}
 _CELL_SD: Final = 0.02
-"""What stages cannot express at a cell (log units)."""
+"""Deviation at a cell that stages cannot express (log units)."""
 _LEAST_NOISE: Final = 0.03
 _BEST_SD: Final = 0.03
-"""Least standard deviation of one host's estimate; more samples of the same host say no more than this."""
+"""Least standard deviation of one host's estimate, however many samples it has."""
 _LEAST_SHARE: Final = 0.25
 """Evidence, as a share of the prior's precision, below which an anchor counts as unknown to a host."""
 
 
 def contributed(file: ModelFile, threads_per_core: float) -> tuple[Statistic, ...]:
-    """What this model tells other hosts; nothing of a channel with too few samples."""
+    """This model's contribution; channels with too few samples are left out."""
     found = []
     source = file.provenance
     for channel in CHANNELS:
@@ -109,7 +111,7 @@ def estimated(
 def pooled(
     ledger: Ledger, lra: str, channel: str, asking: Asking, counted_by: str = "", version: str = ""
 ) -> Pooled:
-    """What other hosts say about a channel of this application's model."""
+    """Other hosts' estimates for one channel of this application's model."""
     return pool(ledger, Topic(KIND, lra, channel, POINTS), ANCHORS, asking, counted_by, version)
 
 
@@ -127,10 +129,10 @@ def start(told: Pooled, channel: str, cores: int, threads_per_core: float) -> St
 
 @lru_cache(8)
 def anchors(cores: int, threads_per_core: float, channel: str) -> tuple[Floats, Floats]:
-    """The anchors as rows of ``features.COLUMNS``, and what physics predicts there on a host of this shape (log).
+    """The anchors as rows of ``features.COLUMNS``, and physics predictions there for a host of this shape (log).
 
     A low-discrepancy sequence over share of the cores, weight, load of LRA and batch, ways and bandwidth; two fifths
-    with exclusive cores, a third each without protected ways or with all of the bandwidth. Not to be written to.
+    with exclusive cores, a third each without protected ways or with all of the bandwidth. Must not be modified.
     """
     u = _spread(ANCHORS, 7)
     exclusive = u[:, 0] < 0.4

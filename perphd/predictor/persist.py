@@ -38,11 +38,11 @@ MAX_AGE_S: Final = 1e10
 _MAX_TEXT = 4096
 _MAX_NODES = 8192
 _MAX_LOG = 100.0
-"""Bound of logarithms; larger ones are no performance."""
+"""Bound of logarithms; larger values cannot be a performance."""
 
 
 class ModelFileError(PerphError):
-    """A text that is not a usable model; says why."""
+    """A text that is not a usable model; the message says why."""
 
 
 def _number(low: float, high: float) -> Any:
@@ -220,7 +220,7 @@ class ResidualState:
 
     ``noise_var``: variance of one sample around its cell (log units). ``boosted``: its trees, if any. ``with_trees``,
     ``without_trees``: recent mean squared errors at new places with and without trees. ``staged``: its stages, if any.
-    ``told``: the stages started from other hosts' estimates and stay, whatever the learner.
+    ``told``: the stages started from other hosts' estimates and stay with any learner.
     """
 
     noise_var: float = _number(1e-6, 10.0)

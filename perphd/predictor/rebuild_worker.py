@@ -30,7 +30,7 @@ _FOREST: Final = ("table", "place", "valid", "above", "below")
 
 
 class RebuildFailed(PerphError):
-    """A rebuild without a usable result; says why."""
+    """A rebuild without a usable result; the message says why."""
 
 
 def pack_jobs(jobs: Sequence[RebuildJob]) -> bytes:
@@ -124,7 +124,7 @@ def _forest(trees: Trees, row_start: tuple[int, ...], arrays: Mapping[str, Any],
 
 def main() -> int:
     """Read jobs from standard input until it ends, and write the results to standard output."""
-    os.chdir("/")  # do not keep a file system busy
+    os.chdir("/")  # so that no file system stays in use
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     jobs = unpack_jobs(sys.stdin.buffer.read())

@@ -59,7 +59,7 @@ _PROFILE_LEVEL_SD: Final = 0.1
 REMEMBERED: Final = 256
 """Number of samples kept for other hosts' models, newest first."""
 _OFTEN, _EVERY = 4.0, 8
-"""Visits from which a place's samples are thinned, and the thinning factor, so that staying there displaces no others.
+"""Visits from which a place's samples are thinned, and the thinning factor, so that one place cannot displace others.
 """
 _ROUNDS: Final = 2 * COUNT
 _OLD_DOUBT: Final = 0.05

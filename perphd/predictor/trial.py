@@ -1,8 +1,8 @@
-"""A correction that started from other hosts' estimates, beside one that learns alone: the better one answers.
+"""Trial of a correction that started from other hosts' estimates against one that learns alone.
 
 Both learn every sample. Their squared errors one step ahead are summed, clipped so that one outlier decides nothing.
 The start from other hosts answers first, until it has done worse by more than chance; after ``LENGTH`` samples the
-winner stays and the other is dropped. Hosts that only seem alike can thus cost a few samples.
+winner stays and the other is dropped. A start from hosts that only seem similar therefore costs a few samples at most.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 LENGTH: Final = 48
 """Samples of the trial; fewer than those before the first rebuild of trees."""
 CREDIT: Final = 4.0
-"""Squared errors, in units of a sample's noise variance, by which the start may be worse before it is left."""
+"""Excess of squared errors, in units of a sample's noise variance, at which the start is dropped."""
 _NOISE_SD: Final = 0.05
 _MOST_SDS: Final = 4.0
 
@@ -55,7 +55,7 @@ class OnTrial:
 
     @property
     def acting(self) -> Correction:
-        """The correction that answers."""
+        """The acting correction."""
         return self._told if self.keeps else self._alone
 
     @property
@@ -95,7 +95,7 @@ class OnTrial:
         self._alone.doubt()
 
     def to_state(self, now_s: float) -> ResidualState:
-        """See ``Correction``; of the one that answers."""
+        """See ``Correction``; the value of the acting correction."""
         return self.acting.to_state(now_s)
 
     def restore(self, state: ResidualState, now_s: float, elapsed_s: float = 0.0) -> None:

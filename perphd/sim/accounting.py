@@ -15,7 +15,7 @@ from perphd.sim.node.workload import NodeWorkload
 
 _NOISE: Final = 0.02
 _NOISE_S: Final = 2.0
-_SYSTEM_SHARE: Final = {Kind.LRA: 0.25, Kind.BATCH: 0.02}  # of CPU time, spent in the kernel
+_SYSTEM_SHARE: Final = {Kind.LRA: 0.25, Kind.BATCH: 0.02}  # share of CPU time that is spent in the kernel
 _SWITCHES_PER_REQUEST: Final = 20.0
 _SWITCHES_PER_CPU_S: Final = 40.0
 

@@ -114,7 +114,7 @@ class InForce:
 def _cache_limits(
     tree: ResctrlTree, machine: Machine, closid: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(masks, per cents of bandwidth) of a class of service, one per domain; an offline one limits nothing.
+    """(masks, bandwidth percentages) of a class of service, one per domain; an offline domain limits nothing.
 
     With code and data prioritisation the data's mask counts: the model's programs are data.
     """

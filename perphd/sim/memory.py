@@ -1,7 +1,7 @@
 """Memory of the simulated host: resident memory under limits and protections.
 
-Without swap: anonymous memory stays, page cache is what reclaim takes. ``memory.low`` and ``memory.min``
-count while the host is short; ``memory.high`` throttles what cannot be reclaimed; ``memory.max`` kills.
+There is no swap: anonymous memory stays, and reclaim takes only page cache. ``memory.low`` and ``memory.min`` apply
+while the host is short of memory; ``memory.high`` throttles what cannot be reclaimed; ``memory.max`` kills.
 """
 
 from __future__ import annotations

@@ -17,14 +17,13 @@ from perphd.sim.machine import CGROUP_ROOT
 class SimPerf:
     """Opens counters of a cgroup directory. Without ``pmu`` hardware events are ENOENT, as in most VMs.
 
-    What real PMUs and kernels do besides, as seen on Linux 6.1 and 6.12, is set on the object:
+    Attributes simulate further behaviour of real PMUs and kernels, as observed on Linux 6.1 and 6.12:
 
     ``counters``: hardware events that the PMU counts at once; a larger group is refused (EINVAL);
     ``sees_cgroups``: False until something is written to the root's cgroup.subtree_control: ENOENT for every event;
-    ``counted_share``: of the time that a workload runs, the part in which its group has the counters, that is not
-    pinned by others and is its own by rotation;
-    ``starved``: CPUs on which it never has them, as the group sees it (``EventGroup.starved_cpus``);
-    ``offline``: CPUs that are lost to the groups that are opened from now on.
+    ``counted_share``: share of a workload's running time in which its group has the counters, neither pinned by others
+    nor rotated away; ``starved``: CPUs on which it never has them (``EventGroup.starved_cpus``); ``offline``: CPUs that
+    are missing from groups opened from now on.
     """
 
     def __init__(self, cgroups: CgroupTree, pmu: bool) -> None:
@@ -36,7 +35,7 @@ class SimPerf:
         self.offline = CpuSet()
 
     def __call__(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[PerfEventKind]) -> EventGroup:
-        """Open these events; Gone for a missing cgroup, EventRefused for what the PMU does not count."""
+        """Open these events; raises Gone for a missing cgroup, EventRefused for events that the PMU does not count."""
         group = self._cgroups.find(cgroup_dir.removeprefix(CGROUP_ROOT))
         if group is None or not cgroup_dir.startswith(CGROUP_ROOT):
             raise kernel_error(OSError(errno.ENOENT, ""), cgroup_dir, "open")
@@ -73,7 +72,7 @@ COUNTED: Final = tuple(_TOTALS)
 
 
 class SimEventGroup:
-    """Counts since opening, of the time in which the group had the counters. Holds no descriptors."""
+    """Counts since opening, while the group had the counters. Holds no descriptors."""
 
     def __init__(
         self, group: SimCgroup, events: tuple[PerfEventKind, ...], pmu: SimPerf, lost: CpuSet
@@ -95,7 +94,7 @@ class SimEventGroup:
 
     @property
     def events(self) -> tuple[PerfEventKind, ...]:
-        """What is counted."""
+        """The counted events."""
         return self._events
 
     @property
@@ -110,8 +109,8 @@ class SimEventGroup:
 
     @property
     def fds(self) -> int:
-        """No real descriptors."""
+        """Always 0, because there are no real descriptors."""
         return 0
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing, because no resource is held."""

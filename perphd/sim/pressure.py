@@ -22,7 +22,7 @@ class _Line:
         self.averages = [0.0, 0.0, 0.0]
 
     def advance(self, dt_s: float, share: float) -> None:
-        if not share and self.averages[2] < _NOTHING_PCT:  # the slowest has decayed: nothing to remember
+        if not share and self.averages[2] < _NOTHING_PCT:  # the slowest average has decayed to zero
             return
         self.total_s += dt_s * share
         percent = 100.0 * share
@@ -48,7 +48,7 @@ class PressureState:
         self._some, self._full = _Line(), _Line()
 
     def advance(self, dt_s: float, some: float, full: float) -> None:
-        """Let ``dt_s`` seconds pass in which these shares (0..1) of the time were stalled."""
+        """Advance by ``dt_s`` seconds with these shares (0..1) of stalled time."""
         some = min(1.0, max(0.0, some))
         self._some.advance(dt_s, some)
         self._full.advance(dt_s, min(some, max(0.0, full)))

@@ -13,7 +13,7 @@ from perphd.sim.node.outcome import Outcome
 class SliWindow:
     """Indicators over the time since the same reader's last reading.
 
-    ``load_per_s``: what was asked (None in a closed loop: what is asked is then what is answered). Latencies
+    ``load_per_s``: offered requests (None in a closed loop, where they equal the answered ones). Latencies
     are None when nothing was answered.
     """
 

@@ -358,12 +358,12 @@ def _rungs(
 
 
 def _is_known(component: Component) -> bool:
-    """Whether the remains of a frozen component are known."""
+    """Whether the memory that a frozen component would still hold is known."""
     return all(available(demand.unreclaimable) for demand in component.demands.values())
 
 
 def _remains(component: Component, resource: Resource) -> float:
-    """The amount that a component holds after reclaim, while frozen; 0 if unknown."""
+    """The amount that a component still holds while frozen, after reclaim; 0 if unknown."""
     return value_or(component.demands[resource].unreclaimable, 0.0) if resource in component.demands else 0.0
 
 

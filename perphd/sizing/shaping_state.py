@@ -12,7 +12,7 @@ from perphd.forecast.ladder import SeriesLadder
 from perphd.sizing.shaper import Mode, Role, Rung, ShaperSettings, ShapingAction
 
 EMPTY_BYTES: Final = 256 << 10
-"""A group that uses less memory holds no process worth sizing."""
+"""Bytes; a group that uses less memory contains no process worth sizing."""
 
 
 @dataclass(frozen=True, slots=True)

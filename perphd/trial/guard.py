@@ -19,7 +19,7 @@ blocks are assumed to scatter like minutes, as they do when noise lasts longer t
 harmful blocks in a row likelier than chance alone, so the bounds are wide: tools/bench/trial counts false stops.
 
 "Worse" is the delay (latency, or waiting per work) relative to the reference, or the work, as far as contention
-explains its fall (``domain.signals.contended_ratio``): less load is no harm. An LRA that is kept as busy as before and
+explains its fall (``domain.signals.contended_ratio``): less load is no harm. An LRA that is as busy as before but
 answers nothing is harmed, too. The reference is the last observed blocks, so that it follows the time of day. While an
 LRA does more work than in any observed block, ``BUSIER_DELAY`` is added to what is accepted.
 """

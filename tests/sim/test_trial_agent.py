@@ -308,7 +308,7 @@ async def test_stop_ends_it_and_a_second_stop_is_refused(tmp_path: Path) -> None
         await w.agent.start_trial(SHORT, ROOT)
         await w.run(10)
         assert w.agent.stop_trial(ROOT).ending is not None
-        with pytest.raises(ConfigError, match="no trial runs"):
+        with pytest.raises(ConfigError, match="no trial is running"):
             w.agent.stop_trial(ROOT)
 
 

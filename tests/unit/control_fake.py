@@ -381,7 +381,7 @@ class FakeAgent:
 
     def stop_trial(self, by: Actor | None = None) -> TrialRecord:
         if self.record is None or self.record.ending is not None:
-            raise ConfigError("request", "trial", "no trial runs", "perphctl trial start begins one")
+            raise ConfigError("request", "trial", "no trial is running", "perphctl trial start begins one")
         self.record = replace(self.record, ending=Ending(2e9, End.STOPPED, "stopped by hand", str(by)))
         return self.record
 

@@ -150,17 +150,17 @@ def test_not_permitted(run: Run, served: Served, words: tuple[str, ...]):
         (("model", "reset", "pi"), 1, "is batch"),
         (("model", "export", "db", "/nowhere/db.json"), 1, "/nowhere/db.json: cannot be written"),
         (("model", "import", "db", "/nowhere/db.json"), 1, "/nowhere/db.json: cannot be read"),
-        (("model", "import", "db", "/dev/null"), 1, "/dev/null: is no model: not JSON"),
+        (("model", "import", "db", "/dev/null"), 1, "/dev/null: is not a model: not JSON"),
         (("lra", "add", "x", "relative"), 1, "lra.cgroup"),
         (("lra", "add", "db", "/x"), 1, "already the name"),
         (("lra", "add", "x", "/x", "--sli", "msql"), 1, "not an SLI source"),
         (("batch", "add", "x", "/x", "--min-memory", "100 "), 1, "batch.min_memory"),
-        (("sli", "push", "cache", "--load", "1"), 1, "takes no pushed readings"),
+        (("sli", "push", "cache", "--load", "1"), 1, "accepts no pushed readings"),
         (("query", "DROP TABLE x"), 1, "SELECT"),
         (("export", "nope", "-o", "/dev/null"), 1, "not a table"),
         (("sli", "push", "db"), 2, "at least one reading"),
         (("sli", "push", "db", "--work-rate", "fast"), 2, "not a valid float"),
-        (("lra", "add", "x", "/x", "-o", "a=b"), 2, "--sli-option without --sli"),
+        (("lra", "add", "x", "/x", "-o", "a=b"), 2, "--sli-option requires --sli"),
         (("lra", "add", "x", "/x", "--sli", "push", "-o", "a"), 2, "not KEY=VALUE"),
         (("mode", "on"), 2, "observe"),
         (("stauts",), 2, "No such command"),
@@ -525,7 +525,7 @@ def test_an_edited_model_is_refused_in_a_sentence(run: Run, served: Served, tmp_
     file.write_text(json.dumps(MODEL).replace('"samples": 0', '"samples": 5'))
     result = run("model", "import", "db", str(file))
     assert result.exit_code == 1
-    assert "the model is not taken: its checksum is wrong" in result.stderr
+    assert "the model is refused: its checksum is wrong" in result.stderr
     for bad, says in (("[]", "not a JSON object"), ("[" * 10_000, "not JSON")):
         file.write_text(bad)
         result = run("model", "import", "db", str(file))

@@ -75,7 +75,7 @@ def test_a_successors_socket_is_not_removed(path: str):
 
 def test_a_place_that_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(PerphError, match="cannot be made"):
+    with pytest.raises(PerphError, match="cannot be created"):
         bind(str(tmp_path / "file" / "perphd.sock"), None)
 
 

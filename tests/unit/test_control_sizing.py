@@ -131,7 +131,7 @@ def test_headroom(store: str):
         (("forecast", "--last", "30s"), 2, "--last 30s is less than one window (allowed: 60s or more)"),
         (("size", "--last", "soon"), 2, "allowed: more than 0, such as 90s, 30m, 1h, 2d"),
         (("size", "--format", "docker"), 2, "'systemd', 'kubernetes', 'yarn'"),
-        (("size", "--format", "yarn", "--json"), 2, "leave out --json, or leave out --format"),
+        (("size", "--format", "yarn", "--json"), 2, "cannot be combined with --json"),
         (("headroom", "--cores", "0"), 2, "--cores"),
         (("headroom", "--memory", "64 GB"), 2, "followed by K, M, G or T"),
         (("headroom", "--memory", "0"), 2, "more than 0"),

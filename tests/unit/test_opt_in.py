@@ -334,7 +334,7 @@ def test_every_other_key_stays_the_operators(tmp_path: Path, kind: str, is_unit:
         who = "a unit's" if is_unit else "a container's"
         text = found.problems[DECLARATION]
         assert (
-            f"{key}: is not {who} to say: it belongs into the operator's configuration" in text
+            f"{key}: is not {who} to say: it belongs in the operator's configuration" in text
             or f"{key}: is not {who} to say: least_latency_ms is 0 in [opt_in]" in text
             or "unknown" in text
         )

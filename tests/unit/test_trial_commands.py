@@ -87,7 +87,7 @@ def test_start_refuses_and_names_the_key(served: Served, body: dict[str, Any], k
 
 
 def test_stopping_nothing_is_refused(served: Served) -> None:
-    assert "no trial runs" in error_of(served, "DELETE", "/v1/trial")["message"]
+    assert "no trial is running" in error_of(served, "DELETE", "/v1/trial")["message"]
 
 
 # -- perphctl -----------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_start_says_what_is_fixed(run: Run) -> None:
         (("start", "--hours", "24", "--washout", "9m"), 2, "--washout"),
         (("start", "--hours", "24", "--bound", "1"), 2, "--bound"),
         (("start", "--hours", "24", "--seed", "-4"), 2, "--seed"),
-        (("stop",), 1, "no trial runs"),
+        (("stop",), 1, "no trial is running"),
         (("status",), 5, "there was no trial yet"),
         (("report",), 5, "there was no trial yet"),
         (

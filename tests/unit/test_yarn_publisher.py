@@ -335,4 +335,4 @@ def test_ids_labels_and_options_are_read() -> None:
         main, ["withdraw", "--node", "n1", "--resource-manager", "http://rm", "--vcores", "2"]
     )
     assert done.exit_code == 1
-    assert "--memory-mb and --vcores belong together" in done.output
+    assert "--memory-mb and --vcores must be given together" in done.output

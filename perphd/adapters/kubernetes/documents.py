@@ -52,7 +52,7 @@ class DocumentCache:
     """The latest document of every node.
 
     ``refused``: nodes whose last document is unreadable, with the reason. ``publishers``: the nodes' publishers,
-    heard by this host's clock; None: one that does not publish its state.
+    with the time of their last state by this host's clock; None: the publisher publishes no state.
     """
 
     def __init__(self, listener: Listener | None = None, clock: Callable[[], float] = time.time) -> None:
@@ -83,7 +83,7 @@ class DocumentCache:
             self._listener.put(node, arrived)
 
     def hold(self, node: str, slots: tuple[Slot, ...]) -> None:
-        """Count these slots on a node, and no others, from now on."""
+        """Replace the known slots of a node."""
         if self.known.slots.get(node, ()) == slots:
             return
         self.known.hold(node, slots)
@@ -91,7 +91,7 @@ class DocumentCache:
             self._listener.hold(node, slots)
 
     def hear(self, node: str, state: PublisherState | None) -> None:
-        """Note what a node's publisher says of itself."""
+        """Record the state that a node's publisher reports about itself."""
         before = self.publishers.get(node)
         if state is not None:
             said_s, now_s = state.heard_unix_s, self._clock()
@@ -158,7 +158,7 @@ async def follow_profiles(client: ApiClient, cache: DocumentCache) -> None:
 
 
 def troubled(what: str) -> Callable[[ApiError, float], None]:
-    """A function that logs failures of a watch, each new one once as a warning."""
+    """Return a function that logs failures of a watch, each new one once as a warning."""
     last = ""
 
     def log(error: ApiError, pause_s: float) -> None:

@@ -1,7 +1,7 @@
 """Evicts copper pods of one node through the eviction API, one at a time (``perphd-publish run --evict``).
 
-The API server checks PodDisruptionBudgets: a refusal (429) is respected, and the pod is left alone for a while. What is
-evicted and why is told by an event of the pod.
+The API server checks PodDisruptionBudgets: a refusal (429) is respected, and the pod is left alone for a while. An
+event of the pod states the eviction and its reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log: Final = logging.getLogger("perphd.publish")
 
 
 class Evictor:
-    """Looks after each round of a publisher.
+    """Checks after each round of a publisher whether to evict a pod.
 
     Args:
         client: of the API server; its account needs the rights of packaging/kubernetes/rbac-evict.yaml.
@@ -46,7 +46,7 @@ class Evictor:
         self._shortage = Shortage()
 
     async def look(self, look: NodeDocument | Unavailable, at: str) -> None:
-        """Evict a pod if the node's document demands it. ``at``: the time for the event, as the API has it.
+        """Evict a pod if the node's document demands it. ``at``: the time for the event, in the API's format.
 
         Raises:
             ApiError: the API server could not be asked; the next look decides again.
@@ -75,7 +75,7 @@ class Evictor:
         except ApiError as exc:
             if isinstance(exc, Unreachable) and exc.status != _BUDGET:
                 raise
-            # A budget, a missing right, or another pod that has the name by now: publishing goes on.
+            # A budget, a missing right, or another pod with this name must not stop publishing.
             self._shortage = left_alone(self._shortage, pod.uid, now_s, getattr(exc, "pause_s", 0.0))
             _log.warning("%s/%s is not evicted: %s", pod.namespace, pod.name, exc)
             return

@@ -81,11 +81,11 @@ def main() -> None:
     help="Documents from NODE.json files or from an address instead of NodeProfile objects.",
 )
 @click.option("--period", "period_s", type=click.FloatRange(0.1, 600), default=5.0, show_default=True,
-              help="Seconds between two looks at --documents.")  # fmt: skip
+              help="Seconds between two reads of --documents.")  # fmt: skip
 @click.option(
     "--bind", "binds", is_flag=True, help="Reserve and bind copper pods; only with ignorable: false."
 )
-@click.option("--record", metavar="FILE", help="Write what was known and answered, to replay it.")
+@click.option("--record", metavar="FILE", help="Record inputs and answers to this file, for replay.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 @access_options
 def run(
@@ -141,7 +141,7 @@ def webhook(listen: str, tls_cert: str, tls_key: str, client_ca: str | None, log
 
 @main.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--pod", help="Only this pod, with the scores of its best candidates.")
+@click.option("--pod", help="Show only this pod, with the scores of its best candidates.")
 def replay(file: str, pod: str | None) -> None:
     """Answer every recorded call again; exit with 1 if an answer differs."""
     total = different = 0

@@ -1,12 +1,12 @@
-"""Makes slots that extenders took count in the daemon's own ledger, until the slots end.
+"""Enters slots that extenders took into the daemon's own ledger, until the slots end.
 
-A slot is bookkeeping in the cluster. The daemon knows nothing of it, so its document, ``/v1/whatif`` and
+A slot is bookkeeping in the cluster. The daemon does not know it, so its document, ``/v1/whatif`` and
 ``/v1/reserve`` would offer the same room again to a scheduler outside Kubernetes. Each round compares the slots with
 the daemon's grants of the same names (``slot:NAMESPACE.POD``). Missing ones are reserved and committed, ended ones
 released. After a restart of the daemon or the publisher, the next round corrects the ledger.
 
-The pod is bound already. If the daemon refuses for lack of room, the pod comes all the same. The refusal is logged
-once, and the next round tries again.
+The pod is already bound, so it starts even if the daemon refuses for lack of room. The refusal is logged once, and the
+next round retries.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class HeldSlots:
         self._refused: dict[str, str] = {}
 
     async def follow(self, slots: Sequence[Slot], document: NodeDocument) -> None:
-        """Reserve and release as the document requires. Failures are logged and tried again in the next round."""
+        """Reserve and release as the document requires. Failures are logged and retried in the next round."""
         wanted = {slot.holder: slot for slot in slots}
         held = {each.holder: each for each in document.held if each.holder.startswith(SLOT_PREFIX)}
         kept = set()
@@ -51,7 +51,7 @@ class HeldSlots:
                 await self._tried(name, self._take(slot))
 
     async def _take(self, slot: Slot) -> None:
-        # Each grant makes a new generation, so the document that this round began with does not serve.
+        # Each grant makes a new generation, so this round's first document is outdated.
         generation = await self._socket.generation()
         token = await self._socket.reserve(slot.holder, slot.amounts, generation)
         await self._socket.commit(slot.holder, token)

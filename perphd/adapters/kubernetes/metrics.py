@@ -71,7 +71,7 @@ class FleetCollector(Collector):
         self._documents, self._unreadable, self._clock = documents, unreadable, clock
 
     def describe(self) -> list[Metric]:
-        """Nothing: registering reads no documents."""
+        """Return nothing, so that registering reads no documents."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -149,7 +149,7 @@ class PublisherMetrics(Collector):
         self.registry.register(self)
 
     def describe(self) -> list[Metric]:
-        """Nothing: there is no round yet."""
+        """Return nothing, because there is no round yet."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -173,7 +173,7 @@ class PublisherMetrics(Collector):
 
 
 def metrics_app(registry: CollectorRegistry) -> web.Application:
-    """A server of ``/metrics`` alone."""
+    """A server with only ``/metrics``."""
 
     async def page(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(registry), headers=TEXT)

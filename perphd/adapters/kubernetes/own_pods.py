@@ -1,4 +1,4 @@
-"""The pods of one node, as the API server has them."""
+"""The pods of one node according to the API server."""
 
 from __future__ import annotations
 

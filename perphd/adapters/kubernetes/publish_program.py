@@ -49,9 +49,9 @@ def main() -> None:
 
 @main.command()
 @_node_option
-@click.option("--socket", default=DEFAULT_SOCKET, show_default=True, help="Of the daemon on this node.")
+@click.option("--socket", default=DEFAULT_SOCKET, show_default=True, help="Socket of the daemon on this node.")
 @click.option("--period", "period_s", type=click.FloatRange(0.2, 300), default=PERIOD_S, show_default=True,
-              help="Seconds between two looks.")  # fmt: skip
+              help="Seconds between two rounds.")  # fmt: skip
 @click.option(
     "--taint",
     type=click.Choice(["NoSchedule", "PreferNoSchedule", "none"]),

@@ -43,7 +43,7 @@ def address(text: str, example: str) -> Address:
     """The address given by ``--listen``.
 
     Raises:
-        PerphError: it is no IP address with a port; the text names ``example``.
+        PerphError: it is not an IP address with a port; the message shows ``example``.
     """
     host, _, port = text.rpartition(":")
     host = host.strip("[]")

@@ -1,7 +1,7 @@
 """Mutating admission webhook: the API server asks it about every new pod labelled copper (admission.k8s.io/v1).
 
-It answers with a JSON patch and keeps no state, so that any number of replicas agree. It never denies a pod: one that
-it cannot read is admitted as it is, with a warning for its owner.
+It answers with a JSON patch and keeps no state, so that any number of replicas agree. It never denies a pod: an
+unreadable one is admitted unchanged, with a warning for its owner.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log: Final = logging.getLogger("perphd.extender")
 
 
 def reviewed(review: Any) -> tuple[dict[str, Any], str]:
-    """The answer to an AdmissionReview, and what was done: rewritten, left or unreadable.
+    """The answer to an AdmissionReview, and the action: rewritten, left or unreadable.
 
     Raises:
         ExtenderError: it is no AdmissionReview of this version.

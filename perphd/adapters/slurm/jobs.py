@@ -33,14 +33,14 @@ class JobError(PerphError):
 
 @dataclass(frozen=True, slots=True)
 class Declarations:
-    """Which jobs are handed over: by partition, and by comment for the kinds in ``by_comment``."""
+    """Rule for the jobs to hand over: by partition, and by comment for the kinds in ``by_comment``."""
 
     batch_partitions: frozenset[str] = frozenset()
     lra_partitions: frozenset[str] = frozenset()
     by_comment: frozenset[Kind] = frozenset({Kind.BATCH})
 
     def kind_of(self, comment: str, partition: str) -> Kind | None:
-        """The kind of a job; None: it is left alone, which any job may ask for by ``perphd=none``.
+        """The kind of a job; None: it is not handed over, which any job may request by ``perphd=none``.
 
         Raises:
             JobError: its comment says what is not allowed.
@@ -100,7 +100,7 @@ def group_of(environment: Mapping[str, str], root: Path = Path("/sys/fs/cgroup")
 
 
 def hand_over(client: Client, environment: Mapping[str, str], declarations: Declarations) -> str:
-    """Add the job as a workload; returns a sentence about it. A job that is there already stays.
+    """Add the job as a workload; returns a sentence about it. An existing workload stays.
 
     Raises:
         PerphError: the job's declaration is not accepted, or the daemon does not take it.
@@ -141,7 +141,7 @@ class JobWatch:
         self._missing: dict[str, int] = {}
 
     async def round(self) -> None:
-        """Compare once. A daemon that does not answer is asked again in the next round.
+        """Compare once. If the daemon does not answer, the next round retries.
 
         Raises:
             SlurmError: Slurm does not list its jobs.
@@ -156,13 +156,13 @@ class JobWatch:
         for job in [job for job, looks in self._missing.items() if looks >= LOOKS_TO_REMOVE]:
             try:
                 await asyncio.to_thread(_remove, self._client, job)
-                _log.info("job %s has ended without an epilog: handed back", job)
+                _log.info("job %s has ended without an epilog: removed from the daemon", job)
             except PerphError as exc:
-                _log.warning("job %s has ended and is not handed back: %s", job, exc)
+                _log.warning("job %s has ended and could not be removed from the daemon: %s", job, exc)
 
 
 def _workloads(client: Client) -> list[Mapping[str, Any]]:
-    # A workload that is found by a match has no control group while it is awaited.
+    # A workload declared by a match has no control group until it is found.
     return list(client.get("workloads")["workloads"])
 
 

@@ -33,21 +33,21 @@ _node_option = click.option(
 
 
 _socket_option = click.option(
-    "--socket", default=DEFAULT_SOCKET, show_default=True, help="Of the daemon on this node."
+    "--socket", default=DEFAULT_SOCKET, show_default=True, help="Socket of the daemon on this node."
 )
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="perphd-slurm")
 def main() -> None:
-    """Hold cores of this node that copper may not have, by Slurm's reservations."""
+    """Reserve, in Slurm, the cores of this node that copper may not use."""
 
 
 @main.command()
 @_node_option
 @_socket_option
 @click.option("--period", "period_s", type=click.FloatRange(0.2, 300), default=PERIOD_S, show_default=True,
-              help="Seconds between two looks.")  # fmt: skip
+              help="Seconds between two rounds.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def run(node: str, socket: str, period_s: float, log_level: str) -> None:
     """Publish until SIGTERM or Ctrl-C. Reservations stay; ``withdraw`` deletes them."""
@@ -71,13 +71,13 @@ def take_back(node: str) -> None:
 @main.command()
 @_socket_option
 @click.option(
-    "--batch-partition", "batch", metavar="NAME", multiple=True, help="Its jobs are batch. Repeatable."
+    "--batch-partition", "batch", metavar="NAME", multiple=True, help="Partition of batch. Repeatable."
 )
-@click.option("--lra-partition", "lras", metavar="NAME", multiple=True, help="Its jobs are LRAs. Repeatable.")
+@click.option("--lra-partition", "lras", metavar="NAME", multiple=True, help="Partition of LRAs. Repeatable.")
 @click.option(
     "--comment", "by_comment", type=click.Choice([*(kind.value for kind in Kind), "none"]), multiple=True,
     default=(Kind.BATCH.value,),
-    show_default=True, help="Kinds that a job may declare itself by --comment perphd=KIND. Repeatable.",
+    show_default=True, help="Kind that a job may declare by --comment perphd=KIND. Repeatable.",
 )  # fmt: skip
 def job_start(
     socket: str, batch: tuple[str, ...], lras: tuple[str, ...], by_comment: tuple[str, ...]

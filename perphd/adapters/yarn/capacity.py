@@ -3,8 +3,8 @@
     memory = min(LRA part + copper's offer, 80 % of the node)        in MiB
     vcores = LRA part + floor(copper's offer x vcores per CPU)
 
-The LRA part is what LRAs' containers hold on the node in YARN's books, and at least what the operator keeps for them.
-Copper's offer is perphd's, with hysteresis (``perphd.cluster.publication``).
+The LRA part is what LRAs' containers hold on the node in YARN's books, and at least what the operator reserves for
+them. Copper's offer is perphd's, with hysteresis (``perphd.cluster.publication``).
 """
 
 from __future__ import annotations

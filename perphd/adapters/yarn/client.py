@@ -43,7 +43,7 @@ def checked_url(text: str) -> str:
     """The address of a web interface, without a trailing slash.
 
     Raises:
-        YarnError: it is no http or https address.
+        YarnError: it is not an http or https address.
     """
     parts = urlsplit(text)
     try:

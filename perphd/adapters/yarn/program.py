@@ -28,8 +28,8 @@ _log: Final = logging.getLogger("perphd.yarn")
 
 def _common(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--vcores", type=click.IntRange(0), help="Configured vcores [default: the NodeManager says]."),
-        click.option("--memory-mb", type=click.IntRange(0), help="Configured memory, MiB [default: likewise]."),
+        click.option("--vcores", type=click.IntRange(0), help="Configured vcores [default: the NodeManager's]."),
+        click.option("--memory-mb", type=click.IntRange(0), help="Configured MiB [default: the NodeManager's]."),
         click.option(
             "--ca-file", metavar="FILE", default="",
             help="Certificate authority for https [default: the system's].",
@@ -37,7 +37,7 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--user", default="", help="Sent as user.name, with simple authentication [default: none]."),
         click.option(
             "--node-manager", metavar="URL", default="",
-            help="The NodeManager's web interface [default: the ResourceManager says].",
+            help="The NodeManager's web interface [default: as reported by the ResourceManager].",
         ),
         click.option(
             "--resource-manager", "addresses", metavar="URL", multiple=True, required=True,
@@ -65,7 +65,7 @@ def main() -> None:
               help="Applications that are LRAs, such as yarn.queue=services. Repeatable.")  # fmt: skip
 @click.option("--lra-memory-mb", type=click.IntRange(0), default=0, show_default=True,
               help="Memory kept for LRAs even if they hold less, MiB.")  # fmt: skip
-@click.option("--lra-vcores", type=click.IntRange(0), default=0, show_default=True, help="Vcores likewise.")
+@click.option("--lra-vcores", type=click.IntRange(0), default=0, show_default=True, help="Least vcores kept for LRAs.")
 @click.option("--vcores-per-cpu", type=click.FloatRange(0.1, 100), default=1.0, show_default=True,
               help="Vcores that YARN counts for a CPU.")  # fmt: skip
 @click.option("--overcommit-timeout", "overcommit_s", type=click.FloatRange(-1, 86400), default=-1.0,
@@ -77,9 +77,9 @@ def main() -> None:
               )  # fmt: skip
 @click.option("--hierarchy", default=HIERARCHY, show_default=True,
               help="Control group of the containers (LinuxContainerExecutor).")  # fmt: skip
-@click.option("--socket", default=DEFAULT_SOCKET, show_default=True, help="Of the daemon on this node.")
+@click.option("--socket", default=DEFAULT_SOCKET, show_default=True, help="Socket of the daemon on this node.")
 @click.option("--period", "period_s", type=click.FloatRange(0.2, 300), default=PERIOD_S, show_default=True,
-              help="Seconds between two looks.")  # fmt: skip
+              help="Seconds between two rounds.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def run(
     lras: tuple[str, ...],
@@ -146,7 +146,7 @@ def _configured(common: dict[str, Any]) -> Capacity | None:
     if given == (None, None):
         return None
     if None in given:
-        raise PerphError("--memory-mb and --vcores belong together")
+        raise PerphError("--memory-mb and --vcores must be given together")
     return Capacity(*given)
 
 

@@ -41,18 +41,16 @@ _log: Final = logging.getLogger("perphd.yarn")
 
 @dataclass(frozen=True, slots=True)
 class YarnSettings:
-    """How one node is published.
+    """Settings for publishing one node.
 
     Attributes:
         node: its id in YARN, HOST:PORT, or its host if that has one NodeManager.
-        configured: its configured capacity; None: as the NodeManager says.
-        node_manager: address of the NodeManager's web interface; empty: as the ResourceManager says.
-        lras: labels of applications that are LRAs.
-        lra_part: capacity kept for LRAs even if they hold less.
-        vcores_per_cpu: virtual cores that YARN counts for a logical CPU.
-        overcommit_s: seconds after which containers beyond a lowered capacity are killed; negative: never.
-        containers_file: where the daemon reads the containers' labels; None: nowhere.
-        hierarchy: control group of the containers.
+        configured: its configured capacity; None: as reported by the NodeManager. node_manager: address of the
+            NodeManager's web interface; empty: as reported by the ResourceManager. lras: labels of applications that
+            are LRAs. lra_part: capacity kept for LRAs even if they hold less. vcores_per_cpu: virtual cores that YARN
+            counts for a logical CPU. overcommit_s: seconds after which containers beyond a lowered capacity are killed;
+            negative: never. containers_file: where the daemon reads the containers' labels; None: nowhere. hierarchy:
+            control group of the containers.
     """
 
     node: str
@@ -232,7 +230,7 @@ class YarnPublisher:
         return Capacity(*values)
 
     async def _set(self, node: YarnNode, capacity: Capacity, why: str) -> None:
-        """Write the capacity and see that it is there. Nothing is killed while the LRAs' containers are unknown."""
+        """Write the capacity and verify it. Nothing is killed while the LRAs' containers are unknown."""
         if node.others:
             raise Refused(
                 f"{node.id} has {', '.join(node.others)}: the ResourceManager's REST interface would set them to 0, so "

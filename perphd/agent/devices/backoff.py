@@ -2,8 +2,7 @@
 
 For each watched disk, link and memory domain, once a second: how busy it was, and what the LRAs moved on it.
 A device is contended if it is busy while the LRAs, which wait for it, move less than 0.7 of the most that
-they ever moved there. The effective bandwidth is that of the LRAs: a device that batch keeps at its best is
-of no use to them.
+they ever moved there. Only the LRAs' bandwidth counts, because a device that is fully used by batch does not help them.
 
 In enforce mode, an antagonist that reads hints is first asked to use less of the device. Antagonists then get
 a ceiling of the device, then a CPU ceiling, and are finally frozen for a part of each four seconds. In
@@ -46,7 +45,7 @@ CYCLE_S: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """One device between two samples: how busy it was, bytes/s by workload, and the LRAs that waited."""
+    """One device between two samples: its busy share, bytes/s by workload, and the LRAs that waited for it."""
 
     busy_ratio: Reading
     moved_bytes_s: Mapping[str, float]

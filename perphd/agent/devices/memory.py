@@ -21,14 +21,14 @@ from perphd.qos.contention import Restriction
 SATURATED: Final = 0.85
 """Share of its best traffic at which a domain is busy: memory queueing begins well below full bandwidth."""
 BEST_FADES: Final = 0.999
-"""Decay per sample of the greatest traffic seen: a day later the mix of work is different."""
+"""Decay per sample of the greatest traffic seen, because the mix of work changes within a day."""
 LEAST_STALL_RATIO: Final = 0.3
 LEAST_SLOWDOWN: Final = 1.2
 CALM_SLOWDOWN: Final = 1.1
-"""Growth of cycles per instruction from which an LRA waits, and the one below which it no longer does."""
+"""Ratio of cycles per instruction to their best from which an LRA waits, and below which it no longer waits."""
 CPI_FADES: Final = 1.0005
 LEAST_BEST_BYTES_S: Final = 1e9
-"""A domain that never moved more was never busy."""
+"""Traffic in bytes/s; a domain that never moved more was never busy."""
 
 
 class ContendedMemory:

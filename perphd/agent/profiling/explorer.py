@@ -31,7 +31,7 @@ _AGAIN = 25
 _RECOVER = 30
 """Samples within which an application must recover."""
 _WAIT = 90
-"""Samples that an allocation may take to come into force; then whatever is in force is measured."""
+"""Samples that an allocation may take to come into force; after that, the settings in force are measured."""
 
 
 class Stop(StrEnum):
@@ -243,7 +243,7 @@ class Explorer:
         work = [p.work for p in perfs if available(p.work) and p.work > 0]
         if not work:
             raise PerphError(
-                "the application shows no work with everything that it has: neither an SLI nor MIPS nor CPU time"
+                "the application shows no work with its original resources: neither an SLI nor MIPS nor CPU time"
             )
         delay = [p.delay for p in perfs if available(p.delay) and p.delay > 0]
         usage = [s.cpu_usage_cores for s in samples]

@@ -291,7 +291,7 @@ def open_subject(
 
 
 def _quota(sample: Sample, topology: Topology) -> tuple[float, ...]:
-    """CPU time from below the application's use to slightly above it, in tenths of a CPU or finer; then no limit."""
+    """The values of CPU time to try: from below the application's use to slightly above it, then no limit."""
     most = float(len(topology.cpus_of(topology.usable_cores)))
     used = sample.cpu_usage_cores
     if not available(used) or used <= 0.0:

@@ -78,7 +78,7 @@ class ProfileOptions:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be explored, told before anything is set.
+    """The planned exploration, announced before any setting is changed.
 
     ``axes``: each knob with its range and number of steps; ``points`` of ``cells`` allocations, of which ``known``
     from an earlier run; ``takes_s``: how long it takes if the application bears everything; ``left_out``: knobs that
@@ -103,7 +103,7 @@ class ProgressListener(Protocol):
         """Report a completed point."""
 
     def say(self, text: str) -> None:
-        """Report anything else."""
+        """Report any other message."""
 
 
 @dataclass(frozen=True, slots=True)

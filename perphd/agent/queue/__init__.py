@@ -1,1 +1,1 @@
-"""The batch queue in the daemon: what is on disk, what runs, and what is planned."""
+"""The batch queue in the daemon: stored jobs, running jobs, and plans."""

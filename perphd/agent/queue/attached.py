@@ -9,13 +9,13 @@ from perphd.domain.workload import WorkloadSpec
 
 
 class Attached(Protocol):
-    """What the queue needs of the agent that it serves."""
+    """The operations of the agent that the queue calls."""
 
     async def add(self, spec: WorkloadSpec) -> None:
-        """A job runs: look after its control group as batch."""
+        """Manage the control group of a running job as batch."""
 
     async def let_go(self, name: str) -> None:
-        """A job has ended: give back what was set on its group."""
+        """Restore the settings of an ended job's group."""
 
     def enforced(self, name: str) -> bool:
         """True if settings of this workload are written."""
@@ -24,4 +24,4 @@ class Attached(Protocol):
         """Announce an event."""
 
     def problem(self, key: str, text: str | None) -> None:
-        """State, or clear, a condition that an operator should read."""
+        """Set or clear a condition that an operator should know."""

@@ -1,15 +1,15 @@
-"""The batch queue in the daemon: takes jobs, starts them when the host has room, and follows them to their end.
+"""The batch queue in the daemon: accepts jobs, starts them when the host has room, and follows them to their end.
 
     submitted -> on disk -> considered -> "starting" on disk -> unit started -> confirmed on disk -> ended on disk
 
-Nothing here takes time on the loop: the queue's file, systemd or control groups, and plans have a thread each. The loop
-keeps all jobs in memory as the file has them. One look at a time goes through these steps:
+Nothing here blocks the loop: the queue's file, systemd or control groups, and plans have a thread each. The loop holds
+the file's jobs in memory. One look at a time performs these steps:
 
-1. what became of the units of running jobs; 2. a step of the planner; 3. freezes, requeues and starts.
+1. check the units of running jobs; 2. run a step of the planner; 3. freeze, requeue and start jobs.
 
-A job that runs is a batch workload like any other, and the same policies hold it back. A job that is cancelled or
-requeued is so on disk before its processes are killed. Units of jobs that are not to run are ended whenever they are
-found, and no job starts again before its earlier unit is gone.
+A running job is a batch workload like any other, under the same policies. The file records a cancellation or a requeue
+before the job's processes are killed. Units of jobs that must not run are ended whenever they are found, and no job
+starts again before its earlier unit is gone.
 """
 
 from __future__ import annotations
@@ -62,25 +62,25 @@ log = logging.getLogger("perphd")
 T = TypeVar("T")
 
 FOLDER: Final = "queue"
-"""Of the state directory: the file of jobs, their logs, and what launchers record."""
+"""Folder in the state directory for the file of jobs, their logs, and launchers' records."""
 LOOK_S: Final = 1.0
 """Time between two looks, unless a submission or a cancellation asks for one."""
 DECIDE_S: Final = 5.0
 """Time between two steps of the planner while nothing happens in the queue."""
 START_PAUSE_S: Final = 10.0
-"""After a start that failed for a reason of the host's, nothing is started for this time."""
+"""Seconds without further starts after one failed because of the host."""
 REFUSED_STATUS: Final = 126
-"""Status of a job that can never be started, as a shell has it for a file that is no program."""
+"""Exit status of a job that can never be started; a shell uses it for a file that is not executable."""
 FORGET_S: Final = 3600.0
 LEAST_CEILING_CPUS: Final = 0.05
-"""An event leaves a job at least this, unless its share is 0: then the job stands still."""
+"""Least CPUs that an event leaves a job, unless copper's share is 0: then the job is frozen."""
 
 
 class BatchQueue:
     """See the module. ``capacity``: CPUs and bytes of the host; ``boot``: id of the kernel's boot.
 
-    ``slots``: the folder in which workers of elastic jobs find how many of them run; None: nowhere. ``hints``: that in
-    which jobs that take hints find them.
+    ``slots``: folder of files with the number of running workers of elastic jobs; None: no files. ``hints``: folder of
+    hints for jobs that read them.
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class BatchQueue:
         self._problem = ""
 
     def attach(self, attached: Attached) -> None:
-        """Serve this agent from now on."""
+        """Attach to this agent."""
         self._attached = attached
 
     # -- asked from outside -------------------------------------------------------------------------------------
 
     async def submit(self, specs: Sequence[JobSpec]) -> tuple[QueuedJob, ...]:
-        """Store new jobs, all or none; they are on disk when this returns.
+        """Store new jobs, all or none. On return they are on disk.
 
         Raises:
             ConfigError: they are refused.
@@ -174,11 +174,11 @@ class BatchQueue:
         return self._jobs.find(number)
 
     async def ready(self) -> None:
-        """Return once the jobs of the file are known. Raises QueueError if they cannot be."""
+        """Wait until the file's jobs are loaded. Raises QueueError if they cannot be."""
         await self._open()
 
     async def rows(self, sees: Callable[[QueuedJob], bool], everything: bool, limit: int) -> list[JobRow]:
-        """Jobs as rows: those that run, those that wait, with ``everything`` also those that ended, newest first."""
+        """Jobs as rows: running, waiting, and with ``everything`` ended ones, newest first."""
         await self._open()
         live, ended = list(self._jobs.live.values()), list(self._jobs.ended.values()) if everything else []
         reasons, now_s = self._reasons, self._wall_clock()
@@ -200,11 +200,11 @@ class BatchQueue:
         return replace(row, detail=replace(row.detail, forecast=found))
 
     async def view(self, also: QueuedJob | None = None) -> QueueView:
-        """What a look would be about now. ``also``: a job whose outlook is asked for."""
+        """The present input of a look. ``also``: a job whose forecast is requested."""
         return await self._asked_about(lambda *known: self._planner.view(also, *known))
 
     async def _asked_about(self, ask: Callable[..., T]) -> T:
-        """Ask the planner about now, with jobs that may start, those that run, and copper's share."""
+        """Call a function of the planner with jobs that may start, running jobs, and copper's share."""
         now_s, live, ended = self._wall_clock(), list(self._jobs.live.values()), dict(self._jobs.ended)
         capacity, active, share = self._capacity(), self._jobs.active, self.copper_share
 
@@ -214,11 +214,11 @@ class BatchQueue:
         return await self._in("plans", asked)
 
     async def log_part(self, job: QueuedJob, attempt: int, offset: int) -> tuple[bytes, int]:
-        """Output of an attempt from ``offset`` on, and where it goes on."""
+        """Output of an attempt from ``offset`` on, and the offset of the next part."""
         return await self._units.log_part(job, attempt, offset)
 
     def slots(self, job: QueuedJob) -> tuple[int, Slots, str] | None:
-        """The number of the elastic job, its slots and the file that tells them; None if it is not elastic."""
+        """The number of the elastic job, its slots and their file; None if it is not elastic."""
         gang = gang_of(job)
         if gang is None:
             return None
@@ -227,20 +227,20 @@ class BatchQueue:
         return gang, found.get(gang, Slots(0, least, most)), self._units.slots.path(gang)
 
     def summary(self) -> QueueSummary:
-        """The queue in a few figures."""
+        """A summary of the queue."""
         return QueueSummary(
             self._jobs.counts, self._problem, self._offer, self._event.status(self._wall_clock())
         )
 
     @property
     def copper_share(self) -> float:
-        """The share of what is left over that jobs may use now."""
+        """The share of unused resources that jobs may use now."""
         return self._event.share(self._wall_clock())
 
     async def begin_event(
         self, duration_s: float, copper_share: float, ramp_s: float, reason: str
     ) -> EventStatus:
-        """Cut copper to a share for a stated time; on disk when this returns. Raises ConfigError."""
+        """Reduce copper to a share for a given time; on disk when this returns. Raises ConfigError."""
         await self._open()
         event = CopperEvent(self._wall_clock(), duration_s, copper_share, ramp_s, reason)
         self._asked = True
@@ -258,7 +258,7 @@ class BatchQueue:
     # -- asked by the loop --------------------------------------------------------------------------------------
 
     def over(self, name: str, wanted: Settings) -> Settings:
-        """What is wanted for a workload: a frozen job stands still, and an event lowers copper's CPU ceiling."""
+        """The settings for a workload: the planner may freeze a job, and an event lowers copper's CPU ceiling."""
         number = next((number for number, each in self._workloads.items() if each == name), None)
         job = None if number is None else self._jobs.live.get(number)
         if job is None:
@@ -275,7 +275,7 @@ class BatchQueue:
         return replace(wanted, cpu_max_cores=ceiling if given is KEEP else min(ceiling, given))
 
     def step(self, now_s: float, samples: Mapping[str, Sample], account: HostAccount | None) -> None:
-        """One round of the loop: note what is used, and begin a look if one is due."""
+        """One round of the loop: record use, and begin a look if one is due."""
         self._use.note(now_s, self._workloads, samples, account)
         if self._closed or (self._task is not None and not self._task.done()):
             return
@@ -284,12 +284,12 @@ class BatchQueue:
             self._task = asyncio.get_running_loop().create_task(self._guarded())
 
     async def settled(self) -> None:
-        """Return once the look that was begun is over: virtual time waits for it."""
+        """Wait for the present look to finish, for virtual time."""
         if self._task is not None:
             await self._task
 
     def close(self) -> None:
-        """End looking. Jobs that run go on; the next daemon finds them."""
+        """Stop. Running jobs continue; the next daemon finds them."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()
@@ -342,7 +342,7 @@ class BatchQueue:
             await self._units.tidied(self._jobs.active, tuple(self._jobs.live.values()))
 
     async def _follow(self) -> None:
-        """What became of the units."""
+        """Process ended units."""
         active = self._jobs.active
         now_s = self._wall_clock()
         for job, event in await self._units.news(active, now_s):
@@ -412,7 +412,7 @@ class BatchQueue:
         if isinstance(job, TransitionRefused):
             return True
         try:
-            # Before its first process runs, its group has the settings that other batch has.
+            # Its group gets the settings of other batch before its first process runs.
             await self._enter(replace(job, cgroup=await self._units.make_group(job)))
             cgroup = await self._units.start(job, tuple(self._jobs.live.values()))
         except JobRefused as exc:
@@ -435,7 +435,7 @@ class BatchQueue:
         return True
 
     async def _left(self, job: QueuedJob, after: QueuedJob) -> None:
-        """The present attempt of ``job`` is over: ``after`` is on disk."""
+        """End the present attempt of ``job``; ``after`` is the job as stored."""
         await self._leave(job.id)
         await self._units.end(job.unit)
         now_s = self._wall_clock()
@@ -445,7 +445,7 @@ class BatchQueue:
         self._asked = True
 
     async def _enter(self, job: QueuedJob) -> None:
-        """Let the loop look after a running job."""
+        """Hand a running job to the control loop."""
         if self._attached is None or not job.cgroup or job.id in self._workloads:
             return
         self._workloads[job.id] = workload_name(job)
@@ -461,7 +461,7 @@ class BatchQueue:
             await self._units.forget(number)
 
     async def _open(self) -> None:
-        """Read the file, and find out which units are left of jobs that are not to run."""
+        """Read the file, and find remaining units of jobs that must not run."""
         async with self._opening:
             if self._jobs.is_open:
                 return
@@ -476,7 +476,7 @@ class BatchQueue:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._units.prepare()
         except OSError as exc:
-            raise QueueError(f"{exc.filename}: the queue cannot be kept: {exc.strerror}") from exc
+            raise QueueError(f"{exc.filename}: the queue cannot be stored: {exc.strerror}") from exc
         self._event.read(self._wall_clock())
 
     def _in(self, thread: str, call: Callable[[], T]) -> Awaitable[T]:
@@ -485,7 +485,7 @@ class BatchQueue:
     # -- shown --------------------------------------------------------------------------------------------------
 
     def announce(self, text: str, by: Actor) -> None:
-        """Announce what somebody has asked for."""
+        """Announce a request."""
         if self._attached is not None:
             self._attached.tell(text, by=by)
 

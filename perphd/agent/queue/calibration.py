@@ -1,7 +1,7 @@
-"""What the queue learned about its own predictions, kept over restarts of the daemon.
+"""The stored calibration of the queue's predictions, which survives restarts of the daemon.
 
-The record is a small file that is replaced whenever a job that ended has taught something. One that cannot be read is
-set aside by the next write: the queue then learns again, from cautious priors.
+The record is a small file, replaced whenever an ended job has changed the calibration. An unreadable record is replaced
+by the next write: the queue then learns again, from cautious priors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class KeptCalibration:
         self.problem = ""
 
     def read(self) -> dict[str, Calibration]:
-        """What an earlier daemon learned, by resource; priors for all else."""
+        """The stored calibration by resource; priors for the others."""
         found: dict[str, Calibration] = {}
         try:
             record = json.loads(self._path.read_text(encoding="utf-8"))
@@ -44,7 +44,7 @@ class KeptCalibration:
         return dict(self._written)
 
     def write(self, calibration: Mapping[str, Calibration]) -> None:
-        """Keep this, unless it is what the file has."""
+        """Store this calibration unless the file already has it."""
         if calibration == self._written:
             return
         try:
@@ -57,7 +57,7 @@ class KeptCalibration:
 
 
 def _calibration(record: Mapping[str, Any]) -> Calibration:
-    """The record of one resource. Raises ValueError for figures that nothing could have taught."""
+    """The calibration of one resource. Raises ValueError for values that learning cannot produce."""
     kept, jobs, products, pairs = (float(record[name]) for name in ("kept", "jobs", "products", "pairs"))
     each = Calibration(kept, jobs, products, pairs, tuple(map(float, record["levels"])))
     figures = (each.kept, each.jobs, each.products, each.pairs)

@@ -13,11 +13,11 @@ from perphd.qos.event_mode import CopperEvent, ended_now, event_of, event_record
 
 FILE: Final = "event.json"
 STEP: Final = 0.05
-"""Shares are rounded down to this in a ramp, so that ceilings change 20 times in it and not in every round."""
+"""Step of shares during a ramp, so that ceilings change 20 times and not in every round."""
 
 
 class QueueEvent:
-    """The event in force, if there is one. A record that cannot be read is no event, and ``problem`` says so."""
+    """The event in force, if there is one. An unreadable record counts as no event; ``problem`` says why."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
@@ -25,7 +25,7 @@ class QueueEvent:
         self.problem = ""
 
     def read(self, now_s: float) -> None:
-        """Take the record of an earlier daemon."""
+        """Load the record of an earlier daemon."""
         try:
             self._event = event_of(json.loads(self._path.read_text(encoding="utf-8")), now_s)
         except FileNotFoundError:
@@ -34,7 +34,7 @@ class QueueEvent:
             self.problem = f"{self._path}: the event cannot be read: {exc}; no event is in force"
 
     def begin(self, event: CopperEvent) -> EventStatus:
-        """Keep a new event, in place of any other. Raises ConfigError if it cannot be written."""
+        """Store a new event, which replaces any other. Raises ConfigError if it cannot be written."""
         self._write(event)
         self._event, self.problem = event, ""
         return EventStatus(
@@ -42,7 +42,7 @@ class QueueEvent:
         )
 
     def end(self, now_s: float) -> EventStatus | None:
-        """End the event: its ramp begins. None if there is none. Raises ConfigError if that cannot be written."""
+        """End the event: its ramp begins. None if there is none. Raises ConfigError if it cannot be written."""
         if self.status(now_s) is None or self._event is None:
             return None
         ended = ended_now(self._event, now_s)

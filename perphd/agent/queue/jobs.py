@@ -1,4 +1,4 @@
-"""All jobs of the queue in memory, as its file has them. Every change is on disk before it is in memory."""
+"""All jobs of the queue in memory, equal to its file. Every change is on disk before it is in memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class QueueJobs:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many jobs are in which state."""
+        """The number of jobs in each state."""
         return {state: count for state, count in self._counts.items() if count}
 
     async def open(self) -> None:
@@ -58,7 +58,7 @@ class QueueJobs:
 
     @property
     def waiting(self) -> list[QueuedJob]:
-        """Jobs that have no unit yet, or none any more."""
+        """Jobs without a unit, because they wait or have ended."""
         return [job for job in self.live.values() if not job.state.active]
 
     @property
@@ -75,7 +75,7 @@ class QueueJobs:
         return tuple(jobs)
 
     async def apply(self, number: int, event: JobEvent) -> QueuedJob | TransitionRefused:
-        """Store what ``event`` makes of a job. Raises QueueError."""
+        """Store the job as changed by ``event``. Raises QueueError."""
         after = await self._run(lambda: self._opened.apply(number, event))
         if isinstance(after, TransitionRefused):
             return after
@@ -87,7 +87,7 @@ class QueueJobs:
         return after
 
     async def forget(self, before_s: float) -> list[int]:
-        """Delete jobs that ended before this time; their numbers. Raises QueueError."""
+        """Delete jobs that ended before this time; returns their numbers. Raises QueueError."""
         await self._run(lambda: self._opened.forget(before_s))
         gone = [job for job in self.ended.values() if job.since_s < before_s]
         for job in gone:

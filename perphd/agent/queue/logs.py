@@ -1,4 +1,4 @@
-"""The output of jobs that do not name a file of their own: one file an attempt, bounded in size."""
+"""The output of jobs without an output file of their own: one file per attempt, limited in size."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 from typing import Final
 
 MOST_BYTES: Final = 16 << 20
-"""A log that grows beyond this loses its first half: the state directory's disk is not the job's to fill."""
+"""Size in bytes above which a log loses its first half, so that jobs cannot fill the disk."""
 PART_BYTES: Final = 64 << 10
 
 
 class QueueLogs:
-    """Log files in one folder, which nobody but root can enter."""
+    """Log files in one folder that only root can enter."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def prepare(self) -> None:
-        """Make the folder."""
+        """Create the folder."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path(self, number: int, attempt: int) -> str:
-        """Where the output of an attempt goes."""
+        """The file for the output of an attempt."""
         return str(self._folder.absolute() / f"{number}-{attempt}.log")
 
     def read(self, number: int, attempt: int, offset: int) -> tuple[bytes, int]:
-        """The next part of a log from ``offset`` on, and where it goes on. Nothing if there is no log."""
+        """The next part of a log from ``offset`` on, and the offset after it. Empty if there is no log."""
         try:
             with open(self.path(number, attempt), "rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -39,7 +39,7 @@ class QueueLogs:
             return b"", 0
 
     def trim(self, running: Sequence[tuple[int, int]]) -> None:
-        """Take the first half from logs that have grown too long."""
+        """Remove the first half of logs that have grown too long."""
         for number, attempt in running:
             with contextlib.suppress(OSError):
                 path = self.path(number, attempt)
@@ -57,5 +57,5 @@ def _halve(path: str) -> None:
         file.seek(-(MOST_BYTES // 2), os.SEEK_END)
         kept = file.read(MOST_BYTES // 2)
         file.truncate(0)
-    with open(path, "ab") as file:  # beside what the job appends meanwhile
+    with open(path, "ab") as file:  # while the job may append to it
         file.write(b"[perphd: earlier output was dropped]\n" + kept)

@@ -1,4 +1,4 @@
-"""What the queue's planning thread knows: usages seen so far, and the history of jobs. Used by one thread at a time."""
+"""The state of the queue's planning thread: measured use, and the history of jobs. Used by one thread at a time."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ ASKED: Final = (
     Quantity.MEMORY_BYTES,
     Quantity.ENOUGH_BYTES_PER_S,
 )
-"""Of the history, in the order of an outlook."""
+"""Quantities of the history, in the order of an outlook's fields."""
 CYCLE_S: Final = 10.0
-"""The end of a job that outlives its history moves by 1, 2, 4, 8 ... of these."""
+"""Seconds: the expected end of a job that outlasts its prediction moves by 1, 2, 4, 8 ... of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What was measured over a few seconds, by resource: of everything that is no job, and of each job by number."""
+    """Use measured over a few seconds, by resource: by everything except jobs, and by each job's number."""
 
     seconds: float
     others: Mapping[str, float]
@@ -70,17 +70,17 @@ class QueuePlanner:
 
     @property
     def problem(self) -> str:
-        """What an operator should read; empty if there is nothing."""
+        """Sentences for an operator; empty if there is no problem."""
         return self._problem or self._kept.problem
 
     def offer(self, now_s: float) -> CopperOffer | None:
-        """What copper may use for the next minutes; None before anything was seen."""
+        """Copper's offer for the next minutes; None before the first measurement."""
         return None if self._offer is None else shown(self._offer, now_s)
 
     def take(
         self, uses: Sequence[Use], active: Mapping[int, QueuedJob], capacity: tuple[float, float]
     ) -> None:
-        """What was seen since the last look."""
+        """Add the measurements since the last look."""
         for use in uses:
             self._offer = with_use(
                 self._offer or followed(*capacity), use.seconds, use.others.get(CPU), use.others.get(MEMORY)
@@ -102,7 +102,7 @@ class QueuePlanner:
         preempts: bool,
         copper_share: float,
     ) -> QueueStep:
-        """What this look decides. ``capacity``: CPUs and bytes of the host."""
+        """Decide for this look. ``capacity``: CPUs and bytes of the host."""
         considered, together, workers = led(waiting)
         view = self.view(None, now_s, capacity, considered, active, copper_share, preempts)
         if workers or together:
@@ -121,16 +121,16 @@ class QueuePlanner:
         active: Sequence[QueuedJob],
         copper_share: float,
     ) -> JobForecast | Unavailable:
-        """When this job will start and end. ``waiting``: the jobs that may start."""
+        """Forecast when this job will start and end. ``waiting``: the jobs that may start."""
         view = self.view(job, now_s, capacity, waiting, active, copper_share)
         return forecast_of(view, job.id, lambda each: self._outlook(each, now_s))
 
     def started(self, job: QueuedJob) -> None:
-        """A job began to run: its wait counts for the average."""
+        """Note that a job began to run; its wait enters the average."""
         self._waits = [*self._waits[-99:], max(0.0, job.since_s - job.submitted_s)]
 
     def ended(self, job: QueuedJob, now_s: float) -> None:
-        """Learn from a job that is done; forget what was seen of any other."""
+        """Learn from a job that completed; discard the measurements of one that failed or was cancelled."""
         seen = self._observed.forget(job, job.state is JobState.DONE)
         self._kept.write(self._observed.calibration)
         if job.state is not JobState.DONE:
@@ -163,7 +163,7 @@ class QueuePlanner:
         copper_share: float,
         preempts: bool = False,
     ) -> QueueView:
-        """What a look is about. ``also``: a job whose outlook is there even if no look considers it yet."""
+        """The input of a look. ``also``: a job whose outlook is included even if no look considers it yet."""
         running = [self._observed.active(job, self._outlook(job, now_s), now_s, CYCLE_S) for job in active]
         average_s = sum(self._waits) / len(self._waits) if self._waits else 0.0
         view = QueueView(
@@ -192,7 +192,7 @@ class QueuePlanner:
         return replace(view, outlooks=outlooks)
 
     def _outlook(self, job: QueuedJob, now_s: float) -> JobOutlook:
-        """What the history tells of jobs like this one."""
+        """The history's predictions for jobs like this one."""
         facts = facts_of(job, now_s)
         key = (facts.user, facts.name, facts.argv, facts.requested_cores, facts.requested_bytes, facts.hour)
         known = self._outlooks.get(key)
@@ -216,7 +216,7 @@ class QueuePlanner:
 
 
 def facts_of(job: QueuedJob, now_s: float) -> JobFacts:
-    """The job as the history knows it. Jobs of an array are alike."""
+    """The job's features in the history, equal for all jobs of an array."""
     spec = job.spec
     name = spec.name if spec.array is None else spec.name.removesuffix(f"[{spec.array[0]}]")
     return JobFacts(

@@ -1,4 +1,4 @@
-"""What the batch queue asks of the agent that it serves."""
+"""The agent's operations for the batch queue."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from perphd.domain.workload import Mode, WorkloadSpec
 
 
 class QueueRoom:
-    """Jobs come onto the list of workloads and leave it."""
+    """Adds running jobs to the list of workloads, and removes them."""
 
     def __init__(self, state: State, modes: Modes, registry: WorkloadRegistry) -> None:
         self._state, self._modes, self._registry = state, modes, registry
 
     async def add(self, spec: WorkloadSpec) -> None:
-        """Look after a job's control group as batch. What other batch is held to is in force on return."""
+        """Manage a job's control group as batch. On return, the settings of other batch are in force on it."""
         why_not = await self._registry.add_job(spec)
         text = f"{spec.name} is not looked after as a workload of its own: {why_not}" if why_not else None
         self.problem(f"queue:{spec.name}", text)
@@ -30,7 +30,7 @@ class QueueRoom:
                 await self._hold(spec.name)
 
     async def _hold(self, name: str) -> None:
-        """Write the settings of a newcomer, and nothing else.
+        """Write the settings of a new job, and nothing else.
 
         If they cannot be written, the next round tries again and reports it.
         """
@@ -47,7 +47,7 @@ class QueueRoom:
             state.parts.records.change(now_s, own, "written")
 
     async def let_go(self, name: str) -> None:
-        """Give back what was set on a job's group."""
+        """Restore the settings of a job's group."""
         self.problem(f"queue:{name}", None)
         await self._registry.let_job_go(name)
 
@@ -61,5 +61,5 @@ class QueueRoom:
         self._state.tell(EventKind.JOB, text, workload, by)
 
     def problem(self, key: str, text: str | None) -> None:
-        """State, or clear, a condition that an operator should read."""
+        """Set or clear a condition that an operator should know."""
         self._state.parts.records.problem(key, text, self._state.now_s)

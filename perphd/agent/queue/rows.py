@@ -1,4 +1,4 @@
-"""Jobs of the queue as they are shown, and as workloads."""
+"""Jobs of the queue in the forms for display and for the list of workloads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perphd.domain.workload import Kind, WorkloadSpec
 
 
 def row_of(job: QueuedJob, sees: bool, reasons: Mapping[int, str], now_s: float) -> JobRow:
-    """One job. ``sees``: whoever asks may see all of it; ``reasons``: why jobs wait, by number."""
+    """One job as a row. ``sees``: the requester may see all of it; ``reasons``: why jobs wait, by number."""
     if not sees:
         return JobRow(job.id, job.spec.name, job.state)
     spec = job.spec
@@ -49,12 +49,12 @@ def row_of(job: QueuedJob, sees: bool, reasons: Mapping[int, str], now_s: float)
 
 
 def workload_name(job: QueuedJob) -> str:
-    """What a running job is called among the workloads."""
+    """The name of a running job as a workload."""
     return f"job-{job.id}"
 
 
 def workload_of(job: QueuedJob) -> WorkloadSpec:
-    """The batch workload that a running job is to the control loop."""
+    """The batch workload that represents a running job in the control loop."""
     spec = job.spec
     return WorkloadSpec(
         workload_name(job), Kind.BATCH, job.cgroup, band=spec.band.value, takes_hints=spec.hints

@@ -1,10 +1,10 @@
-"""The environment file in which workers of an elastic job find how many of them run now.
+"""Environment files with the number of running workers of each elastic job.
 
-    PERPHD_SLOTS=3          workers that run; those that stand still do not count
+    PERPHD_SLOTS=3 workers that run; frozen ones do not count
     PERPHD_SLOTS_LEAST=1    the core
     PERPHD_SLOTS_MOST=6
 
-Everybody may read it. It is replaced as a whole, and removed when no worker is left.
+The file is world-readable. It is replaced atomically, and removed when no worker is left.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class QueueSlots:
         self.problem = ""
 
     def path(self, gang: int) -> str:
-        """Where the workers of this elastic job read; empty: nowhere."""
+        """The file for the workers of this elastic job; empty if there is none."""
         return "" if self._folder is None else str(self._folder / f"{gang}.env")
 
     def environment(self, job: QueuedJob) -> tuple[tuple[str, str], ...]:
-        """What a worker is told at its start."""
+        """The variables that a worker gets at its start."""
         gang = gang_of(job)
         return () if gang is None or self._folder is None else (("PERPHD_SLOTS_FILE", self.path(gang)),)
 
     def write(self, live: Sequence[QueuedJob]) -> None:
-        """Bring the files up to date; blocks. A file that cannot be written is a problem, not an error."""
+        """Update the files; blocks. A file that cannot be written is a problem, not an error."""
         if self._folder is None:
             return
         wanted = {

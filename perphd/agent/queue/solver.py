@@ -1,4 +1,4 @@
-"""Better plans from HiGHS, in a short-lived process of low priority. Without it the greedy plan stands."""
+"""Improves plans with HiGHS, in a short-lived process of low priority. Without it, the greedy plan is used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("perphd")
 
 COMMAND: Final = (sys.executable, "-P", "-m", "perphd.batch.solver")
 PATIENCE_S: Final = 15.0
-"""The process has its own time limit; starting it takes a while on a busy host."""
+"""Time limit of the process in seconds: its own limit plus the start on a busy host."""
 EVERY_S: Final = 30.0
 """Time between two processes."""
 
@@ -38,7 +38,7 @@ class QueueSolver:
         running: Sequence[RunningJob],
         plan: JobPlan,
     ) -> JobPlan:
-        """A plan that is worth more, or ``plan``. Blocks for as long as the process runs."""
+        """A plan of higher value, or ``plan``. Blocks while the process runs."""
         if not self._there or len(plan.now) == len(waiting):
             return plan
         if self._asked_s is not None and 0 <= now_s - self._asked_s < EVERY_S:
@@ -52,7 +52,7 @@ class QueueSolver:
             )
             answer = json.loads(done.stdout)
         except (OSError, subprocess.SubprocessError, ValueError) as exc:
-            log.warning("the greedy plan of the batch queue stands: HiGHS did not answer: %s", exc)
+            log.warning("the batch queue uses its greedy plan: HiGHS did not answer: %s", exc)
             return plan
         solution = better(stated, plan, answer)
         return plan if solution is None else plan_of(solution, stated, window.slot_s)

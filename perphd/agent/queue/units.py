@@ -1,6 +1,6 @@
-"""Units of jobs: starts them, tells what became of them, ends those that are to be gone, and keeps their output.
+"""Units of jobs: starts them, reports their ends, stops those that must not run, and keeps their output.
 
-A unit whose job is not to run is remembered as leaving until nothing is left of it. The runner blocks, so it is called
+A unit whose job must not run is remembered as leaving until nothing is left of it. The runner blocks, so it is called
 in a thread of its own.
 """
 
@@ -50,7 +50,7 @@ class QueueUnits:
         self.slots = QueueSlots(slots)
         self._hints = hints
         self.leaving: set[str] = set()
-        """Units that are to be gone."""
+        """Units that are being removed."""
 
     @property
     def leaving_numbers(self) -> set[int]:
@@ -58,18 +58,18 @@ class QueueUnits:
         return {found[0] for unit in self.leaving if (found := attempt_of(unit)) is not None}
 
     def prepare(self) -> None:
-        """Make the folder of logs; blocks. Raises OSError."""
+        """Create the folder of logs; blocks. Raises OSError."""
         self._logs.prepare()
 
     async def found(self, find: Callable[[int], QueuedJob | None]) -> None:
-        """Remember the units that exist of jobs that are not to run."""
+        """Remember existing units of jobs that must not run."""
         units: Sequence[str] = ()
         with contextlib.suppress(KernelError, OSError):
             units = await self._run(self._runner.units)
         for unit in units:
             number, attempt = attempt_of(unit) or (0, 0)
             job = find(number)
-            # A unit of a number that the file does not know is not touched: it may be another queue's.
+            # A unit whose number is not in the file is left alone: it may belong to another queue.
             if (
                 job is not None
                 and not (job.state.active and job.attempt == attempt)
@@ -82,7 +82,7 @@ class QueueUnits:
         return await self._run(lambda: self._runner.make_group(job))
 
     async def start(self, job: QueuedJob, live: Sequence[QueuedJob]) -> str:
-        """Start the present attempt; see ``JobRunner``. It finds its files of slots and hints from its first moment on.
+        """Start the present attempt; see ``JobRunner``. Its files of slots and hints exist before it starts.
 
         ``live``: all jobs that have not ended.
         """
@@ -95,7 +95,7 @@ class QueueUnits:
             if gang_of(job) is not None:
                 self.slots.write(live)
             if hints is not None:
-                with contextlib.suppress(OSError):  # the loop tries again, and says so
+                with contextlib.suppress(OSError):  # the loop retries, and reports the problem
                     replace_readable(hints, NO_HINT)
             return self._runner.start(started, self._logs.path(job.id, job.attempt))
 
@@ -120,22 +120,22 @@ class QueueUnits:
         return recovery(job, state.evidence, now_s, boot=self._boot)
 
     async def end(self, unit: str) -> None:
-        """End a unit; what cannot be ended now is leaving."""
+        """End a unit; if that fails now, it is marked as leaving."""
         self.leaving.add(unit)
         if await self._run(lambda: self._runner.stop(unit)):
             self.leaving.discard(unit)
 
     async def end_leaving(self) -> None:
-        """Try again to end the units that are to be gone."""
+        """Retry to end the leaving units."""
         for unit in tuple(self.leaving):
             await self.end(unit)
 
     async def log_part(self, job: QueuedJob, attempt: int, offset: int) -> tuple[bytes, int]:
-        """Output of an attempt from ``offset`` on, and where it goes on."""
+        """Output of an attempt from ``offset`` on, and the offset of the next part."""
         return await self._run(lambda: self._logs.read(job.id, attempt, offset))
 
     async def tidied(self, active: Sequence[QueuedJob], live: Sequence[QueuedJob]) -> None:
-        """Keep logs within their size, and tell workers of elastic jobs how many of them run."""
+        """Keep logs within their size, and update the slots files of elastic jobs."""
         running = [(job.id, job.attempt) for job in active]
 
         def tidy() -> None:

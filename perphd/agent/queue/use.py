@@ -1,8 +1,8 @@
-"""What jobs and everything else on the host use, averaged over a few seconds for the planner.
+"""Use of the host by jobs and by everything else, averaged over a few seconds for the planner.
 
-What everything else uses is what the host uses less what jobs do. A round of the loop cannot tell it if a job has no
-sample yet, or has ended since the round before: what that job used would count as somebody else's. What others used in
-the last round that could tell counts then, for a short while, unless the whole host used less than that.
+The use of everything else is the host's use less that of the jobs. It is unknown in a round in which a job has no
+sample yet, or has ended since the previous round, because that job's use would be attributed to others. Then the last
+known value is used for a short time, limited by the host's present use.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from perphd.domain.reading import Reading, available
 from perphd.domain.sample import Quality, Sample
 
 USE_S: Final = 5.0
-"""Uses are averaged over this time."""
+"""Seconds over which use is averaged."""
 STALE_S: Final = 60.0
-"""What others used longer ago than this does not count."""
+"""Age in seconds after which the last known use of others is discarded."""
 Sums: TypeAlias = dict[str, tuple[float, float]]
-"""Amount times seconds, and seconds, by resource."""
+"""Sum of amount times seconds, and of seconds, by resource."""
 
 
 class QueueUse:
-    """Sums of the present few seconds, and the averages that nobody has taken yet."""
+    """Sums of the present interval, and averages not fetched yet."""
 
     def __init__(self) -> None:
         self._uses: list[Use] = []
@@ -47,7 +47,7 @@ class QueueUse:
         samples: Mapping[str, Sample],
         account: HostAccount | None,
     ) -> None:
-        """Add one round of the loop. ``workloads``: what running jobs are called, by number."""
+        """Add one round of the loop. ``workloads``: names of running jobs as workloads, by number."""
         if account is None:
             return
         names = set(workloads.values())
@@ -87,7 +87,7 @@ class QueueUse:
         self._since_s, self._sums, self._others = now_s, {}, {}
 
     def _of_others(self, now_s: float, resource: str, most: float, exact: bool) -> float:
-        """What others use, given that it is at most ``most``, or exactly that."""
+        """The use of others: the last known value, at most ``most``; ``most`` itself if it is known."""
         if exact:
             self._known[resource] = now_s, most
             return most

@@ -129,15 +129,13 @@ def check_origin(headers: Mapping[str, str]) -> None:
     """Refuse a request from another site's page. Raises RequestRefused."""
     origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site", "none")
     if site not in ("same-origin", "none") or (origin is not None and origin != f"http://{headers['Host']}"):
-        raise RequestRefused(403, "Another site asked for this.")
+        raise RequestRefused(403, "This request came from another site.")
 
 
 def check_change(headers: Mapping[str, str], session: Session, admin: bool) -> None:
     """Refuse a change that this server may not make, or that its page did not send. Raises RequestRefused."""
     if not admin:
-        raise RequestRefused(
-            403, "This dashboard is read-only. Start it with --admin to change things from here."
-        )
+        raise RequestRefused(403, "This dashboard is read-only. Start it with --admin to make changes here.")
     if "Origin" not in headers:
         raise RequestRefused(403, "A change must come from the dashboard's own page.")
     given = headers.get(CSRF_HEADER, "")

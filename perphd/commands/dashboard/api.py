@@ -153,7 +153,7 @@ class Api:
     async def _placement(self, query: Mapping[str, str]) -> Any:
         pod = query.get("pod", "")
         if not 0 < len(pod) <= MOST_POD_NAME:
-            raise PerphError(f"pod: is to be NAMESPACE/NAME of at most {MOST_POD_NAME} characters")
+            raise PerphError(f"pod: must be NAMESPACE/NAME of at most {MOST_POD_NAME} characters")
         return await self._fleet.explain(pod)
 
     async def _sizing(self, query: Mapping[str, str]) -> Any:

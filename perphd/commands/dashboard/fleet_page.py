@@ -1,4 +1,4 @@
-"""The fleet page: what perphctl cluster says, from the scheduler's extender."""
+"""The fleet page: the data of perphctl cluster, from the scheduler's extender."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from perphd.host.tls import verified
 TIMEOUT_S: Final = 10.0
 MOST_BYTES: Final = 64 << 20
 KEPT_S: Final = 2.0
-"""Time within which all pages get the same answer: an extender has better things to do."""
+"""Seconds for which an answer is reused, to spare the extender."""
 
 
 class FleetPage:
-    """Asks the extender at this address. Empty: the operator named none."""
+    """Queries the extender at this address; empty if the operator named none."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -41,7 +41,7 @@ class FleetPage:
             return self._kept[1]
 
     async def explain(self, pod: str) -> dict[str, Any]:
-        """Why a pod's candidates stayed, went or came first. Raises Unreachable."""
+        """Which nodes were rejected for a pod and why, and the order of the others. Raises Unreachable."""
         if not self._url:
             raise Unreachable("no extender is named: perphctl dashboard --extender URL")
         return {"parts": _parts(explained_parts, await self._asked("/explain", pod=pod))}

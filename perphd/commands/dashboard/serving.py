@@ -93,9 +93,9 @@ async def serve(
     try:
         await serving.start(port)
         if url_file is None:
-            say(f"Open this link, which is good once: {serving.link}")
+            say(f"Open this link, which works once: {serving.link}")
         else:
-            say(f"{url_file}: has a link that is good once, and a new one whenever it was used")
+            say(f"{url_file}: contains a link that works once, and a new one after each use")
         say("The page may change things." if admin else "The page is read-only.")
         await ended.wait()
     finally:

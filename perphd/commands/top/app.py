@@ -1,6 +1,6 @@
 """``perphctl top``: the host, its workloads and their past on one screen that is kept up to date.
 
-Only what has changed is written to the terminal: a cell of a table, a line. The daemon is asked in threads.
+Only changed cells and lines are written to the terminal. Threads query the daemon.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ class Top(App[None]):
     """The screen.
 
     Args:
-        source: asks the daemon.
-        interval_s: between two looks.
+        source: asks the daemon. interval_s: between two looks.
     """
 
     ENABLE_COMMAND_PALETTE = False

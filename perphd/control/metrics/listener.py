@@ -31,7 +31,7 @@ AGAIN_S: Final = 30.0
 """Pause before the next attempt to bind an unavailable address."""
 MAX_CONNECTIONS: Final = 16
 MAX_HANDSHAKES: Final = 16
-"""Maximum number of concurrent TLS handshakes; one more ends the oldest. A sincere client needs milliseconds."""
+"""Maximum number of concurrent TLS handshakes; one more ends the oldest. A genuine client needs milliseconds."""
 MIN_TOKEN: Final = 16
 """Fewest characters of a token."""
 

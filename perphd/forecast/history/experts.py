@@ -7,9 +7,9 @@ Experts are pairs of a feature value and an estimator:
     rolling   rolling = .6 * value + .4 * rolling
     last      mean of the ``LAST`` latest values
 
-The expert with the least normalised mean absolute error over its last ``SCORED`` jobs acts. Older errors are gone,
-however large they were: an expert that was good once gives way to one that is good now. (Sums that fade would keep the
-errors of jobs of an hour for dozens of jobs of a second.) One pseudo-observation with an error of 100 % keeps an expert
+The expert with the least normalised mean absolute error over its last ``SCORED`` jobs acts. Older errors are discarded,
+however large: an expert that was good once gives way to one that is good now. (With fading sums, the error of an
+hour-long job would dominate dozens of jobs of a second.) One pseudo-observation with an error of 100 % keeps an expert
 with one lucky hit from winning:
 
     NMAE = (sum of |estimate - actual| + a) / (sum of actuals + a),      a = mean of the actuals

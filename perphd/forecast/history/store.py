@@ -88,7 +88,7 @@ class JobHistory:
             self._database.executescript(_SCHEMA)
             self._database.execute("PRAGMA journal_mode = WAL")
         except sqlite3.Error as exc:
-            raise HistoryRefused(f"{self._path}: no job history can be kept here: {exc}") from exc
+            raise HistoryRefused(f"{self._path}: the job history cannot be stored here: {exc}") from exc
 
     def __enter__(self) -> Self:
         return self

@@ -66,7 +66,7 @@ class Assembler:
     def arithmetic(
         self, what: Arithmetic, destination: Register, operand: Register | int, bits: Bits = 64
     ) -> None:
-        """``destination = destination what operand``; 32-bit operations clear the upper half."""
+        """``destination = destination OPERATION operand``; 32-bit operations clear the upper half."""
         code = (0x07 if bits == 64 else 0x04) | _ARITHMETIC[what]
         self._with_operand(code, destination, operand)
 

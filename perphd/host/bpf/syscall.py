@@ -201,7 +201,7 @@ def create_map(layout: MapLayout) -> int:
         advice = ""
         if exc.errno == errno.EPERM:
             advice = "CAP_BPF is needed, and before Linux 5.11 room in RLIMIT_MEMLOCK (LimitMEMLOCK=8M)"
-        raise kernel_error(exc, "bpf(2)", f"make the map {layout.name}", advice=advice) from exc
+        raise kernel_error(exc, "bpf(2)", f"create the map {layout.name}", advice=advice) from exc
     finally:
         if btf >= 0:
             os.close(btf)

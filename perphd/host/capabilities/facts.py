@@ -21,13 +21,13 @@ _RELEASE = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 
 
 def has_capability(fs: KernelFs, number: int) -> bool:
-    """True if this capability(7) is effective for this process, by /proc/self/status."""
+    """True if this capability(7) is effective for this process, according to /proc/self/status."""
     found = _CAP_EFF.search(text_or_empty(fs, "/proc/self/status"))
     return found is not None and bool(int(found[1], 16) >> number & 1)
 
 
 def is_root(fs: KernelFs) -> bool:
-    """True if this process's effective user is root, by /proc/self/status."""
+    """True if this process's effective user is root, according to /proc/self/status."""
     found = _EUID.search(text_or_empty(fs, "/proc/self/status"))
     return found is not None and int(found[1]) == 0
 

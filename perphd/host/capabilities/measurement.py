@@ -129,7 +129,7 @@ def _perf_events(
         return Capability(name, Area.MEASURE, False, "no hierarchy with perf_event is mounted", cost, remedy)
     have = [kind.label for kind in wanted if kind in support.supported]
     lacking = [kind for kind in wanted if kind not in support.supported]
-    # The other events are related to the first one (instructions or task clock) and are useless without it.
+    # The other events are interpreted relative to the first one (instructions or task clock), so it is required.
     if wanted[0] in support.supported:
         detail = f"{', '.join(have)} (asked in {asked})"
         reasons: dict[str, list[str]] = {}

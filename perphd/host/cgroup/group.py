@@ -87,7 +87,7 @@ class Cgroups:
         self._weight_files: dict[str, str] = {}
 
     def look_at_disks(self) -> None:
-        """Discard what is known of disks' I/O schedulers, which are otherwise read once for all groups."""
+        """Discard the cached I/O schedulers of disks, which are otherwise read once for all groups."""
         self._weight_files.clear()
 
     def group(self, path: str) -> Cgroup:

@@ -170,7 +170,7 @@ def cpus_text(cpus: CpuSet) -> str:
         ParseError: the empty set, which would mean "no limit" (v2) or "no process may run" (v1).
     """
     if not cpus:
-        raise ParseError("a CPU set to confine to", "", "at least one CPU")
+        raise ParseError("a CPU set", "", "at least one CPU")
     return str(cpus)
 
 
@@ -205,7 +205,7 @@ def check_limits(limits: tuple[IoLimit, ...]) -> tuple[IoLimit, ...]:
         numbers = (limit.read_bytes, limit.write_bytes, limit.read_ops, limit.write_ops)
         for number in numbers:
             if number is not None and not 1 <= number <= MAX_BYTES:
-                raise ParseError("a limit of a disk per second", str(number), f"1 to {MAX_BYTES}")
+                raise ParseError("a disk limit per second", str(number), f"1 to {MAX_BYTES}")
     return limits
 
 
@@ -218,7 +218,7 @@ def check_latencies(targets: tuple[tuple[str, int], ...]) -> tuple[tuple[str, in
     for device, target_us in targets:
         _check_device(device)
         if not 1 <= target_us <= MAX_LATENCY_US:
-            raise ParseError("a latency target of a disk", str(target_us), f"1 to {MAX_LATENCY_US} us")
+            raise ParseError("a disk's latency target", str(target_us), f"1 to {MAX_LATENCY_US} us")
     return targets
 
 
@@ -250,7 +250,7 @@ def check_egress(ceilings: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int]
 
 def _check_device(device: str) -> None:
     if not _DEVICE.fullmatch(device):
-        raise ParseError("the number of a disk", device, "MAJOR:MINOR of a whole disk, e.g. 254:0 (lsblk -d)")
+        raise ParseError("a disk's device number", device, "MAJOR:MINOR of a whole disk, e.g. 254:0 (lsblk -d)")
 
 
 def frozen_text(frozen: bool, version: int) -> str:

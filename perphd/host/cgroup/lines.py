@@ -22,7 +22,7 @@ DEFAULT_KEY: Final = "default"
 EGRESS: Final = "egress.max"
 """Send limits of a group by network device, in bytes per second; a virtual file of ``perphd.host.egress_fs``."""
 RATE_STEP_BYTES: Final = 1000
-"""Egress limits are multiples of this, so that tc(8) prints them exactly."""
+"""Egress limits are multiples of this number of bytes per second, so that tc(8) prints them exactly."""
 
 _FIELDS: Final = (
     ("rbps", "read_bytes"),

@@ -58,7 +58,7 @@ class PopulationWatch:
 
     @property
     def closed(self) -> bool:
-        """True after ``close``, or after the cgroup was found to be gone."""
+        """True after ``close``, or after the removal of the cgroup was noticed."""
         return self._notified.closed
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 A socket belongs to the group in which it was created, and an accepted one to its listener's group, even if
 processes move later. A workload's own group therefore sees its connections only if its listener was created
-there. This is not so if systemd listens for it (socket activation: the group of the .socket unit), or if the
+there. It does not see them if systemd listens for it (socket activation: the group of the .socket unit), or if the
 server was moved after it began to listen. The programs are then attached to the listener's group, restricted
 to the listener's ports.
 
@@ -197,7 +197,7 @@ def _held_sockets(pids: Iterable[str]) -> frozenset[int]:
 
 
 def _processes(directories: Iterable[str]) -> list[str]:
-    """The oldest processes of these groups, since a listener is rather among them than among its children."""
+    """The oldest processes of these groups, because a listener is more likely among them than among its children."""
     found: set[str] = set()
     for directory in directories:
         with suppress(OSError), open(f"{directory}/cgroup.procs", encoding="ascii") as file:

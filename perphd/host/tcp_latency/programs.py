@@ -179,7 +179,7 @@ class _Program:
         self._add_to(Region.WHOLE, _Stack.SINCE_LAST)
         code.jump("pass")
         code.label("split")
-        code.atomic_add(R0, 8 * Counter.SPLIT, R2)  # R0 and R2 as _count has left them
+        code.atomic_add(R0, 8 * Counter.SPLIT, R2)  # R0 and R2 have the values left by _count
         self._add_to(Region.SPLIT_FIRST, _Stack.SINCE_FIRST)
         self._add_to(Region.SPLIT_LAST, _Stack.SINCE_LAST)
         code.jump("pass")

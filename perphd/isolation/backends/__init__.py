@@ -1,4 +1,4 @@
-"""What differs between the kinds of knobs: cgroup files, properties of units, traffic classes, resctrl groups.
+"""Backends for the kinds of knobs: cgroup files, properties of units, traffic classes, resctrl groups.
 
 ``Backends`` finds the backend of a file, so the engine above never asks what kind of file system it has.
 """

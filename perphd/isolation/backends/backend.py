@@ -1,4 +1,4 @@
-"""What planning and restoring ask of each kind of knob."""
+"""The interface of a kind of knob, for planning and restoring."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ class Backend:
         return False
 
     def tidy(self, path: str) -> str:
-        """Remove what only served the setting, once its value is restored; returns why some of it remains."""
+        """Remove helper objects of the setting once its value is restored; returns why some of them remain."""
         return ""

@@ -20,7 +20,7 @@ from perphd.host.fs import Identity, KernelFs, read_text, write_within
 
 
 class FoundCgroup(Enum):
-    """What is now at the path of a known cgroup."""
+    """What exists now at the path of a known cgroup."""
 
     SAME = auto()
     REPLACED = auto()
@@ -29,7 +29,7 @@ class FoundCgroup(Enum):
 
 
 def found_at(fs: KernelFs, path: str, identity: Identity | None) -> FoundCgroup:
-    """What is now at the cgroup of this file. ``identity``: of the known cgroup; None: any is the same."""
+    """What exists now at the path of this file's cgroup. ``identity``: of the known cgroup; None accepts any."""
     try:
         now = fs.identity(dirname(path))
     except Gone:

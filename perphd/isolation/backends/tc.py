@@ -1,4 +1,4 @@
-"""Traffic classes: a device may refuse them for a while, and each has parts that serve only it."""
+"""Traffic classes: a device may refuse them temporarily, and each class has its own qdisc and program."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class CommandSource(PolledSource):
         return self._reader.reading(output.decode(errors="replace"), answered_at())
 
     async def close(self) -> None:
-        """Nothing is held between runs."""
+        """Do nothing, because no resource is held between runs."""
 
 
 async def _bounded(stream: asyncio.StreamReader | None) -> bytes:

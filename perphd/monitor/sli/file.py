@@ -78,7 +78,7 @@ class FileSource:
             return SliReading.missing(Unavailable(f"{self._path}: {exc}"))
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because no resource is held."""
 
 
 def _load(path: str, known: _Version | None) -> tuple[_Version, bytes | None]:

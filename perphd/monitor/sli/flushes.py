@@ -71,7 +71,7 @@ _ROUNDS: Final = 3
 
 
 class Look(NamedTuple):
-    """One value of the counter, read at some moment between question and answer."""
+    """One value of the counter, read at some moment between query and answer."""
 
     asked_s: float
     answered_s: float

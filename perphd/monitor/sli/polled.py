@@ -49,14 +49,14 @@ class PolledSource(ABC):
 
     @abstractmethod
     async def _ask(self, answered_at: AnsweredAt) -> SliReading:
-        """Ask once and call ``answered_at`` when the answer arrives. Any exception means that there is no reading."""
+        """Query once and call ``answered_at`` when the answer arrives. Any exception means that there is no reading."""
 
     @abstractmethod
     async def close(self) -> None:
         """Release everything; closing twice is allowed."""
 
     async def _failed(self) -> None:
-        """Called after each failed question: drop a connection in an unknown state."""
+        """Called after each failed query: drop a connection in an unknown state."""
         await self.close()
 
     async def read(self, now_s: float) -> SliReading:

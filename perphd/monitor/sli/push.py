@@ -45,4 +45,4 @@ class PushSource:
         return reading
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because no resource is held."""

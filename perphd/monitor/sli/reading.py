@@ -88,7 +88,7 @@ def behind(counted: Counted) -> SampleSize:
 
 @runtime_checkable
 class NotedSource(Protocol):
-    """A source that knows when its readings may mislead."""
+    """A source that can tell when its readings may mislead."""
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Resolution of SLI sources, and rates over windows no shorter than it.
 
-A counter can be exact at any moment (Redis, MariaDB), or change only when somebody reports to it:
+A counter can be exact at any moment (Redis, MariaDB), or change only when a reporter updates it:
 PostgreSQL's backends flush their counts once a second, an exporter may answer from a cache for 15 s. Over
 less than such a *resolution* its growth shows when reports came, not how much work was done: 0, 0, 1214, 0,
 575 per second instead of 400.
@@ -116,7 +116,7 @@ class Resolution:
 
     @property
     def patience_s(self) -> float:
-        """Seconds for which a counter must stand still until it is believed that no work was done."""
+        """Seconds for which a counter must stand still before that counts as no work."""
         if self.origin is Origin.ASSUMED:
             return UNKNOWN_PATIENCE_S
         return PATIENCE * self.seconds

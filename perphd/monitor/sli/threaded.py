@@ -23,7 +23,7 @@ UNASKED_S: Final = 30.0
 
 
 class OwnThreadSource(PolledSource):
-    """A source with a blocking client. ``_disconnect`` and all questions run in its thread, one at a time."""
+    """A source with a blocking client. ``_disconnect`` and all queries run in its thread, one at a time."""
 
     def __init__(self, label: str, timeout_s: float, known: Resolution | None = None) -> None:
         super().__init__(label, timeout_s, known)
@@ -51,13 +51,13 @@ class OwnThreadSource(PolledSource):
 
 
 class ThreadedSource(OwnThreadSource):
-    """A source that is asked once per reading."""
+    """A source that is queried once per reading."""
 
     _running: Future[tuple[Mapping[str, int], float]] | None = None
 
     @abstractmethod
     def _query(self) -> Mapping[str, int]:
-        """Connect if necessary, ask, and return the counters. The client's own timeouts must bound the time."""
+        """Connect if necessary, query, and return the counters. The client's own timeouts must bound the time."""
 
     @abstractmethod
     def _reading(self, counters: Mapping[str, int], at_s: float) -> SliReading:
@@ -78,13 +78,13 @@ class ThreadedSource(OwnThreadSource):
 class WatchedSource(OwnThreadSource):
     """A source whose thread also queries between readings. ``_look`` and ``_take`` run in the thread.
 
-    Each reading begins with a query, so that it is as current as that of a source asked once per reading.
+    Each reading begins with a query, so that it is as current as that of a source queried once per reading.
     """
 
     def __init__(self, label: str, timeout_s: float, known: Resolution | None = None) -> None:
         super().__init__(label, timeout_s, known)
         self._asked = threading.Event()
-        """Set from a question until its answer: the present watch ends with a reading."""
+        """Set from a query until its answer: the present watch ends with a reading."""
         self._closed = False
         self._pause_s = 0.0
         self._watching: Future[SliReading | None] | None = None

@@ -1,4 +1,4 @@
-"""Perph's Algorithm 1 with its equations 2, 4, 6, 10 and 11 as printed: kept to show what they do, never to act.
+"""Perph's Algorithm 1 with its equations 2, 4, 6, 10 and 11 as printed: kept for comparison, never used to act.
 
 For a batch of n samples, stage k and node d of its tree, with y standardised by the warm start's mean and scale:
 
@@ -7,11 +7,11 @@ For a batch of n samples, stage k and node d of its tree, with y standardised by
     lambda^r = (1 - alpha) lambda^r + alpha * sum of w_i y_i over x_i with sigma(x_i) <  phi       (11)
     theta    = sum of w_i (y_i - lambda)^2                                                         (3, 6)
 
-and of the candidates for phi the one with the least theta is taken, where theta_m is initialised once for the whole
-ensemble (line 1). What the paper leaves open is filled in as follows: the candidates are the node's present threshold
-and up to eight of the batch's values of its feature; f_{k-1} is the sum of the stages before k, as after the
-previous batch; the sums of (6) run over the new samples, as the old ones no longer exist; only children that are
-leaves carry a lambda.
+and the candidate for phi with the least theta is chosen, where theta_m is initialised once for the whole
+ensemble (line 1). Details that the paper does not specify are chosen as follows: the candidates are the node's present
+threshold and up to eight of the batch's values of its feature; f_{k-1} is the sum of the stages before k, as after the
+previous batch; the sums of (6) run over the new samples, as the old ones no longer exist; only children that are leaves
+carry a lambda.
 
 Read literally it has no division by the sum of weights, so that a leaf goes to n times its samples; left and right
 are swapped against equation 4; every stage fits y, so that M stages sum to M y; and w is a weight for classes -1

@@ -24,7 +24,7 @@ SURPRISES = 3
 """Consecutive outliers on one side that show a change of the application instead."""
 _JUMP_S = 3600.0
 _MOST_TARGET = 100.0
-"""Bound of targets (log units); larger ones are no performance."""
+"""Bound of targets (log units); larger values cannot be a performance."""
 _MEMORY = 30.0
 _DRAWS = 509
 

@@ -42,7 +42,7 @@ class Trees:
         base: the constant part, in the units of the target.
         node_start: (T+1,) where each tree's nodes begin; a tree that is a single leaf has none.
         leaf_start: (T+1,) where each tree's leaves begin.
-        feature: (N,) column that a node asks.
+        feature: (N,) column that a node tests.
         threshold: (N,) x <= threshold goes left.
         missing_left: (N,) NaN goes left.
         left, right: (N,) children: node of the same tree, or ~leaf.

@@ -6,15 +6,15 @@ With F(x) = g + base + sum over trees t of v[t, leaf_t(x)] and a sample (x, y) i
     leaf update     e = y - F(x);  n_j = gamma n_j + 1;  v_j += rate / T * e / n_j * N     for every visited leaf j
     cone            where a leaf rose (fell), leaves that must not be below (above) it are lifted (lowered) to it
 
-The gain takes what moves the whole surface (a new version, another clock rate), the leaves what moves only here.
-n_j is the count of samples in a leaf with exponential forgetting (gamma), so that one sample among many moves
-little and a leaf that was seldom seen learns fast; T/N normalises the step to that of 100 trees.
-The last step keeps every tree inside the cone of monotone functions exactly: ``Forest.above`` is transitive, so
-lifting all leaves above to the new value leaves no pair in the wrong order.
+The gain follows changes of the whole surface (a new version, another clock rate), the leaves follow local changes.
+n_j is the count of samples in a leaf with exponential forgetting (gamma), so that one sample among many moves little
+and a rarely visited leaf learns fast; T/N normalises the step to that of 100 trees. The last step keeps every tree
+inside the cone of monotone functions exactly: ``Forest.above`` is transitive, so lifting all leaves above to the new
+value leaves no pair in the wrong order.
 
 Equations 10 and 11 of the Perph paper, (1 - a) lambda + a * sum(w y), lack the division by sum(w), swap left and
-right, and fit y and not the residual; what stands here in their place is the same idea (an exponential average per
-leaf) on residuals, normalised by counts.
+right, and fit y and not the residual. The update used here applies the same idea (an exponential average per leaf) to
+residuals, normalised by counts.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ MOST_MAPE: Final = 0.2
 
 
 class FileError(PerphError):
-    """A text that is not a usable profile; says why."""
+    """A text that is not a usable profile; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class Lattice:
         return tuple(axis.steps[step] for axis, step in zip(self.axes, point, strict=True))
 
     def sample(self, count: int, seed: int = 0) -> tuple[Point, ...]:
-        """``count`` different cells (all, if there are no more), evenly spread, from generous to tight."""
+        """``count`` different cells (at most all of them), evenly spread, from generous to tight."""
         count = min(count, self.size)
         shape = np.array([len(axis.steps) for axis in self.axes])
         start = np.random.default_rng(seed).random(len(shape))
@@ -65,7 +65,7 @@ class Lattice:
             n += 1
             spot = np.floor(((start + n * alpha) % 1.0) * shape).astype(int)
             found.setdefault(tuple(int(step) for step in spot))
-        if len(found) < count:  # a small lattice requested almost whole
+        if len(found) < count:  # almost the whole of a small lattice is requested
             for cell in np.ndindex(*shape.tolist()):
                 if len(found) >= count:
                     break

@@ -115,7 +115,7 @@ def metrics_of(y: Floats, found: Floats, fold: Any = None) -> Metrics:
 
 
 def _load_lightgbm() -> Any:
-    # By name: no resident process may import lightgbm, and only the worker gets here.
+    # Imported by name: no resident process may import lightgbm, and only the worker runs this.
     return importlib.import_module("lightgbm")
 
 

@@ -179,7 +179,7 @@ class _KernelFile:
             raise kernel_error(exc, self._path, "read") from exc
 
     def close(self) -> None:
-        """Closing twice is fine."""
+        """Close the file; closing twice is allowed."""
         self._opened.close()
 
 

@@ -1,8 +1,8 @@
 """An in-memory tree of kernel files (kernfs): content is computed on read and parsed on write.
 
-Knows nothing of what the files mean: ``cgroup2``, ``cgroup1``, ``resctrl`` and ``machine`` put the meaning in.
-Everything raises plain ``OSError`` with the kernel's errno. Paths are walked, and errors translated, one level up
-(``faces``); the FUSE mount (``fuse``) works on the same nodes.
+It does not know the meaning of the files, which ``cgroup2``, ``cgroup1``, ``resctrl`` and ``machine`` define.
+Everything raises plain ``OSError`` with the kernel's errno. ``faces`` resolves paths and translates errors; the FUSE
+mount (``fuse``) works on the same nodes.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Final
 
 Reader = Callable[[], str]
 Writer = Callable[[bytes], None]
-"""Takes what was written, applies it or raises ``OSError`` with the kernel's errno."""
+"""Applies written bytes, or raises ``OSError`` with the kernel's errno."""
 
 MAX_WRITE_BYTES: Final = 4096
-"""kernfs takes one page as one command (``atomic_write_len``); more is E2BIG."""
+"""Largest write in bytes: kernfs accepts one page as one command (``atomic_write_len``); more is E2BIG."""
 MAX_NAME_BYTES: Final = 255
 DEVICE: Final = 0x1D
 """st_dev of everything in a simulated tree."""
 OWN_PID: Final = 1
-"""The process that makes system calls on a simulated tree, unless somebody says otherwise."""
+"""The process that makes system calls on a simulated tree by default."""
 
 caller_uid: ContextVar[int] = ContextVar("caller_uid", default=0)
-"""Who makes the present system call: set by the faces, asked where a kernel file checks more than its mode."""
+"""The caller of the present system call: set by the faces, read by files that check more than their mode."""
 
 _inodes = count(2)
 
@@ -50,13 +50,12 @@ class File:
     """One kernel file.
 
     Args:
-        read: gives the content; None: a read answers EINVAL.
-        write: takes one write; None: a write answers EINVAL.
-        mode: permission bits; by default 0444, 0644 or 0200 after what can be done with the file.
-        strict_open: the file system checks the mode even for root, so that opening a read-only file for
+        read: returns the content; None: a read fails with EINVAL. write: applies one write; None: a write fails with
+            EINVAL. mode: permission bits; by default 0444, 0644 or 0200, depending on ``read`` and ``write``.
+            strict_open: the file system checks the mode even for root, so that opening a read-only file for
             writing is EACCES (resctrl does, cgroupfs does not).
-        per_open: makes the writer of one open file, for files whose writes leave something behind in the open
-            file (a PSI trigger); it goes before ``write``.
+        per_open: creates the writer of one open file, for files whose writes belong to the open file (a PSI trigger);
+            it takes precedence over ``write``.
     """
 
     __slots__ = (
@@ -87,12 +86,12 @@ class File:
         self.mode = usual if mode is None else mode
         self.strict_open = strict_open
         self.uid = self.gid = 0
-        self.changed_ns = 0  # time of its last change, for files whose readers look at that; 0: not kept
+        self.changed_ns = 0  # time of its last change, for files whose readers use it; 0: not recorded
         self.inode = next(_inodes)
         self.dead = False
 
     def content(self) -> bytes:
-        """What a read gives now; OSError: ENODEV once the object behind the file is gone, EINVAL if unreadable."""
+        """The present content; OSError: ENODEV once the object behind the file is gone, EINVAL if unreadable."""
         if self.dead:
             raise refuse(errno.ENODEV)
         if self.read is None:
@@ -100,7 +99,7 @@ class File:
         return self.read().encode()
 
     def check_open(self, uid: int, *, reading: bool, writing: bool) -> None:
-        """Whether ``uid`` may open it so; OSError: EACCES."""
+        """Check that ``uid`` may open it in this way; OSError: EACCES."""
         _check_mode(self, uid, (4 if reading else 0) | (2 if writing else 0))
         if self.strict_open and ((reading and not self.mode & 0o444) or (writing and not self.mode & 0o222)):
             raise refuse(errno.EACCES)
@@ -124,7 +123,7 @@ class OpenFile:
         return self._file.content()
 
     def write(self, data: bytes) -> None:
-        """One write(2); OSError: what the kernel answers."""
+        """One write(2); OSError: the kernel's refusal."""
         if self._file is None:
             raise refuse(errno.EBADF)
         if self._file.dead:
@@ -136,18 +135,18 @@ class OpenFile:
         self._writer(data)
 
     def close(self) -> None:
-        """Closing twice is fine."""
+        """Close the file; closing twice is allowed."""
         self._file = self._writer = None
 
 
 class Directory:
     """Named files and directories.
 
-    What a user may do with it is told by hooks; without them the answer is EPERM, as in kernfs:
+    Hooks decide what a user may do with it; without them the answer is EPERM, as in kernfs:
 
-    - ``on_mkdir(name)`` on the directory in which one is made; it adds the new one itself.
-    - ``on_rmdir()`` on the directory that is removed; it takes itself out of its parent.
-    - ``on_rename(new_parent, new_name)`` on the directory that is moved.
+    - ``on_mkdir(name)`` on the parent directory; it must add the new directory itself.
+    - ``on_rmdir()`` on the directory to be removed; it must remove itself from its parent.
+    - ``on_rename(new_parent, new_name)`` on the directory to be moved.
     """
 
     __slots__ = (
@@ -184,7 +183,7 @@ class Directory:
         mode: int | None = None,
         per_open: Callable[[], Writer] | None = None,
     ) -> File:
-        """Put a file here (in the place of one of that name); a text is a constant content."""
+        """Add a file, replacing one of that name; a text is a constant content."""
         reader = (lambda: read) if isinstance(read, str) else read
         file = File(reader, write, mode=mode, strict_open=self.strict_open, per_open=per_open)
         file.uid, file.gid = self.uid, self.gid
@@ -192,7 +191,7 @@ class Directory:
         return file
 
     def make(self, path: str) -> Directory:
-        """The directory below this one at a relative path, made with its parents where missing."""
+        """The directory at a relative path below this one; it and missing parents are created."""
         here = self
         for part in path.strip("/").split("/"):
             child = here.children.get(part)
@@ -203,7 +202,7 @@ class Directory:
         return here
 
     def remove(self, name: str) -> None:
-        """Take away a file or a whole directory: everything that is open below reads ENODEV from now on."""
+        """Remove a file or a whole directory; open files below it then fail with ENODEV."""
         child = self.children.pop(name)
         child.dead = True
         if isinstance(child, Directory):
@@ -213,7 +212,7 @@ class Directory:
     # -- what a user does -----------------------------------------------------------------------------
 
     def mkdir(self, name: str) -> None:
-        """mkdir(2) here; OSError: EEXIST, EACCES, or what the object behind the directory answers."""
+        """mkdir(2) here; OSError: EEXIST, EACCES, or the error of the object behind the directory."""
         if name in self.children:
             raise refuse(errno.EEXIST)
         if len(name.encode()) > MAX_NAME_BYTES:
@@ -224,7 +223,7 @@ class Directory:
         self.on_mkdir(name)
 
     def rmdir(self, name: str) -> None:
-        """rmdir(2) of a directory here; OSError: ENOENT, ENOTDIR, EACCES, or what the object answers."""
+        """rmdir(2) of a directory here; OSError: ENOENT, ENOTDIR, EACCES, or the object's error."""
         child = self._child(name)
         if not isinstance(child, Directory):
             raise refuse(errno.ENOTDIR)
@@ -234,7 +233,7 @@ class Directory:
         child.on_rmdir()
 
     def rename(self, name: str, to: Directory, new_name: str) -> None:
-        """rename(2) of something here; OSError: EPERM unless the object allows it."""
+        """rename(2) of an entry; OSError: EPERM unless the object allows it."""
         child = self._child(name)
         self.check_access(2)
         to.check_access(2)
@@ -245,18 +244,18 @@ class Directory:
         child.on_rename(to, new_name)
 
     def check_access(self, wanted: int) -> None:
-        """Whether the caller has these rights (4 read, 2 change, 1 pass through) here; OSError: EACCES."""
+        """Check that the caller has these rights (4 read, 2 change, 1 traverse) here; OSError: EACCES."""
         _check_mode(self, caller_uid.get(), wanted)
 
     def try_lock(self, *, exclusive: bool, pid: int = OWN_PID) -> bool:
-        """flock(2) by process ``pid`` without waiting: True if it is held now; give it back with ``unlock``."""
+        """flock(2) by process ``pid`` without waiting: True if it succeeded; release it with ``unlock``."""
         if any(exclusive or held.exclusive for held in self.flocks):
             return False
         self.flocks.append(Flock(pid, exclusive))
         return True
 
     def unlock(self, *, exclusive: bool, pid: int = OWN_PID) -> None:
-        """Give back a lock that was taken with the same kind by the same process."""
+        """Release a lock that the same process took with the same kind."""
         self.flocks.remove(Flock(pid, exclusive))
 
     def _child(self, name: str) -> File | Directory:
@@ -270,7 +269,8 @@ Node = File | Directory
 
 
 def _check_mode(node: Node, uid: int, wanted: int) -> None:
-    # Root passes (CAP_DAC_OVERRIDE). Groups are not modelled: others and group members are held to the last bits.
+    # Root passes (CAP_DAC_OVERRIDE). Groups are not modelled: the last permission bits apply to everybody except the
+    # owner.
     if uid == 0:
         return
     granted = node.mode >> 6 if uid == node.uid else node.mode

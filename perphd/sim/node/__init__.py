@@ -1,4 +1,4 @@
 """The node model: grants in; performance, usage and pressure out. Pure, in virtual time, without kernel files.
 
-``model.Node`` is the entry; ``grant`` says what is in force, ``workload`` and ``machine`` what meets it.
+Start with ``model.Node``; ``grant`` describes the settings in force, ``workload`` and ``machine`` what they apply to.
 """

@@ -1,7 +1,7 @@
 """Archetypes: calibrated workloads read from TOML files that name the source of their numbers.
 
 A file has ``name``, ``kind`` ("lra" or "batch"), ``summary``, ``source`` (where the numbers come from), ``assumed``
-(what nobody has published and is therefore a guess), ``threads``, optionally ``pollution``, and the tables ``code``,
+(numbers that are guesses, because none are published), ``threads``, optionally ``pollution``, and the tables ``code``,
 ``requests`` (LRAs only), ``memory`` and ``io`` with the fields of the classes of ``workload``.
 """
 

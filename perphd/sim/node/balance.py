@@ -26,8 +26,8 @@ _HIT_TRAFFIC: Final = 0.5
 # Wake-up delay per request: ms when batch has the weight of a waking thread, and its growth with that weight.
 _WAKE_S: Final = 0.75e-3
 _WAKE_POWER: Final = 1.9
-_WAKE_FLOOR_S: Final = 0.12e-3  # even an idle-class task must first be switched away from
-_WAKE_CEILING: Final = 6.0  # slices end: a bigger ratio does not delay more
+_WAKE_FLOOR_S: Final = 0.12e-3  # the time to preempt even an idle-class task
+_WAKE_CEILING: Final = 6.0  # time slices end, so that a larger ratio adds no delay
 _STUCK_SPEED: Final = 0.15  # over its limit with nothing to reclaim
 _RUNNABLE_DAMPING: Final = 0.4  # close to saturation queues are steep in the rate
 _TINY: Final = 1e-12
@@ -78,8 +78,8 @@ class Balance:
 
     def __init__(self, machine: Machine, people: Population) -> None:
         self._machine, self._people = machine, people
-        # Cycles that a miss takes longer per unit of congestion: what is hidden of its latency stays hidden, until
-        # the channels are so full that nothing hides it.
+        # Additional cycles of a miss per unit of congestion: the hidden part of its latency stays hidden until the
+        # channels are full.
         self._queueing = _CHANNEL_DELAY * people.miss_cycles[:, None] + _QUEUED_CYCLES
         self._any_open = bool((people.lra * (1.0 - people.closed)).any())
         # Values that depend only on population and machine are computed once, not in every step.

@@ -1,9 +1,9 @@
 """How the scheduler divides the CPUs: weighted max-min fairness, restricted by cpusets, wasting nothing.
 
-Rounds: everybody asks for what it lacks, first where nobody else asks, else wherever something is free; what is
-asked for too often is given by weight. A group's weight is spread over the CPUs that it asks for, as the kernel
-does with a group's shares. Computed over classes of alike CPUs, once in plain numbers for a single moment and once
-in arrays for many alternatives; the tests hold the two together.
+In rounds, every claim asks for the CPU time that it lacks, first on CPUs without other claims, then wherever something
+is free; contended CPUs are divided by weight. A group's weight is spread over the CPUs that it asks for, as the kernel
+does with a group's shares. The division is computed over classes of equivalent CPUs: with plain numbers for a single
+moment, with arrays for many alternatives. Tests compare the two.
 """
 
 from __future__ import annotations

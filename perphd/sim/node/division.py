@@ -13,8 +13,8 @@ from perphd.sim.node.machine import Machine
 from perphd.sim.node.population import Population
 from perphd.sim.node.state import DRAIN_S, State
 
-_WAKER_BONUS: Final = 1.5  # in shares, for those that sleep between bursts
-_LRA_RIVAL: Final = 0.3  # of the wake-up delay, when the neighbour is an LRA: it soon sleeps again
+_WAKER_BONUS: Final = 1.5  # in shares, for threads that sleep between bursts
+_LRA_RIVAL: Final = 0.3  # share of the wake-up delay if the neighbour is an LRA, which soon sleeps again
 _PLAIN_SIZE: Final = 40  # workloads x classes up to which plain numbers are faster than arrays
 _TINY: Final = 1e-12
 
@@ -25,9 +25,9 @@ class Cpu:
 
     ``entitled``: cores that each gets if it asks for all that it can use (``most``); ``usage``: with what everybody
     wants now; ``domain`` [B,W,D]: share of each one's time in each domain; ``smt``: speed left by busy siblings,
-    ``overlap``: how often they are busy. ``ratio``: weight of who runs where a waking thread wants to, over its own;
-    ``hit``: how often somebody does; ``idle``: share of the CPUs that it may use on which nobody runs (0 where that
-    does not matter); ``mix``, ``near``: foreign work in its private caches, and beside it.
+    ``overlap``: how often they are busy. ``ratio``: weight of the thread running where a waking thread wants to run,
+    over its own; ``hit``: how often there is one; ``idle``: share of its allowed CPUs that are idle (0 where that does
+    not matter); ``mix``, ``near``: foreign work in its private caches, and beside it.
     """
 
     entitled: Array
@@ -71,7 +71,7 @@ class Division:
         batch_cores = people.threads * load * service / (service + state.stalled)
         wanted = np.minimum(np.where(is_lra, lra_cores, batch_cores), most)
         weight = rows.weight * self._bonus
-        # First the possible CPU time of each, also if an LRA asked for everything; then the actual use.
+        # First the CPU time that each would get if an LRA demanded everything; then the actual use.
         crowded = [index for index in self._lras if layout.shares[index]]
         demands = [wanted]
         for index in crowded:

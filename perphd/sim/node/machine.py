@@ -18,7 +18,7 @@ _MBA_FLOOR_SHARE: Final = 0.2  # of a core's full bandwidth, at 10 %
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the host is made of: one L3 cache, one memory node and its channels a socket; one disk, one link.
+    """The host's components: per socket one L3 cache and one memory node with its channels; one disk, one link.
 
     CPUs are numbered as x86 firmware does: first one thread of every core, then the others.
     ``l3_bytes``, ``llc_ways``, ``memory_bytes_per_s``: of one socket. ``core_bytes_per_s``: what a single core can

@@ -1,9 +1,9 @@
 """The node: from grants and loads to usage, performance and pressure of every workload.
 
 All parts meet in one balance: the CPU time of an operation depends on cache, memory channels, neighbours and
-hyperthreads; how much of them others use depends on their operations per second; and so on around. ``Node.solve``
-iterates to the balance of a steady state, for one moment or for thousands of alternatives at once; ``Node.step``
-lets a state move on by a little time, with the cache filling, backlogs growing and memory following.
+hyperthreads; how much of them others use depends on their operations per second, which depends on all of these again.
+``Node.solve`` iterates to the balance of a steady state, for one moment or for thousands of alternatives at once;
+``Node.step`` advances a state by a short time, in which caches fill, backlogs grow and memory follows.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Node:
 
         Args:
             alternatives: one grant per workload; or several such rows; or arrays of them (``grant.product``).
-            loads: factor on what is asked of each workload (batch: on its threads), the same for all alternatives or
-                one row for each; 1 if not given.
+            loads: factor on each workload's load (batch: on its threads), the same for all alternatives or one row for
+                each; default 1.
             chunk: alternatives computed at once.
         """
         table = self._table(alternatives)
@@ -101,11 +101,11 @@ class Node:
 
         Args:
             state: changed in place; one alternative.
-            in_force: what may be used.
+            in_force: the grants.
             dt_s: seconds.
-            loads: factor on what is asked, [W].
+            loads: factor on each load, [W].
             needs: factor on the CPU time of an operation, [W].
-            max_backlog: requests; an application refuses more.
+            max_backlog: requests that may wait; an application refuses more.
         """
         load = loads[None, :]
         cpu = self._division.divide(state, in_force, load)

@@ -12,9 +12,9 @@ from perphd.sim.node.grant import Array
 class Outcome:
     """Performance of one workload. Rates are per second of wall time; latencies are 0 for batch.
 
-    ``offered_per_s``: what is asked of an open loop (what is answered, in a closed one). ``runnable``: threads that
+    ``offered_per_s``: requests that arrive (in a closed loop: requests answered). ``runnable``: threads that
     run or want to; ``run_delay_cores``: those that wait. ``service_s``: CPU time of one operation;
-    ``speed``: instructions per CPU second over what an idle node would give with the whole cache.
+    ``speed``: instructions per CPU second relative to an idle node with the whole cache.
     ``mips``: million instructions per second; ``cpi``: cycles per instruction; ``occupancy_bytes``,
     ``bandwidth_bytes_per_s``: last-level cache held and memory traffic, over all domains.
     ``*_some``, ``*_full``: shares of the time, as PSI defines them. ``oom``: its memory does not fit its limit.

@@ -1,7 +1,7 @@
 """Exchangeable laws of the model: caches, memory channels, queues, threads of a core.
 
-``PRESENT`` is what the archetypes were calibrated with, and in part what perphd's own prior assumes. Other values make
-hosts whose laws nobody who wrote perphd chose: the policy bench draws them by seed (``tools.bench.policies.worlds``).
+The archetypes were calibrated with ``PRESENT``, which perphd's own prior partly assumes as well. The policy bench draws
+other laws by seed (``tools.bench.policies.worlds``), so that results do not depend on the authors' choice.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Waiting(StrEnum):
 class Physics:
     """One set of laws.
 
-    ``overlap_power``: how the loss to a busy sibling grows with how often it is busy. ``pace_power``: how soon a thread
-    feels that its group is held to a share. ``mix_half``: share of foreign CPU time at which half of the damage to
-    private caches is done: near 0, crumbs are enough, and only CPUs that nobody else may use stay warm; ``mix_scale``:
-    on that damage. ``halt_ms``: what a request waits for a CPU to wake that had halted, where all CPUs that it may use
-    are idle; CPUs that batch keeps awake answer at once.
+    ``overlap_power``: how the loss to a busy sibling grows with how often it is busy. ``pace_power``: how soon a
+    group's limited share slows its threads. ``mix_half``: share of foreign CPU time at which half of the damage to
+    private caches is done: near 0, a little foreign work is enough, and only exclusive CPUs keep warm caches;
+    ``mix_scale``: factor on that damage. ``halt_ms``: delay of a request for waking a halted CPU, if all of its CPUs
+    are idle; CPUs kept awake by batch answer at once.
     """
 
     misses: MissCurve = MissCurve.EXPONENTIAL

@@ -17,7 +17,7 @@ ARRAYS = (
 )
 DRAIN_S = 0.25
 """Time within which waiting requests are processed, if there is capacity."""
-_SHARED = frozenset({"channels", "disk", "link"})  # belong to the node, not to a workload
+_SHARED = frozenset({"channels", "disk", "link"})  # fields of the node, not of a workload
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class State:
     that of an undisturbed one, as it has settled; ``runnable``: threads that run or want to; ``backlog``: requests
     still waiting; ``resident``: page cache in memory; ``service``: CPU time of an operation (s); ``stalled``: waiting
     for disk, link and memory per operation (s). ``last``: how the CPUs were divided in the last step of a single
-    moment, and for which grants: by then nearly as they will be in the next.
+    moment, and for which grants: a good start for the next step.
     """
 
     rate: Array

@@ -16,7 +16,7 @@ from perphd.sim.node.population import Population
 from perphd.sim.node.state import State
 
 _SPREAD_CONTENDED: Final = 0.30
-_OVERLOAD_S: Final = 20.0  # how long an overloaded open loop is watched in a steady-state question
+_OVERLOAD_S: Final = 20.0  # seconds for which an overloaded open loop is observed in a steady state
 _TINY: Final = 1e-12
 
 
@@ -33,7 +33,7 @@ def outcomes(
     steady: bool,
     physics: Physics = PRESENT,
 ) -> Outcomes:
-    """The outcomes of a pass for every workload. ``steady``: nothing will change, so an overload lasts."""
+    """The outcomes of a pass for every workload. ``steady``: nothing changes, so that an overload lasts."""
     loop = flow.loop
     lra = people.lra > 0
     is_open = lra & (people.closed < 1)

@@ -1,4 +1,4 @@
-"""What runs on a simulated node: what one operation of it needs. Its performance is what the model makes of that.
+"""Workloads of a simulated node: the needs of one operation, from which the model computes performance.
 
 An operation is a request of an LRA or a unit of work of a batch job.
 """
@@ -48,16 +48,16 @@ class Code:
 class Requests:
     """The load of an LRA, and effects on its requests other than the processor's.
 
-    Exactly one of ``clients`` (closed loop: that many ask again as soon as they are answered, after ``think_ms``)
-    and ``rate_per_s`` (open loop: requests arrive whatever happens) is set. ``serial_ms``: a section that only one
-    request can be in (locks, the log); ``wait_ms``: waiting for nothing of this host. ``crosstalk``: what every
-    further core in use adds to the CPU time of a request (cache lines that travel: Gunther's kappa);
-    ``switch_cost``: what it costs in CPU time that many more threads want to run than there are CPUs.
-    ``mix_cost``: CPU time added by neighbours that run on the same CPUs between its own bursts (private caches),
-    ``mix_relief`` of it spared when they are equals with long slices; ``neighbour_cost``: added by neighbours on
-    other CPUs of the same last-level cache beyond what the cache model says. ``spread``: of the logarithm of
-    undisturbed latencies; ``bursts``: (1 + cv^2) / 2 of arrivals and service. ``queue_limit``: requests of an open
-    loop that may wait; its clients send no more until some are answered (0: as many as come in two seconds).
+    Exactly one of ``clients`` (closed loop: this many clients send the next request ``think_ms`` after each answer)
+    and ``rate_per_s`` (open loop: requests arrive at a fixed rate) is set. ``serial_ms``: time in a section that admits
+    one request at a time (locks, the log); ``wait_ms``: waiting that does not depend on this host. ``crosstalk``: CPU
+    time that every further core in use adds to a request (cache lines that travel: Gunther's kappa); ``switch_cost``:
+    CPU time lost if many more threads want to run than there are CPUs. ``mix_cost``: CPU time added by neighbours that
+    run on the same CPUs between its own bursts (private caches), ``mix_relief`` of it spared when they are equals with
+    long slices; ``neighbour_cost``: added by neighbours on other CPUs of the same last-level cache, in addition to the
+    cache model. ``spread``: of the logarithm of undisturbed latencies; ``bursts``: (1 + cv^2) / 2 of arrivals and
+    service. ``queue_limit``: requests of an open loop that may wait; its clients send no more until some are answered
+    (0: as many as come in two seconds).
     """
 
     clients: int | None = None
@@ -89,7 +89,7 @@ class MemoryUse:
     """Memory use: ``anon_bytes`` that cannot be reclaimed (there is no swap), and page cache that can.
 
     ``pages_per_op`` of the page cache are touched by one operation; a share ``hot_hits`` of them falls into the
-    first ``hot_share`` of the cache, the rest is spread evenly: that is the knee of the working set.
+    first ``hot_share`` of the cache, the rest is spread evenly, which gives the working set a knee.
     """
 
     anon_bytes: float = float(256 << 20)
@@ -101,7 +101,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class IoUse:
-    """What one operation asks of disk and network. ``disk_ops``: those that it waits for, one after the other."""
+    """Disk and network use of one operation. ``disk_ops``: operations that it waits for, one after the other."""
 
     disk_ops: float = 0.0
     disk_read_bytes: float = 0.0
@@ -111,9 +111,9 @@ class IoUse:
 
 @dataclass(frozen=True, slots=True)
 class NodeWorkload:
-    """One workload. ``requests``: None for batch. ``threads``: how many CPUs it can use, or operations in flight.
+    """One workload. ``requests``: None for batch. ``threads``: CPUs that it can use, or operations in flight.
 
-    ``pollution``: how much of its neighbours' private caches it takes, where 1 is an ordinary compute job.
+    ``pollution``: its effect on neighbours' private caches, relative to an ordinary compute job.
     """
 
     name: str
@@ -132,5 +132,5 @@ class NodeWorkload:
     def asked(self, *, clients: int | None = None, rate_per_s: float | None = None) -> NodeWorkload:
         """The same LRA in a closed loop of ``clients`` or an open one of ``rate_per_s``."""
         if self.requests is None:
-            raise ValueError(f"{self.name} is a batch job: nobody asks it")
+            raise ValueError(f"{self.name} is a batch job and has no requests")
         return replace(self, requests=replace(self.requests, clients=clients, rate_per_s=rate_per_s))

@@ -161,7 +161,7 @@ class V1Cpuset:
         ]
 
     def check_tasks(self) -> None:
-        """Refuses with ENOSPC unless both lists contain something."""
+        """Refuse with ENOSPC unless both lists are non-empty."""
         if not self.cpus or not self.mems:
             raise refuse(errno.ENOSPC)
 

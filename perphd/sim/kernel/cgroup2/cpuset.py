@@ -1,9 +1,9 @@
 """The cpuset controller of cgroup v2, partitions included.
 
-``effective`` is kept, not computed when asked: the kernel recomputes it for those whom a change reaches, and on 6.1
-that leaves some behind (a sibling whose partition was invalidated by another one's write, CPUs of a partition that
-was emptied). Those traps are part of what is simulated. Source: captures of a running 6.1 kernel, and
-Documentation/admin-guide/cgroup-v2.rst ("Cpuset Interface Files").
+``effective`` is stored, not computed on read: the kernel recomputes it only for groups that a change reaches, and 6.1
+misses some (a sibling whose partition was invalidated by another one's write, CPUs of a partition that was emptied).
+These quirks are simulated, too. Source: captures of a running 6.1 kernel, and Documentation/admin-guide/cgroup-v2.rst
+("Cpuset Interface Files").
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class Cpuset:
     # -- effective CPUs -------------------------------------------------------------------------------
 
     def online_changed(self) -> None:
-        """CPUs came or went (called on the root's): update all effective lists."""
+        """After CPU hotplug (called on the root's): update all effective lists."""
         self.effective = self._machine.online - self.taken
         self._refresh_below()
 

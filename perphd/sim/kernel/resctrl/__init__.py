@@ -1,4 +1,5 @@
-"""A simulated resctrl file system (Intel RDT, AMD QoS): the tree, the machines it can be, and faults to inject.
+"""A simulated resctrl file system (Intel RDT, AMD QoS): the tree, the machines that it can simulate, and faults to
+inject.
 
 tree = ResctrlTree(MACHINES["captured"], root.make("/sys/fs/resctrl"), Threads())
 tree.mount()

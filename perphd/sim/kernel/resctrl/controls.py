@@ -10,13 +10,13 @@ from perphd.sim.kernel.resctrl.groups import MAX_CLOSIDS, Mode
 from perphd.sim.kernel.resctrl.hardware import BandwidthControl, CacheControl, Domain, RdtMachine
 
 MBPS_UNLIMITED: Final = (1 << 32) - 1
-"""What ``MB`` reads before anything is written, under ``-o mba_MBps``."""
+"""Initial value of ``MB`` under ``-o mba_MBps``."""
 
 _ORDER: Final = {"SMBA": 0, "MB": 1, "L2": 2, "L3": 3}
 _CDP_SUFFIX: Final = ("DATA", "CODE")
 
 Modes = Callable[[], Mapping[int, Mode]]
-"""The mode of every CLOSID that is in use."""
+"""Returns the mode of every CLOSID in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Controls:
     # -- caches ---------------------------------------------------------------------------------------
 
     def overlaps(self, schema: Schema, domain_id: int, mask: int, closid: int, *, exclusive: bool) -> bool:
-        """Whether the mask overlaps that of another group: with ``exclusive``, of an exclusive one.
+        """Whether the mask overlaps another group's; with ``exclusive``, only exclusive groups count.
 
         Without it, bits shared with hardware count as well. Under CDP, code and data are compared too.
         """
@@ -137,7 +137,7 @@ class Controls:
             yield self._values[schema.peer, domain_id][closid]
 
     def could_be_exclusive(self, closid: int) -> str | None:
-        """None if none of this group's cache is shared, else the kernel's message."""
+        """None if this group shares no part of its cache, else the kernel's message."""
         caches = [schema for schema in self.schemas if isinstance(schema.resource, CacheControl)]
         for schema in caches:
             for domain in self.domains(schema):
@@ -147,9 +147,7 @@ class Controls:
         return None if caches else "Cannot be exclusive without CAT/CDP"
 
     def initialise(self, closid: int) -> str | None:
-        """Give a new group everything that may be shared or is unused; returns None, or the reason if nothing
-        is left.
-        """
+        """Give a new group everything that is shareable or unused; returns the reason if nothing is left."""
         for schema in self.schemas:
             for domain in self.domains(schema):
                 value = schema.default

@@ -20,7 +20,7 @@ ALL_EVENTS: Final = (OCCUPANCY, TOTAL, LOCAL)
 class Domain:
     """One instance of a resource: the cache id that names it, and the CPUs that share it.
 
-    ``nodes`` is not empty where Sub-NUMA Clustering divides the cache: then there is one monitoring domain a node.
+    ``nodes`` is not empty if Sub-NUMA Clustering divides the cache; each node is then a monitoring domain.
     """
 
     id: int
@@ -96,7 +96,7 @@ class Monitoring:
         return self.rounded(self.cache_bytes // self.num_rmids)
 
     def rounded(self, value_bytes: int) -> int:
-        """In whole units of the hardware, rounded down."""
+        """The value in whole units of the hardware, rounded down."""
         return value_bytes // self.unit_bytes * self.unit_bytes
 
 

@@ -62,7 +62,7 @@ class Monitor:
     # -- domains ----------------------------------------------------------------------------------------
 
     def domains(self) -> list[Domain]:
-        """Those with a CPU online."""
+        """Monitoring domains with an online CPU."""
         return [domain for domain in self.machine.domains if domain.cpus.mask & self._online]
 
     def units(self, domain: Domain) -> Sequence[int]:

@@ -106,7 +106,7 @@ class Membership:
                 yield tid
 
     def hand_over(self, group: Group, heir: Group) -> None:
-        """All threads of a group that goes away belong to ``heir``."""
+        """Move all threads of a group that is removed to ``heir``."""
         for tid, ids in list(self._ids.items()):
             if self._is_in(group, ids):
                 self._ids[tid] = (heir.closid, heir.rmid)
@@ -117,7 +117,7 @@ class Membership:
         return rmid == group.rmid if group.kind is Kind.MONITOR else closid == group.closid
 
     def write(self, group: Group, data: bytes) -> None:
-        """One write to ``tasks`` of a kernel that takes one TID a write; OSError: EINVAL, ESRCH, EPERM."""
+        """One write to ``tasks`` on a kernel that accepts one TID per write; OSError: EINVAL, ESRCH, EPERM."""
         tid = signed_int(text_of(data).strip(BLANKS))
         if tid is None or tid < 0:
             raise refuse(errno.EINVAL)
@@ -125,7 +125,7 @@ class Membership:
         self._move(tid, group)
 
     def write_list(self, group: Group, data: bytes) -> None:
-        """One write to ``tasks`` of a kernel that takes lists: in order, until the first one that fails."""
+        """One write to ``tasks`` on a kernel that accepts lists: in order, until the first failure."""
         self._status.clear()
         rest = text_of(data)
         while rest and not rest.startswith("\n"):

@@ -1,8 +1,8 @@
-"""The simulated resctrl file system: mounting, groups, files, CPUs that come and go.
+"""The simulated resctrl file system: mounting, groups, files, CPU hotplug.
 
-Bound to a ``Directory`` of the simulated kernel (the mount point). Behaviour, errno and texts are those captured
-from Linux 6.1 and 6.12; what the capture leaves open follows Documentation/arch/x86/resctrl.rst.
-Not modelled: pseudo-locking, which is refused as on machines without it.
+Bound to a ``Directory`` of the simulated kernel (the mount point). Behaviour, errno and texts are those captured from
+Linux 6.1 and 6.12; cases without a capture follow Documentation/arch/x86/resctrl.rst. Not modelled: pseudo-locking,
+which is refused as on machines without it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class ResctrlTree:
     """resctrl of one machine, not mounted at first.
 
     Args:
-        machine: what the hardware offers.
+        machine: the hardware's capabilities.
         mount_point: the empty directory ``/sys/fs/resctrl``.
         tasks: the threads of the machine.
-        clock: seconds that go forward; by default time stands still until ``now_s`` is set.
+        clock: monotonic seconds; by default, time stands still until ``now_s`` is set.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class ResctrlTree:
         self.status.clear()
 
     def umount(self) -> None:
-        """All groups go, all values are the default again; OSError: EINVAL if it is not mounted.
+        """Unmount: all groups vanish and all values are reset; OSError: EINVAL if it is not mounted.
 
-        EBUSY while somebody holds the tree's lock, since that is an open directory. The kernel answers so while any
-        file is open or a shell stands in the tree: who holds those (the FUSE mount) must refuse that itself.
+        EBUSY while the tree's lock is held, because that is an open directory. The kernel also answers EBUSY while any
+        file is open or a process's working directory is in the tree; the FUSE mount must check that itself.
         """
         if not self.mounted:
             raise refuse(errno.EINVAL)
@@ -160,11 +160,11 @@ class ResctrlTree:
     # -- what happens to the machine ----------------------------------------------------------------------------
 
     def forked(self, parent_tid: int, child_tid: int) -> None:
-        """A child is born into its parent's groups."""
+        """Put a new child thread into its parent's groups."""
         self.membership.forked(parent_tid, child_tid)
 
     def exited(self, tid: int) -> None:
-        """A thread is gone."""
+        """Remove an ended thread."""
         self.membership.exited(tid)
 
     def account(
@@ -176,7 +176,7 @@ class ResctrlTree:
         mbm_total_bytes: float = 0.0,
         mbm_local_bytes: float = 0.0,
     ) -> None:
-        """What the threads of one group (without its monitor groups) hold of the cache now, and moved meanwhile.
+        """Set the cache held by the threads of one group (without its monitor groups), and add their traffic.
 
         ``domain_id`` is the cache's id, under SNC the node's. KeyError: no such group.
         """
@@ -197,7 +197,7 @@ class ResctrlTree:
         mbm_total_bytes: float = 0.0,
         mbm_local_bytes: float = 0.0,
     ) -> None:
-        """The same by RMID, for physics that knows what runs where (``ids_of``)."""
+        """The same by RMID, for physics that knows where each thread runs (``ids_of``)."""
         if self.monitor is None:
             return
         if llc_bytes is not None:
@@ -206,7 +206,7 @@ class ResctrlTree:
             self.monitor.add_traffic(rmid, domain_id, mbm_total_bytes, mbm_local_bytes)
 
     def set_online(self, online: CpuSet) -> None:
-        """CPUs went offline or came back. A domain without CPUs vanishes; it comes back with default values."""
+        """Set the online CPUs. A domain without CPUs vanishes; when it returns, it has default values."""
         went, came = self.online & ~online.mask, online.mask & ~self.online
         self.online = online.mask
         for group in self.registry.walk():
@@ -224,7 +224,7 @@ class ResctrlTree:
     # -- what the other modules need ------------------------------------------------------------------------
 
     def arrive(self, operation: Operation, path: str) -> None:
-        """An operation begins; OSError: what a fault says."""
+        """Begin an operation; OSError: from an injected fault."""
         self.faults.pass_through(operation, path, self.status.say)
 
     def add_file(
@@ -235,7 +235,7 @@ class ResctrlTree:
         read: Reader,
         write: Writer | None = None,
     ) -> None:
-        """Put a file into ``place`` (whose path ``where`` tells) that faults can reach."""
+        """Put a file into ``place``, with faults injected by its path ``where``."""
 
         def checked_read() -> str:
             self.arrive(Operation.READ, f"{where()}/{name}".lstrip("/"))
