@@ -37,6 +37,8 @@ SILENCE_S = 30.0
 """Watchdog signals stop after three periods and this many seconds without a finished tick."""
 LEISURE = 3.0
 """The tick interval is at least this multiple of a tick's duration, unless the configured period is shorter."""
+START_STEP_S = 60.0
+"""Time that each step of the start may take before systemd gives up: reading, restoring, opening the socket."""
 TRIM_EVERY_S = 60.0
 """Time between two returns of unused memory to the kernel."""
 
@@ -71,15 +73,17 @@ class Service:
         Raises:
             PerphError: the daemon cannot start (another one runs, the configuration does not fit this host ...).
         """
+        self._notifier.starting("restoring and probing")
         agent = self._simulated() if self._config.host.kind == "simulated" else self._real()
+        self._notifier.starting("opening the socket")
         server = self._serve(agent, lambda by: self._reload(agent, by))
         try:
             self._watch_signals(agent)  # before any other process can know that it runs, and stop it
             await server.start()
-            agent.test_detector()
-            spare_the_start()
             asyncio.get_running_loop().set_exception_handler(Complaints(time.monotonic))
             self._notifier.ready(f"{self._config.daemon.mode}, {self._config.count} workloads")
+            agent.test_detector()
+            spare_the_start()
             log.info("ready: mode %s, policy %s", self._config.daemon.mode, self._config.daemon.policy)
             await self._loop(agent)
         finally:
@@ -307,6 +311,10 @@ class Notifier:
             )
             return
         self._daemon = cast(_Daemon, daemon)
+
+    def starting(self, status: str) -> None:
+        """A step of the start begins: systemd waits ``START_STEP_S`` from now, however long the steps before took."""
+        self._tell(f"EXTEND_TIMEOUT_USEC={int(START_STEP_S * 1e6)}\nSTATUS={status}")
 
     def ready(self, status: str) -> None:
         """The daemon is sampling and serving."""

@@ -191,6 +191,47 @@ def test_a_systemd_that_does_not_listen_is_said_once(caplog: pytest.LogCaptureFi
     ]
 
 
+async def test_every_step_of_a_slow_start_gets_time_and_readiness_waits_for_no_self_test(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+
+    class Systemd:
+        def notify(self, status: str) -> bool:
+            done.append(status)
+            return True
+
+    class Answering(FakeServer):
+        async def start(self) -> None:
+            done.append("the socket answers")
+
+    class Tested(FakeAgent):
+        def test_detector(self) -> None:
+            done.append("the detector is tested")
+            raise OSError("that is all")
+
+    service, agent = service_of(Answering(None, None)), Tested()
+    service._notifier._daemon = Systemd()
+
+    def real() -> FakeAgent:
+        done.append("restored")
+        return agent
+
+    monkeypatch.setattr(service, "_real", real)
+    monkeypatch.setattr(service, "_watch_signals", lambda agent: None)
+    with pytest.raises(OSError, match="that is all"):
+        await service.run()
+    assert [text.partition("\n")[0] for text in done] == [
+        "EXTEND_TIMEOUT_USEC=60000000",
+        "restored",
+        "EXTEND_TIMEOUT_USEC=60000000",
+        "the socket answers",
+        "READY=1",
+        "the detector is tested",
+        "STOPPING=1",
+    ]
+
+
 async def test_who_answers_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     watched: list[bool] = []
     service, agent = service_of(), FakeAgent()
