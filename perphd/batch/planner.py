@@ -10,7 +10,7 @@ after its start is its demand times P(T > t), the expected consumption. The plan
 
 ``greedy`` inserts jobs in the order of their best worth, each at its best feasible slot. It then moves single jobs to
 the front of that order as long as the plan becomes worth more, and preempts where, in the order found, the gain exceeds
-the cost.
+the cost: each running job alone, then all together that were passed over, less those that the others make unnecessary.
 ``program`` states the exact integer program for a solver; ``plan_of`` reads its solution. Greedy plans are the
 fall-back, and the start of the solver.
 
@@ -108,11 +108,24 @@ def greedy(window: PlanWindow, waiting: Sequence[WaitingJob], running: Sequence[
     tables = _tables(window, waiting, running)
     jobs = sorted(waiting, key=lambda job: -float(np.max(tables.worth[job.name])))
     best, order = _improved(window, tables, jobs, running, ())
+
+    def gains(victims: Sequence[str]) -> bool:
+        start = _start_of(tables, running, (*best.preempted, *victims))
+        return _inserted(window, tables, order, start).worth > best.worth + _ROUNDING
+
+    passed: list[str] = []
     for victim in sorted((r for r in running if r.preemption_cost is not None), key=_cost):
-        preempted = (*best.preempted, victim.name)
-        with_it = _inserted(window, tables, order, _start_of(tables, running, preempted))
-        if with_it.worth > best.worth + _ROUNDING:
-            best, order = _improved(window, tables, order, running, preempted)
+        passed.append(victim.name)
+        needed = [victim.name]
+        if not gains(needed):
+            needed = list(passed)  # one job may need the room of several
+            if len(passed) == 1 or not gains(needed):
+                continue
+            for name in passed[:-1]:
+                without = [each for each in needed if each != name]
+                needed = without if gains(without) else needed
+        best, order = _improved(window, tables, order, running, (*best.preempted, *needed))
+        passed = [name for name in passed if name not in needed]
     return best
 
 

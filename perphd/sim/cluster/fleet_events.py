@@ -14,7 +14,7 @@ class FleetEventKind(StrEnum):
     SUBMITTED = "submitted"
     STARTED = "started"
     ENDED = "ended"
-    EVICTED = "evicted"  # for memory; it waits again
+    EVICTED = "evicted"  # for memory, or for another pod; it waits again
     CONFLICT = "conflict"  # another scheduler's proposal for the node scored higher
 
 

@@ -167,15 +167,19 @@ def drawn(shape: FleetShape, seed: int, machine: Machine = FLEET_NODE, day: int 
 
 
 def _submissions(rng: np.random.Generator, shape: FleetShape) -> list[float]:
+    end_s = shape.hours * 3600.0 - 60.0
+    return [60.0 + at_s for at_s in burst_times(rng, int(shape.jobs_per_h * shape.hours), end_s)]
+
+
+def burst_times(rng: np.random.Generator, count: int, until_s: float) -> list[float]:
     """Times in bursts: a hyperexponential of two phases with a squared coefficient of variation of 4."""
-    count = int(shape.jobs_per_h * shape.hours)
+    if not count:
+        return []
     first = (1.0 + math.sqrt(3.0 / 5.0)) / 2.0
     fast = rng.random(count) < first
     gaps = rng.exponential(np.where(fast, 1.0 / (2.0 * first), 1.0 / (2.0 * (1.0 - first))))
     times = np.cumsum(gaps)
-    if not count:
-        return []
-    result: list[float] = (60.0 + (shape.hours * 3600.0 - 60.0) * times / times[-1]).tolist()
+    result: list[float] = (until_s * times / times[-1]).tolist()
     return result
 
 
