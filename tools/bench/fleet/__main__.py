@@ -2,7 +2,7 @@
 
 python -m tools.bench.fleet [--seeds 5] [--applications 10000] [--only NAME,...]
 
-Names: allocation, sizes, preemption, shaping, calibration, placing, scale.
+Names: allocation, sizes, preemption, shaping, calibration, placing, scale, deadlines, samples, staging, packing.
 """
 
 from __future__ import annotations
@@ -15,12 +15,18 @@ from typing import Final
 
 from perphd.batch.elastic import rebalanced
 from perphd.sim.cluster.applications import Order, Rule, Served, run
+from perphd.sim.cluster.packed import PackedPolicy
+from perphd.sim.cluster.planned import PlannedOutcome, PlannedPolicy
 from perphd.sim.cluster.workloads import google_2011
+from tools.bench.batch_queue.spread import ratio_interval
 from tools.bench.fleet.calibration import calibrated
+from tools.bench.fleet.deadlines import SAMPLES, planned_runs, sampled
+from tools.bench.fleet.packing import packed_runs
 from tools.bench.fleet.placing import POLICIES, runs_of
 from tools.bench.fleet.rules import malleable, rigid
 from tools.bench.fleet.scale import FLEETS, scaled
 from tools.bench.fleet.shaping import CASES, ShapedFigures, shaped
+from tools.bench.fleet.staging import CONTESTANTS, staged_runs
 
 HOSTS: Final = 100
 RULES: Final[dict[str, Rule]] = {"rigid": rigid, "malleable": malleable, "flexible": rebalanced}
@@ -28,6 +34,7 @@ LOADS: Final = (0.8, 0.9, 1.0)
 PREEMPTION_LOAD: Final = 0.9
 CO_LOCATIONS: Final = 200
 JOBS_PER_H: Final = 4000.0
+KAPPAS: Final = (0.7,)
 SHAPED: Final = 400
 """Applications of a run with shaping."""
 
@@ -190,6 +197,63 @@ class Tables:
                 flush=True,
             )
 
+    def deadlines(self) -> None:
+        """3Sigma, its ablations, point estimates and priority on gangs with deadlines."""
+        seeds = [each.result() for each in [self._pool.submit(planned_runs, n) for n in range(self._seeds)]]
+        _missed([policy.value for policy in PlannedPolicy], seeds)
+
+    def samples(self) -> None:
+        """3Sigma with histories of 5 to 50 jobs of each kind, beside perfect estimates."""
+        seeds = [each.result() for each in [self._pool.submit(sampled, n) for n in range(self._seeds)]]
+        _missed(["point estimates, perfect", *(f"{n} jobs of each kind" for n in SAMPLES)], seeds)
+
+    def staging(self) -> None:
+        """Prophet beside CS, DRF and Tetris; ratios are to CS on the same seed."""
+        print(
+            "| contention | scheduler | makespan, s | of CS | median execution of CS's | median completion of CS's "
+            "| asked too much |"
+        )
+        print("| --- | --- | --- | --- | --- | --- | --- |")
+        for kappa in KAPPAS:
+            seeds = [
+                each.result()
+                for each in [self._pool.submit(staged_runs, n, kappa) for n in range(self._seeds)]
+            ]
+            base = [runs[0] for runs in seeds]
+            for place, name in enumerate(CONTESTANTS):
+                runs = [each[place] for each in seeds]
+                pairs = list(zip(runs, base, strict=True))
+                print(
+                    f"| {kappa:g} | {name} | {_spread([one.makespan_s for one in runs])} | "
+                    f"{_spread([one.makespan_s / of.makespan_s for one, of in pairs])} | "
+                    f"{_spread([one.execution_s / of.execution_s for one, of in pairs])} | "
+                    f"{_spread([one.completion_s / of.completion_s for one, of in pairs])} | "
+                    f"{statistics.mean(one.over_ratio for one in runs):.0%} |",
+                    flush=True,
+                )
+
+    def packing(self) -> None:
+        """DistSched, its ablations and what it is compared with."""
+        seeds = [each.result() for each in [self._pool.submit(packed_runs, n) for n in range(self._seeds)]]
+        print(
+            "| policy | deadlines | missed | of Dist's | in time, core-h | best effort, core-h | latency, s | evicted "
+            "| preempted | throttled |"
+        )
+        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+        base = [float(runs[0].missed) for runs in seeds]
+        for place, policy in enumerate(PackedPolicy):
+            runs = [each[place] for each in seeds]
+            missed = [float(one.missed) for one in runs]
+            deadlines = [float(one.deadlines) for one in runs]
+            print(
+                f"| {policy.value} | {sum(deadlines):.0f} | {_part(missed, deadlines, '.1%')} | "
+                f"{_part(missed, base, '.2f')} | {_spread([one.deadline_core_h for one in runs])} | "
+                f"{_spread([one.best_effort_core_h for one in runs])} | "
+                f"{_spread([one.latency_s for one in runs])} | {sum(one.evictions for one in runs)} | "
+                f"{sum(one.preemptions for one in runs)} | {sum(one.throttled for one in runs)} |",
+                flush=True,
+            )
+
     def _figures(self, case: Case) -> list[Figures]:
         return [
             each.result()
@@ -215,6 +279,32 @@ def _of(served: Served) -> Figures:
         served.allocated_ratio,
         served.waiting,
     )
+
+
+def _missed(names: list[str], seeds: list[list[PlannedOutcome]]) -> None:
+    """A row for each name; ``seeds`` have a run for each of them. Ratios are to the first row."""
+    print(
+        "| policy | deadlines | missed | of the first row's | in time, node-h | best effort, node-h | latency, s | "
+        "preempted |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    base = [float(runs[0].missed) for runs in seeds]
+    for place, name in enumerate(names):
+        runs = [each[place] for each in seeds]
+        missed = [float(one.missed) for one in runs]
+        deadlines = [float(one.deadlines) for one in runs]
+        print(
+            f"| {name} | {sum(deadlines):.0f} | {_part(missed, deadlines, '.1%')} | {_part(missed, base, '.2f')} | "
+            f"{_spread([one.deadline_node_h for one in runs])} | {_spread([one.best_effort_node_h for one in runs])} | "
+            f"{_spread([one.latency_s for one in runs])} | {sum(one.preemptions for one in runs)} |",
+            flush=True,
+        )
+
+
+def _part(happened: list[float], of: list[float], shape: str) -> str:
+    """The ratio of two sums over the seeds, and where it lies."""
+    low, high = ratio_interval(happened, of)
+    return f"{sum(happened) / max(1.0, sum(of)):{shape}} ({low:{shape}} to {high:{shape}})"
 
 
 def _spread(values: list[float]) -> str:

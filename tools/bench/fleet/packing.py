@@ -1,0 +1,33 @@
+"""DistSched, its ablations and what it is compared with, on gangs that share machines (chapter 5).
+
+20 machines of 16 CPUs and 64 GiB, half an hour, load 0.8 by the greater share of CPU and memory.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from perphd.sim.cluster.gang_jobs import GIB, GangShape, GangWork, drawn_gangs
+from perphd.sim.cluster.packed import PackedCluster, PackedOutcome, PackedPolicy
+
+MACHINES: Final = 20
+SHAPE: Final = GangShape(hours=0.5, load=0.8, most_tasks=16, memory_median=4.0 * GIB)
+PAST: Final = 40
+
+
+def packed_runs(
+    seed: int, shape: GangShape = SHAPE, policies: tuple[PackedPolicy, ...] = tuple(PackedPolicy)
+) -> list[PackedOutcome]:
+    """All policies on one seed's jobs, in their order."""
+
+    def share(work: GangWork) -> float:
+        used = max(work.cores / shape.cores_most, work.memory_bytes / shape.memory_most)
+        return work.tasks * used / MACHINES
+
+    drawn = drawn_gangs(shape, seed, share, PAST)
+    return [
+        PackedCluster(drawn.works, drawn.past, MACHINES, policy, shape.cores_most, shape.memory_most).run(
+            shape.hours * 3600.0
+        )
+        for policy in policies
+    ]
