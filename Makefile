@@ -22,7 +22,7 @@ SUITE ?= bookworm
 PMU_SUITES ?= bookworm trixie
 
 # Not every target is for people: only those with ## are listed.
-.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab docs bench bench-policies bench-costs bench-smoke bench-guard bench-detector bench-predictor bench-forecasts bench-trials cluster cluster-engines soak faults deb test-vm test-rdt test-pmu pmu-tests format lock clean
+.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab docs bench bench-policies bench-costs bench-smoke bench-guard bench-detector bench-predictor bench-forecasts bench-trials cluster cluster-engines kubernetes-engines soak faults deb test-vm test-rdt test-pmu pmu-tests format lock clean
 
 help: ## this list
 	@echo "perphd: make TARGET"
@@ -79,13 +79,17 @@ bench-trials: $(VENV)/.stamp-dev ## do trials and reports tell the truth? where 
 	$(PY) -m tools.bench.trial --out $(OUT)/trial
 	$(PY) -m tools.bench.weeks --out $(OUT)/weeks
 
-# The control plane is PERPHD_KUBELAB, or lies packed beside the checkout; CLUSTER_ARGS="--hosts 10 --seconds 90" takes a minute.
+# The control plane is PERPHD_KUBELAB, or lies packed beside the checkout, or is built by Go, once.
+# CLUSTER_ARGS="--hosts 10 --seconds 90" takes a minute.
 cluster: $(VENV)/.stamp-dev ## 50 simulated hosts on a real Kubernetes control plane, against the stock scheduler: five minutes on two idle cores
 	@packaging/apt-install cluster
 	$(PY) -m tools.cluster --out $(OUT)/cluster.txt $(CLUSTER_ARGS)
 
 cluster-engines: $(VENV)/.stamp-dev ## YARN's jars for tests/cluster, into ~/.cache/perphd-cluster: 81 MB by Maven, once
 	@$(PY) -m tools.cluster.yarn
+
+kubernetes-engines: $(VENV)/.stamp-dev ## etcd, kube-apiserver, kube-scheduler, kwok and kubelet, into the same cache: Go >= 1.26, 20 minutes of CPU time, once
+	@$(PY) -m tools.cluster.engines
 
 soak: $(VENV)/.stamp-dev ## an hour and two virtual hours at 10 Hz, 100 workloads coming and going: what grows? (root)
 	$(SUDO) $(PY) -m tools.soak both

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from perphd.adapters.kubernetes.client import Access
-from tools.cluster.control_plane import ControlPlane, NoProgram, program
+from tools.cluster.control_plane import ControlPlane, program
+from tools.cluster.engines import NoProgram
 
 MANIFESTS = Path(__file__).parents[2] / "packaging" / "kubernetes"
 

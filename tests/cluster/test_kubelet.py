@@ -26,7 +26,8 @@ from perphd.host.kubelet import STATE, Kubelet
 from perphd.isolation.executor import Executor
 from perphd.isolation.journal import Journal
 from tests.kernel.isolation_groups import contents
-from tools.cluster.control_plane import ControlPlane, NoProgram
+from tools.cluster.control_plane import ControlPlane
+from tools.cluster.engines import NoProgram
 from tools.cluster.kubelet_node import KubeletNode, kubelet_program
 
 pytestmark = [pytest.mark.requires_root, pytest.mark.requires_cgroup_v1("cpu", "cpuset", "memory")]

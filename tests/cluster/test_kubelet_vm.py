@@ -17,7 +17,8 @@ import pytest
 
 from tests.vm import bytecode
 from tests.vm.guest import booted
-from tools.cluster.control_plane import ControlPlane, NoProgram
+from tools.cluster.control_plane import ControlPlane
+from tools.cluster.engines import NoProgram
 from tools.cluster.kubelet_node import kubelet_program
 from tools.cluster.kubelet_vm import PACKAGE, KubeletVm
 from tools.vm.machine import Machine

@@ -16,7 +16,7 @@ from perphd.adapters.slurm.publisher import SlurmError, SlurmPublisher, checked_
 from perphd.cluster.document import NodeAmounts
 from tests.cluster.world import Daemon, background, until
 from tests.unit.test_cluster_extender import GIB, document
-from tools.cluster.control_plane import NoProgram
+from tools.cluster.engines import NoProgram
 from tools.cluster.slurm import CORES, Slurm
 
 PERIOD_S = 0.5

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.node_daemon import NodeDaemon, wait
-from tools.cluster.control_plane import NoProgram
+from tools.cluster.engines import NoProgram
 from tools.cluster.slurm import Slurm
 
 pytestmark = [

@@ -26,7 +26,7 @@ from perphd.sim.events import Departure
 from tests.cluster.node_daemon import NodeDaemon, wait
 from tests.cluster.world import Daemon
 from tests.unit.test_cluster_extender import GIB, document
-from tools.cluster.control_plane import NoProgram
+from tools.cluster.engines import NoProgram
 from tools.cluster.hosts import MACHINE, SimulatedNode
 from tools.cluster.yarn import CORES, LICENCE, LICENCES, MEMORY_MB, Yarn
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 import tempfile
 import time
@@ -11,7 +12,8 @@ from pathlib import Path
 import click
 
 from perphd.cluster.scheduling.placement import POLICIES
-from tools.cluster.control_plane import NoProgram, program
+from tools.cluster.control_plane import program
+from tools.cluster.engines import NoProgram, build
 from tools.cluster.fleet import SCHEMES, Fleet, table
 from tools.cluster.trace import trace_of
 
@@ -19,7 +21,7 @@ from tools.cluster.trace import trace_of
 @click.command()
 @click.option("--hosts", type=click.IntRange(2, 500), default=50, show_default=True)
 @click.option(
-    "--seconds", type=click.IntRange(60, 3600), default=150, show_default=True, help="Virtual time."
+    "--seconds", type=click.IntRange(60, 3600), default=110, show_default=True, help="Virtual time."
 )
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--scheme", "only", type=click.Choice([each.name for each in SCHEMES]), multiple=True)
@@ -30,7 +32,13 @@ def main(hosts: int, seconds: int, seed: int, only: tuple[str, ...], policy: str
     try:
         program()
     except NoProgram as exc:
-        raise click.ClickException(str(exc)) from exc
+        if shutil.which("go") is None:
+            raise click.ClickException(str(exc)) from exc
+        print("building the control plane, once: 20 minutes of CPU time", file=sys.stderr)
+        try:
+            build("kubelab")
+        except NoProgram as failed:
+            raise click.ClickException(str(failed)) from failed
     began = time.monotonic()
     trace = trace_of(seed, hosts, seconds)
     results = []
@@ -44,6 +52,7 @@ def main(hosts: int, seconds: int, seed: int, only: tuple[str, ...], policy: str
         with tempfile.TemporaryDirectory(prefix="perphd-cluster-") as folder:
             fleet = Fleet(scheme, hosts, 1000 * seed, Path(folder), policy)
             results.append(asyncio.run(fleet.run(trace, seconds)))
+        print("  " + "  ".join(table(results)[-1]), file=sys.stderr)
     rows = table(results)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []

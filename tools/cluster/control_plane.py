@@ -1,7 +1,8 @@
 """etcd, kube-apiserver, kube-scheduler and kwok as processes of this one, on random ports of loopback.
 
 All of them are one program (``kubelab``), chosen by the name of a symbolic link. It is looked for at PERPHD_KUBELAB,
-then in the cache, where a packed one beside the checkout is unpacked to. Nothing is downloaded here.
+then in the cache, where a packed one beside the checkout is unpacked to, and where ``engines`` builds one. Nothing is
+downloaded here.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Final
 
+from tools.cluster.engines import CACHE, NoProgram, cached
+
 VARIABLE: Final = "PERPHD_KUBELAB"
 PACKED: Final = "shared/lab/engines/k8s/bin/kubelab.zst"
 """Beside the checkout, or beside the folder of checkouts."""
-CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perphd-cluster"
 READY_S: Final = 120.0
 STOP_S: Final = 3.0
 """A component that has not ended by then is killed: to those that use it, a crash."""
@@ -37,10 +39,6 @@ kind: KubeSchedulerConfiguration
 clientConnection:
   kubeconfig: /etc/kubernetes/scheduler.conf
 """
-
-
-class NoProgram(Exception):
-    """There is no control plane to start; the text says what was looked for."""
 
 
 def program() -> Path:
@@ -56,7 +54,11 @@ def program() -> Path:
     here = Path(__file__).resolve()
     packed = next((path for above in here.parents[2:6] if (path := above / PACKED).is_file()), None)
     if packed is None:
-        raise NoProgram(f"no kubelab: set {VARIABLE}, or put it at ../{PACKED}")
+        if (made := cached("kubelab")).is_file():
+            return made
+        raise NoProgram(
+            f"no kubelab: set {VARIABLE}, put it at ../{PACKED}, or build it: make kubernetes-engines"
+        )
     with packed.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
     unpacked = CACHE / f"kubelab-{digest}"

@@ -31,7 +31,8 @@ import psutil
 from perphd.host.cgroup import discover
 from perphd.host.fs import RealFs
 from perphd.host.lookup import Lookup
-from tools.cluster.control_plane import CACHE, ControlPlane, NoProgram, free_ports
+from tools.cluster.control_plane import ControlPlane, free_ports
+from tools.cluster.engines import NoProgram, cached
 
 VARIABLE: Final = "PERPHD_KUBELET"
 NEEDED: Final = ("containerd", "ctr", "runc", "busybox", "unshare", "nsenter", "setpriv")
@@ -78,9 +79,10 @@ def kubelet_program() -> Path:
         NoProgram: something is missing; the text says what.
     """
     named = os.environ.get(VARIABLE)
-    path = Path(named) if named else CACHE / "kubelet"
+    path = Path(named) if named else cached("kubelet")
     if not os.access(path, os.X_OK):
-        raise NoProgram(f"{VARIABLE}={named} is no program" if named else f"no kubelet: set {VARIABLE}")
+        wanted = f"no kubelet: set {VARIABLE}, or build it: make kubernetes-engines"
+        raise NoProgram(f"{VARIABLE}={named} is no program" if named else wanted)
     if os.geteuid() != 0:
         raise NoProgram("kubelet needs root")
     if absent := [name for name in NEEDED if shutil.which(name) is None]:

@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from tools.cluster.control_plane import NoProgram, free_ports
+from tools.cluster.control_plane import free_ports
+from tools.cluster.engines import NoProgram
 
 READY_S: Final = 60.0
 STOP_S: Final = 5.0

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 from xml.sax.saxutils import escape
 
-from tools.cluster.control_plane import CACHE, NoProgram, free_ports
+from tools.cluster.control_plane import free_ports
+from tools.cluster.engines import CACHE, NoProgram
 
 VARIABLE: Final = "PERPHD_YARN_HOME"
 READY_S: Final = 180.0
