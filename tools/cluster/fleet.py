@@ -15,19 +15,22 @@ from typing import Any, Final
 
 import aiohttp
 
-from perphd.adapters.kubernetes.client import Access, ApiClient, follow
+from perphd.adapters.kubernetes.client import Access, ApiClient, ApiError, Conflict, Missing, follow
 from perphd.adapters.kubernetes.objects import NODES, PODS
 from perphd.adapters.kubernetes.own_pods import OwnPods
 from perphd.adapters.kubernetes.publisher import Publisher
 from perphd.cluster.asking import BAND_LABEL, COPPER_CPU, COPPER_MEMORY
-from perphd.domain.workload import Mode
+from perphd.domain.workload import LABEL_PREFIX, Mode
 from tools.cluster.control_plane import ControlPlane, free_ports
-from tools.cluster.hosts import LRA_KINDS, MACHINE, SimulatedNode
+from tools.cluster.hosts import LRA_KINDS, MACHINE, SimulatedNode, stated_latency_ms
 from tools.cluster.trace import CopperPod, LraPod, Trace
 
 OWN_PODS: Final = "/api/v1/namespaces/default/pods"
+LATENCY: Final = f"{LABEL_PREFIX}max-latency-ms"
 MANIFESTS: Final = Path(__file__).parents[2] / "packaging" / "kubernetes"
 PUBLISHED_S: Final = 5
+ANSWERED_S: Final = 120.0
+"""How long an API server on a busy machine may take for one answer, in wall time."""
 RESOLVED_S: Final = 10.0
 """How long the run waits for the scheduler's first word on new pods, in wall time."""
 WARM_S: Final = 40
@@ -104,7 +107,7 @@ class Fleet:
                 wait = ("wait", "--for=condition=Established", "crd/nodeprofiles.perphd.io", "--timeout=60s")
                 await asyncio.to_thread(plane.kubectl, *wait)
                 extender = _extender(port, access, self._folder, self._policy)
-            async with ApiClient(access) as api:
+            async with ApiClient(access, timeout_s=ANSWERED_S) as api:
                 await asyncio.gather(*(_make_node(api, name) for name in self.nodes))
                 await self._live(api, trace, seconds)
             if extender is not None:
@@ -137,9 +140,9 @@ class Fleet:
                     await node.tick(float(now_s))
                     for pod in node.finished():
                         self.result.done += now_s > WARM_S
-                        await api.request("DELETE", f"{OWN_PODS}/{pod}", query={"gracePeriodSeconds": "0"})
+                        await _delete(api, pod)
                 if self.scheme.places and now_s % PUBLISHED_S == 1:
-                    await asyncio.gather(*(each.round() for each in publishers))
+                    await asyncio.gather(*(_round(each) for each in publishers))
                 await self._submit(api, new, now_s)
                 await self._start(now_s)
                 self._look(now_s)
@@ -160,7 +163,7 @@ class Fleet:
         for each in new:
             self._asked[each.name], self._created_s[each.name] = each, now_s
         began = time.monotonic()
-        await asyncio.gather(*(api.post(OWN_PODS, self._pod(each)) for each in new))
+        await asyncio.gather(*(_create(api, OWN_PODS, self._pod(each)) for each in new))
         while time.monotonic() - began < RESOLVED_S:
             open_ = [each for each in new if not _is_resolved(self._pods.get(each.name))]
             if not open_:
@@ -178,7 +181,8 @@ class Fleet:
             self._started.add(name)
             asked = self._asked[name]
             if isinstance(asked, LraPod):
-                await self.nodes[node].start_lra(name, asked.kind, asked.factor)
+                stated = pod["metadata"]["annotations"][LATENCY]
+                await self.nodes[node].start_lra(name, asked.kind, asked.factor, float(stated))
             else:
                 self.nodes[node].start_copper(name, asked.kind, asked.threads, asked.seconds)
                 self.result.waits_s.append(float(now_s - self._created_s[name]))
@@ -214,6 +218,7 @@ class Fleet:
 
     def _pod(self, asked: LraPod | CopperPod) -> dict[str, Any]:
         labels: dict[str, str] = {"app": asked.kind}
+        annotations = {LATENCY: f"{stated_latency_ms(asked.kind):g}"} if isinstance(asked, LraPod) else {}
         spec: dict[str, Any] = {"terminationGracePeriodSeconds": 0}
         if isinstance(asked, LraPod):
             requests = {"cpu": f"{LRA_KINDS[asked.kind]:g}", "memory": str(LRA_MEMORY)}
@@ -235,9 +240,28 @@ class Fleet:
         return {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": asked.name, "labels": labels},
+            "metadata": {"name": asked.name, "labels": labels, "annotations": annotations},
             "spec": spec,
         }
+
+
+async def _create(api: ApiClient, path: str, what: dict[str, Any]) -> None:
+    """Create an object; one that is there already is this one, of a request whose answer was lost."""
+    with contextlib.suppress(Conflict):
+        await api.post(path, what)
+
+
+async def _delete(api: ApiClient, pod: str) -> None:
+    with contextlib.suppress(Missing):
+        await api.request("DELETE", f"{OWN_PODS}/{pod}", query={"gracePeriodSeconds": "0"})
+
+
+async def _round(publisher: Publisher) -> None:
+    """One round, as perphd-publish does it: what failed is put right by the next one."""
+    try:
+        await publisher.round()
+    except ApiError as exc:
+        print(f"  a round failed: {exc}", file=sys.stderr)
 
 
 def _is_resolved(pod: Any) -> bool:
@@ -264,7 +288,7 @@ async def _make_node(api: ApiClient, name: str) -> None:
     metadata = {"name": name, "labels": labels, "annotations": {"kwok.x-k8s.io/node": "fake"}}
     # With its status from the start: kwok, which initialises nodes, would put its own sizes in place of a later one.
     status = {"capacity": room, "allocatable": room}
-    await api.post(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status})
+    await _create(api, NODES, {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status})
 
 
 async def _calls(port: int) -> dict[str, Any]:
