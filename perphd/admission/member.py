@@ -48,13 +48,17 @@ STEPS: Final = (1, 1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A change of an LRA's cores under evaluation. ``score`` (NaN if unknown), ``demand``: before it."""
+    """A change of an LRA's cores under evaluation. ``score`` (NaN if unknown), ``demand``: before it.
+
+    ``lost_s``: sampled time since then that was not seen on target.
+    """
 
     at_s: float
     before: int
     after: int
     score: float
     demand: float
+    lost_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class Member:
     ``idle_cores_until_s``, ``idle_cache_until_s``: cooldowns after more cores (``idle_times`` in a row), or less cache
     and bandwidth for batch, did not help. ``unknown_since_s``: since when it cannot be judged. ``target``: of its last
     sample. ``rooms``: beside ``scores``, accepted over observed delay, which shows spare capacity better than a rate at
-    its load (the score if there is no delay).
+    its load (the score if there is no delay). ``spans``: beside ``scores``, the seconds that each covers.
     """
 
     cores: int
@@ -83,6 +87,7 @@ class Member:
     idle_cache_until_s: float = -math.inf
     unknown_since_s: float | None = None
     rooms: tuple[float, ...] = ()
+    spans: tuple[float, ...] = ()
     target: Target | None = None
 
     @property
@@ -194,6 +199,7 @@ def take_in(
     if look.awaits:
         return replace(member, detector=judged.state)
     member = replace(member, target=look.target)
+    member = replace(member, trial=_with_lost(member.trial, look, now_s))
     if not available(judged.score):
         unknown_s = member.unknown_since_s if member.unknown_since_s is not None else now_s
         return replace(member, detector=judged.state, unknown_since_s=unknown_s)
@@ -209,11 +215,21 @@ def take_in(
         return replace(member, detector=rearm(judged.state))
     scores = (*member.scores, min(judged.score, 10.0))[-MOST_SCORES:]
     rooms = (*member.rooms, _room_of(look, scores[-1]))[-MOST_SCORES:]
-    member = replace(member, detector=judged.state, scores=scores, rooms=rooms)
+    spans = (*member.spans, 0.0 if sample is None else sample.interval_s)[-MOST_SCORES:]
+    member = replace(member, detector=judged.state, scores=scores, rooms=rooms, spans=spans)
     member = replace(member, anchor=_anchor(member, look, threads_per_core))
     calm = judged.score >= 1.0 or (member.level >= 1.0 and judged.score >= FAR)
     since_s = (member.calm_since_s if member.calm_since_s is not None else now_s) if calm else None
     return replace(member, calm_since_s=since_s)
+
+
+def _with_lost(trial: Trial | None, look: Look, now_s: float) -> Trial | None:
+    """The trial with the time of this sample, unless it was on target. Time that no sample covers is not counted."""
+    sample, score = look.view.sample, look.score
+    if trial is None or sample is None or (look.clean and available(score) and score >= 1.0):
+        return trial
+    lost_s = max(0.0, min(sample.interval_s, now_s - trial.at_s))  # the sample may have begun before the change
+    return replace(trial, lost_s=trial.lost_s + lost_s)
 
 
 def _room_of(look: Look, score: float) -> float:
@@ -324,17 +340,17 @@ def found_too_few(member: Member, look: Look, now_s: float) -> Member:
     else:
         demand *= ELSEWHERE
     bad = Seen(member.cores, demand, member.level if member.scores else 0.0, now_s, times=1)
-    least_s = _lost_s(member, look, now_s) / partition.MOST_LOST
+    least_s = _lost_s(member) / partition.MOST_LOST
     return replace(member, seen=partition.note(member.seen, bad, now_s, look.settings.regret_s, least_s))
 
 
-def _lost_s(member: Member, look: Look, now_s: float) -> float:
-    """Time below target with its present cores; after a reduction, all time that was not seen on target."""
-    sample, trial = look.view.sample, member.trial
-    each_s = sample.interval_s if sample is not None else 0.0
+def _lost_s(member: Member) -> float:
+    """Sampled time below target with its present cores; after a reduction, all that was not seen on target."""
+    trial = member.trial
     if trial is not None and trial.after < trial.before:
-        return max(0.0, now_s - trial.at_s - each_s * sum(s >= 1.0 for s in member.scores))
-    return each_s * sum(s < 1.0 for s in member.scores)
+        return trial.lost_s
+    spans = member.spans[len(member.spans) - len(member.scores) :]
+    return sum(span_s for score, span_s in zip(member.scores, spans, strict=False) if score < 1.0)
 
 
 def hierarchy_is_to_blame(look: Look) -> bool:

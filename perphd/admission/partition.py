@@ -34,8 +34,7 @@ A try that cost x seconds is repeated after x / ``MOST_LOST`` at the earliest, a
 jobs, LRAs are to stay within half a point of what they are without jobs.
 """
 LONGEST_BAN_S: Final = 14400.0
-"""Longest ban of a number of cores due to lost time: loads change over the day, and gaps in the samples count as lost.
-"""
+"""Longest ban of a number of cores due to lost time: loads change over the day."""
 GOOD_LASTS_S: Final = 300.0
 KNOWN, NEVER = 0.95, 0.03
 """Chances of a number of cores known to be enough, and known to be too few."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perphd.admission import partitioned
 from perphd.admission.detector import DetectorState, Judgement, Target
-from perphd.admission.member import Look, Member, Trial
+from perphd.admission.member import Look, Member, Trial, found_too_few, take_in
 from perphd.admission.partition import MOST_LOST
 from perphd.admission.partition_cores import CoreShares, SharedCores, divide, worth_a_trial
 from perphd.admission.perph import PerphMemory
@@ -22,6 +22,8 @@ from perphd.domain.allocation import IDLE, KEEP, Keep, Settings, Weight
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Action, Cause, Health, Verdict
 from perphd.domain.policy import WorkloadView
+from perphd.domain.reading import NOT_MEASURED
+from perphd.domain.sample import Sample
 from perphd.domain.workload import Kind, WorkloadSpec
 from tests.unit.admission_partition_world import WORKING_SET_BYTES, CrowdWorld, Service, actions
 from tests.unit.test_admission_partition import machine
@@ -390,3 +392,50 @@ def test_what_is_given_back_in_one_domain_is_not_given_back_in_the_other() -> No
         if crowd is not None:
             seen.add(tuple(sorted((domain, state.ways) for domain, state in crowd.caches.items())))
     assert any(len({ways for _, ways in each}) == 2 for each in seen), seen
+
+
+# --- time that a number of cores has cost -----------------------------------------------------------------------
+
+
+def at(
+    member: Member, now_s: float, interval_s: float, score: float, clean: bool = True
+) -> tuple[Member, Look]:
+    """The member after a sample of this length that ends now."""
+    sample = Sample("a", now_s, interval_s)
+    found = look("a", score)
+    found = replace(found, view=replace(found.view, sample=sample), clean=clean)
+    return take_in(member, found, NOT_MEASURED, 1, now_s, 1.0), found
+
+
+def barred_s(member: Member, found: Look, now_s: float) -> float:
+    """How long cores that were too few are not tried again."""
+    (seen,) = found_too_few(member, found, now_s).seen
+    return seen.until_s - now_s
+
+
+def test_a_failed_reduction_costs_what_was_sampled_and_no_gap() -> None:
+    member = replace(calm(3, 2.0, scores=()), trial=Trial(100.0, 4, 3, 1.2, 2.0))
+    member, _ = at(member, 101.0, 5.0, 0.9, clean=False)  # one of its five seconds lies after the change
+    member, _ = at(member, 102.0, 1.0, 1.1)  # on target
+    # The host was suspended for an hour, and the next two samples cover two seconds.
+    member, _ = at(member, 3702.0, 1.0, 0.9)
+    member, found = at(member, 3703.0, 1.0, 0.9)
+    assert member.trial is not None
+    assert member.trial.lost_s == pytest.approx(3.0)
+    assert barred_s(member, found, 3703.0) == pytest.approx(3.0 / MOST_LOST)
+
+
+def test_each_sample_counts_with_its_own_length() -> None:
+    """A long sample after short ones: four seconds below target, not ten."""
+    member = calm(3, 2.0, scores=())
+    for second, (length_s, score) in enumerate([(1.0, 0.9), (1.0, 0.9), (1.0, 1.1), (1.0, 0.9), (1.0, 0.9)]):
+        member, _ = at(member, 10.0 + second, length_s, score)
+    member, found = at(member, 25.0, 10.0, 1.1)
+    assert barred_s(member, found, 25.0) == pytest.approx(4.0 / MOST_LOST)
+
+
+def test_time_from_before_the_last_change_is_not_counted() -> None:
+    member, _ = at(calm(3, 2.0, scores=()), 10.0, 9.0, 0.5)
+    member = replace(member, scores=())
+    member, found = at(member, 11.0, 1.0, 0.5)
+    assert barred_s(member, found, 11.0) == pytest.approx(1.0 / MOST_LOST)
