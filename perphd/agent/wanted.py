@@ -8,6 +8,8 @@ from perphd.domain.allocation import UNTOUCHED, Settings
 from perphd.domain.policy import TargetState
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
 
+_OF_A_NEW_JOB = frozenset({"cpus", "llc_masks"})
+
 
 def wanted_settings(state: State, modes: Modes, target: TargetState) -> dict[str, Settings]:
     """Settings by workload; workloads that are only observed keep their original ones."""
@@ -55,4 +57,6 @@ def _banded(state: State, spec: WorkloadSpec, wanted: Settings, knobs: frozenset
         from perphd.qos.band_settings import with_band  # a daemon without bands does not load their module
 
         wanted = with_band(spec, wanted, knobs)
+    if not knobs and spec.name in state.jobs:
+        knobs = _OF_A_NEW_JOB  # what its group really has is looked at in the next round
     return state.bands.over(spec, wanted, knobs)

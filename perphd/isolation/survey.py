@@ -221,7 +221,7 @@ class Survey:
                     return left
                 target = wanted = left
         self.planned[key] = (knob, wanted)
-        lra = spec.kind is Kind.LRA
+        lra = not spec.gives_way  # batch that is paid for gains first and loses last, too
         if setting not in LIST_SETTINGS:
             return _make_wanted(_make_state(spec.name, knob, files, lra=lra), target)
         if knob.version == 1:

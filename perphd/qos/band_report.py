@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.workload import Kind, Touch, WorkloadSpec
+from perphd.qos.band_settings import weight_for
 from perphd.qos.bands import QosBand
-from perphd.qos.division import SYSTEM, Division, guaranteed_weight, takes_part
+from perphd.qos.division import SYSTEM, Division, takes_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def _member(each: BandMember, division: Division | None, host: HostControls) -> 
 
 def _cpus(each: BandMember, division: Division, host: HostControls) -> str:
     spec, reason = each.spec, division.refused.get(each.spec.name)
-    weight = guaranteed_weight(spec)
+    weight = weight_for(spec.reserved_cpus)
     share = (
         f"CPU weight of at least {weight}" if "cpu_weight" in each.knobs else "no CPU weight can be set here"
     )

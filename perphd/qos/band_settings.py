@@ -1,7 +1,7 @@
 """Settings of the kernel that follow from a workload's declared band, beside those of the policy.
 
     gold            memory.min = reserved memory; where the kernel lacks it, memory.low
-    silver          memory.low = reserved memory
+    silver          memory.low = reserved memory; batch: a CPU weight for its min_cores
     copper          the idle CPU class and the least I/O weight
 
 Only a band that the operator declared counts. These settings do not narrow anybody's CPUs or cache, which
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from perphd.domain.allocation import IDLE, KEEP, Settings
+from perphd.domain.allocation import DEFAULT_WEIGHT, IDLE, KEEP, Settings
 from perphd.domain.workload import WorkloadSpec
 from perphd.qos.bands import MEANINGS, Aspect, Choice, QosBand, Size, chosen
 
@@ -27,6 +27,8 @@ FILES: Final[Mapping[str, str]] = {
 }
 """Setting -> its mechanism in ``bands.MEANINGS``."""
 NOT_SHAPED: Final = "no"
+MOST_WEIGHT: Final = 10_000
+"""The kernel's greatest CPU weight."""
 
 
 def choices(band: QosBand, knobs: frozenset[str]) -> tuple[Choice, ...]:
@@ -55,9 +57,17 @@ def with_band(spec: WorkloadSpec, wanted: Settings, knobs: frozenset[str]) -> Se
             used = mechanism or MEANINGS[band][choice.aspect][-1]
             assert used.value is Size.RESERVED_MEMORY
             wanted = _protected(wanted, used.knob, spec.reserved_memory_bytes)
-    if band is QosBand.COPPER and "cpu_weight" in knobs and wanted.cpu_weight is KEEP and not _has_floor(spec):
-        wanted = replace(wanted, cpu_weight=IDLE)
+    if "cpu_weight" in knobs and wanted.cpu_weight is KEEP:
+        if band is QosBand.COPPER and not _has_floor(spec):
+            wanted = replace(wanted, cpu_weight=IDLE)
+        elif band is QosBand.SILVER and spec.guaranteed_cores > 1.0:
+            wanted = replace(wanted, cpu_weight=weight_for(spec.guaranteed_cores))
     return wanted
+
+
+def weight_for(cpus: float) -> int:
+    """CPU weight that guarantees CPUs: the kernel's default for each of them, at least one."""
+    return min(MOST_WEIGHT, max(DEFAULT_WEIGHT, round(DEFAULT_WEIGHT * cpus)))
 
 
 def _has_floor(spec: WorkloadSpec) -> bool:

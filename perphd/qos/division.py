@@ -25,6 +25,7 @@ from perphd.domain.allocation import DEFAULT_WEIGHT, KEEP, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.topology import Topology
 from perphd.domain.workload import Kind, Touch, WorkloadSpec
+from perphd.qos.band_settings import weight_for
 from perphd.qos.bands import QosBand
 from perphd.qos.ledger import (
     Amounts,
@@ -37,8 +38,6 @@ from perphd.qos.ledger import (
 
 SYSTEM: Final = "the host's own daemons"
 """Holder of the system's share; no workload has a name with blanks."""
-MOST_WEIGHT: Final = 10_000
-"""The kernel's greatest CPU weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +128,6 @@ def way_shares(division: Division, topology: Topology, ways: int) -> dict[int, W
     return found
 
 
-def guaranteed_weight(spec: WorkloadSpec) -> int:
-    """CPU weight of a workload with a guaranteed share: the kernel's default for each reserved CPU, at least one."""
-    return min(MOST_WEIGHT, max(DEFAULT_WEIGHT, round(DEFAULT_WEIGHT * spec.reserved_cpus)))
-
-
 def over(
     spec: WorkloadSpec,
     wanted: Settings,
@@ -150,7 +144,7 @@ def over(
     if spec.name in division.own:
         return replace(wanted, cpus=division.cores[spec.name])
     if takes_part(spec) and "cpu_weight" in knobs and wanted.cpu_weight is KEEP:
-        weight = guaranteed_weight(spec)
+        weight = weight_for(spec.reserved_cpus)
         wanted = wanted if weight == DEFAULT_WEIGHT else replace(wanted, cpu_weight=weight)
     if (spec.kind is Kind.LRA and spec.touch is not Touch.ALL) or spec.band == QosBand.GOLD:
         return wanted

@@ -70,7 +70,10 @@ class Runner:
         return self.host.fs.read(f"{CGROUP_ROOT}/t/jobs/{unit}/cpuset.cpus").decode().strip()
 
 
-def started(state: Path, groups_first: bool, mode: Mode) -> tuple[Agent, SimHost, Runner]:
+def started(
+    state: Path, groups_first: bool, mode: Mode, reserved_cpus: float = 0.0
+) -> tuple[Agent, SimHost, Runner]:
+    """With ``reserved_cpus``, a policy that wants nothing, and gold with cores of its own."""
     db = Lra("db", "/t/db", clients=10, service_ms=2.0, serial_ms=0.05, wait_ms=1.5)
     host = SimHost((db, Batch("pi", "/t/jobs/pi", 2)), machine=Machine(1, 8), seed=3, pmu=True)
     for name in ("db", "jobs/pi"):
@@ -78,11 +81,20 @@ def started(state: Path, groups_first: bool, mode: Mode) -> tuple[Agent, SimHost
     runner = Runner(host, groups_first)
     agent = build_agent(
         Config(
-            daemon=DaemonConfig(state_dir=str(state), socket=f"{state}/sock", mode=mode, period_s=2.0),
+            daemon=DaemonConfig(
+                state_dir=str(state), socket=f"{state}/sock", mode=mode, period_s=2.0, policy="none"
+            ),
             store=StoreConfig(enabled=False),
             queue=QueueConfig(enabled=True),
             workloads=(
-                WorkloadSpec("db", Kind.LRA, "/t/db", sli=SliSpec("simulated", (("workload", "db"),))),
+                WorkloadSpec(
+                    "db",
+                    Kind.LRA,
+                    "/t/db",
+                    sli=SliSpec("simulated", (("workload", "db"),)),
+                    band="gold" if reserved_cpus else None,
+                    reserved_cpus=reserved_cpus,
+                ),
                 WorkloadSpec("pi", Kind.BATCH, "/t/jobs/pi"),
             ),
         ),
@@ -90,7 +102,7 @@ def started(state: Path, groups_first: bool, mode: Mode) -> tuple[Agent, SimHost
         opener=host.perf_opener,
         sli_opener=simulated_sli(host),
         wall_clock=lambda: 1.7e9 + host.now_s,
-        policy=Confining(),
+        policy=None if reserved_cpus else Confining(),
         runner=runner,
     )
     return agent, host, runner
@@ -121,3 +133,20 @@ async def test_a_job_is_held_from_its_start(tmp_path: Path, mode: Mode, groups_f
     assert runner.cpus(job.unit) == held
     await agent.stop(restore=True)
     assert runner.cpus(job.unit) == "0-7", "what was there before is known"
+
+
+@pytest.mark.parametrize("groups_first", [True, False])
+async def test_a_job_never_starts_on_golds_cores(tmp_path: Path, groups_first: bool) -> None:
+    agent, host, runner = started(tmp_path, groups_first, Mode.ENFORCE, reserved_cpus=3.0)
+    assert agent.queue is not None
+    await run(agent, host, 5)
+    await agent.queue.submit([JobSpec("job", ("true",), 1000, 1000, "/", cpus=2.0, memory_bytes=1 << 28)])
+    await run(agent, host, 1)
+    (job,) = (agent.queue.find(1),)
+    assert job is not None
+    assert runner.cpus(job.unit) == "3-7", "no round has come after the start"
+    assert runner.at_start[job.unit] == ("3-7" if groups_first else "0-7")
+    await run(agent, host, 2)
+    assert runner.cpus(job.unit) == "3-7"
+    await agent.stop(restore=True)
+    assert runner.cpus(job.unit) == "0-7"

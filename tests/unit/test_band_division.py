@@ -20,9 +20,9 @@ from perphd.domain.topology import Core, L3Domain, Topology
 from perphd.domain.workload import Kind, Mode, SliSpec, Touch, WorkloadSpec
 from perphd.isolation import Executor, Journal
 from perphd.qos.band_report import BandMember, HostControls, report
-from perphd.qos.band_settings import with_band
+from perphd.qos.band_settings import weight_for, with_band
 from perphd.qos.bands import QosBand
-from perphd.qos.division import SYSTEM, Division, Masks, divided, guaranteed_weight, over, way_shares
+from perphd.qos.division import SYSTEM, Division, Masks, divided, over, way_shares
 from perphd.qos.ledger import violations
 from perphd.sim.host import SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine
@@ -119,7 +119,7 @@ def test_without_a_cpuset_gold_has_a_weight() -> None:
 
 
 def test_a_guaranteed_weight_stays_within_the_kernels_range() -> None:
-    assert [guaranteed_weight(lra("a", "silver", cpus)) for cpus in (0.2, 2.5, 4096.0)] == [100, 250, 10_000]
+    assert [weight_for(cpus) for cpus in (0.2, 2.5, 4096.0)] == [100, 250, 10_000]
 
 
 def test_ways_follow_the_cores_where_gold_is() -> None:
@@ -193,6 +193,11 @@ def test_declared_copper_is_idle_unless_a_guarantee_needs_its_weight() -> None:
     assert with_band(batch(band="copper"), Settings(cpu_weight=20), KNOBS).cpu_weight == 20
     assert with_band(batch(band="copper", min_cores=0.5), UNTOUCHED, KNOBS).cpu_weight is KEEP
     assert with_band(batch(band="copper", max_starvation_s=9.0), UNTOUCHED, KNOBS).cpu_weight is KEEP
+
+
+def test_silver_batch_has_a_weight_for_the_cpus_that_it_is_guaranteed() -> None:
+    assert with_band(batch(band="silver", min_cores=3.0), UNTOUCHED, KNOBS).cpu_weight == 300
+    assert with_band(batch(band="silver", min_cores=0.5), UNTOUCHED, KNOBS) == UNTOUCHED
 
 
 def test_reserved_cpus_need_a_band() -> None:
@@ -278,14 +283,15 @@ async def test_it_is_written_on_every_layout_and_given_back(layout: str, tmp_pat
     assert changed <= {f"{root}/{spec.name}/cpuset.cpus" for spec in specs if layout == "v2"}
 
 
-async def test_a_guarantee_never_lowers_the_weight_that_an_lra_had(tmp_path: Path) -> None:
+async def test_a_guarantee_never_lowers_the_weight_that_a_group_had(tmp_path: Path) -> None:
     kernel = FakeKernel("v2")
     kernel.mkdir("/web")
     kernel.set("/sys/fs/cgroup/web/cpu.weight", "900")
-    web = lra("web", "silver", 2.0)
+    web, paid = lra("web", "silver", 2.0), batch("web", band="silver", min_cores=2.0)
     with Journal(tmp_path / "state", boot_id="boot") as journal:
         executor = Executor(kernel, kernel.hierarchies, journal, in_thread=False)
-        assert not executor.plan({"web": Settings(cpu_weight=guaranteed_weight(web))}, (web,)).writes
+        for spec in (web, paid):
+            assert not executor.plan({"web": Settings(cpu_weight=weight_for(2.0))}, (spec,)).writes
 
 
 def config(tmp_path: Path, mode: Mode, *more: WorkloadSpec) -> Config:

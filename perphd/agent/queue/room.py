@@ -35,7 +35,9 @@ class QueueRoom:
         If they cannot be written, the next round tries again and reports it.
         """
         state, target = self._state, self._state.target
-        if target is None or target.newcomer.is_untouched() or name not in state.specs:
+        if target is None or name not in state.specs:
+            return
+        if target.newcomer.is_untouched() and state.bands.division is None:
             return
         with_it = replace(target, settings={**target.settings, name: target.newcomer})
         now_s = state.time_s(state.now_s)
