@@ -4,7 +4,7 @@
     python -m tools.dataset get /srv/exports/monday into/this/folder
     python -m tools.dataset put out/lab s3://bucket/lab/monday
 
-Only what a manifest names is read, and every part is held against its size and digest.
+Only parts named by a manifest are read, and their size and digest are verified.
 """
 
 from __future__ import annotations

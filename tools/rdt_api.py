@@ -14,7 +14,7 @@ ORDER = (
     "masks", "layout", "pooling", "monitor", "reading", "calibrate", "probe", "curves", "errors", "fs",
     "access",
 )  # fmt: skip
-"""Modules in the order in which one meets them; what is not named comes after, in order of the alphabet."""
+"""Modules in didactic order; others follow alphabetically."""
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """python -m tools.vendor_web: fetch the browser libraries of the dashboard again, from their npm packages.
 
-``vendored.json`` pins each package by the hash that the registry gives, and each file by its own. Anything else than
-those is refused; for another version, change the list first.
+``vendored.json`` pins each package by the hash that the registry gives, and each file by its own. Everything else is
+refused; for another version, change the list first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LIST = VENDOR / "vendored.json"
 
 
 def integrity(archive: bytes) -> str:
-    """The hash of a package as npm writes it."""
+    """The hash of a package in npm's format."""
     return f"sha512-{base64.b64encode(hashlib.sha512(archive).digest()).decode()}"
 
 

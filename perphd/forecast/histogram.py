@@ -161,7 +161,7 @@ def quantiles(histogram: Histogram, shares: Floats) -> Floats:
     """``quantile`` of many shares: the inverse of ``shares_to``."""
     _require_values(histogram)
     if np.any((shares < 0) | (shares > 1)):
-        raise ValueError("a share of values is from 0 to 1")
+        raise ValueError("a share of values must be from 0 to 1")
     knots, weights, sums = _segments(histogram)
     wanted = shares * histogram.count
     left = np.clip(np.searchsorted(sums, wanted, side="right") - 1, 0, len(knots) - 2)

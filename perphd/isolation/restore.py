@@ -229,7 +229,7 @@ class _Run:
         return [report for report in done if (report.workload, report.knob) not in unsettled]
 
     def tidy_up(self) -> None:
-        """Remove what only served a setting. On failure the original stays on record."""
+        """Remove helper objects of a restored setting. On failure the original stays on record."""
         for report in self.settled():
             if why := self._backends.of(report.path).tidy(report.path):
                 for files in self.files.values():

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 TICK_SIZES = (1, 50, 200)
 REACTION_SIZES = (2, 10, 50)
 LOOPS = 25
-"""Ticks a value. Fixed: calibrated by a phase that takes microseconds, a value would take minutes of whole ticks."""
+"""Ticks per value. Fixed, because a calibration by a phase of microseconds would take minutes of whole ticks."""
 PARTS = ("tick", "process", "reaction", "monitoring")
 
 
@@ -47,13 +47,13 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tools.bench", description="What perphd itself costs.")
+    parser = argparse.ArgumentParser(prog="tools.bench", description="Measure perphd's own cost.")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder of the report")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long the process is watched")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds for which the process is measured")
     parser.add_argument(
         "--changes", type=int, default=300, help="enforced changes at each number of workloads"
     )
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, for a functional check")
     parser.add_argument(
         "--only", type=lambda text: text.split(","), default=list(PARTS), help=f"parts: {','.join(PARTS)}"
     )
@@ -71,7 +71,7 @@ def _layout() -> str:
 
 
 def _ticks(quick: bool) -> tuple[str, list[report.Tick]]:
-    """pyperf in processes of its own, on groups that are made once."""
+    """Run pyperf in separate processes, on groups that are created once."""
     effort = ["--processes=1", "--values=3"] if quick else ["--processes=3", "--values=5"]
     with (
         BenchGroups(max(TICK_SIZES), max(TICK_SIZES)) as groups,

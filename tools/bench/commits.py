@@ -1,4 +1,4 @@
-"""What committing an export costs on an object store: requests and bytes beside committers that rename.
+"""Cost of committing an export on an object store: requests and bytes, compared with committers that rename.
 
     python -m tools.bench.commits
 
@@ -25,7 +25,7 @@ _COPIES = "x-amz-copy-source"
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one job. ``requests`` by kind; ``bytes``: written and copied, as a multiple of the parts' size."""
+    """Costs of one job. ``requests`` by kind; ``bytes``: written and copied, as a multiple of the parts' size."""
 
     requests: Counter[str]
     times_written: float
@@ -78,7 +78,7 @@ def _rename_all(fs: Any, client: Any, source: str, target: str) -> None:
 
 
 def cost(server: ObjectServer, run: Callable[[str], None], name: str, data_bytes: int) -> Cost:
-    """Count what one job sends."""
+    """Count the requests and bytes of one job."""
     server.revive()
     run(name)
     kinds: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Control groups of the bench's own, ``/perphd-bench-PID/wNNN``, with a process inside that sleeps, or wakes."""
+"""Control groups of the bench's own, ``/perphd-bench-PID/wNNN``, each with a process that sleeps or wakes."""
 
 from __future__ import annotations
 
@@ -32,18 +32,17 @@ for pid in pids:
 for pid in pids:
     os.waitpid(pid, 0)
 """
-"""Forks so many processes that wake four times a second, until its input ends."""
+"""Program that forks processes that wake four times a second, until its input ends."""
 
 
 class BenchError(Exception):
-    """The bench cannot run here; the text says what is missing."""
+    """The bench cannot run here; the message names what is missing."""
 
 
 class BenchGroups:
     """``count`` groups, the first ``occupied`` of them with one idle process. A context manager that cleans up.
 
-    ``waking``: so many of these processes, the last, do not sleep for ever, but wake four times a second, as services
-    do that idle.
+    ``waking``: number of processes, the last ones, that wake four times a second, like idle services.
     """
 
     def __init__(self, count: int, occupied: int, waking: int = 0) -> None:
@@ -97,7 +96,7 @@ class BenchGroups:
         directory = Path(tree.path(path))
         directory.mkdir(exist_ok=True)
         if tree.version == 1 and "cpuset" in tree.controllers:
-            for knob in ("cpuset.mems", "cpuset.cpus"):  # empty until written; no process may enter before
+            for knob in ("cpuset.mems", "cpuset.cpus"):  # initially empty; processes may enter once it is set
                 (directory / knob).write_text((directory.parent / knob).read_text())
 
     def _enable(self, directory: Path) -> None:
@@ -109,7 +108,7 @@ class BenchGroups:
                 self._enabled.append((control, controller))
 
     def _start(self) -> list[int]:
-        """The processes that are to be put inside."""
+        """Start the processes for the groups."""
         asleep = self._occupied - self._waking
         self._sleepers = [subprocess.Popen(["sleep", "infinity"]) for _ in range(asleep)]
         pids = [sleeper.pid for sleeper in self._sleepers]
@@ -121,9 +120,9 @@ class BenchGroups:
         return pids
 
     def remove(self) -> None:
-        """End the processes and remove the groups; what somebody else put inside stays, and is named."""
+        """End the processes and remove the groups; groups with other processes stay and are named."""
         if self._waker is not None:
-            self._waker.communicate()  # its input ends, and with that its children and itself
+            self._waker.communicate()  # the end of its input ends its children and itself
             self._waker = None
         for sleeper in self._sleepers:
             sleeper.kill()
@@ -133,7 +132,7 @@ class BenchGroups:
             for path in (*self.paths, self._parent):
                 _remove(Path(tree.path(path)))
         for control, controller in reversed(self._enabled):
-            with contextlib.suppress(OSError):  # somebody else may have begun to use it
+            with contextlib.suppress(OSError):  # another program may have begun to use it
                 control.write_text(f"-{controller}")
         self._enabled.clear()
 

@@ -1,9 +1,9 @@
-"""Which imports make up the daemon's memory: run as a process of its own, prints JSON.
+"""Memory of the daemon by import: runs as a separate process and prints JSON.
 
     python -m tools.bench.memory
 
 Wraps the import statement and charges the growth of resident memory to the top-level package whose module was
-being loaded, without what that module itself imported.
+being loaded, without the growth by that module's own imports.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ENTRY = ("perphd.commands.daemon", "perphd.control.server", "perphd.agent.service")
-"""What a running daemon has imported."""
+"""Modules that a running daemon has imported."""
 _PAGE = resource.getpagesize()
 _STATM = Path("/proc/self/statm")
 
@@ -72,7 +72,7 @@ def _owner(module: str) -> str:
 
 
 def main() -> None:
-    """Import what the daemon imports and print what it cost."""
+    """Import the daemon's modules and print their memory."""
     bare = rss_bytes()
     meter = ImportMeter()
     meter.install()

@@ -27,7 +27,7 @@ PHASES: dict[str, Callable[[Phases], float]] = {
     "plan": lambda phases: phases.plan,
 }
 _SETTLE_TICKS = 20
-"""Ticks before the first that counts: files opened, references learned."""
+"""Uncounted ticks at the start, in which files are opened and references learned."""
 
 
 def name_of(size: int, phase: str = "") -> str:
@@ -36,7 +36,7 @@ def name_of(size: int, phase: str = "") -> str:
 
 
 class _Bench:
-    """Ticks of one agent. It is made at the first call: pyperf runs each benchmark in processes of its own."""
+    """Ticks of one agent, created at the first call because pyperf runs each benchmark in separate processes."""
 
     def __init__(self, paths: list[str], phase: Callable[[Phases], float] | None) -> None:
         self._paths, self._phase = paths, phase
@@ -44,7 +44,7 @@ class _Bench:
         self._scene: Scene | None = None
 
     def __call__(self, loops: int) -> float:
-        """Seconds that so many ticks take, or one phase of them."""
+        """Seconds taken by this number of ticks, or by one phase of them."""
         if self._runner is None:
             self._runner = asyncio.Runner()
             self._runner.run(self._begin())
@@ -68,7 +68,7 @@ class _Bench:
         return spent
 
     def close(self) -> None:
-        """Close the agent, if it was made here."""
+        """Close the agent, if it was created here."""
         if self._runner is None:
             return
         if self._scene is not None:

@@ -1,10 +1,10 @@
-"""What measuring cache and bandwidth costs: 50 workloads on two cache domains, read at every tick and followed.
+"""Cost of measuring cache and bandwidth: 50 workloads on two cache domains, read at every tick.
 
     python -m tools.bench.monitoring
 
-The files lie in memory and have the layout of resctrl and of control groups; system calls are the same. What the
-kernel adds when a counter is read (it asks a CPU of the domain) and when it lists threads depends on the machine.
-Times are CPU time of the process.
+The files lie in memory and have the layout of resctrl and of control groups; system calls are the same. The kernel's
+own time for reading a counter (on a CPU of the domain) and listing threads depends on the machine. Times are CPU time
+of the process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CGROUPS: Final = "sys/fs/cgroup"
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """CPU time of one reading of all groups, of one look at all of them, and what that comes to at 1 Hz."""
+    """CPU time of one reading of all groups, of one look at all of them, and their sum at 1 Hz."""
 
     workloads: int
     domains: int
@@ -106,7 +106,7 @@ def measure(ticks: int = 200, looks: int = 20) -> Cost:
     """Read ``ticks`` times and look ``looks`` times.
 
     Raises:
-        RuntimeError: not every workload was measured: the figures would be of something else.
+        RuntimeError: not every workload was measured, so that the figures would be wrong.
     """
     tree = _Tree()
     use = CacheUse(time.monotonic)
@@ -122,7 +122,7 @@ def measure(ticks: int = 200, looks: int = 20) -> Cost:
             use.read(0.0, counted)
             if len(use.read(1.0, counted)) != WORKLOADS:
                 raise RuntimeError("not every workload was read")
-            # Every workload is listed at each of these looks: the dearest there are.
+            # The most expensive looks: each lists every workload.
             times = iter(range(1, looks + 1))
             look_s = _mean(lambda: groups.look(asked, {}, next(times) * 2 * FOLLOW_BATCH_S), looks)
             read_s = _mean(lambda: use.read(1.0, counted), ticks)

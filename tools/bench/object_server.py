@@ -13,7 +13,7 @@ from typing import Any
 BUCKET = "perphd-tests"
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
 DENIED = b"<Error><Code>AccessDenied</Code><Message>the client is dead</Message></Error>"
-"""Answered to a dead client: an error that the client library does not retry."""
+"""Answer to requests of a client that counts as dead; the client library does not retry it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ObjectServer:
         return f"s3://{BUCKET}/{name}?scheme=http&region=us-east-1&endpoint_override={self.address}"
 
     def revive(self) -> None:
-        """All later requests take effect again, and counting starts anew."""
+        """Let later requests take effect, and restart the count."""
         with self._lock:
             self.requests.clear()
             self.dies_after = None

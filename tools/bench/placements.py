@@ -1,10 +1,10 @@
-"""What a placement decision costs, beside the published 96 ms for 6,000 hosts and 10 ms for 500.
+"""Cost of a placement decision, compared with the published 96 ms for 6,000 hosts and 10 ms for 500.
 
 OPENBLAS_NUM_THREADS=1 python -m tools.bench.placements [--nodes 500,6000] [--decisions 30]
 
-Every policy scores one pod on ALL nodes, without sampling, and then with the published sample of 5 %. Printed are the
-median and the greatest CPU time of the decisions, the ratio of the median to the published time, and the median of the
-wall clock, which on a busy machine is what others leave.
+Every policy scores one pod on ALL nodes, without sampling, and then with the published sample of 5 %. It prints the
+median and the greatest CPU time of the decisions, the ratio of the median to the published time, and the median wall
+time, which other processes prolong on a busy machine.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from perphd.qos.availability import DemandStage, availability
 ALLOWED_MS = {500: 10.0, 6000: 96.0}
 APPLICATIONS = 300
 PODS = 30
-"""Pods of a node; the matched pairing is left out: it costs a matching for each candidate."""
+"""Pods per node. The matched pairing is left out, because it needs a matching for each candidate."""
 LEFT_OUT = ("optum-matched",)
 
 
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(
-        prog="tools.bench.placements", description="What a placement decision costs."
+        prog="tools.bench.placements", description="Measure the cost of a placement decision."
     )
     parser.add_argument(
         "--nodes", type=lambda text: [int(each) for each in text.split(",")], default=[500, 6000]

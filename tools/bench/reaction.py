@@ -1,8 +1,8 @@
-"""From detection to the last write: a real agent whose decision is turned over at every tick, on real groups.
+"""Time from detection to the last write: a real agent whose decision is replaced at every tick, on real groups.
 
-Each tick samples, learns and decides as always; then, instead of what was decided, batch is taken away from or
-given back, so that every tick ends in a transaction. Measured from the beginning of the decision (detection)
-until the last write was read back, the journal's fsync included.
+Each tick samples, learns and decides as usual; the decision is then replaced by a change of batch's resources, so that
+every tick ends in a transaction. Measured from the beginning of the decision (detection) until the last write was read
+back, the journal's fsync included.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Reaction:
 
 
 class _Turning:
-    """The inner policy's work, and then a target that differs from the last one.
+    """Runs the inner policy, then returns a target that differs from the last one.
 
     Three states in turn, so that demotion, confinement and giving back all occur.
     """
@@ -80,7 +80,7 @@ class _Turning:
 
 
 async def measure(workloads: int, changes: int) -> Reaction:
-    """Force so many changes with so many workloads.
+    """Force a number of changes with a number of workloads.
 
     Raises:
         BenchError: the groups cannot be made, or a change did not come through.

@@ -1,4 +1,4 @@
-"""The bench's results as report.json and report.md, with the budgets they are held against."""
+"""The bench's results as report.json and report.md, compared with their budgets."""
 
 from __future__ import annotations
 

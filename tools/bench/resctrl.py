@@ -1,4 +1,4 @@
-"""What ``rdt`` costs: reading 50 groups, and laying out 16 groups on 20 ways; against their budgets.
+"""Cost of ``rdt``: reading 50 groups, and laying out 16 groups on 20 ways, compared with budgets.
 
     python -m tools.bench.resctrl [--out FILE.json] [--fast]
 
@@ -35,7 +35,7 @@ _CACHES = {0: CacheDomain(Cbm.span(0, WAYS), 1, shareable=Cbm(0xC0000))}
 
 
 class Tree:
-    """Files as below /sys/fs/resctrl, in memory."""
+    """In-memory files with the layout of /sys/fs/resctrl."""
 
     def __init__(self) -> None:
         above = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -78,7 +78,7 @@ class Reading:
 
 
 def layouts() -> dict[str, list[Callable[[], Layout]]]:
-    """Layouts to make, by kind: what demands there are, and what is in place already."""
+    """Layouts to compute, by kind: demands and present masks."""
     kinds: dict[str, list[Callable[[], Layout]]] = {
         name: [] for name in ("new", "unchanged", "one demand changes by a way", "every demand is another")
     }

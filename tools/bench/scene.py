@@ -1,4 +1,4 @@
-"""The agent as it is measured: on groups of the bench's own, every fifth of them an LRA, all in enforce mode."""
+"""The measured agent: on groups of the bench's own, every fifth of them an LRA, all in enforce mode."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from perphd.agent.upkeep import collecting_later, protect_self
 from perphd.config.file import parse
 
 LRA_SHARE = 5
-"""One workload of so many is an LRA."""
+"""One workload in this many is an LRA."""
 STATE_BELOW = "/var/tmp"
-"""Where state directories are made: on a disk like the daemon's own, so that an fsync costs what it costs there."""
+"""Parent of state directories, on a disk like the daemon's own, so that fsync takes as long as there."""
 T = TypeVar("T")
 
 
@@ -51,7 +51,7 @@ class Phases:
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Looks inside an agent: notes how long each phase of each tick takes."""
+    """Measures the duration of each phase of each tick of an agent."""
 
     now: Phases = field(default_factory=Phases)
 
@@ -162,7 +162,7 @@ class Scene:
         self._now_s = 1000.0
 
     async def tick(self) -> Phases:
-        """One tick; how long its phases took."""
+        """Run one tick; returns the durations of its phases."""
         self.stopwatch.now = Phases()
         self._now_s += 1.0
         with collecting_later():  # as the daemon does
@@ -170,5 +170,5 @@ class Scene:
         return self.stopwatch.now
 
     async def close(self) -> None:
-        """Give everything back and close."""
+        """Restore everything and close."""
         await self.agent.stop(restore=True)

@@ -1,9 +1,9 @@
-"""What a scrape costs the daemon, and what people who look on cost it: ``python -m tools.bench.watched`` (root).
+"""Cost of scrapes and of viewers to the daemon: ``python -m tools.bench.watched`` (root).
 
 50 workloads on control groups of the bench's own at one tick a second. The daemon's CPU time is read from the kernel's
-scheduler (nanoseconds of every thread) and compared between equal spans: nobody looks, Prometheus scrapes, ``perphctl
-top`` and the dashboard with an open page look on, each in a process of its own. Spans alternate, so that a busy machine
-is as busy in all of them.
+scheduler (nanoseconds of every thread) and compared between equal spans: no viewer, Prometheus scrapes, ``perphctl
+top``, and the dashboard with an open page, each in a separate process. Spans alternate, so that other load affects all
+of them alike.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from tools.bench.scene import STATE_BELOW, configuration
 from tools.bench.whole import ROOT, SETTLE_S, WAKING, WORKLOADS, _program, _wait_until_it_answers
 
 SCRAPE_EVERY_S = 0.5
-"""Far more often than any Prometheus, so that the difference stands out of what else a tick costs."""
+"""Seconds between scrapes, far more frequent than usual, so that their cost exceeds the noise."""
 
 
 PATIENCE_S = 180.0
-"""Until the dashboard has started, on a busy machine."""
+"""Seconds to wait for the dashboard to start on a busy machine."""
 
 
 class LookedError(Exception):
-    """Somebody who should look on could not."""
+    """A viewer could not connect."""
 
 
 def main() -> None:
@@ -104,7 +104,7 @@ def _span(pid: int, seconds: float) -> float:
 
 
 def _cpu_s(pid: int) -> float:
-    """CPU time of all threads of the daemon; it starts and ends none while this looks."""
+    """CPU time of all threads of the daemon, whose number is constant during the measurement."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
@@ -125,7 +125,7 @@ def _scrape(path: Path) -> int:
 
 @contextlib.contextmanager
 def _top(environment: dict[str, str]) -> Iterator[None]:
-    """``perphctl top`` on a terminal of 160 columns, whose output somebody reads."""
+    """``perphctl top`` on a terminal of 160 columns, whose output is read."""
     leader, follower = pty.openpty()
     sized = {**environment, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "45"}
     process = subprocess.Popen(

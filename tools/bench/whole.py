@@ -23,7 +23,7 @@ WAKING = WORKLOADS - WORKLOADS // LRA_SHARE
 """Batch's processes wake four times a second: groups that do nothing at all cost less than those that do. The LRAs' do
 not: without an SLI, what hardly runs looks disturbed whenever the machine is busy, and then the policy is measured."""
 SETTLE_S = 10.0
-"""After the daemon answers, before measuring: files opened, first model updates done."""
+"""Seconds between the daemon's first answer and the measurement, for opening files and first model updates."""
 _START_WAIT_S = 30.0
 _STOP_WAIT_S = 30.0
 _TICK_HZ = os.sysconf("SC_CLK_TCK")
@@ -31,7 +31,7 @@ _TICK_HZ = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """What the process used. ``pss_bytes``: shared pages charged by share; 0 where the kernel does not tell."""
+    """Resource use of the process. ``pss_bytes``: shared pages charged by share; 0 if the kernel does not report it."""
 
     workloads: int
     seconds: float
@@ -53,7 +53,7 @@ class Whole:
 
 
 def measure(seconds: float) -> Whole:
-    """Start the daemon on groups of our own, watch it for so long, stop it.
+    """Start the daemon on groups of the bench's own, measure it for this time, stop it.
 
     Raises:
         BenchError: the groups cannot be made, or the daemon does not start.
@@ -70,7 +70,7 @@ def measure(seconds: float) -> Whole:
         log = state / "log"
         began = time.monotonic()
         with log.open("wb") as output:
-            # Of this tree, wherever the environment's perphd was installed from.
+            # Run this tree's daemon, regardless of the environment's installation.
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             command = [_program(), "run", "--config", str(config)]
             daemon = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
@@ -108,7 +108,7 @@ def _wait_until_it_answers(daemon: subprocess.Popen[bytes], path: Path, log: Pat
 
 
 def _get(path: Path, target: str) -> Any:
-    """One GET over the control socket, with nothing but the standard library (imports would cost too)."""
+    """One GET over the control socket with only the standard library, because imports would cost time."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.settimeout(5.0)
         line.connect(str(path))

@@ -1,1 +1,1 @@
-"""Fits the simulated node's parameters to public measurements; what it finds is committed in profiles/."""
+"""Fits the simulated node's parameters to public measurements; the results are committed in profiles/."""

@@ -1,4 +1,5 @@
-"""``python -m tools.calibrate DATA [programs|services|paper ...]``: fit, show how well, and with --write keep it.
+"""``python -m tools.calibrate DATA [programs|services|paper ...]``: fit, show the errors, and with --write keep the
+result.
 
 DATA is the folder with pbbcache/ and clite_hpca20/. Programs take seconds, services and the paper's ratios minutes.
 """
@@ -37,7 +38,7 @@ way_bytes = 2621440
 
 
 def fit_programs(data: Path, *, write: bool) -> None:
-    """All programs into profiles/programs/spec.toml."""
+    """Fit all programs into profiles/programs/spec.toml."""
     fitted = [programs.fit(one) for one in programs.read(data / "pbbcache/metrics.csv")]
     for what in ("error_pct", "held_out_error_pct"):
         values = np.array([getattr(one, what) for one in fitted])
@@ -56,7 +57,7 @@ def fit_programs(data: Path, *, write: bool) -> None:
 
 
 def fit_services(data: Path, *, write: bool) -> None:
-    """Services to CLITE's figures."""
+    """Fit services to CLITE's figures."""
     curves, regions = clite.read_curves(data), clite.read_regions(data)
     for app in clite.PLANS:
         found = clite.fit(app, curves[app], regions.get(app))
@@ -66,7 +67,7 @@ def fit_services(data: Path, *, write: bool) -> None:
 
 
 def fit_paper(*, write: bool) -> None:
-    """The paper's applications to its ratios."""
+    """Fit the paper's applications to its ratios."""
     for name, targets in paper.TARGETS.items():
         values, got = paper.fit(name)
         print(name, values, {key: (round(got[key], 3), round(wanted, 3)) for key, wanted in targets.items()})
@@ -91,7 +92,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.calibrate", description=__doc__)
     parser.add_argument("data", type=Path, help="folder with pbbcache/ and clite_hpca20/")
     parser.add_argument("what", nargs="*", default=["programs", "services", "paper"])
-    parser.add_argument("--write", action="store_true", help="keep what was found in profiles/")
+    parser.add_argument("--write", action="store_true", help="write the result to profiles/")
     args = parser.parse_args()
     for what in args.what:
         if what == "programs":

@@ -81,7 +81,7 @@ def region_of(work: NodeWorkload, load: float) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Parameters by name, with the root mean square error of log p95 and the share of the region that is right."""
+    """Parameters by name, with the root mean square error of log p95 and the correct share of the region."""
 
     app: str
     threads: int
@@ -92,7 +92,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is fitted of one service: candidates for its threads, bounds of the other parameters, loads that count."""
+    """The fit of one service: candidate numbers of threads, bounds of other parameters, loads used."""
 
     threads: tuple[int, ...]
     bounds: dict[str, tuple[float, float]]
@@ -139,11 +139,11 @@ PLANS = {
     ),
 }
 REGION_LOAD = 1.0
-"""Load at which figure 1 is taken to be drawn; the paper does not say."""
+"""Assumed load of figure 1; the paper does not state it."""
 REGION_TOLERANCE = 1.1
 """Slack on the target there, the p95 at the knee: figure 6 is digitised."""
 _REGION_WEIGHT = 2.0
-_UNREADABLE_MS = 5.0  # what figure 6 cannot tell from 0 on specjbb's axis
+_UNREADABLE_MS = 5.0  # latency that is indistinguishable from 0 on specjbb's axis in figure 6
 
 
 def with_parameters(work: NodeWorkload, values: dict[str, float]) -> NodeWorkload:
@@ -157,7 +157,7 @@ def with_parameters(work: NodeWorkload, values: dict[str, float]) -> NodeWorkloa
 
 
 def curve_errors(p95_ms: Floats, curve: Curve) -> Floats:
-    """Errors of log p95; where the figure shows nothing, staying below what it could show is right."""
+    """Errors of log p95; where the figure shows nothing, any value below its resolution is correct."""
     shown = np.maximum(curve.p95_ms, _UNREADABLE_MS)
     blind = np.log(np.maximum(p95_ms, _UNREADABLE_MS) / shown)
     seen = np.log(p95_ms / np.where(curve.p95_ms > 0, curve.p95_ms, 1.0))

@@ -1,6 +1,6 @@
-"""Hold the paper's applications to what it reports of native YARN, CPU shares (CPU-SBS) and run-alone.
+"""Compare the paper's applications with its figures for native YARN, CPU shares (CPU-SBS) and run-alone.
 
-What Perph itself reached is no target: that has to come out of the loop. Ratios are derived from the paper's
+Perph's own results are not a target, because they must follow from the loop. Ratios are derived from the paper's
 statements (each LRA beside the PI job on a Silver 4110 node):
 
     mysqlslap: completion time Perph / alone 1.165, Perph / YARN 0.494, Perph / CPU-SBS 0.621
@@ -44,14 +44,14 @@ TARGETS: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Schemes:
-    """The LRA alone, in native YARN's way (no groups: thread against thread) and in CPU-SBS's (a group each)."""
+    """The LRA alone, under native YARN (no groups: thread against thread) and under CPU-SBS (a group each)."""
 
     alone: Outcome
     native: Outcome
     shares: Outcome
 
     def ratio(self, name: str) -> float:
-        """One of the targets' names."""
+        """Name of a target."""
         what, _, words = name.rpartition("p50 ")
         over, _, under = words.partition(" / ")
         field = "p50_ms" if "p50" in what + name else "work_per_s"
@@ -80,7 +80,7 @@ def schemes(lra: NodeWorkload, batch: NodeWorkload) -> Schemes:
 
 
 def ratios(name: str, lra: NodeWorkload | None = None) -> dict[str, float]:
-    """What the archetype does, by the targets' names."""
+    """The archetype's ratios, by the targets' names."""
     found = schemes(lra or archetype(name).workload, archetype("batch-pi").workload)
     return {target: found.ratio(target) for target in TARGETS[name]}
 
@@ -105,7 +105,7 @@ def with_requests(lra: NodeWorkload, values: dict[str, float]) -> NodeWorkload:
 
 
 def fit(name: str, seed: int = 1) -> tuple[dict[str, float], dict[str, float]]:
-    """Parameters within plausible bounds that come closest to the targets, and the ratios that they give."""
+    """The plausible parameters closest to the targets, and their ratios."""
     base, bounds = archetype(name).workload, BOUNDS[name]
 
     def cost(x: list[float]) -> float:

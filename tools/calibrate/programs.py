@@ -1,8 +1,7 @@
 """Fit cache behaviour of measured programs: IPC and misses at 1..11 ways -> cpi, miss_cycles, mpki curve.
 
 Input: pbbcache/metrics.csv (55 SPEC CPU2000/2006 programs on a machine with 11 ways of 2.5 MB). Every program gets
-its own parameters. How well they describe ways that they have not seen is measured too: fitted without 4, 6, 8 and
-10 ways and asked for those.
+its own parameters. Errors on unseen numbers of ways are measured too, by a fit without 4, 6, 8 and 10 ways.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ def _fit(program: Measured, use: npt.NDArray[np.bool_]) -> Code:
     if penalty < 0 or base <= 0.05:
         penalty = max(0.0, min(float(penalty), float((cpi / np.maximum(fitted, 1e-9)).min()) * 500.0))
         base = float(np.median(cpi - penalty * fitted / 1000.0))
-    if penalty > _MISS_CYCLES_MAX:  # misses too rare to tell what one costs
+    if penalty > _MISS_CYCLES_MAX:  # too few misses to determine their cost
         penalty, base = 0.0, float(np.median(cpi))
     return Code(
         instructions=1e9,

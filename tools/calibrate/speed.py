@@ -1,4 +1,4 @@
-"""``python -m tools.calibrate.speed``: how fast the simulated host and the node model are, on this machine now.
+"""``python -m tools.calibrate.speed``: speed of the simulated host and the node model on this machine.
 
 Prints virtual seconds per CPU second for a 16-core host with three workloads at 1 Hz, physics alone and with the
 agent on top, and microseconds per alternative of a sweep over allocations of four workloads. Nothing is asserted.

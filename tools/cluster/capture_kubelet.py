@@ -3,7 +3,7 @@
 One pod of each QoS class runs on a node of a cluster of its own, with the default CPU manager and with the static one:
 on this host for cgroup v1 (``v1``), in a virtual machine for cgroup v2 (``v2``), with kubelet's systemd driver and its
 cgroupfs driver. Arguments choose nodes by the beginning of their names; without one, all are captured.
-What is captured is written to tests/fixtures/kubelet: a JSON object of each file's text by path.
+The captures are written to tests/fixtures/kubelet: a JSON object of each file's text by path.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "burstable": {"requests": {"memory": "16Mi"}},
     "besteffort": {},
 }
-"""Name of the pod, which is its QoS class, and the resources of its container."""
+"""QoS class, which is also the pod's name -> resources of its container."""
 _SETTINGS = (
     "cgroup.procs", "cpu.shares", "cpu.idle", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpuset.cpus", "cpuset.mems",
     "memory.limit_in_bytes",
@@ -70,7 +70,7 @@ with open("/proc/self/mounts") as file:
     files[file.name] = "".join(line for line in file if line.split()[2] == "cgroup2")
 json.dump(files, sys.stdout)
 """
-"""Looks with its own eyes, not with perphd's lookup, which the captures test."""
+"""Finds groups without perphd's lookup, which the captures test."""
 
 
 def pod(name: str) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def captured(node: KubeletNode, pods: list[Any]) -> dict[str, str]:
 
 
 def reduced(found: dict[str, Any]) -> dict[str, Any]:
-    """What matters of a pod's API object."""
+    """The relevant part of a pod's API object."""
     metadata, status = found["metadata"], found["status"]
     metadata.pop("managedFields", None)
     metadata["annotations"].pop("kubectl.kubernetes.io/last-applied-configuration", None)
@@ -131,7 +131,7 @@ def reduced(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_pods(plane: ControlPlane) -> list[Any]:
-    """Start a pod of each class and wait for them; what matters of their API objects."""
+    """Start a pod of each class and wait for them; returns the relevant parts of their API objects."""
     for each in SIZES:
         plane.kubectl("apply", "-f", "-", given=json.dumps(pod(each)))
     for each in SIZES:
@@ -150,7 +150,7 @@ def v1_files(plane: ControlPlane, folder: Path, options: dict[str, Any]) -> dict
 
 
 def v2_files(plane: ControlPlane, driver: str, options: dict[str, Any]) -> dict[str, str]:
-    """A node in a machine of its own."""
+    """A node in its own virtual machine."""
     machine = Machine(image(SUITES[0], VMS, PACKAGE), VMS / "run-kubelet", memory_mb=2048)
     node = KubeletVm(plane, machine, NODE, driver, options)
     try:
@@ -158,7 +158,7 @@ def v2_files(plane: ControlPlane, driver: str, options: dict[str, Any]) -> dict[
         node.start()
         pods = run_pods(plane)
         if options:
-            # kubelet looks at the cpusets of its containers each 10 s.
+            # kubelet checks the cpusets of its containers every 10 s.
             time.sleep(30.0)
         program = f"SETTINGS = {_V2_SETTINGS}\n{_IN_GUEST}"
         files: dict[str, str] = json.loads(node.sh("python3 -", program.encode()))
@@ -180,7 +180,7 @@ NODES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def main(beginnings: tuple[str, ...]) -> int:
-    """Capture the nodes whose names begin so."""
+    """Capture the nodes whose names begin with the arguments."""
     TARGET.mkdir(exist_ok=True)
     for name, (driver, options) in NODES.items():
         if not name.startswith(beginnings):

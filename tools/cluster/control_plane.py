@@ -1,7 +1,7 @@
-"""etcd, kube-apiserver, kube-scheduler and kwok as processes of this one, on random ports of loopback.
+"""etcd, kube-apiserver, kube-scheduler and kwok as child processes, on random ports of loopback.
 
-All of them are one program (``kubelab``), chosen by the name of a symbolic link. It is looked for at PERPHD_KUBELAB,
-then in the cache, where a packed one beside the checkout is unpacked to, and where ``engines`` builds one. Nothing is
+All of them are one program (``kubelab``), chosen by the name of a symbolic link. It is searched at PERPHD_KUBELAB, then
+in the cache, into which a packed program beside the checkout is unpacked, and where ``engines`` builds one. Nothing is
 downloaded here.
 """
 
@@ -28,10 +28,10 @@ from tools.cluster.engines import CACHE, NoProgram, cached
 
 VARIABLE: Final = "PERPHD_KUBELAB"
 PACKED: Final = "shared/lab/engines/k8s/bin/kubelab.zst"
-"""Beside the checkout, or beside the folder of checkouts."""
+"""Places of the packed program: beside the checkout, or beside the folder of checkouts."""
 READY_S: Final = 120.0
 STOP_S: Final = 3.0
-"""A component that has not ended by then is killed: to those that use it, a crash."""
+"""Seconds after which a component that has not ended is killed, which its users see as a crash."""
 
 _PLAIN: Final = """\
 apiVersion: kubescheduler.config.k8s.io/v1
@@ -74,7 +74,7 @@ def program() -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody uses now."""
+    """Free ports of loopback."""
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in held]
     for each in held:
@@ -107,32 +107,32 @@ class ControlPlane:
 
     @property
     def url(self) -> str:
-        """Of the API server."""
+        """Address of the API server."""
         return f"https://127.0.0.1:{self._api}"
 
     @property
     def api_port(self) -> int:
-        """Of the API server, on 127.0.0.1."""
+        """Port of the API server on 127.0.0.1."""
         return self._api
 
     @property
     def etcd_url(self) -> str:
-        """Of the store, for clients."""
+        """Client address of the store."""
         return f"http://127.0.0.1:{self._etcd}"
 
     @property
     def token_file(self) -> Path:
-        """With the token of an administrator."""
+        """File with the token of an administrator."""
         return self.folder / "token"
 
     @property
     def ca_file(self) -> Path:
-        """The API server's certificate, made by itself."""
+        """The API server's self-signed certificate."""
         return self.folder / "certs" / "apiserver.crt"
 
     @property
     def kubeconfig(self) -> Path:
-        """Of an administrator."""
+        """kubeconfig of an administrator."""
         return self.folder / "admin.kubeconfig"
 
     def _secrets(self) -> None:
@@ -154,14 +154,14 @@ class ControlPlane:
             path.chmod(0o600)
 
     def start(self) -> None:
-        """Everything, until all of it answers."""
+        """Start everything and wait until all of it answers."""
         self.start_etcd()
         self.start_api()
         self.start_scheduler(self._scheduler)
         self.start_kwok()
 
     def start_etcd(self) -> None:
-        """The store; its data stay over a restart."""
+        """Start the store; its data survive a restart."""
         url, peer = self.etcd_url, f"http://127.0.0.1:{self._peer}"
         self._run(
             "etcd", "--data-dir", f"{self.folder}/etcd", "--listen-client-urls", url, "--advertise-client-urls", url,
@@ -170,7 +170,7 @@ class ControlPlane:
         )  # fmt: skip
 
     def start_api(self) -> None:
-        """kube-apiserver with RBAC, until it is ready. Without the plugins whose other half is a controller."""
+        """Start kube-apiserver with RBAC and wait for it. Admission plugins that need a controller are disabled."""
         key = str(self.folder / "sa.key")
         self._run(
             "kube-apiserver", "--etcd-servers", self.etcd_url, "--bind-address", "127.0.0.1",
@@ -183,7 +183,7 @@ class ControlPlane:
         self._wait("kube-apiserver", f"{self.url}/readyz")
 
     def start_scheduler(self, config: str = "") -> None:
-        """kube-scheduler with this configuration, on this cluster."""
+        """Start kube-scheduler with this configuration on this cluster."""
         text = config or _PLAIN
         client = f"  kubeconfig: {self.kubeconfig}\n  qps: 500\n  burst: 1000\nleaderElection: {{leaderElect: false}}"
         path = self.folder / "scheduler.yaml"
@@ -195,7 +195,7 @@ class ControlPlane:
         self._wait("kube-scheduler", f"https://127.0.0.1:{self._sched}/healthz")
 
     def start_kwok(self) -> None:
-        """kwok: nodes labelled ``type: kwok`` become ready, and pods on them run, without a kubelet."""
+        """Start kwok: nodes labelled ``type: kwok`` become ready, and their pods run, without a kubelet."""
         stages = subprocess.run([self.folder / "bin" / "kwok-stages"], check=True, capture_output=True).stdout
         (self.folder / "stages.yaml").write_bytes(stages)
         self._run(
@@ -205,7 +205,7 @@ class ControlPlane:
         )  # fmt: skip
 
     def stop(self, *names: str) -> None:
-        """End these components, or all, the last started first; each is waited for."""
+        """End these components, or all, last started first, and wait for each."""
         for name in names or tuple(reversed(self._running)):
             process = self._running.pop(name, None)
             if process is None:
@@ -223,7 +223,7 @@ class ControlPlane:
         self._running[name].send_signal(number)
 
     def kubectl(self, *arguments: str, given: str = "") -> str:
-        """What kubectl says.
+        """Run kubectl; returns its output.
 
         Raises:
             subprocess.CalledProcessError: it failed.

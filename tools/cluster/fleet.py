@@ -32,9 +32,9 @@ PUBLISHED_S: Final = 5
 ANSWERED_S: Final = 120.0
 """How long an API server on a busy machine may take for one answer, in wall time."""
 RESOLVED_S: Final = 10.0
-"""How long the run waits for the scheduler's first word on new pods, in wall time."""
+"""Wall time in seconds to wait for the scheduler's first result on new pods."""
 WARM_S: Final = 40
-"""Nothing before this is counted."""
+"""Virtual time in seconds before which nothing is counted."""
 LRA_MEMORY: Final = 8 << 30
 COPPER_MEMORY_BYTES: Final = 1 << 30
 
@@ -57,7 +57,7 @@ SCHEMES: Final = (
 
 @dataclass(slots=True)
 class Result:
-    """What a run showed. Times are virtual but for ``resolving_s`` and ``wall_s``."""
+    """The results of a run. Times are virtual except ``resolving_s`` and ``wall_s``."""
 
     scheme: str
     on_target: int = 0
@@ -157,7 +157,7 @@ class Fleet:
         self.result.counted_s = seconds - WARM_S
 
     async def _submit(self, api: ApiClient, new: list[LraPod | CopperPod], now_s: int) -> None:
-        """Create pods, and wait until the scheduler has said something about each."""
+        """Create pods, and wait until the scheduler has a result for each."""
         if not new:
             return
         for each in new:
@@ -173,7 +173,7 @@ class Fleet:
         self.result.resolving_s += time.monotonic() - began
 
     async def _start(self, now_s: int) -> None:
-        """Pods that were bound run on their hosts; loads change."""
+        """Start bound pods on their hosts, and change loads."""
         for name, pod in list(self._pods.items()):
             node = pod["spec"].get("nodeName")
             if node is None or name in self._started or name not in self._asked:

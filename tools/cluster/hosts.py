@@ -1,8 +1,8 @@
 """Simulated hosts of the comparison: perphd's real agent on each, and slots into which pods are put.
 
-A host has one place for each kind of LRA and a number of places for copper pods. A place without a pod is a control
-group in which nothing runs. perphd knows the places for copper from the start, and an LRA from the start of its pod, as
-with a configuration that matches pods. An LRA that is declared and never comes would be protected from batch that runs.
+A host has one place for each kind of LRA and a number of places for copper pods. A place without a pod is an empty
+control group. perphd knows the places for copper from the start, and an LRA from the start of its pod, as with a
+configuration that matches pods. A declared LRA that never starts would otherwise be protected from running batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from perphd.sim.workload import Placed, placed
 
 MACHINE: Final = Machine(1, 16, memory_bytes=64 << 30)
 LRA_KINDS: Final = {"kafka-stream": 8.0, "memcached": 4.0, "img-dnn": 8.0}
-"""Archetypes and the CPUs that their pods request: more than they use, as usual."""
+"""Archetypes and the CPUs that their pods request, which exceed their use, as usual."""
 COPPER_KINDS: Final = ("batch-pi", "batch-stream")
 COPPER_PLACES: Final = 16
 NEVER_S: Final = 1e12
@@ -38,7 +38,7 @@ TOLERATED: Final = Objective()
 
 @cache
 def solo(kind: str, factor: float, threads: int = 0) -> tuple[float, float]:
-    """Work per second and p95 latency (ms) of an archetype alone on such a host; batch with so many threads."""
+    """Work per second and p95 latency (ms) of an archetype alone on such a host; ``threads``: of batch."""
     work = placed(kind, "/solo/it", "it")
     if threads:
         work = Placed(replace(work.node, threads=threads), work.cgroup)
@@ -93,18 +93,18 @@ class SimulatedNode:
         return {"monotonic_s": self.host.now_s, "unix_s": time.time()}
 
     async def tick(self, now_s: float) -> None:
-        """A second passes, and the agent looks."""
+        """Advance by a second, with one tick of the agent."""
         self.host.advance(now_s)
         await self.agent.tick(now_s)
 
     async def document(self) -> NodeDocument:
-        """What the daemon answers to GET /v1/node."""
+        """The daemon's answer to GET /v1/node."""
         return decode(NodeDocument, await self._routes.node(cast(Any, None), cast(Any, None)))
 
     async def start_lra(self, pod: str, kind: str, factor: float, latency_ms: float | None = None) -> None:
-        """An LRA pod starts, perphd finds it, and it is asked so much times what its archetype says.
+        """Start an LRA pod with this factor on its archetype's load; perphd finds it.
 
-        ``latency_ms``: the target that the pod states; None: none.
+        ``latency_ms``: the pod's declared target; None if it has none.
         """
         place = f"lra-{kind}"
         source = SliSpec("simulated", (("workload", place),))
@@ -117,12 +117,12 @@ class SimulatedNode:
         self.pods[pod] = place
 
     def set_load(self, place: str, factor: float) -> None:
-        """From now on the LRA at this place is asked so much."""
+        """Change the load factor of the LRA at this place."""
         self.host.happen(LoadChange(0.0, place, factor))
         self._factors[place] = factor
 
     def start_copper(self, pod: str, kind: str, threads: int, seconds: float) -> None:
-        """A copper pod starts, with work for so many seconds alone on the host."""
+        """Start a copper pod with work for this many seconds alone on the host."""
         place = self._free.pop(0)
         made = placed(kind, f"/copper/{place}", place)
         before = self.host.work_done(place) if self.host.has(place) else 0.0
@@ -131,7 +131,7 @@ class SimulatedNode:
         self.pods[pod] = place
 
     def finished(self) -> list[str]:
-        """Copper pods that are done; they leave."""
+        """Remove completed copper pods and return them."""
         done = [pod for pod, most in self._until.items() if self.host.work_done(self.pods[pod]) >= most]
         for pod in done:
             place = self.pods.pop(pod)
@@ -155,9 +155,9 @@ class SimulatedNode:
         return good, total
 
     def used_cores(self) -> float:
-        """By all pods together."""
+        """CPU use of all pods together."""
         return sum(self.host.outcome(place).usage_cores for place in self.pods.values())
 
     async def stop(self) -> None:
-        """The agent ends."""
+        """Stop the agent."""
         await self.agent.stop(restore=True)

@@ -2,10 +2,10 @@
 
 They run in a mount namespace of their own, in which /run, /var/lib and /var/log are empty and /proc/sys is read-only:
 no file, mount or setting of the host changes, and all mounts end with the namespace. A program that is to find pods as
-it does on a node, such as the daemon, is started in the same namespace. Pods use the host's network and processes
-nothing else than control groups below one group of this node's own.
+it does on a node, such as the daemon, is started in the same namespace. Pods use the host's network; their processes
+are in control groups below one group of this node's own.
 
-kubelet is looked for at PERPHD_KUBELET, then in the cache; containerd, runc and busybox are Debian's.
+kubelet is searched at PERPHD_KUBELET, then in the cache; containerd, runc and busybox are Debian's.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def kubelet_program() -> Path:
 
 
 def _address() -> str | None:
-    """An address of this host that is not loopback's; nothing listens on it."""
+    """An address of this host outside loopback; nothing listens on it."""
     found = (each for addresses in psutil.net_if_addrs().values() for each in addresses)
     return next(
         (
@@ -106,7 +106,7 @@ def _address() -> str | None:
 
 
 def _cgroup_mounts() -> list[str]:
-    """All hierarchies, also those without a controller, which runc uses."""
+    """All hierarchies, including those without a controller, which runc uses."""
     lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     return [mount for _, mount, kind, *_ in lines if kind in ("cgroup", "cgroup2")]
 
@@ -139,7 +139,7 @@ class KubeletNode:
     # -- the whole -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Everything, until the node is ready."""
+        """Start everything and wait until the node is ready."""
         self._make_groups()
         self._write_configuration()
         self._run(
@@ -156,12 +156,12 @@ class KubeletNode:
         self._ctr("-n", "k8s.io", "images", "import", str(archive))
 
     def start_containerd(self) -> None:
-        """containerd, until it answers. Containers that run are found again."""
+        """Start containerd and wait until it answers. It finds running containers again."""
         self.run_inside("containerd", "containerd", "-c", str(self.folder / "containerd.toml"))
         self._until("containerd", lambda: self._ctr("version", check=False) == 0)
 
     def start_kubelet(self, options: dict[str, Any] | None = None) -> None:
-        """kubelet, until the node is ready. ``options``: further keys of KubeletConfiguration from now on."""
+        """Start kubelet and wait until the node is ready. ``options``: further keys of KubeletConfiguration."""
         self._options |= options or {}
         (self.folder / "kubelet.yaml").write_text(json.dumps(self._kubelet_configuration()))
         self.run_inside(
@@ -203,14 +203,14 @@ class KubeletNode:
         return self._run(name, *inside, **environment)
 
     def inside(self, path: str) -> Path:
-        """A path of the namespace as this process sees it."""
+        """The path outside the namespace for a path inside it."""
         return Path(f"/proc/{self._running['namespace'].pid}/root{path}")
 
     # -- pods ----------------------------------------------------------------------------------------------------
 
     @property
     def lookup(self) -> Lookup:
-        """A search for pods on this node, as a program in its namespace would make it."""
+        """A lookup that finds pods on this node like a program in its namespace."""
         fs = RealFs(self.inside("/"))
         return Lookup(fs, discover(fs))
 
@@ -371,7 +371,7 @@ def write_images(folder: Path) -> list[Path]:
 
 
 def _write_image(file: Path, name: str, command: Sequence[str]) -> None:
-    """An image of busybox alone, as an archive that ``ctr images import`` reads."""
+    """An image with only busybox, as an archive for ``ctr images import``."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         for folder in ("bin", "tmp", "etc", "proc", "sys", "dev"):

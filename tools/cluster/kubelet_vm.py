@@ -3,7 +3,7 @@
 Here kubelet's tree is the machine's own, with kubelet's systemd driver or its cgroupfs driver. The API server on this
 host is reached from the machine at the same port of its loopback, through ssh.
 
-kubelet is looked for where ``kubelet_node`` looks; containerd and runc are the image's (``image(..., extra=PACKAGE)``).
+kubelet is searched as in ``kubelet_node``; containerd and runc are the image's (``image(..., extra=PACKAGE)``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tools.cluster.kubelet_node import kubelet_configuration, kubelet_program, w
 from tools.vm.machine import Machine
 
 PACKAGE: Final = "containerd"
-"""The Debian package that the machine's image has besides; runc comes with it."""
+"""Additional Debian package of the machine's image; runc comes with it."""
 READY_S: Final = 600.0
 _ADDRESS: Final = "10.0.2.15"
 _FOLDER: Final = "/var/lib/kubelet"
@@ -48,7 +48,7 @@ ExecStart=/usr/local/bin/kubelet --config {folder}/config.yaml --kubeconfig {fol
 
 
 class KubeletVm:
-    """One node in a booted machine, which may be spoilt: nothing is taken back but by ending it.
+    """One node in a booted machine. Its changes are undone only by ending the machine.
 
     Args:
         plane: the cluster that it joins.
@@ -97,14 +97,14 @@ class KubeletVm:
             time.sleep(1.0)
 
     def stop(self) -> None:
-        """End the connection to the API server; the machine is its owner's to end."""
+        """End the connection to the API server; the caller ends the machine."""
         if self._tunnel is not None:
             self._tunnel.terminate()
             self._tunnel.wait()
             self._tunnel = None
 
     def sh(self, command: str, stdin: bytes = b"") -> str:
-        """What a command there says.
+        """Run a command in the machine; returns its output.
 
         Raises:
             RuntimeError: it failed.
@@ -122,7 +122,7 @@ class KubeletVm:
         self._tunnel = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
     def _files(self) -> bytes:
-        """The machine's files, as an archive that is unpacked at its root."""
+        """The machine's additional files, as an archive to unpack at its root."""
         loopback = {"cniVersion": "0.4.0", "name": "lo", "plugins": [{"type": "loopback"}]}
         texts = {
             "etc/containerd/config.toml": _CONTAINERD.format(systemd=str(self._driver == "systemd").lower()),

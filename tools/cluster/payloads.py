@@ -1,8 +1,8 @@
-"""How long the extender takes for the scheduler's calls on a large fleet, over HTTP, in a process of its own.
+"""Duration of the extender's answers to the scheduler's calls on a large fleet, over HTTP, in a separate process.
 
     python -m tools.cluster.payloads [--nodes 5000] [--calls 200]
 
-Calls name their candidates (``nodeCacheCapable: true``) or hold whole nodes, as recorded from kube-scheduler 1.36 on
+Calls name their candidates (``nodeCacheCapable: true``) or contain whole nodes, as recorded from kube-scheduler 1.36 on
 nodes without kubelets. The scheduler gives an extender ``httpTimeout``: 1 s in the configuration that is shipped.
 """
 
@@ -45,7 +45,7 @@ RECORDED: Final = Path(__file__).with_name("recorded_filter.json")
 
 
 def document(chance: random.Random, made_unix_s: float) -> NodeDocument:
-    """A node with two LRAs and some room, or little."""
+    """A node with two LRAs and some or little headroom."""
     used, free = chance.uniform(1.0, 15.9), chance.uniform(0.0, 8.0)
     amounts, left = NodeAmounts(used, 8 * GIB), NodeAmounts(free, 32 * GIB)
     lras = tuple(

@@ -1,4 +1,4 @@
-"""A Slurm controller and node daemons of this host as processes of this one, on random ports of loopback."""
+"""A Slurm controller and node daemons as child processes, on random ports of loopback."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ PartitionName=batch Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP Ove
 
     @property
     def environment(self) -> dict[str, str]:
-        """For programs that use this cluster."""
+        """Environment for programs that use this cluster."""
         return {**os.environ, "SLURM_CONF": f"{self.folder}/slurm.conf", "PATH": _PATH}
 
     def start(self) -> None:
-        """Everything, until all nodes are idle."""
+        """Start everything and wait until all nodes are idle."""
         self.start_controller()
         for number in range(1, self._nodes + 1):
             self.start_node(number)
@@ -101,11 +101,11 @@ PartitionName=batch Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP Ove
             time.sleep(0.2)
 
     def start_controller(self) -> None:
-        """The controller; its state stays over a restart."""
+        """Start the controller; its state survives a restart."""
         self._run("controller", "slurmctld", "-D")
 
     def start_node(self, number: int) -> None:
-        """The daemon of a node. Its jobs have outlived the one before."""
+        """Start the daemon of a node, whose jobs have survived the previous daemon."""
         (self.folder / f"spool.n{number}").mkdir(exist_ok=True)
         self._run(f"n{number}", "slurmd", "-D", "-N", f"n{number}")
 
@@ -134,7 +134,7 @@ PartitionName=batch Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP Ove
                         folder.rmdir()
 
     def run(self, *command: str) -> str:
-        """What a command of Slurm prints; empty if it fails."""
+        """Output of a Slurm command; empty if it fails."""
         done = subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=30, check=False
         )

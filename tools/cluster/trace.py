@@ -1,4 +1,4 @@
-"""What is submitted when: the same for every scheme that is compared."""
+"""The trace of submissions, equal for all compared schemes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tools.cluster.hosts import COPPER_KINDS, LRA_KINDS
 
 LRA_SHARE = 0.6
-"""LRA pods for each place of one: hosts times kinds."""
+"""LRA pods per place; the number of places is hosts times kinds."""
 LRAS_WITHIN_S = 20
 FIRST_COPPER_S = 25
 THREADS = (1, 2, 4)
@@ -16,7 +16,7 @@ THREADS = (1, 2, 4)
 
 @dataclass(frozen=True, slots=True)
 class LraPod:
-    """``factor``: how much it is asked, of what its archetype says; from ``changes_s`` on ``later``."""
+    """An LRA pod. ``factor``: on its archetype's load; from ``changes_s`` on ``later``."""
 
     name: str
     at_s: int
@@ -28,7 +28,7 @@ class LraPod:
 
 @dataclass(frozen=True, slots=True)
 class CopperPod:
-    """``seconds``: of work alone on a host."""
+    """A copper pod. ``seconds``: its run time alone on a host."""
 
     name: str
     at_s: int
@@ -46,7 +46,7 @@ class Trace:
 
 
 def trace_of(seed: int, hosts: int, seconds: int) -> Trace:
-    """LRAs come first, in ``LRAS_WITHIN_S``; copper comes all the time, more than the hosts can take at once."""
+    """LRAs arrive first, within ``LRAS_WITHIN_S``; copper arrives continuously, more than the hosts can run at once."""
     chance = random.Random(seed)
     kinds = [kind for kind in LRA_KINDS for _ in range(round(LRA_SHARE * hosts))]
     chance.shuffle(kinds)

@@ -1,6 +1,6 @@
-"""A ResourceManager and NodeManagers as processes of this one, on random ports of loopback.
+"""A ResourceManager and NodeManagers as child processes, on random ports of loopback.
 
-Their jars come from Maven's registry into a cache, PERPHD_YARN_HOME or ``~/.cache/perphd-cluster/yarn-PIN``, by
+Maven fetches their jars into a cache, PERPHD_YARN_HOME or ``~/.cache/perphd-cluster/yarn-PIN``, by
 ``make cluster-engines``. Nothing is downloaded here unless ``fetch`` is called.
 """
 
@@ -28,7 +28,7 @@ from tools.cluster.engines import CACHE, NoProgram
 VARIABLE: Final = "PERPHD_YARN_HOME"
 READY_S: Final = 180.0
 STOP_S: Final = 10.0
-"""A NodeManager that still looks for its ResourceManager hears no signal: it is killed after this time."""
+"""Seconds after which a NodeManager is killed, because it ignores signals while it searches its ResourceManager."""
 MEMORY_MB: Final = 4096
 CORES: Final = 4
 LICENCES: Final = 7
@@ -64,7 +64,7 @@ def jars() -> Path:
 
 
 def fetch() -> Path:
-    """Bring the jars into the cache by Maven, unless they are there: 81 MB.
+    """Fetch the jars (81 MB) into the cache with Maven, unless they exist.
 
     Raises:
         NoProgram: Maven is missing or fails.
@@ -118,7 +118,7 @@ class Yarn:
 
     @property
     def url(self) -> str:
-        """Of the ResourceManager's REST interface."""
+        """Address of the ResourceManager's REST interface."""
         return f"http://127.0.0.1:{self._http}"
 
     def node_id(self, number: int) -> str:
@@ -126,7 +126,7 @@ class Yarn:
         return f"localhost:{self._node_ports(number)[0]}"
 
     def node_url(self, number: int) -> str:
-        """Of a NodeManager's REST interface."""
+        """Address of a NodeManager's REST interface."""
         return f"http://127.0.0.1:{self._node_ports(number)[2]}"
 
     def hierarchy(self, number: int) -> str:
@@ -190,7 +190,7 @@ class Yarn:
             return 0
 
     def get(self, path: str) -> Any:
-        """What the ResourceManager says below /ws/v1/."""
+        """The ResourceManager's answer below /ws/v1/."""
         request = urllib.request.Request(f"{self.url}/ws/v1/{path}", headers={"Accept": "application/json"})
         with urllib.request.urlopen(request, timeout=20) as answer:
             return json.load(answer)
@@ -336,7 +336,7 @@ class Yarn:
                 **{f"{queues}.root.{name}.maximum-capacity": 100 for name in ("batch", "services")},
                 **{f"{queues}.root.{name}.user-limit-factor": 10 for name in ("batch", "services")},
                 f"{queues}.maximum-am-resource-percent": "1.0",
-                # Without it cores do not count.
+                # Without it, YARN ignores cores.
                 f"{queues}.resource-calculator": (
                     "org.apache.hadoop.yarn.util.resource.DominantResourceCalculator"
                 ),
@@ -384,7 +384,7 @@ def _remove(group: Path) -> None:
 
 @contextmanager
 def running(folder: Path, nodes: int = 2, cgroup: str | None = None) -> Iterator[Yarn]:
-    """A cluster that is started now and stopped in any case."""
+    """Start a cluster for the block, and stop it in any case."""
     cluster = Yarn(folder, nodes, cgroup)
     try:
         cluster.start()

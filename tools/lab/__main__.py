@@ -47,7 +47,7 @@ _QUIET_CORES = 0.1
 _DISTURBED_CORES = 0.2
 _AGAIN = 2
 _DATA_BYTES = 4 << 30
-"""Room for what a server keeps, times the scale."""
+"""Bytes for a server's data, multiplied by the scale."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     for ending in _ENDING:
-        signal.signal(ending, signal.SIG_IGN)  # cleaning up is not interrupted again
+        signal.signal(ending, signal.SIG_IGN)  # cleaning up must not be interrupted
     raise KeyboardInterrupt
 
 
@@ -87,14 +87,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
                         help=f"schemes to run: {','.join(scheme.name for scheme in SCHEMES)}; "
                         f"by default {','.join(scheme.name for scheme in usual)}")  # fmt: skip
     parser.add_argument(
-        "--window", type=_positive, default=None, metavar="S", help="measured seconds of a run"
+        "--window", type=_positive, default=None, metavar="S", help="measured seconds per run"
     )
     parser.add_argument("--learn", type=_positive, default=None, metavar="S",
-                        help="seconds that perphd sees the load alone")  # fmt: skip
+                        help="seconds in which perphd sees the load alone")  # fmt: skip
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"where the report goes ({OUT})")
     parser.add_argument("--scale", type=_positive, default=None, metavar="N",
-                        help="clients, rates, batch processes times N (1; unattended: half of the CPUs)")  # fmt: skip
-    parser.add_argument("--resume", action="store_true", help="go on with the runs that DIR has")
+                        help="factor on clients, rates, batch processes (1; unattended: half of the CPUs)")  # fmt: skip
+    parser.add_argument("--resume", action="store_true", help="continue with the runs in DIR")
     parser.add_argument(
         "--minutes", type=float, default=None, metavar="M", help="start no run after M minutes"
     )
@@ -102,11 +102,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
                         help=f"repeat a run if others used more CPUs meanwhile ({_DISTURBED_CORES})")  # fmt: skip
     parser.add_argument("--unattended", action="store_true",
                         help="check for safety, run all cells and schemes with --resume, pack the results")  # fmt: skip
-    parser.add_argument("--list", action="store_true", help="list the cells, and do nothing else")
+    parser.add_argument("--list", action="store_true", help="only list the cells")
     parser.add_argument("--patience", type=int, default=30, metavar="S",
                         help="longest wait for a quiet machine before a run (default 30)")  # fmt: skip
     parser.add_argument(
-        "--cleanup", action="store_true", help="undo what a killed lab left, and do nothing else"
+        "--cleanup", action="store_true", help="only undo what a killed lab left"
     )
     options = parser.parse_args(arguments)
     if options.unattended:
@@ -154,7 +154,7 @@ def _experiment(options: argparse.Namespace) -> None:
     if processes.running():
         raise LabError(f"another lab is running ({processes.REMEMBERED}); wait for it, or end it")
     processes.undo()
-    os.environ["PATH"] += ":/usr/sbin:/sbin"  # where servers are, whatever su or sudo left
+    os.environ["PATH"] += ":/usr/sbin:/sbin"  # where servers are, whatever PATH su or sudo left
     if options.unattended:
         unattended.check()
     timing, repetitions = _timing(options), options.reps or (1 if options.quick else 2)
@@ -166,7 +166,7 @@ def _experiment(options: argparse.Namespace) -> None:
         ledger = Ledger()
         stack.callback(ledger.close)
         groups = stack.enter_context(Groups())
-        stack.callback(ledger.end_all)  # before the groups are removed: they must be empty
+        stack.callback(ledger.end_all)  # before the groups are removed, because they must be empty
         folder = ledger.folder(Path(tempfile.mkdtemp(prefix="perphd-lab-")))
         memory = _memory_folder(_DATA_BYTES * options.scale)
         data = ledger.folder(Path(tempfile.mkdtemp(prefix="perphd-lab-", dir=memory))) if memory else folder
@@ -222,7 +222,7 @@ def _experiment(options: argparse.Namespace) -> None:
 def _undisturbed(
     bench: Bench, cell: Cell, scheme: Scheme, repetition: int, patience_s: float, others_cores: float
 ) -> Run:
-    """Run when the machine is quiet, and again when somebody else used the CPUs meanwhile, whatever came out."""
+    """Run when the machine is quiet, and repeat if other processes used the CPUs meanwhile, whatever the result."""
     attempt = 0
     while True:
         usage.wait_for_quiet(_QUIET_CORES, patience_s)
@@ -235,7 +235,7 @@ def _undisturbed(
 
 
 def _memory_folder(needed_bytes: int) -> Path | None:
-    """A tmpfs with room for what servers keep: on a disk, its stalls would hide what is measured."""
+    """A tmpfs for servers' data, because stalls of a disk would mask the effect under study."""
     for candidate in (Path("/dev/shm"), Path("/run")):
         try:
             room = os.statvfs(candidate)
@@ -250,9 +250,9 @@ def _memory_folder(needed_bytes: int) -> Path | None:
 def _plan(
     cells: Sequence[Cell], schemes: Sequence[Scheme], repetitions: int
 ) -> list[tuple[int, Cell, Scheme]]:
-    """All runs in their order: interleaved, so that what drifts with time meets every scheme.
+    """All runs in order, interleaved so that a drift over time affects every scheme.
 
-    One server after the other, since only one is there at a time.
+    Servers follow one another, because only one runs at a time.
     """
     by_name = {scheme.name: scheme for scheme in schemes}
     return [

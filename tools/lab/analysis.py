@@ -11,11 +11,11 @@ from tools.lab.schemes import ALONE, NATIVE, SCHEMES, tolerance_pct
 from tools.lab.stats import Spread, ratio, recovery_s, share_good, spread
 
 TOLERANCE_PCT = 10.0
-"""perphd's default objective for a work rate: V* is so much below what the database reaches alone."""
+"""perphd's default tolerance for a work rate: the share by which the target V* lies below the rate alone."""
 RECOVERED_SHARE = 0.95
-"""Closed loop: recovered when a second brings this share of V*."""
+"""Closed loop: share of V* from which a second counts as recovered."""
 OPEN_P95_RATIO = 1.5
-"""Open loop: recovered when a second's p95 is at most this multiple of the run-alone p95."""
+"""Open loop: multiple of the run-alone p95 up to which a second's p95 counts as recovered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Ratios:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One scheme in one cell. ``recovered``: in how many repetitions it came back to its target."""
+    """One scheme in one cell. ``recovered``: number of repetitions in which it returned to its target."""
 
     cell: str
     scheme: str
@@ -52,7 +52,7 @@ class Row:
 
 
 def rows(runs: Sequence[Run]) -> list[Row]:
-    """One row a scheme and cell: cells as they first appear, schemes in their own order."""
+    """One row per scheme and cell: cells in order of appearance, schemes in their own order."""
     found: list[Row] = []
     for cell in dict.fromkeys(run.cell for run in runs):
         of_cell = [run for run in runs if run.cell == cell]
@@ -118,7 +118,7 @@ def reference(run: Run, runs: Sequence[Run], scheme: str) -> Run | None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an interval must reach: ``rate`` at least ``bound`` per second, or a ``p95`` of at most ``bound`` ms."""
+    """The target of an interval: a ``rate`` of at least ``bound`` per second, or a ``p95`` of at most ``bound`` ms."""
 
     figure: str
     bound: float
@@ -129,7 +129,7 @@ class Target:
 
 
 def target(run: Run, runs: Sequence[Run]) -> Target | None:
-    """What this run must reach, from its repetition's run-alone; None without one."""
+    """The target of this run, from its repetition's run-alone; None without one."""
     alone = reference(run, runs, ALONE)
     if alone is None:
         return None
@@ -155,12 +155,12 @@ def on_target(run: Run, runs: Sequence[Run]) -> float | None:
 def _judged(run: Run, wanted: Target) -> list[float]:
     if wanted.figure == "rate":
         return [point.tps for point in run.timeline]
-    # An interval in which nothing was finished has no percentile: it certainly missed the target.
+    # An interval without completed work has no percentile, and missed the target.
     return [point.p95_ms if point.p95_ms is not None else float("inf") for point in run.timeline]
 
 
 def in_force(runs: Sequence[Run]) -> list[tuple[str, str, float]]:
-    """(group, what was set on it, for which share of these runs' windows), the longest first."""
+    """(group, its settings, share of these runs' windows), longest first."""
     spent_s: dict[tuple[str, str], float] = {}
     total_s = 0.0
     for run in runs:

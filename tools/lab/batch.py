@@ -41,7 +41,7 @@ FIO_BYTES = 256 << 20
 
 
 class Programs:
-    """The compiled workers, or their Python stand-ins where there is no compiler."""
+    """The compiled workers, or their Python substitutes if there is no compiler."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,7 +56,7 @@ class Programs:
 
     @property
     def language(self) -> str:
-        """What the workers are written in: their rates are not comparable."""
+        """The workers' language; rates of different languages are not comparable."""
         return "C" if self._compiler is not None else "Python"
 
     def command(self, name: str, counters: Path, slot: int) -> list[str]:
@@ -68,7 +68,7 @@ class Programs:
 
 
 def stream_mib() -> int:
-    """Size of one array: four times the last-level cache, so that it cannot stay there."""
+    """Size of one array: four times the last-level cache, so that it does not fit."""
     try:
         llc = os.sysconf("SC_LEVEL3_CACHE_SIZE")
     except (ValueError, OSError):
@@ -93,14 +93,14 @@ class Batch(Protocol):
 def start(
     ledger: Ledger, job: Job, programs: Programs, data: Path, disk: Path, groups: list[str], scale: int = 1
 ) -> Batch:
-    """Start a job; ``scale`` times as many workers. ``data``: for counters; ``disk``: where fio has its file."""
+    """Start a job; ``scale`` times as many workers. ``data``: folder for counters; ``disk``: folder of fio's file."""
     if job.program == "fio":
         return Fio(ledger, job, disk, groups, scale)
     return Counted(ledger, job, programs, data, groups, scale)
 
 
 class Fio:
-    """fio, whose work is what its threads have read and written."""
+    """fio, whose work is the number of bytes read and written by its threads."""
 
     def __init__(self, ledger: Ledger, job: Job, disk: Path, groups: list[str], scale: int) -> None:
         if shutil.which("fio") is None:

@@ -1,4 +1,4 @@
-"""What the lab can run, by name: servers, their loads, and the cells of load and batch job."""
+"""The lab's catalogue by name: servers, their loads, and the cells (a load beside a batch job)."""
 
 from __future__ import annotations
 

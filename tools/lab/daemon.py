@@ -1,4 +1,4 @@
-"""perphd itself, as an operator would start it: a config file, a process, and nothing known in advance."""
+"""perphd as an operator would start it: a configuration file, a process, and no prior knowledge."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _STOP_S = 20.0
 class Daemon:
     """One ``perphd run`` in enforce mode with an empty state folder.
 
-    ``name``, ``sli``: of the application, the latter as in a configuration file; ``policy``: of tools/bench, in
-    place of perphd's own, or nothing. ``keep``: a folder that gets its
-    log, its configuration and its store when it has stopped.
+    ``name``, ``sli``: of the application, the latter as in a configuration file; ``policy``: a policy of tools/bench
+    instead of perphd's own, or empty. ``keep``: folder that receives its log, configuration and store after it has
+    stopped.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Daemon:
         config.write_text(
             _CONFIG.format(
                 folder=self._folder, name=name, lra=g.LRA, batch=g.BATCH,
-                policy='policy = "none"\n' if policy else "",  # tools.lab.peer puts another one in its place
+                policy='policy = "none"\n' if policy else "",  # tools.lab.peer replaces it by another policy
                 sli=f"[lra.sli]\n{sli}" if sli else "",
                 tolerance_pct=tolerance_pct,
             )
@@ -84,7 +84,7 @@ class Daemon:
         self._status: int | None = None
 
     def problem(self) -> str:
-        """Why it does not run, in words; empty: it runs, or ended well."""
+        """Why it does not run, in words; empty if it runs or ended well."""
         status = self._process.poll() if self._status is None else self._status
         if status is None or (self._status is not None and status == 0):
             return ""
@@ -92,19 +92,19 @@ class Daemon:
         return f"perphd ended with status {status}; its log ends: {log[-500:]}"
 
     def stop(self) -> None:
-        """SIGTERM, so that it gives back what it changed; then keep what it wrote."""
+        """Send SIGTERM, so that it restores its changes; then keep its files."""
         if self._status is None:
             early = self._process.poll()
             self._status = self._ledger.end(self._process, signal.SIGTERM, _STOP_S)
             if early is not None and early == 0:
-                self._status = -1  # it was not asked to end
+                self._status = -1  # it ended by itself
             self._keep.mkdir(parents=True, exist_ok=True)
             for name in ("log", "perphd.toml", "state/perphd.db"):
                 with contextlib.suppress(FileNotFoundError):
                     shutil.copy(self._folder / name, self._keep)
 
     def notes(self, begin_s: float) -> tuple[Note, ...]:
-        """What it decided, judged and complained of, after it was stopped; ``begin_s``: the antagonist's start."""
+        """Its decisions, verdicts and problems, after it was stopped; ``begin_s``: the antagonist's start."""
         path = self._folder / "state" / "perphd.db"
         if not path.exists():
             return ()

@@ -28,14 +28,14 @@ from tools.lab.watch import Setting, Watcher
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long each part of a run takes, in seconds. ``learn``: the load alone under perphd's eyes."""
+    """Length of each part of a run in seconds. ``learn``: the load alone, observed by perphd."""
 
     warm: float = 4.0
     learn: float = 15.0
     window: float = 25.0
 
     def window_s(self, load: Load) -> float:
-        """Measured seconds: twice as long where an event takes long."""
+        """Measured seconds, doubled for loads with long events."""
         return 2 * self.window if load.slow else self.window
 
     def of(self, load: Load, scheme: Scheme) -> float:
@@ -44,10 +44,10 @@ class Timing:
 
 
 class Bench:
-    """The groups, the batch programs, and one server at a time, which is kept while its loads are run.
+    """The groups, the batch programs, and one server at a time, which stays while its loads run.
 
-    ``folder`` (programs, logs, the daemon's state) and ``data`` (what servers keep, the batch jobs' counters; in
-    memory, if possible) are removed at the end; ``keep`` gets what the daemon leaves of every run.
+    ``folder`` (programs, logs, the daemon's state) and ``data`` (servers' data, batch counters; in memory if possible)
+    are removed at the end; ``keep`` receives the daemon's files of every run.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Bench:
         self._serving: tuple[str, Server, Path] | None = None
 
     def server(self, load: Load) -> Server:
-        """The server of a load, with the load's data; another one that ran before is ended.
+        """The server of a load, with the load's data; a previous server is ended.
 
         Raises:
             Unavailable: this machine lacks something that it needs.
@@ -74,7 +74,7 @@ class Bench:
         if self._serving is None or self._serving[0] != load.server:
             self.end_server()
             data = Path(tempfile.mkdtemp(prefix=f"{load.server}-", dir=self._data))
-            os.chmod(self._data, 0o711)  # servers run as users of their own
+            os.chmod(self._data, 0o711)  # servers run under their own user accounts
             where = self.groups.directories(g.LRA)
             place = Place(self.ledger, self.folder, data, where, self._scale)
             self._serving = load.server, SERVERS[load.server](place), data
@@ -154,7 +154,7 @@ class Bench:
 
 
 class _Recorder:
-    """Takes a load's records as they come."""
+    """Collects a load's records as they arrive."""
 
     def __init__(self, load: Running) -> None:
         self._records = iter(load)

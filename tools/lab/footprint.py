@@ -1,13 +1,13 @@
-"""What the daemon itself costs an LRA in its tail: memcached at 5000 requests a second on a full host.
+"""The daemon's own effect on an LRA's tail latency: memcached at 5000 requests a second on a full host.
 
-python -m tools.lab.footprint                      some five minutes; --out keeps what was seen
-python -m tools.lab.footprint --pairs 5            a minute less than two
+python -m tools.lab.footprint                      about five minutes; --out keeps the measurements
+python -m tools.lab.footprint --pairs 5 about one minute
 
 Batch fills all CPUs in the kernel's idle class. The daemon runs in a group with the weight of its own slice and
-measures memcached by the TCP source. It is stopped (SIGSTOP) and continued in turns of some seconds. While it stands,
-everything that is set on the host stays as it is, so a pair of turns compares the same setting with the daemon and
-without. The latency is that of the wire: from the client's send to the kernel's receive timestamp of the answer. The
-first part of each turn does not count. The noise is reported as well: the same ratio of turns without the daemon.
+measures memcached by the TCP source. It is stopped (SIGSTOP) and continued in turns of some seconds. While it is
+stopped, all settings on the host stay, so a pair of turns compares the same settings with and without the daemon.
+Latency is measured from the client's send to the kernel's receive timestamp of the answer. The first part of each turn
+is not counted. The noise is reported as well: the same ratio for turns without the daemon.
 
 Needs root, memcached and a C compiler.
 """
@@ -88,7 +88,7 @@ class Turn:
 
 
 def memcached(ledger: Ledger, groups: Groups, port: int) -> None:
-    """Start it, and store the one value that is asked for.
+    """Start it, and store the single value that clients request.
 
     Raises:
         LabError: it is not installed, or does not come up.
@@ -113,7 +113,7 @@ def memcached(ledger: Ledger, groups: Groups, port: int) -> None:
 
 
 def perphd(ledger: Ledger, groups: Groups, folder: Path, mode: str) -> subprocess.Popen[bytes]:
-    """Start the daemon as its unit does: weight, allocator, and the priority that it gives itself."""
+    """Start the daemon as its unit does: weight, allocator, and its own priority."""
     (folder / "state").mkdir()
     config = folder / "perphd.toml"
     config.write_text(CONFIG.format(mode=mode, folder=folder, lra=g.LRA, batch=g.BATCH))
@@ -133,7 +133,7 @@ def perphd(ledger: Ledger, groups: Groups, folder: Path, mode: str) -> subproces
 def measure(
     ledger: Ledger, groups: Groups, folder: Path, mode: str, rate_per_s: float, pairs: int, timing: Timing
 ) -> list[Turn]:
-    """All turns, with and without the daemon by turns."""
+    """All turns, alternately with and without the daemon."""
     client = folder / "openloop"
     compiler = shutil.which("cc")
     if compiler is None:
@@ -161,7 +161,7 @@ def measure(
     time.sleep(timing.learn)
     spans: list[tuple[bool, float, float, float, str]] = []
     for n in range(2 * pairs):
-        runs = n % 4 in (0, 3)  # on, off, off, on: a drift does not pass for an effect
+        runs = n % 4 in (0, 3)  # on, off, off, on: a drift is not taken for an effect
         daemon.send_signal(signal.SIGCONT if runs else signal.SIGSTOP)
         time.sleep(timing.settle)
         began_s, used_s = time.monotonic(), groups.cpu_seconds(g.DAEMON)
@@ -182,7 +182,7 @@ def measure(
 def turn(
     seen: npt.NDArray[np.int64], runs: bool, began_s: float, ended_s: float, daemon_pct: float, setting: str
 ) -> Turn:
-    """What the requests due between two moments (monotonic) took; ``seen``: rows of when due and how long, in ns."""
+    """Latencies of requests due between two moments (monotonic); ``seen``: rows of due time and latency, in ns."""
     within = seen[(seen[:, 0] >= began_s * 1e9) & (seen[:, 0] < ended_s * 1e9), 1] / 1000.0
     if not len(within):
         raise LabError("no request was answered in a turn")
@@ -236,7 +236,7 @@ def _ratio(name: str, values: Sequence[float]) -> str:
 
 
 def main() -> int:
-    """Measure, print, and keep what was seen."""
+    """Measure, print, and keep the measurements."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.lab.footprint", description=__doc__.partition("\n")[0]
     )
@@ -244,10 +244,10 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=5000.0, help="requests per second")
     parser.add_argument(
         "--mode", default="observe", choices=("observe", "enforce"),
-        help="observe: the idle class is set by hand; enforce: the daemon sets what it likes",
+        help="observe: the bench sets the idle class; enforce: the daemon decides all settings",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, help="file of JSON lines to add to; the report is about all of it"
+        "--out", type=Path, help="file of JSON lines to append to; the report covers all of it"
     )
     options = parser.parse_args()
     if processes.running():

@@ -1,13 +1,13 @@
-"""A host full of undeclared work and a target that cannot be met: does perphd harm the service by trying?
+"""A host full of undeclared work and a target that cannot be met: harm by perphd's attempts.
 
 python -m tools.lab.full_host                      Redis and an HTTP service, three repetitions: some 12 minutes
 python -m tools.lab.full_host --quick              one repetition of short windows
 
-Every repetition runs each service once with perphd in observe and once in enforce, in turns: three undeclared spinners
-a CPU, batch as many, and an open loop of requests whose latency counts from when they were due. The objective
-is below what it reaches alone. Told: the p95 of the clients, enforce over observe; perphd's writes in the first minute
-and, at most, in ten minutes after it (what it restores when it stops does not count); and whether it narrowed the
-service's CPUs (with the default touch = "batch" it never may). Needs root, and redis-server for Redis.
+Every repetition runs each service once with perphd in observe and once in enforce, in turns: three undeclared busy
+processes per CPU, as many of batch, and an open loop of requests, whose latency counts from their due time. The
+objective is unreachable even alone. The report gives the clients' p95, enforce over observe; perphd's writes in the
+first minute and the most in any ten minutes after it (without restores at its stop); and whether it narrowed the
+service's CPUs (with the default touch = "batch" it must not). Needs root, and redis-server for Redis.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What serves. ``answer_ends``: how every answer ends; ``limit_ms``: an objective that it does not reach."""
+    """A service. ``answer_ends``: end of every answer; ``limit_ms``: an objective that it cannot reach."""
 
     name: str
     request: bytes
@@ -101,7 +101,7 @@ SERVICES = {
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds: ``learn`` beside hogs alone, ``settle`` from when batch comes, ``window`` that is measured."""
+    """Seconds: ``learn`` beside hogs alone, ``settle`` after batch arrives, ``window`` that is measured."""
 
     learn: float = 20.0
     settle: float = 15.0
@@ -136,7 +136,7 @@ class Seen:
 
 
 async def ask(service: Service, port: int, seconds: float) -> list[float]:
-    """Latencies (ms) from when requests were due; whoever waits for a free connection waits for the service."""
+    """Latencies (ms) since requests were due; waiting for a free connection counts as waiting for the service."""
     free: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
     for _ in range(CONNECTIONS):
         free.put_nowait(await asyncio.open_connection("127.0.0.1", port))
@@ -159,7 +159,7 @@ async def ask(service: Service, port: int, seconds: float) -> list[float]:
 
 
 def run(ledger: Ledger, groups: Groups, folder: Path, service: Service, mode: str, timing: Timing) -> Seen:
-    """One service under one mode, from nothing to nothing."""
+    """One service under one mode, with set-up and removal."""
     groups.reset()
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = int(taken.getsockname()[1])
@@ -226,7 +226,7 @@ def _writes(store: Path, since_s: float, until_s: float) -> tuple[tuple[float, s
 
 
 def lines(seen: list[Seen]) -> list[str]:
-    """The report: a row a service and mode, and enforce over observe."""
+    """The report: a row per service and mode, and enforce over observe."""
     told = [
         "| service | mode | p50 ms | p95 ms (least to most) | writes in the first minute | in ten minutes after it |",
         "|---|---|---|---|---|---|",
@@ -254,18 +254,18 @@ def lines(seen: list[Seen]) -> list[str]:
 
 
 def main() -> int:
-    """Run, print, and keep what was seen."""
+    """Run, print, and keep the measurements."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.lab.full_host", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--reps", type=int, default=3, help="repetitions")
     parser.add_argument("--quick", action="store_true", help="one repetition of short windows")
-    parser.add_argument("--window", type=float, default=60.0, help="seconds that are measured in each run")
+    parser.add_argument("--window", type=float, default=60.0, help="measured seconds per run")
     parser.add_argument(
-        "--first", default=MODES[0], choices=MODES, help="mode that begins the first repetition"
+        "--first", default=MODES[0], choices=MODES, help="mode of the first run of the first repetition"
     )
-    parser.add_argument("--services", default=",".join(SERVICES), help="of redis and http, between commas")
-    parser.add_argument("--out", type=Path, default=Path("out/full_host.json"), help="what was seen, as JSON")
+    parser.add_argument("--services", default=",".join(SERVICES), help="services: redis, http, separated by commas")
+    parser.add_argument("--out", type=Path, default=Path("out/full_host.json"), help="JSON file of the measurements")
     options = parser.parse_args()
     services = [SERVICES[name] for name in options.services.split(",")]
     timing, reps = (

@@ -1,4 +1,4 @@
-"""What perphd is to reach in the lab, and what it reached."""
+"""perphd's goals in the lab, and the results."""
 
 from __future__ import annotations
 

@@ -22,10 +22,11 @@ DEFAULT_SHARES = 1024
 PERIOD_US = 100_000
 """The kernel's default period of CPU limits."""
 PARENT_SHARES = 64 * DEFAULT_SHARES
-"""The lab as a whole, so that stray processes of the machine disturb the measurement less."""
+"""Weight of the lab as a whole, so that other processes of the machine disturb the measurement less."""
 CLIENT_SHARES = 64 * DEFAULT_SHARES
-"""The load generator, and the daemon where its own disturbance is not the question: they stand for a remote client, so
-neither LRA nor batch may hold them up."""
+"""Weight of the load generator, and of the daemon unless its own effect is studied. They represent a remote client, so
+neither LRA nor batch may delay them.
+"""
 DAEMON_SHARES = 10 * DEFAULT_SHARES
 """``CPUWeight=1000`` of perphd.slice."""
 
@@ -39,7 +40,7 @@ def weight_of(shares: int) -> int:
 
 
 class Groups:
-    """Makes, sets and removes the lab's groups. Use as a context manager."""
+    """Creates, sets and removes the lab's groups. Use as a context manager."""
 
     def __init__(self) -> None:
         self._hierarchies: Hierarchies = discover(RealFs())
@@ -78,7 +79,7 @@ class Groups:
         for tree in self._trees:
             try:
                 Path(tree.path(self._home[tree.mount]), "cgroup.procs").write_text(str(os.getpid()))
-            except OSError:  # that group is gone: the root takes everybody
+            except OSError:  # that group is gone; the root accepts every process
                 Path(tree.mount, "cgroup.procs").write_text(str(os.getpid()))
 
     def _make(self, tree: Hierarchy) -> None:
@@ -109,7 +110,7 @@ class Groups:
         return [tree.path(group) for tree in self._trees]
 
     def shelter(self) -> None:
-        """Move this process to the client's group, so that it takes its records in time; ``leave`` ends that."""
+        """Move this process to the client's group, so that it reads records in time; ``leave`` moves it back."""
         self.enter(CLIENT, os.getpid())
 
     def enter(self, group: str, pid: int) -> None:
@@ -138,7 +139,7 @@ class Groups:
         path.write_text(cpus)
 
     def set_quota(self, group: str, cores: float | None) -> None:
-        """CPU time that the group may use a second, in CPUs; None: no limit."""
+        """Set the CPU limit of the group, in CPUs; None: no limit."""
         path, v1 = self._file(group, "cpu", "cpu.cfs_quota_us", "cpu.max")
         none = "-1" if v1 else "max"
         path.write_text(none if cores is None else str(round(cores * PERIOD_US)))
@@ -149,7 +150,7 @@ class Groups:
         return path.read_text().strip()
 
     def reset(self) -> None:
-        """Every group as a fresh one is: equal shares, not idle, all CPUs; the client protected."""
+        """Reset every group: equal shares, not idle, all CPUs; the client protected."""
         for group in CHILDREN:
             self.set_idle(group, False)
             self.set_shares(group, {CLIENT: CLIENT_SHARES, DAEMON: DAEMON_SHARES}.get(group, DEFAULT_SHARES))
@@ -158,7 +159,7 @@ class Groups:
         self.set_shares(PARENT, PARENT_SHARES)
 
     def knobs(self, group: str) -> dict[str, str]:
-        """What is in force on a group: shares (or weight), idle, cpus."""
+        """Settings in force on a group: shares (or weight), idle, cpus."""
         found: dict[str, str] = {}
         for name, controller, v1, v2 in (
             ("shares", "cpu", "cpu.shares", "cpu.weight"),
@@ -181,7 +182,8 @@ class Groups:
         return int(fields["usage_usec"]) / 1e6
 
     def stalled_seconds(self, group: str) -> float | None:
-        """How long some task of the group waited for a CPU so far (PSI); None where the kernel does not tell."""
+        """Time for which some task of the group waited for a CPU so far (PSI); None if the kernel does not report it.
+        """
         tree = self._hierarchies.unified
         if tree is None:
             return None
@@ -192,13 +194,13 @@ class Groups:
         return int(some.rpartition("total=")[2]) / 1e6
 
     def remove(self) -> None:
-        """Leave and remove the groups, ending whatever is left inside: only what the lab started can be there."""
+        """Leave and remove the groups, ending all processes inside, which only the lab can have started."""
         self.leave()
         for group in (*CHILDREN, PARENT):
             for directory in self.directories(group):
                 _remove(Path(directory))
         for control, controller in reversed(self._enabled):
-            with contextlib.suppress(OSError):  # somebody else may have begun to use it
+            with contextlib.suppress(OSError):  # another program may have begun to use it
                 control.write_text(f"-{controller}")
         self._enabled.clear()
 

@@ -1,4 +1,4 @@
-"""Runs on disk, one line each, so that a lab that ended early goes on where it was."""
+"""Runs on disk, one line each, so that an interrupted lab can continue."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tools.lab.records import Run
 
 
 class Kept:
-    """``runs.jsonl``: a line with what all runs share, then a line a run. ``runs``: those that are there.
+    """``runs.jsonl``: a line with the common options, then a line per run. ``runs``: the stored runs.
 
     Raises:
-        LabError: ``resume`` is asked for, and the file's runs were made otherwise.
+        LabError: ``resume`` is requested, and the file's runs have other options.
     """
 
     def __init__(self, path: Path, shared: Mapping[str, object], *, resume: bool) -> None:
@@ -30,7 +30,7 @@ class Kept:
                 raise LabError(
                     f"{path} has runs with other options ({lines[0].decode().strip()}): repeat them, or remove it"
                 )
-            whole = [line for line in lines[1:] if line.endswith(b"\n")]  # the last may be cut
+            whole = [line for line in lines[1:] if line.endswith(b"\n")]  # the last line may be incomplete
             self.runs = [msgspec.json.decode(line, type=Run) for line in whole]
             path.write_bytes(head + b"".join(whole))
         else:

@@ -12,7 +12,7 @@ _LINE = re.compile(r"\s*([0-9]+\.[0-9]+)\s*\|\**\s*([0-9]+)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many transactions had which latency: upper bucket value in ms -> count."""
+    """Numbers of transactions by latency: upper bucket bound in ms -> count."""
 
     counts: Mapping[float, int] = field(default_factory=dict)
 
@@ -28,7 +28,7 @@ class Histogram:
         return Histogram(counts)
 
     def __sub__(self, earlier: Histogram) -> Histogram:
-        """What came after ``earlier``, of two cumulative histograms.
+        """The part of this cumulative histogram after ``earlier``.
 
         Raises:
             ValueError: ``earlier`` has more in some bucket: it is not an earlier state of this one.

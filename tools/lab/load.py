@@ -1,4 +1,4 @@
-"""What a load is, and how its generators report: a stream of records of about one second."""
+"""Loads, and the reports of their generators: a stream of records of about one second."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECOND = re.compile(r"second ([0-9.]+) interval ([0-9.]+) events ([0-9]+) error
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """About one second of load. ``at_s``: monotonic time when it ended; ``latency`` is empty where nothing tells it."""
+    """About one second of load. ``at_s``: monotonic time when it ended; ``latency`` is empty if it is not measured."""
 
     at_s: float
     interval_s: float
@@ -36,8 +36,8 @@ class Second:
 class Load:
     """A kind of load.
 
-    ``server``: whom it asks; ``open_loop``: work arrives whatever happens, so latency and not the rate tells;
-    ``slow``: one event takes so long that a window of twice the length is measured.
+    ``server``: its server; ``open_loop``: work arrives independently of answers, so that latency and not the rate shows
+    harm; ``slow``: one event takes so long that a window of twice the length is measured.
     """
 
     name: str
@@ -89,7 +89,7 @@ class SysbenchReport:
         now = Histogram(self._counts)
         elapsed_s, interval_s, events, errors = self._head
         self._head = None
-        # A line may be read late, never early: the earliest start that any line speaks of is the true one.
+        # A line may be read late but never early, so the earliest start computed from any line is the true one.
         self._epoch_s = min(self._epoch_s, at_s - elapsed_s)
         record = Second(self._epoch_s + elapsed_s, interval_s, events, errors, now - self._last)
         self._last = now

@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a reader must know to judge the figures."""
+    """Facts about the machine that a reader needs to judge the figures."""
 
     processor: str
     cpus: int
@@ -39,7 +39,7 @@ def describe(
     load_average: float,
     scale: int = 1,
 ) -> Machine:
-    """Look at this machine; what cannot be found out is 'unknown'."""
+    """Examine this machine; facts that cannot be determined are 'unknown'."""
     cpuinfo = _read("/proc/cpuinfo")
     return Machine(
         processor=_find(r"model name\s*:\s*(.+)", cpuinfo),

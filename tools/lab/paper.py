@@ -1,4 +1,4 @@
-"""The figures that the Perph paper reports, beside what the lab measured in the cells that stand for them."""
+"""Figures of the Perph paper beside the lab's measurements in the corresponding cells."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the lab has to say: ours, and perphd's batch work relative to the same reference's."""
+    """The lab's result: the same ratio, and perphd's batch work relative to the same reference's."""
 
     claim: Claim
     ours: Spread | None
@@ -79,7 +79,7 @@ CLAIMS = (
 
 
 def answers(runs: Sequence[Run]) -> list[Answer]:
-    """The claims of the cells that were run with perphd, each with what was measured."""
+    """The claims of the cells that were run with perphd, each with its measurement."""
     found = []
     for claim in CLAIMS:
         of_cell = [run for run in runs if run.cell == claim.cell]

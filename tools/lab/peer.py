@@ -1,4 +1,4 @@
-"""Published policies in the unmodified daemon: they take the place of its policy ``none``."""
+"""Published policies in the unmodified daemon, where they replace its policy ``none``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tools.bench.policies.peers.koordinator import KoordinatorPolicy
 from tools.bench.policies.peers.parties import PartiesPolicy
 
 KEPT_SHARE = 0.9
-"""Share of the rate alone that a policy with absolute targets is to keep: what perphd's tolerance of 10 % means."""
+"""Share of the undisturbed rate that a policy with absolute targets must keep, equal to perphd's tolerance of 10 %."""
 _BATCH_CORES = 0.05
-"""Batch runs when it uses more."""
+"""CPU use above which batch counts as running."""
 
 
 class Told:
-    """Gives a policy that needs absolute targets the median rate that each LRA had before batch came.
+    """Gives a policy that needs absolute targets each LRA's median rate from before batch arrived.
 
-    Without batch the policy has nothing to divide, and is not asked.
+    Without batch the policy has nothing to divide, and is not called.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -36,7 +36,7 @@ class Told:
         return self._policy.name
 
     def decide(self, snapshot: Snapshot) -> TargetState:
-        """Learn while batch is away; then ask the policy."""
+        """Learn while batch is absent, then call the policy."""
         used = (
             v.sample.cpu_usage_cores for v in snapshot.workloads if v.spec.kind is Kind.BATCH and v.sample
         )

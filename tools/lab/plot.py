@@ -67,7 +67,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
 
 
 def _line(runs: Sequence[Run], value: Callable[[Point], float | None]) -> tuple[list[float], list[float]]:
-    """The median over repetitions, point by point, as far as all have points."""
+    """The median over repetitions, point by point, for the common length."""
     ends: list[float] = []
     values: list[float] = []
     for points in zip(*(run.timeline for run in runs), strict=False):

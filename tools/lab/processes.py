@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 REMEMBERED = Path("/run/perphd-lab.json")
-"""What a lab has started and made, so that ``--cleanup`` can undo a lab that was killed."""
+"""File with a lab's processes and folders, so that ``--cleanup`` can undo a killed lab."""
 
 _END_WAIT_S = 10.0
 
@@ -33,7 +33,7 @@ def start_time(pid: int) -> int | None:
 
 
 class Ledger:
-    """Everything that a lab has to undo. Each change is on disk before the thing it names is used."""
+    """Everything that a lab has to undo. Each entry is on disk before its object is used."""
 
     def __init__(self, path: Path = REMEMBERED) -> None:
         self._path = path
@@ -53,7 +53,7 @@ class Ledger:
         new.replace(self._path)
 
     def folder(self, path: Path) -> Path:
-        """Remember a folder that is to be removed."""
+        """Remember a folder for removal."""
         self._folders.append(str(path))
         self._save()
         return path
@@ -114,7 +114,7 @@ class Ledger:
             self.end(process)
 
     def close(self) -> None:
-        """End what is left, remove the folders, forget."""
+        """End remaining processes, remove the folders, and delete the record."""
         self.end_all()
         undo(self._path)
 

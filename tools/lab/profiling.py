@@ -4,7 +4,7 @@ python -m tools.lab.profiling redis,postgresql [--out out/profiling] [-- options
 
 Each server runs in a control group of the lab under a closed loop of four clients, which are protected as in the lab.
 ``perphd profile`` explores it. Then ten allocations of CPU time halfway between two visited ones are set by hand, in
-turn with no limit at all, and the clients' rate is held against what the profile predicts.
+turn with no limit at all, and the clients' rate is compared with the profile's prediction.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ socket = "{socket}"
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the clients saw for a moment that ended at ``at_s`` (monotonic): requests per second."""
+    """The clients' rate over an interval that ended at ``at_s`` (monotonic): requests per second."""
 
     at_s: float
     rate: float
@@ -65,7 +65,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of one server. Losses are parts of the rate before exploring; ``beyond``: share of the time in which
+    """The result for one server. Losses are parts of the rate before exploring; ``beyond``: share of the time in which
     the clients lost more than was allowed; ``errors``: of the predictions, relative, one for each allocation.
     """
 
@@ -91,7 +91,7 @@ class Found:
 
 
 class Clients:
-    """A load generator that tells its rate about once a second, line by line."""
+    """A load generator that prints its rate about once a second."""
 
     def __init__(self, process: subprocess.Popen[bytes], stream: IO[bytes], rate: re.Pattern[str]) -> None:
         self.seen: list[Served] = []
@@ -104,12 +104,12 @@ class Clients:
                 self.seen.append(Served(time.monotonic(), float(found[1])))
 
     def rate(self, since_s: float, until_s: float | None = None) -> float:
-        """Mean rate of what they saw in this time."""
+        """Mean of the clients' rates in this time."""
         if self._process.poll() is not None:
             raise LabError("the load generator ended by itself")
         rates = [s.rate for s in self.seen if since_s < s.at_s <= (until_s or time.monotonic())]
         if not rates:
-            raise LabError("the load generator tells nothing")
+            raise LabError("the load generator printed no rate")
         return len(rates) / sum(1.0 / max(rate, 1e-9) for rate in rates)
 
 
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m tools.lab.profiling", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("servers", help=f"of {','.join(SERVERS)}")
-    parser.add_argument("--out", type=Path, default=Path("out/profiling"), help="where results go")
+    parser.add_argument("--out", type=Path, default=Path("out/profiling"), help="folder of the results")
     parser.add_argument("--max-loss", type=float, default=30.0, help="per cent, as of perphd profile")
     parser.add_argument("--when-it-suffers", default="skip", help="as of perphd profile")
     options = parser.parse_args(arguments)
@@ -254,7 +254,7 @@ def _one(ledger: Ledger, groups: Groups, folder: Path, server: Server, options: 
 
 
 def _losses(clients: Clients, since_s: float, until_s: float, usual: float) -> list[float]:
-    """Part of the usual rate that the clients lost, second by second."""
+    """Share of the usual rate that the clients lost, by second."""
     found = []
     for start in np.arange(since_s, until_s - 1.0, 1.0):
         rates = [s.rate for s in clients.seen if start < s.at_s <= start + 1.0]
@@ -264,7 +264,7 @@ def _losses(clients: Clients, since_s: float, until_s: float, usual: float) -> l
 
 
 def _errors(groups: Groups, clients: Clients, profile: Profile) -> tuple[float, ...]:
-    """Relative errors of what the profile predicts between the CPU times that it visited."""
+    """Relative errors of the profile's predictions between the CPU times that it visited."""
     if profile.features != ("cpu_share",):
         raise LabError(
             f"it explored {', '.join(profile.features)}: not a host on which CPU time alone is dialled"
@@ -284,7 +284,7 @@ def _errors(groups: Groups, clients: Clients, profile: Profile) -> tuple[float, 
 
 
 def _at(groups: Groups, clients: Clients, cores: float | None) -> float:
-    """The clients' rate with so much CPU time."""
+    """The clients' rate with this CPU time."""
     groups.set_quota(g.LRA, cores)
     time.sleep(SETTLE_S)
     since_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""What one run gives, as values, and how it is put together from what was seen."""
+"""The results of one run as values, and their computation from records."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tools.lab.latency import merge
 from tools.lab.load import Second
 
 UNSETTLED_S = 5.0
-"""The settled part leaves out so much after the antagonist's start: time allowed for recovery."""
+"""Seconds after the antagonist's start that the settled part excludes, to allow for recovery."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that the daemon decided, judged or complained of; ``at_s`` is after the antagonist's start."""
+    """A decision, verdict or problem of the daemon; ``at_s``: seconds after the antagonist's start."""
 
     at_s: float
     kind: str
@@ -48,7 +48,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """CPUs used on average over the window, by whom. ``others``: everything outside the lab. None: not known.
+    """Average CPU use over the window, by owner. ``others``: everything outside the lab. None: unknown.
 
     ``stolen``: CPUs that the hypervisor took away.
     """
@@ -62,11 +62,11 @@ class Cores:
 
 @dataclass(frozen=True)
 class Run:
-    """All that one run gave. Times are seconds after the antagonist's start.
+    """All results of one run. Times are seconds after the antagonist's start.
 
-    ``settings``: (time, group, knobs) as they were seen to change. ``client_stalled``: share of the time in
-    which some task of the load generator waited for a CPU; None where the kernel does not tell. ``attempt``: how
-    often the run was made before and set aside because somebody else used the CPUs.
+    ``settings``: (time, group, knobs) at every observed change. ``client_stalled``: share of the time in which some
+    task of the load generator waited for a CPU; None if the kernel does not report it. ``attempt``: number of earlier
+    attempts that were discarded because other processes used the CPUs.
     """
 
     cell: str
@@ -109,7 +109,7 @@ def timeline(
 
 
 def interpolate(known: Sequence[tuple[float, float]], at: float) -> float:
-    """The value at ``at`` of a line through these points; outside of them the nearest one's value."""
+    """Linear interpolation between these points at ``at``; outside of them the nearest point's value."""
     before = known[0]
     for point in known:
         if point[0] >= at:
@@ -122,7 +122,7 @@ def interpolate(known: Sequence[tuple[float, float]], at: float) -> float:
 
 
 def window(seconds: Sequence[Second], points: Sequence[Point], *, after_s: float = 0.0) -> Window:
-    """The figures of the intervals that begin ``after_s`` or later (half a second's grace: reports are not exact)."""
+    """The figures of intervals that begin at ``after_s`` or later (with half a second's tolerance)."""
     chosen = [index for index, point in enumerate(points) if point.end_s - point.seconds >= after_s - 0.5]
     span = sum(seconds[index].interval_s for index in chosen)
     latency = merge(seconds[index].latency for index in chosen)

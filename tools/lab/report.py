@@ -68,7 +68,7 @@ def markdown(
 
 
 def summary(runs: Sequence[Run]) -> str:
-    """The tables alone, and how the goals were met."""
+    """Only the tables, and the goals with their results."""
     found = rows(runs)
     parts: list[str] = []
     for cell in dict.fromkeys(row.cell for row in found):
@@ -141,7 +141,7 @@ def _beside_the_paper(runs: Sequence[Run]) -> str:
 
 
 def _allocated(runs: Sequence[Run]) -> str:
-    """What perphd had in force, and for how much of the window."""
+    """perphd's settings in force, with their share of the window."""
     lines = [
         f"- {scheme.name}, {group}: {text}: {100 * share:.0f} % of the time"
         for scheme in SCHEMES
@@ -154,7 +154,7 @@ def _allocated(runs: Sequence[Run]) -> str:
 
 
 def _conditions(found: Sequence[Row]) -> str:
-    """What could have disturbed the measurement."""
+    """Possible disturbances of the measurement."""
     parts: list[str] = []
     if cores := [row.client_cores for row in found if row.client_cores is not None]:
         text = (
@@ -171,7 +171,7 @@ def _conditions(found: Sequence[Row]) -> str:
 
 
 def _history(runs: Sequence[Run]) -> list[str]:
-    """What perphd did in each repetition: settings as seen in the files, its decisions, its judgements."""
+    """perphd's actions in each repetition: observed settings, decisions, verdicts."""
     parts: list[str] = []
     for run in (run for run in runs if is_perphd(run.scheme)):
         events = [
@@ -216,7 +216,7 @@ def _method(timing: Timing, machine: Machine) -> list[str]:
 
 
 def _digits(value: Spread | None) -> int:
-    """Digits after the point that a rate is shown with."""
+    """Number of digits after the point for a rate."""
     return 0 if value is None or value.median >= 20 else 2
 
 

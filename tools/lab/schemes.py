@@ -1,4 +1,4 @@
-"""The schemes that are compared: how the host is divided between the database and the batch job."""
+"""The compared schemes: ways to divide the host between the database and the batch job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tools.lab.groups import Groups
 
 
 class Indicator(StrEnum):
-    """What perphd judges the application by."""
+    """The indicators by which perphd judges the application."""
 
     OWN = "own"  # the server's own source
     TCP = "tcp"  # the latency and rate of its TCP connections
@@ -44,12 +44,12 @@ class Scheme:
 
     @property
     def lra_group(self) -> str:
-        """Where the database runs."""
+        """The group in which the database runs."""
         return g.NATIVE if self.one_group else g.LRA
 
     @property
     def batch_group(self) -> str:
-        """Where the batch job runs."""
+        """The group in which the batch job runs."""
         return g.NATIVE if self.one_group else g.BATCH
 
 
@@ -85,7 +85,7 @@ SCHEMES = (
     Scheme(NATIVE, "no control: both in one group, like processes without isolation", one_group=True),
     Scheme("sbs-1024", "CPU-SBS, equal shares: two groups, 1024:1024", _shares(1024)),
     Scheme("sbs-64", "CPU-SBS, unequal shares: two groups, 1024:64", _shares(64), on_request=True),
-    # What of any setting that is known beforehand comes nearest where work arrives whatever happens.
+    # The best known static setting for open loops.
     Scheme("idle", "batch in the kernel's idle class on all CPUs, from its start", _idle, on_request=True),
     Scheme("confined", "batch in the idle class on half of the CPUs, from its start", _confined, on_request=True),
     Scheme("static", "static cpusets: half of the CPUs each, exclusively", _split),
@@ -121,5 +121,5 @@ def sli(scheme: Scheme, own: str) -> str:
 
 
 def tolerance_pct(name: str) -> float:
-    """The accepted loss of work that a scheme is judged by; 10 % for those that know no objective."""
+    """The accepted loss of work by which a scheme is judged; 10 % for schemes without an objective."""
     return BY_NAME[name].tolerance_pct if name in BY_NAME else 10.0

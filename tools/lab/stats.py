@@ -1,4 +1,4 @@
-"""What the lab computes from its records: pure functions of numbers."""
+"""Statistics over the lab's records. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 SUSTAIN = 3
-"""Seconds whose mean must meet the target before it counts as reached."""
+"""Seconds over which the mean must meet the target before it counts as reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Spread:
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:
-    """The spread of what was measured; None if nothing was."""
+    """The spread of these measurements; None if there are none."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -52,16 +52,16 @@ def recovery_s(
 
 
 def share_good(values: Sequence[float], good: Callable[[float], bool]) -> float | None:
-    """Which share of the intervals met the target; None for no intervals."""
+    """Share of the intervals that met the target; None without intervals."""
     if not values:
         return None
     return sum(1 for value in values if good(value)) / len(values)
 
 
 def rotated(names: Sequence[str], repetition: int) -> list[str]:
-    """The order of a repetition: turned a little further each time, every second one backwards.
+    """The order of a repetition: rotated a little further each time, every second one reversed.
 
-    So no scheme always follows the same other one, nor is always early or late.
+    No scheme then always follows the same other scheme, or is always early or late.
     """
     if not names:
         return []

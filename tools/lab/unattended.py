@@ -1,4 +1,4 @@
-"""What a lab does on somebody's host before it starts and after it ended: safety checks, and a pack without names."""
+"""Unattended labs on other people's hosts: safety checks before, and an anonymous result archive after the runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ADDRESS = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the safety check looks at."""
+    """Facts for the safety check."""
 
     free_bytes: int
     cpus: int
@@ -40,7 +40,7 @@ class Found:
 
 
 def objections(found: Found) -> list[str]:
-    """Reasons not to start, each with what to do. Nothing: the lab may run."""
+    """Reasons not to start, each with its remedy; empty if the lab may run."""
     told = []
     if found.free_bytes < _NEEDED_BYTES:
         told.append(
@@ -63,7 +63,7 @@ def objections(found: Found) -> list[str]:
 
 
 def look() -> Found:
-    """Look at this host."""
+    """Examine this host."""
     before = usage.machine_seconds()
     psutil.cpu_percent(interval=2.0)
     after = usage.machine_seconds()
@@ -86,7 +86,7 @@ def look() -> Found:
 
 
 def check() -> None:
-    """Look whether the lab may run unattended here.
+    """Check whether the lab may run unattended here.
 
     Raises:
         LabError: it may not; with all reasons.
@@ -100,7 +100,7 @@ def check() -> None:
 
 
 def private_words() -> dict[str, str]:
-    """What a pack may not contain, and what stands in its place."""
+    """Words that a result archive must not contain, with their replacements."""
     words = dict.fromkeys((platform.node(), socket.gethostname(), socket.getfqdn()), "HOST")
     words |= {name.partition(".")[0]: "HOST" for name in words}
     words |= {str(Path.home()): "HOME", os.environ.get("SUDO_USER", ""): "USER"}

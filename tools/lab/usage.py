@@ -1,4 +1,4 @@
-"""Who used the CPUs during a window: the lab's groups, everything else, the hypervisor."""
+"""CPU use during a window, by owner: the lab's groups, everything else, the hypervisor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tools.lab.records import Cores
 
 
 class Usage:
-    """Counters at the start of a window; ``cores`` and ``client_stalled`` say what was used since."""
+    """Counters at the start of a window; ``cores`` and ``client_stalled`` give the growth since."""
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
@@ -46,7 +46,7 @@ class Usage:
 
 
 def wait_for_quiet(cores: float, patience_s: float) -> bool:
-    """Wait until less than so many CPUs are used for a second, by anybody; False if that did not come in time."""
+    """Wait until less than this many CPUs in total are used for a second; False if the wait timed out."""
     deadline_s = time.monotonic() + patience_s
     while time.monotonic() < deadline_s:
         before = machine_seconds()

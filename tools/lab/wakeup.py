@@ -1,22 +1,22 @@
-"""Wake-up latency of a band beside hogs of another, on this kernel's control groups.
+"""Wake-up latency of a band beside hogs of another band, on this kernel's control groups.
 
     python -m tools.lab.wakeup [--seconds 1.5] [--repetitions 12] [--shielded] [--records FILE]
 
-A small program sleeps until a time and measures how late it runs, as cyclictest does. It lies in a group of the default
-weight, as gold's and silver's do, and the hogs in one as copper has it (the least weight, the idle class where there is
-one). Silver shares its CPUs with the hogs. Gold has one of its own, which the hogs do not enter.
+A small program sleeps until a time and measures how late it runs, as cyclictest does. It runs in a group of the default
+weight, like gold's and silver's; the hogs run in a group like copper's (the least weight, and the idle class if
+available). Silver shares its CPUs with the hogs. Gold has an exclusive CPU.
 
-Every repetition measures all cases, in an order that changes, and ratios are taken within a repetition. Two cases say
-what a ratio is worth:
+Every repetition measures all cases, in an order that changes, and ratios are taken within a repetition. Two cases put
+the ratios into perspective:
 
 * *alone, again*: the same measurement without hogs twice. Its ratio is the machine's noise.
-* *by hand*: what the kernel offers at best. Every hog is in the idle class itself, besides its group; and the program
-  is in a real-time class, before which no hog ever runs. What is lost there is lost to the hardware or the hypervisor,
-  and no control group gets it back.
+* *by hand*: the best that the kernel offers. Every hog is itself in the idle class, and the program is in a real-time
+class, which always preempts the hogs. The remaining loss is due to the hardware or the hypervisor, and no control group
+can avoid it.
 
 A measurement during which other work of the machine took more than a tenth of a CPU is repeated a few times. If that
-does not help, the calmest one counts, and the table says how much other work there was. ``--records`` adds to a file of
-JSON lines and reports on all that it holds.
+does not help, the calmest one counts, and the table says how much other work there was. ``--records`` appends to a file
+of JSON lines and reports on all of its records.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ MOST_RATIO: Final = 1.2
 
 
 class WakeupError(Exception):
-    """This machine cannot measure it."""
+    """The measurement is impossible on this machine."""
 
 
 class Hogs(StrEnum):
-    """How the hogs run. BY_HAND: as copper, and each of them in the idle class itself."""
+    """Scheduling of the hogs. BY_HAND: as copper, and each hog itself in the idle class."""
 
     NONE = "none"
     COPPER = "copper"
@@ -105,7 +105,7 @@ COMPARED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Quantiles of wake-up latency in microseconds, and the CPUs that other work took meanwhile."""
+    """Quantiles of wake-up latency in microseconds, and the CPU use of other work meanwhile."""
 
     p50_us: float
     p99_us: float
@@ -121,7 +121,7 @@ class Bench:
         self._tries = tries
 
     def latency(self, case: Case, seconds: float) -> Latency:
-        """Measure this case until the machine is calm, a few times at most; then the calmest one."""
+        """Measure this case until the machine was calm, at most a few times; else return the calmest measurement."""
         tries: list[Latency] = []
         while len(tries) < self._tries and all(each.other_cpus > MOST_OTHER_CPUS for each in tries):
             tries.append(self._once(case, seconds))
@@ -167,7 +167,7 @@ class Bench:
 
 @contextmanager
 def bench(hogs: int, tries: int = MOST_TRIES, shielded: bool = False) -> Iterator[Bench]:
-    """Groups and program, for as long as this lasts.
+    """Groups and program for the duration of the block.
 
     ``shielded``: the program's group has the greatest weight, so that other work of the machine waits for it.
 
@@ -175,7 +175,7 @@ def bench(hogs: int, tries: int = MOST_TRIES, shielded: bool = False) -> Iterato
         WakeupError: no compiler, no control groups, or a single CPU.
     """
     if len(os.sched_getaffinity(0)) < 2:
-        raise WakeupError("there is one CPU: none is left for the hogs")
+        raise WakeupError("this machine has only one CPU, which leaves none for the hogs")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         program = folder / "wakeup"
@@ -213,7 +213,7 @@ def ratios(rounds: Sequence[dict[str, Latency]], case: str, reference: str) -> l
 
 
 def report(rounds: Sequence[dict[str, Latency]]) -> Iterator[str]:
-    """Two tables in Markdown: the cases, and what is compared."""
+    """Two tables in Markdown: the cases, and their ratios."""
     yield f"{len(rounds)} repetitions; median [quartiles] over repetitions"
     yield ""
     yield "| case | p50, us | p99, us | greatest, us | other work, CPUs |"
@@ -289,7 +289,7 @@ def _started(command: list[str], group: Path | None, cpus: list[int], policy: in
         os.sched_setscheduler(started.pid, policy, os.sched_param(1 if policy == os.SCHED_FIFO else 0))
     except PermissionError as exc:
         started.kill()
-        raise WakeupError("the real-time class is not to be had here") from exc
+        raise WakeupError("the real-time class is not available here") from exc
     if started.stdin is not None:
         started.stdin.write("go\n")
         started.stdin.flush()
@@ -310,14 +310,14 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=12)
     parser.add_argument("--hogs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument(
-        "--tries", type=int, default=MOST_TRIES, help="of a measurement until the machine is calm"
+        "--tries", type=int, default=MOST_TRIES, help="most tries of a measurement until the machine is calm"
     )
     parser.add_argument(
         "--shielded",
         action="store_true",
         help="give the program's group the greatest weight, on a busy machine",
     )
-    parser.add_argument("--records", type=Path, help="file of JSON lines to add to and report on")
+    parser.add_argument("--records", type=Path, help="file of JSON lines to append to and report on")
     options = parser.parse_args()
     rounds = [] if options.records is None else _read(options.records)
     with bench(options.hogs, options.tries, options.shielded) as made:

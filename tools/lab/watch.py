@@ -1,4 +1,4 @@
-"""What was in force when: the groups' files, looked at five times a second, kept when they change."""
+"""Settings in force over time: the groups' files, read five times a second and recorded on change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Setting:
 
 
 class Watcher:
-    """Looks at the groups in a thread until stopped. Use as a context manager."""
+    """Reads the groups in a thread until stopped. Use as a context manager."""
 
     def __init__(self, groups: Groups, names: Sequence[str]) -> None:
         self._groups, self._names = groups, names

@@ -12,11 +12,11 @@ from tools.vm.making import SUITES, VmError
 
 
 def main() -> int:
-    """Do one thing. Exit status 1: it cannot be done, and why is on standard error."""
+    """Run one command. Exit status 1: it failed; the reason is on standard error."""
     parser = argparse.ArgumentParser(prog="python -m tools.pmu", description=__doc__)
     parser.add_argument("--suite", choices=SUITES, default=SUITES[0])
     parser.add_argument(
-        "--out", type=Path, default=Path("out/pmu"), help="where images and machines are kept"
+        "--out", type=Path, default=Path("out/pmu"), help="folder of images and machines"
     )
     parser.add_argument("--cpus", type=int, default=2)
     parser.add_argument("do", choices=("build", "boot", "run", "stop"))

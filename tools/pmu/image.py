@@ -24,7 +24,7 @@ PYTHON: Final = "3.11"
 PACKAGES: Final = "busybox-static,libc6,libstdc++6,python3,python3-minimal"
 LEFT_OUT: Final = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "var/lib/apt")
 BOOT_MODULES: Final = ("virtio_pci", "9pnet_virtio", "9p")
-"""For the folder that machine and host share; the console needs none."""
+"""Kernel modules for the shared folder; the console needs none."""
 REQUIREMENTS: Final = ROOT / "requirements/runtime.txt"
 TOOLS: Final = ("aarch64-linux-gnu-gcc", "cpio", "dpkg-deb", "mmdebstrap", "modprobe", "xz")
 
@@ -52,7 +52,7 @@ while :; do $b setsid $b sh -c 'exec /bin/busybox sh -i </dev/ttyAMA0 >/dev/ttyA
 
 @dataclass(frozen=True, slots=True)
 class PmuImage:
-    """What QEMU boots."""
+    """The kernel that QEMU boots."""
 
     folder: Path
 
@@ -137,7 +137,7 @@ def _spinner(work: Path, target: Path) -> None:
 
 
 def _wheels(work: Path, target: Path) -> None:
-    """What perphd imports at run time: wheels for arm64, and from here what is Python alone and has no wheel."""
+    """perphd's run-time dependencies: wheels for arm64, and pure Python packages of this host that have no wheel."""
     entries = REQUIREMENTS.read_text().replace("\\\n", " ").splitlines()
     names = [entry.split("==")[0] for entry in entries if "==" in entry]
     pure = [name for name in names if name == "cgroupspy"]

@@ -1,8 +1,8 @@
 """The machine with a PMU under QEMU: booted in seconds, driven through its serial console and a shared folder.
 
 QEMU emulates a Cortex-A72 with -icount: every instruction takes 4 ns of the machine's time and a cycle 1 ns, whatever
-the host does. So the truth is known: 250 MIPS and a CPI of 4 for every core second. All CPUs share one host thread, so
-time in the machine passes as fast as they all get on.
+the host does. The true values are therefore known: 250 MIPS and a CPI of 4 for every core second. All CPUs share one
+host thread, which determines the machine's speed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PmuMachine:
 
     @property
     def pid(self) -> int | None:
-        """QEMU's process, if it lives."""
+        """QEMU's process id, if it runs."""
         try:
             pid = int((self.folder / "pid").read_text())
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -100,7 +100,7 @@ class PmuMachine:
         script, output = self.share / f"cmd.{mark}", self.share / f"out.{mark}"
         script.write_text(command + "\n")
         console = self._connected()
-        # The console echoes the line: what is waited for is not spelt in it.
+        # The console echoes the line, so the awaited mark must not appear in it literally.
         line = f'\nsh /lab/cmd.{mark} > /lab/out.{mark} 2>&1; echo RC"="{mark}=$?.\n'
         console.sendall(line.encode())
         seen, status = b"", b""
@@ -130,7 +130,7 @@ class PmuMachine:
         return self._console
 
     def stop(self) -> None:
-        """End it. Stopping twice is fine."""
+        """End it. Stopping twice is allowed."""
         if self._console is not None:
             self._console.close()
             self._console = None

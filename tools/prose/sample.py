@@ -1,4 +1,4 @@
-"""Draw docstrings, comments and messages at random for a reader: python -m tools.prose.sample [--seed N].
+"""Draw docstrings, comments and messages at random for a reader: python -m tools.prose.sample [--seed N] [FOLDER ...].
 
 Somebody who has not written them counts those that a professional editor would rewrite: at most 5 % is the aim.
 """
@@ -12,7 +12,7 @@ import random
 import re
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,9 +25,9 @@ _MESSAGE_CALLS: Final = re.compile(
 )
 
 
-def paths() -> Iterator[Path]:
-    """Every module of the product."""
-    for package in PACKAGES:
+def paths(packages: Sequence[str]) -> Iterator[Path]:
+    """Every module below these folders of the project."""
+    for package in packages:
         yield from sorted((ROOT / package).rglob("*.py"))
 
 
@@ -68,12 +68,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--explanations", type=int, default=140)
     parser.add_argument("--messages", type=int, default=50)
+    parser.add_argument("packages", nargs="*", default=PACKAGES, help="folders to draw from")
     given = parser.parse_args()
     draw = random.Random(given.seed)
     for kind, count in ((explanations, given.explanations), (messages, given.messages)):
         found = [
             (path.relative_to(ROOT), line, text)
-            for path in paths()
+            for path in paths(given.packages)
             for line, text in kind(path)
             if len(text.split()) >= LEAST_WORDS
         ]

@@ -4,7 +4,7 @@ python -m tools.replay record SCENARIO POLICY FILE [--seed 0] [--seconds 120]
 perphctl export --replay FILE [--rounds 600]     (of a running daemon)
 python -m tools.replay run FILE [--policy NAME]
 
-``run`` exits with 1 if a decision is not what was recorded, and says where the first ones differ.
+``run`` exits with 1 if a decision differs from the recording, and prints the first differences.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WITH_SETTINGS: dict[str, Callable[[PolicySettings], Policy]] = {
 
 
 def policy_of(name: str, seed: int = 0, head: Head | None = None) -> Policy:
-    """The policy of this name: with a recording's settings, else the bench's, without what it is told of a scenario."""
+    """The policy of this name, with a recording's settings, else the bench's, but without facts about a scenario."""
     if head is not None and head.settings is not None and name in _WITH_SETTINGS:
         return _WITH_SETTINGS[name](decode(PolicySettings, head.settings))
     nothing = scenarios.infeasible()[0]

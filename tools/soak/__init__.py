@@ -1,1 +1,1 @@
-"""Does perphd leak? Hundreds of workloads that come and go, for hours, and slopes of everything that could grow."""
+"""Leak test of perphd: hundreds of workloads come and go for hours, and everything that could grow is fitted."""

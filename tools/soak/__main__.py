@@ -1,4 +1,4 @@
-"""``python -m tools.soak real --minutes 60``, ``... sim --hours 2``, ``... both``: soak, and tell what grows."""
+"""``python -m tools.soak real --minutes 60``, ``... sim --hours 2``, ``... both``: soak, and report growth."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tools.soak.verdict import judge, report, warm_up_s
 
 
 def main() -> int:
-    """Exit status 1: something surely grows or is beyond its limit, or the soak could not run."""
+    """Run the soak. Exit status 1: something grows significantly or exceeds its limit, or the soak could not run."""
     options = _options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was made is removed then, too
-    logging.getLogger("perphd").setLevel(logging.ERROR)  # who vanishes is no news here
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that files and groups are removed
+    logging.getLogger("perphd").setLevel(logging.ERROR)  # vanishing workloads are expected here
     options.out.mkdir(parents=True, exist_ok=True)
     if options.what == "both":
         return _both(options.out)
@@ -58,7 +58,7 @@ def _run(options: argparse.Namespace, told: Callable[[Reading], None]) -> None:
 
 
 def _both(out: Path) -> int:
-    """Virtual time with what the real one leaves of the CPUs, each as its own process with its own report."""
+    """Run the simulated soak at low priority beside the real one, each in its own process with its own report."""
     command = [sys.executable, "-m", "tools.soak"]
     with (out / "sim.log").open("w") as log:
         command_of_virtual = ["nice", "-n", "19", *command, "sim", "--out", str(out)]

@@ -1,4 +1,4 @@
-"""Who comes and who goes: a plan by the second, the same for the same seed, for real groups and simulated ones."""
+"""The plan of arrivals and departures by the second, equal for equal seeds, for real and simulated groups."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from enum import StrEnum
 from random import Random
 
 LRA_SHARE = 10
-"""One workload of so many is an LRA."""
+"""One workload in this many is an LRA."""
 GONE_S = (2, 20)
-"""A cgroup that vanishes stays away for so long."""
+"""Seconds for which a vanished cgroup stays away."""
 RETIRE_EVERY_S = 1
-"""So often a workload is taken off the list for good, and one of a new name comes in its place."""
+"""Seconds between two events in which a workload is removed for good and replaced by one of a new name."""
 RESIDENTS = (0, 1, 10)
-"""These places keep their workload, though its cgroup vanishes and returns: what is remembered of it fills up."""
+"""Places that keep their workload while its cgroup vanishes and returns, so that its histories fill up."""
 
 
 class Happens(StrEnum):
-    """What can become of a workload."""
+    """Kinds of events of a workload."""
 
     VANISHES = "its cgroup is removed"
     RETURNS = "its cgroup is made anew"
@@ -42,18 +42,18 @@ def is_lra(place: int) -> bool:
 
 
 def mean_life_s(places: int, per_s: float = 1.0) -> float:
-    """How long a workload that is no resident stays on the list on average, in seconds."""
+    """Mean time in seconds for which a non-resident workload stays on the list."""
     away_s = sum(GONE_S) / 2.0
     return RETIRE_EVERY_S * places * (1.0 + per_s * away_s / places)
 
 
 def first_names(places: int) -> list[str]:
-    """Who is there at the start."""
+    """The workloads at the start."""
     return [f"w{place:03}-0" for place in range(places)]
 
 
 def steps(places: int, seconds: int, seed: int, per_s: float = 1.0) -> Iterator[Step]:
-    """Everything that happens in this time: ``per_s`` cgroups vanish a second, and come back, and some are replaced."""
+    """All events in this time: ``per_s`` cgroups vanish per second and return, and some are replaced."""
     random = Random(seed)
     names = first_names(places)
     born = [0] * places

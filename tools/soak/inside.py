@@ -1,6 +1,6 @@
-"""The daemon as it is, with one thread more that tells how many blocks of memory Python's objects occupy.
+"""The unmodified daemon with an additional thread that reports the memory blocks of Python's objects.
 
-RSS alone cannot tell a leak from an allocator that holds on to what it has: blocks in use can.
+RSS alone does not distinguish a leak from an allocator that keeps free memory; blocks in use do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perphd.commands.daemon import main as daemon
 
 TELL_EVERY_S = 5.0
 BLOCKS = "PERPHD_SOAK_BLOCKS"
-"""Environment variable: the file that says how many."""
+"""Environment variable with the file for the number of blocks."""
 
 
 def _tell(path: Path) -> None:
@@ -27,7 +27,7 @@ def _tell(path: Path) -> None:
 
 
 def main() -> None:
-    """Run the daemon with the arguments that it takes."""
+    """Run the daemon with its own arguments."""
     threading.Thread(target=_tell, args=(Path(os.environ[BLOCKS]),), daemon=True).start()
     daemon()
 

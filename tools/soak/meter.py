@@ -1,4 +1,4 @@
-"""What a process holds and uses, and how large its files are: one reading at a time, from /proc."""
+"""Resource use of a process and the size of its files, from /proc."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Reading:
 
 
 def read(pid: int, state: Path, at_s: float, churned_s: float, blocks: float) -> Reading:
-    """Look at a process and its state directory now. Raises OSError when the process has ended."""
+    """Read a process and its state directory now. Raises OSError if the process has ended."""
     process = Path(f"/proc/{pid}")
     status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
     stat = (process / "stat").read_text().rpartition(")")[2].split()

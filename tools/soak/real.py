@@ -1,4 +1,4 @@
-"""The daemon as a process on control groups of our own, for as long as one likes."""
+"""The daemon as a process on control groups of the soak's own, for a chosen time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ASK_EVERY_S = 0.5
 START_WAIT_S = 30.0
 STOP_WAIT_S = 60.0
 CEILING_CORES = 0.3
-"""All groups together get no more than this, so that a soak can run beside other work."""
+"""CPU limit of all groups together, so that a soak can run beside other work."""
 _BURSTS = "import time\nwhile True:\n    sum(range(4000))\n    time.sleep(0.02)"
 _SPIN = "while True: pass"
 _NEEDED = ("cpu", "cpuset", "memory")
@@ -56,7 +56,9 @@ class SoakError(Exception):
 
 
 class Groups:
-    """``/perphd-soak-PID/wNNN``, a process in each; made and removed while the daemon looks. Cleans up after itself."""
+    """``/perphd-soak-PID/wNNN``, a process in each; created and removed while the daemon runs. Removes all of them at
+    the end.
+    """
 
     def __init__(self, places: int) -> None:
         hierarchies = discover(RealFs())
@@ -148,10 +150,10 @@ def run(
     seed: int,
     told: Callable[[meter.Reading], None],
 ) -> None:
-    """Soak the daemon for so long; every reading is told as it is taken.
+    """Soak the daemon for this time; every reading is reported at once.
 
     Raises:
-        SoakError: it cannot run here, the daemon ended, or did not give everything back.
+        SoakError: it cannot run here, the daemon ended, or did not restore everything.
     """
     with (
         Groups(places) as groups,
@@ -174,7 +176,7 @@ def run(
 
 
 _AS_A_SERVICE: Final = {"MALLOC_ARENA_MAX": "2", "MALLOC_TRIM_THRESHOLD_": "262144"}
-"""What systemd/perphd.service gives the daemon's allocator."""
+"""The allocator settings of systemd/perphd.service."""
 
 
 @contextlib.contextmanager
@@ -256,7 +258,7 @@ def _do(step: Step, groups: Groups, client: Client) -> None:
 
 
 def _ask(client: Client, chance: random.Random) -> None:
-    """What operators and monitoring ask, some of it wrong, some of it left in the middle."""
+    """Requests as by operators and monitoring, including invalid and aborted ones."""
     with contextlib.suppress(Refused, http.client.HTTPException):
         match chance.randrange(6):
             case 0:
@@ -274,7 +276,7 @@ def _ask(client: Client, chance: random.Random) -> None:
 
 
 def _blocks(state: Path) -> Path:
-    """Where the daemon tells its blocks: beside the state directory, which is measured."""
+    """The file for the daemon's number of blocks, outside the measured state directory."""
     return state.parent / "blocks"
 
 

@@ -1,4 +1,4 @@
-"""The whole agent in virtual time, on a simulated host with as many workloads."""
+"""The whole agent in virtual time, on a simulated host with the same number of workloads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tools.soak.still import Still
 
 READ_EVERY_S = 20.0
 STEP_S = 1.0
-"""Resolution of the physics: who leaks does not depend on it."""
+"""Resolution of the physics in seconds; leaks do not depend on it."""
 _CORES = 32
 _CACHES = (grant.cpu_classes, grant._layout)
 """The simulator remembers a thousand layouts of CPUs: a quarter of an hour of churn, and no memory of perphd's."""
@@ -53,7 +53,7 @@ class Soak:
             )
 
     async def run(self, told: Callable[[meter.Reading], None]) -> None:
-        """Run through it; every reading is told as it is taken, and not kept: it is this process that is measured."""
+        """Run the soak; every reading is reported at once and not kept, because this process is measured."""
         with tempfile.TemporaryDirectory(
             prefix="perphd-soak-", dir=_FAST if os.path.isdir(_FAST) else None
         ) as folder:
@@ -75,12 +75,12 @@ class Soak:
             plan = churn.steps(self._places, int(self._seconds), self._seed, self._per_s)
             step = next(plan, None)
             due_s, trimmed_s = 0.0, 0.0
-            spare_the_start()  # and what else the daemon does for itself
+            spare_the_start()  # further maintenance that the daemon does
             for tick in range(1, int(self._seconds * self._rate_hz) + 1):
                 clock.s = tick / self._rate_hz
                 if (
                     clock.s >= self.host.now_s + STEP_S
-                ):  # looked at more often than it changes: ten times as fast
+                ):  # ten times as fast, because reads are more frequent than changes
                     self.host.advance(clock.s)
                     still.moved()
                 while step is not None and step.at_s <= clock.s:
@@ -119,7 +119,7 @@ def _work(place: int) -> Workload:
 
 
 def _spec(place: int, name: str) -> WorkloadSpec:
-    """The workload of this name; its processes are those of the place, whatever it is called."""
+    """The workload of this name, with its place's processes."""
     cgroup = f"/soak/p{place:03}"
     if churn.is_lra(place):
         return WorkloadSpec(name, Kind.LRA, cgroup, sli=SliSpec("simulated", (("workload", f"p{place:03}"),)))

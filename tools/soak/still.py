@@ -1,4 +1,4 @@
-"""A simulated host that is looked at more often than it changes: what was read is not made again until it does."""
+"""A simulated host with cached file contents, which are computed again only after a change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Still:
         self.fs.on_write = lambda path, text: self.moved()
 
     def moved(self) -> None:
-        """Everything is read anew."""
+        """Discard the cache."""
         self.state += 1
 
     def opener(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[PerfEventKind]) -> EventGroup:

@@ -1,7 +1,7 @@
 """Slopes with confidence: a line through block means, so that readings that resemble their neighbours count once.
 
-What is left of likeness between neighbouring blocks (memory moves in steps) widens the interval: with the residuals'
-first-order autocorrelation r, n blocks say as much as n (1 - r) / (1 + r) independent ones.
+Remaining correlation between neighbouring blocks (memory moves in steps) widens the interval: with the residuals'
+first-order autocorrelation r, n blocks are worth n (1 - r) / (1 + r) independent ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]
 
 BLOCKS = 20
-"""Neighbouring readings are averaged into so many blocks before a line is put through them."""
+"""Number of blocks into which readings are averaged before the fit."""
 CONFIDENCE = 0.95
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -35,7 +35,7 @@ class Trend:
     high_per_h: float
 
     def grows(self, share_per_day: float = 0.05) -> bool:
-        """True if it surely rises, and by more than this share of its mean in a day: below that it is no leak."""
+        """True if it rises significantly, and by more than this share of its mean per day; less is no leak."""
         return self.low_per_h > 0.0 and 24.0 * self.per_h > share_per_day * abs(self.mean)
 
 
@@ -70,6 +70,6 @@ def trend(name: str, at_s: Sequence[float], values: Sequence[float]) -> Trend:
 
 
 def _alike(residuals: Floats) -> float:
-    """First-order autocorrelation, where it is positive; at most 0.9."""
+    """First-order autocorrelation, limited to 0 .. 0.9."""
     before, after, square = residuals[:-1], residuals[1:], float(residuals @ residuals)
     return min(max(float(before @ after) / square, 0.0), 0.9) if square > 0.0 else 0.0

@@ -1,4 +1,4 @@
-"""What a soak came to: trends of what must stay flat once everything bounded is full, and what has a limit."""
+"""The result of a soak: trends of quantities that must stay flat after the warm-up, and limits."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ what is remembered of each (256 decisions, 1024 samples for rebuilds: full withi
 and the allocators have got the most that was needed at a time until then: RSS climbs towards that for so long, measured
 while the blocks in use stay as many, and a leak is seen in any later hour as well."""
 FLAT: Final = ("open_fds", "rss_bytes", "blocks", "threads", "mean_file_bytes")
-"""What must not grow; and CPU."""
+"""Quantities that must not grow, including CPU."""
 _MIB: Final = 1 << 20
 JOURNAL_BYTES: Final = 1.25 * _MIB
 """It is written anew above 1 MiB, or above twice what it said then if that is more; what 100 workloads make it say is
 0.1 MiB, and one transaction about them up to 0.2 MiB."""
 LOG_BYTES: Final = 10 * _MIB
-"""SQLite's log beside the store: 8 MiB, and what is on its way."""
+"""SQLite's write-ahead log beside the store: 8 MiB plus pending writes."""
 FILES_OF_ITS_OWN: Final = 12
-"""Of the state directory, what is no model: journal and copy, store and log, locks, what is just being written."""
+"""Files of the state directory other than models: journal and copy, store and log, locks, files being written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The most that was ever read of something that has a limit."""
+    """The maximum of a quantity with a limit."""
 
     name: str
     most: float
@@ -39,7 +39,7 @@ class Bound:
 
     @property
     def holds(self) -> bool:
-        """True if it stayed within."""
+        """True if it stayed within its limit."""
         return self.most <= self.limit
 
 
@@ -53,12 +53,12 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """True if nothing surely grows, and nothing is beyond its limit."""
+        """True if nothing grows significantly, and nothing exceeds its limit."""
         return not any(one.grows() for one in self.trends) and all(bound.holds for bound in self.bounds)
 
 
 def warm_up_s(places: int, per_s: float) -> float:
-    """How long it takes until everything bounded is full."""
+    """Time until all bounded memories are full."""
     return LIVES * churn.mean_life_s(places, per_s)
 
 
@@ -123,7 +123,7 @@ def report(what: str, verdict: Verdict, workloads: int, rate_hz: float, seconds:
 
 
 def _unit(name: str) -> tuple[float, str]:
-    """What to divide by, and how to call it."""
+    """The divisor and name of a quantity's unit."""
     if name.endswith("_bytes"):
         return _MIB, f"{name.removesuffix('_bytes')} MiB"
     return 1.0, f"{name.removesuffix('_pct')} %" if name.endswith("_pct") else name.replace("_", " ")

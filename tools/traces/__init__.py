@@ -1,1 +1,1 @@
-"""Public traces of clusters, and those of one's own hosts: one model, imported from any format, and analysed."""
+"""Public cluster traces and traces of one's own hosts: imported from any format into one model, and analysed."""

@@ -4,7 +4,7 @@
     python -m tools.traces analyze PLACE --json
 
 Sources are files or folders as published (CSV or JSON lines; gzip, xz, tar) or datasets of perphctl trace export.
-PLACE is a new folder, or s3://BUCKET/NAME; it is there as a whole or, after an error, not at all.
+PLACE is a new folder, or s3://BUCKET/NAME; it appears completely or, after an error, not at all.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     reads = commands.add_parser("import", help="read a trace and commit its records")
     reads.add_argument("--format", required=True, choices=sorted(FORMATS))
-    reads.add_argument("--as", dest="fmt", choices=("csv", "parquet"), default="csv", help="of the records")
+    reads.add_argument("--as", dest="fmt", choices=("csv", "parquet"), default="csv", help="file format of the records")
     reads.add_argument(
         "--most-bad", type=int, default=MOST_BAD, metavar="ROWS",
         help=f"end with an error at more bad rows than this (default: {MOST_BAD})",
@@ -58,11 +58,11 @@ def main(arguments: list[str] | None = None) -> int:
     reads.add_argument("source", nargs="+", type=Path)
     reads.add_argument("place")
     studies = commands.add_parser(
-        "analyze", help="compute figures of an imported trace, of one as published, or of a store"
+        "analyze", help="compute figures of an imported or published trace, or of a store"
     )
     studies.add_argument("--format", choices=sorted(FORMATS), help="read sources of this format")
     studies.add_argument(
-        "--only", action="append", choices=sorted(ANALYSES), help="may be given several times"
+        "--only", action="append", choices=sorted(ANALYSES), help="a figure to compute; repeatable"
     )
     studies.add_argument(
         "--share", type=_positive, metavar="SHARE",
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     studies.add_argument(
         "--slot", type=_positive, default=SLOT_S, metavar="SECONDS", help=f"(default: {SLOT_S:g})"
     )
-    studies.add_argument("--plots", type=Path, metavar="FOLDER", help="write plots here as well")
+    studies.add_argument("--plots", type=Path, metavar="FOLDER", help="also write plots to this folder")
     studies.add_argument("--json", action="store_true")
     studies.add_argument("source", nargs="+")
     given = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
 """Alibaba's cluster-trace-v2017, v2018 and v2023: the tables as published, and what their columns mean.
 
-In v2017 and v2018 CPUs are counted (100 is one core), memory is a share of the largest machine; utilisation of -1 and
-101 stands for what is invalid, a time of 0 for one before or after the trace.
+In v2017 and v2018, CPU is in hundredths of a core and memory is a share of the largest machine. Utilisations of -1 and
+101 are invalid; a time of 0 lies before or after the trace.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PCT: Final = 0.01
 _INVALID: Final = (-1.0, 101.0)
 _LARGEST: Final = "share of the largest machine"
 _MOST_KNOWN: Final = 200_000
-"""Machines whose capacity is remembered, to mention it only when it changes."""
+"""Number of machines whose capacity is remembered, to record it only when it changes."""
 
 
 def _share(row: Row, column: str) -> Reading:
@@ -218,7 +218,7 @@ def v2018() -> Format:
 
 
 def _field(row: Row, column: str, field: str) -> Any:
-    """What a column of v2023 is in a record."""
+    """The field of a record for a column of v2023."""
     if field in ("at_s", "submitted_s"):
         return row.time_s(column) if row.text(column) or field == "at_s" else NOT_MEASURED
     if field in ("machine", "workload"):
@@ -231,7 +231,7 @@ def _fields(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
 
 
 class _Nodes:
-    """Node rows repeat the capacity: a machine is mentioned when that changes."""
+    """Node rows repeat the capacity, so a machine is recorded only when it changes."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, tuple[Reading, Reading]] = OrderedDict()

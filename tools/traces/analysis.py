@@ -1,4 +1,4 @@
-"""Analyses of a fleet, as figures by name. A figure that the trace cannot give is Unavailable, with the reason.
+"""Analyses of a fleet, as figures by name. A figure that the trace does not support is Unavailable, with the reason.
 
 The questions are those of the studies of Alibaba's traces (2017: imbalances; 2022: over-commitment, variation,
 correlation, alignment, waiting) and of schedulers that predict run times.
@@ -18,11 +18,11 @@ from tools.traces.fleet import Column, Fleet, Life
 
 Figures: TypeAlias = dict[str, Reading]
 LEAST_ROWS: Final = 30
-"""Rows or runs of an application from which a correlation is computed."""
+"""Least rows or runs of an application for a correlation."""
 LEAST_LIKES: Final = 5
-"""Workloads of an application from which a variation is computed."""
+"""Least workloads of an application for a coefficient of variation."""
 HISTORY: Final = 25
-"""Past runs from which a run time is predicted: with 25, published schedulers do as well as with perfect estimates."""
+"""Numbers of past runs for run-time prediction; with 25, published schedulers equal perfect estimates."""
 HISTORIES: Final = (5, 10, HISTORY, 50)
 MOST_PLACEMENTS: Final = 20_000
 LONG_WAIT_S: Final = 100.0
@@ -35,7 +35,7 @@ RESPONSE_WITH: Final = (
 
 
 def over_commitment(fleet: Fleet) -> Figures:
-    """What is requested of a machine, over what it has; machines and slots in which nothing runs do not count."""
+    """Requests on a machine over its capacity, without machines and slots in which nothing runs."""
     found: Figures = {}
     for name in ("cpu_request", "cpu_limit", "memory_request"):
         capacity = fleet.capacity[name.partition("_")[0]]
@@ -50,7 +50,7 @@ def over_commitment(fleet: Fleet) -> Figures:
 
 
 def request_against_use(fleet: Fleet) -> Figures:
-    """What workloads use of what they request: their mean over their life."""
+    """Used share of requests: each workload's mean over its life."""
     found: Figures = {}
     for what in ("cpu", "memory"):
         ratios = fleet.means(f"{what}_of_request")
@@ -72,7 +72,7 @@ def request_against_use(fleet: Fleet) -> Figures:
 
 
 def variation(fleet: Fleet) -> Figures:
-    """Coefficient of variation among the workloads of an application: its median, and how many are below 1."""
+    """Coefficient of variation among the workloads of an application: median, and share below 1."""
     columns = {name: fleet.means(name) for name in ("cpu", "memory", "rate_per_s", "response_time_ms")}
     for what in ("cpu", "memory"):
         own = np.array([getattr(life, f"{what}_mean") for life in fleet.lives])
@@ -92,7 +92,7 @@ def variation(fleet: Fleet) -> Figures:
 def correlations(fleet: Fleet) -> Figures:
     """Pearson's coefficient by application: response time and load of LRAs, run time of batch, with stalls and use.
 
-    Of each pair the median over applications, and the share of them above 0.5. A run's host is its mean and maximum
+    For each pair the median over applications, and the share above 0.5. A run's host is its mean and maximum
     over the run.
     """
     columns = dict(fleet.use)
@@ -154,7 +154,7 @@ def imbalances(fleet: Fleet) -> Figures:
 
 
 def run_times(fleet: Fleet) -> Figures:
-    """How well the median of an application's last runs predicts the next one, by the length of the history."""
+    """Error of predicting a run time by the median of the application's last runs, by length of the history."""
     runs = [
         np.array([life.run_time_s for life in sorted(lives, key=lambda life: life.end_s)])
         for members in _by_app(fleet, Kind.BATCH, 1).values()
@@ -175,7 +175,7 @@ def run_times(fleet: Fleet) -> Figures:
 
 
 def alignment(fleet: Fleet) -> Figures:
-    """How often the chosen machine is in the first quarter by <request, X>: X is use, or the sum of requests.
+    """Share of placements on a machine in the first quarter by <request, X>, where X is use or the sum of requests.
 
     A scheduler that over-commits chooses by use, a conservative one by requests. 0.25 is chance.
     """
@@ -208,7 +208,7 @@ def alignment(fleet: Fleet) -> Figures:
 
 
 def waiting(fleet: Fleet) -> Figures:
-    """How long workloads wait to start, and what no machine had enough of by requests when they were submitted.
+    """Waiting times of workloads, and the resource of which no machine had enough (by requests) at submission.
 
     A cause is CPU or memory where no machine had as much free, both where each was short, together where no machine
     had both at once, else other: affinity, quota, the scheduler itself. Waits shorter than a slot have no cause.

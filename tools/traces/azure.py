@@ -1,7 +1,7 @@
 """The VM traces of the Azure public dataset, V1 (2017) and V2 (2019).
 
-A VM's application is its deployment. Utilisation is of the VM's own cores. In V2, sizes are buckets; the one without
-an upper bound (">24") is unavailable.
+A VM's application is its deployment. Utilisation is relative to the VM's own cores. In V2, sizes are buckets; the one
+without an upper bound (">24") is unavailable.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A trace, or whole machines of it, as columns: lives of workloads, use over time, requests of each machine.
 
-Memory is bounded: of a trace with more rows than are held, the machines whose name hashes below a share are kept with
-everything on them, and that share of what was placed nowhere. Two passes are made over the records.
+Memory is bounded: of a larger trace, only machines whose name hashes below a share are kept, with everything on them,
+and the same share of unplaced workloads. This takes two passes over the records.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from perphd.domain.trace import MachineUse, TraceMachine, TraceRecord, TraceWork
 from perphd.domain.workload import Kind
 
 MOST_ROWS: Final = 1_000_000
-"""Rows of a trace of which everything is held, at some 400 bytes each."""
+"""Most rows of a trace that is held completely, at about 400 bytes each."""
 SLOT_S: Final = 300.0
 MOST_CELLS: Final = 20_000_000
-"""Of machines by slots. Slots become longer instead."""
+"""Most cells of a matrix of machines by slots; a larger one gets longer slots instead."""
 Column: TypeAlias = NDArray[np.float64]
 Records: TypeAlias = Callable[..., Iterable[TraceRecord]]
-"""Gives the records of these types, as often as it is asked."""
+"""Returns the records of these types; it can be called repeatedly."""
 MEASURED: Final = (
     "cpu", "cpu_of_request", "memory", "memory_of_request", "cpu_some_10_pct", "cpu_some_60_pct", "cpu_some_300_pct",
     "memory_some_60_pct", "rate_per_s", "response_time_ms",
@@ -40,7 +40,7 @@ _NAN: Final = float("nan")
 
 @dataclass(slots=True)
 class Life:
-    """All that the trace says of a workload; nan: nothing. ``seen_s``: its first and last row of use."""
+    """Facts about a workload; nan: unknown. ``seen_s``: times of its first and last row of use."""
 
     app: str = ""
     kind: Kind | None = None
@@ -59,7 +59,7 @@ class Life:
     seen_s: tuple[float, float] = (_NAN, _NAN)
 
     def add(self, row: TraceWorkload) -> None:
-        """Add what a row says; the first start counts, and the last of everything else."""
+        """Add a row's facts; the first start counts, and the last value of everything else."""
         self.state = row.state or self.state
         for name in _ADDED:
             value = getattr(row, name)
@@ -69,12 +69,12 @@ class Life:
 
     @property
     def begins_s(self) -> float:
-        """When it began to run, as far as one can tell."""
+        """The time at which it began to run, if known."""
         return self.start_s if self.start_s == self.start_s else self.seen_s[0]
 
     @property
     def ends_s(self) -> float:
-        """When it ended; infinity if it never did."""
+        """The time at which it ended; infinity if it did not."""
         if self.end_s == self.end_s:
             return self.end_s
         return (
@@ -133,12 +133,12 @@ class Fleet:
 
 
 def chosen(name: str, share: float) -> bool:
-    """Whether a machine is among this share of them; the same ones are, with every trace that names them."""
+    """Whether a machine is in this share; equal for every trace that names it."""
     return share >= 1.0 or zlib.crc32(name.encode()) < share * 2**32
 
 
 def collect(records: Records, share: float = 1.0, slot_s: float = SLOT_S) -> Fleet:
-    """Read a trace in two passes: where workloads were placed, then everything about those that are held."""
+    """Read a trace in two passes: first placements, then everything about the kept workloads."""
     lives, capacities = _lives(records, share)
     order = {name: n for n, name in enumerate(lives)}
     columns = {name: array("d") for name in ("at_s", *MEASURED)}
@@ -182,7 +182,7 @@ def collect(records: Records, share: float = 1.0, slot_s: float = SLOT_S) -> Fle
 
 
 def _lives(records: Records, share: float) -> tuple[dict[str, Life], dict[str, tuple[float, float]]]:
-    """Workloads that are held, and capacities. Without a share that is one pass: all are."""
+    """The kept workloads, and capacities. Without a share all are kept, in one pass."""
     lives: dict[str, Life] = {}
     capacities: dict[str, tuple[float, float]] = {}
     placed: dict[str, bool] = {}
@@ -262,7 +262,7 @@ def _hosts(fleet: Fleet, rows: dict[str, Column]) -> None:
 
 
 def _requests(fleet: Fleet) -> None:
-    """What those that ran on a machine in a slot had requested together, and their limits."""
+    """Sums of requests and limits of the workloads on each machine in each slot."""
     count, slots = fleet.host["cpu"].shape
     for name in ("cpu_request", "memory_request", "cpu_limit"):
         change = np.zeros((count, slots + 1))

@@ -34,7 +34,7 @@ def _state(row: Row, column: str, states: tuple[str, ...]) -> str:
 
 
 def _life(row: Row, time: str, state: str) -> dict[str, Any]:
-    """What an event says of a life: submitted, started or ended."""
+    """The meaning of an event: submitted, started or ended."""
     field = {"submit": "submitted_s", "schedule": "start_s"}.get(state, "end_s" if state in _ENDS else "")
     at = row.number(time, absent=(0.0, _AFTER), most=_AFTER)
     return {field: at * _US} if field and isinstance(at, float) else {}

@@ -1,4 +1,4 @@
-"""Imported traces: tables of records as a committed dataset, which is there as a whole or not at all."""
+"""Imported traces: tables of records as a committed dataset, complete or absent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NAMES: Final = {kind: name for name, kind in RECORD_TABLES.items()}
 def import_trace(
     form: Format, paths: Sequence[Path], place: Store, fmt: str, tally: Tally, disorder_s: float = DISORDER_S
 ) -> Manifest:
-    """Read a published trace and commit its records; after an error nothing of it is there.
+    """Read a published trace and commit its records; after an error nothing remains.
 
     Raises:
         TraceError: as of ``read_trace``.
@@ -61,7 +61,7 @@ def write_records(records: Iterable[TraceRecord], made: Attempt, fmt: str) -> No
 
 
 class _Spool:
-    """Records of one table in a nameless file, until they are enough for a part."""
+    """Buffers records of one table in an unnamed file until they fill a part."""
 
     def __init__(self, kind: type[TraceRecord], made: Attempt, fmt: str) -> None:
         self._kind, self._made, self._fmt = kind, made, fmt
@@ -93,7 +93,7 @@ class _Spool:
             self.flush()
 
     def flush(self) -> None:
-        """Make a part of what is held, if there is anything."""
+        """Write the buffered records as a part, if there are any."""
         if self._batch:
             self._write()
         file, writer = self._file, self._writer
@@ -113,15 +113,15 @@ class _Spool:
 
 
 def read_records(place: Store, *kinds: type[TraceRecord]) -> Iterator[TraceRecord]:
-    """The records of an imported trace: all of one part are held against its digest before the first is given.
+    """The records of an imported trace. Each part's digest is verified before its first record is returned.
 
     Raises:
-        TraceError: it is no imported trace, or a row is none.
-        DatasetError: it is not what was committed.
+        TraceError: it is not an imported trace, or a row is invalid.
+        DatasetError: its content differs from what was committed.
     """
     manifest = read_manifest(place)
     if manifest.facts.get("trace") != IMPORTED:
-        raise TraceError(f"{place}: is no imported trace; import it first")
+        raise TraceError(f"{place}: is not an imported trace; import it first")
     for part in manifest.parts:
         kind = RECORD_TABLES.get(part.source)
         if kind is None or (kinds and kind not in kinds):
@@ -135,7 +135,7 @@ def read_records(place: Store, *kinds: type[TraceRecord]) -> Iterator[TraceRecor
                 for row in rows:
                     yield from_row(kind, row)
             except (TypeError, ValueError) as exc:
-                raise TraceError(f"{place}: {part.name}: a row is no record of a trace: {exc}") from exc
+                raise TraceError(f"{place}: {part.name}: a row is not a record of a trace: {exc}") from exc
 
 
 def _csv_rows(file: IO[bytes]) -> Iterator[tuple[Any, ...]]:
@@ -150,5 +150,5 @@ def _parquet_rows(file: IO[bytes]) -> Iterator[tuple[Any, ...]]:
 
 
 def facts_of(place: Store) -> Mapping[str, str]:
-    """What the import said of the trace: format, units, bad rows."""
+    """The import's facts about the trace: format, units, bad rows."""
     return read_manifest(place).facts

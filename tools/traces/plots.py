@@ -1,4 +1,4 @@
-"""Plots of a fleet: utilisation of machines over time, and use of what is requested."""
+"""Plots of a fleet: utilisation of machines over time, and used shares of requests."""
 
 from __future__ import annotations
 

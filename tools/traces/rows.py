@@ -16,12 +16,12 @@ from perphd.domain.trace import TraceRecord
 from tools.traces.sources import Line, TraceError, TraceFile, trace_files
 
 MOST: Final = 1e18
-"""No quantity of a trace is greater: 1e18 bytes are an exabyte, 1e18 microseconds 30 000 years."""
+"""Largest accepted quantity: 1e18 bytes are an exabyte, 1e18 microseconds 30 000 years."""
 MOST_TIME_S: Final = 1e10
 MOST_NAME: Final = 1024
 MOST_BAD: Final = 100
 DISORDER_S: Final = 7200.0
-"""How much older than those before rows may be where tables are published in order: an hour's file may be unsorted."""
+"""Seconds by which rows of an ordered table may be older than earlier rows, because an hour's file may be unsorted."""
 _SHOWN: Final = 20
 
 
@@ -61,7 +61,7 @@ class Row:
         return value * scale
 
     def time_s(self, column: str, scale: float = 1.0) -> float:
-        """A time that must be there, in seconds."""
+        """A required time, in seconds."""
         value = self._float(column, self.name(column)) * scale
         if abs(value) > MOST_TIME_S:
             raise BadRow(f"{column} is no time of a trace")
@@ -108,7 +108,7 @@ class Format:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the rows. ``bad``: how many by fault; ``first``: where each fault was first seen."""
+    """Counts of rows. ``bad``: numbers by fault; ``first``: the first place of each fault."""
 
     most_bad: int = MOST_BAD
     rows: dict[str, int] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class Tally:
         """Count a bad row.
 
         Raises:
-            TraceError: it is one too many.
+            TraceError: there are too many.
         """
         self.bad[fault] = self.bad.get(fault, 0) + 1
         self.first.setdefault(fault, where)

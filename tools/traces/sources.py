@@ -1,6 +1,6 @@
-"""Lines of what a trace is published as: CSV or JSON lines, plain, gzip or xz, in folders, tar archives or datasets.
+"""Lines of published traces: CSV or JSON lines, plain, gzip or xz, in folders, tar archives or datasets.
 
-Everything is streamed: memory is bounded by the longest line that is accepted. Nothing of an archive is unpacked.
+Everything is streamed: memory is bounded by the longest line that is accepted. Archives are not unpacked.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from perphd.domain.errors import PerphError
 
 MOST_LINE_BYTES: Final = 1 << 20
 MOST_SKIPPED_BYTES: Final = 64 << 20
-"""A line that is longer than this is no line of a table, however many bad rows are accepted."""
+"""Most bytes of a line; a longer one is an error, however many bad rows are accepted."""
 MOST_HEADER_BYTES: Final = 1 << 20
-"""What an archive may say of one member, in an extended header, which is held in memory."""
+"""Most bytes of a member's extended header in an archive, which is held in memory."""
 _EXTENDED: Final = (
     tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE
 )  # fmt: skip
@@ -75,7 +75,7 @@ def trace_files(paths: Sequence[Path]) -> Iterator[TraceFile]:
     """All files of these paths, in order of their names; each must be read before the next is asked for.
 
     Raises:
-        TraceError: a file is damaged, ends early, or names members as no honest archive does.
+        TraceError: a file is damaged, ends early, or has suspicious member names.
     """
     for path in paths:
         if path.is_dir():

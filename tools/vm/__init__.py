@@ -1,1 +1,1 @@
-"""Throw-away virtual machines with a real systemd, for the tests that need one. Debian's own packages only."""
+"""Disposable virtual machines with a real systemd, for tests that need one. Uses only Debian's packages."""

@@ -1,6 +1,6 @@
 """A virtual machine by hand: python -m tools.vm build | boot | run COMMAND... | put FILE FOLDER | reset | stop.
 
-``boot`` prints what PERPHD_VM is to hold for the tests in tests/vm.
+``boot`` prints the value of PERPHD_VM for the tests in tests/vm.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tools.vm.making import SUITES, VmError
 
 
 def main() -> int:
-    """Do one thing. Exit status 1: it cannot be done, and why is on standard error."""
+    """Run one command. Exit status 1: it failed; the reason is on standard error."""
     parser = argparse.ArgumentParser(prog="python -m tools.vm", description=__doc__)
     parser.add_argument("--suite", choices=SUITES, default=SUITES[0])
-    parser.add_argument("--out", type=Path, default=Path("out/vm"), help="where images and machines are kept")
+    parser.add_argument("--out", type=Path, default=Path("out/vm"), help="folder of images and machines")
     parser.add_argument("do", choices=("build", "boot", "run", "put", "reset", "stop"))
     parser.add_argument("words", nargs=argparse.REMAINDER)
     options = parser.parse_args()

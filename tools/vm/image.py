@@ -1,4 +1,5 @@
-"""The disk of a virtual machine: a small Debian with systemd, cgroup v2, Python and an ssh server, made once and kept.
+"""The disk of a virtual machine: a small Debian with systemd, cgroup v2, Python and an ssh server, created once and
+cached.
 
 Needs root (the files inside belong to root) and the Debian packages of section [vm] in packaging/apt-packages.txt.
 The kernel is unpacked, not installed: installing it would build an initramfs of its own, which boots slowly without
@@ -21,14 +22,14 @@ LIBRARIES = (
     "python3-aiohttp,python3-click,python3-dbus-fast,python3-numpy,python3-pg8000,python3-prometheus-client,python3-psutil,"
     "python3-pymysql,python3-pyroute2,python3-redis,python3-rich,python3-systemd"
 )
-"""The package depends on those that are recent enough; the machine has no network to get them from."""
+"""Packages that perphd's package depends on; the machine has no network to install them."""
 KERNEL = "linux-image-cloud-amd64"
 TOOLS = ("mmdebstrap", "mke2fs", "modprobe", "cpio", "ssh-keygen")
 FREE_MB = 1200
 LEFT_OUT = ("locale", "info", "doc-base")
-# In this order: what a module needs comes with it, before it.
+# In load order; dependencies are added before each module.
 BOOT_MODULES = ("virtio_pci", "virtio_blk", "ext4", "crc32c_generic")
-# Nothing here looks at the outside world, at other disks or at the clock while tests run.
+# Masked, so that nothing accesses the network, other disks or the clock during tests.
 MASKED = (
     "apt-daily.timer",
     "apt-daily-upgrade.timer",
@@ -41,7 +42,7 @@ MASKED = (
     "systemd-timesyncd.service",
     "systemd-pstore.service",
 )
-# Each is a process at every daemon-reload, which is seconds where processors are emulated; none finds anything here.
+# Generators are processes at every daemon-reload, which takes seconds on emulated processors; these find nothing here.
 IDLE_GENERATORS = (
     "systemd-bless-boot-generator",
     "systemd-cryptsetup-generator",
@@ -63,38 +64,38 @@ IDLE_GENERATORS = (
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A finished disk with what boots it. ``folder`` holds root.img, vmlinuz, initrd and the ssh key."""
+    """A finished disk with its boot files. ``folder`` contains root.img, vmlinuz, initrd and the ssh key."""
 
     folder: Path
 
     @property
     def disk(self) -> Path:
-        """The root file system, never written to: machines run on overlays."""
+        """The root file system, which is never written to, because machines run on overlays."""
         return self.folder / "root.img"
 
     @property
     def kernel(self) -> Path:
-        """What QEMU boots."""
+        """The kernel that QEMU boots."""
         return self.folder / "vmlinuz"
 
     @property
     def initrd(self) -> Path:
-        """Leads to the root file system."""
+        """The initial RAM disk that mounts the root file system."""
         return self.folder / "initrd"
 
     @property
     def key(self) -> Path:
-        """Lets root in."""
+        """The private ssh key of root."""
         return self.folder / "key"
 
 
 def image(suite: str, cache: Path, extra: str = "") -> Image:
     """The image of this Debian suite, from the cache or made now (about a minute).
 
-    ``extra``: a Debian package that is installed besides, such as a server that a test needs.
+    ``extra``: an additional Debian package, such as a server that a test needs.
 
     Raises:
-        VmError: it cannot be made here.
+        VmError: it cannot be created here.
     """
     label = f"{suite}+{extra}" if extra else suite
     recipe = (Path(__file__),)
@@ -135,7 +136,7 @@ def _bootstrap(suite: str, work: Path, root: Path, extra: str) -> None:
 def _unpack_kernel(work: Path, root: Path, made: Path) -> str:
     unpacked = unpacked_kernel(work, made)
     modules = next(iter([*unpacked.glob("usr/lib/modules/*"), *unpacked.glob("lib/modules/*")]))
-    # Never used here, and most of the size.
+    # Unused, and most of the size.
     for unused in ("drivers/net/ethernet", "drivers/gpu", "drivers/scsi", "drivers/infiniband", "sound"):
         shutil.rmtree(modules / "kernel" / unused, ignore_errors=True)
     (root / "lib/modules").mkdir(exist_ok=True)
@@ -154,7 +155,7 @@ def _settings(root: Path, made: Path) -> None:
         "etc/systemd/network/vm.network": "[Match]\nName=e*\n[Network]\nAddress=10.0.2.15/24\n"
         "LinkLocalAddressing=no\nIPv6AcceptRA=no\n",
         "etc/dpkg/dpkg.cfg.d/vm": "force-unsafe-io\n",
-        # Emulated processors are slow: nothing is to fail for that alone.
+        # Long time-outs, because emulated processors are slow.
         "etc/systemd/system.conf.d/vm.conf": "[Manager]\nDefaultTimeoutStartSec=300s\n"
         "DefaultDeviceTimeoutSec=120s\n",
         "etc/systemd/journald.conf.d/vm.conf": "[Journal]\nStorage=persistent\nRateLimitIntervalSec=0\n",

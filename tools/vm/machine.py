@@ -1,4 +1,4 @@
-"""A virtual machine under QEMU: booted on an overlay of an image, reached through ssh, ended by its process number.
+"""A virtual machine under QEMU: booted on an overlay of an image, reached through ssh, ended by its process id.
 
 It has no network but the forwarded ssh port on loopback. Its processors are emulated, some ten times
 slower, unless PERPHD_VM_ACCEL=kvm is set.
@@ -21,7 +21,7 @@ from tools.vm.image import Image
 from tools.vm.making import VmError
 from tools.vm.shell import SPARED, Shell, ShellEnded
 
-# Patience, for machines that are busy with other things as well.
+# Time-outs in seconds, long enough for busy machines.
 BOOT_S = 600.0
 COMMAND_S = 300.0
 INBOX_BYTES = 256 << 20
@@ -47,7 +47,7 @@ class Emulator:
 
 
 class Machine:
-    """One machine, whose files are in ``folder``; a machine that runs there already is taken over."""
+    """One machine with its files in ``folder``; a running machine there is adopted."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Machine:
 
     @property
     def pid(self) -> int | None:
-        """QEMU's process, if it lives."""
+        """QEMU's process id, if it runs."""
         try:
             pid = int((self.folder / "pid").read_text())
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -76,7 +76,7 @@ class Machine:
 
     @property
     def ssh(self) -> tuple[str, ...]:
-        """What follows the word ssh."""
+        """The arguments of ssh."""
         port = (self.folder / "port").read_text()
         options = {
             "IdentityFile": str(self.image.key),
@@ -94,7 +94,7 @@ class Machine:
         return ("-F", "none", *words, "root@127.0.0.1")
 
     def boot(self) -> float:
-        """Start on a fresh overlay and wait until it answers; returns the seconds that took.
+        """Start on a fresh overlay and wait until it answers; returns the seconds taken.
 
         Raises:
             VmError: QEMU is not installed, ended, or the machine does not answer.
@@ -146,7 +146,7 @@ class Machine:
         ]
 
     def wait(self, process: subprocess.Popen[bytes] | None = None) -> None:
-        """Until it answers.
+        """Wait until it answers.
 
         Raises:
             VmError: QEMU ended, or there is no answer in time.
@@ -166,7 +166,7 @@ class Machine:
     def run(
         self, command: str, stdin: bytes = b"", timeout_s: float = COMMAND_S
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a shell command there as root."""
+        """Run a shell command in the machine as root."""
         if stdin:
             words = ["ssh", *self.ssh, command]
             return subprocess.run(words, input=stdin, capture_output=True, timeout=timeout_s, check=False)
@@ -193,31 +193,31 @@ class Machine:
         return False
 
     def put(self, source: Path, target: str) -> None:
-        """Copy a file or a folder below this folder there."""
+        """Copy a file or a folder into this folder of the machine."""
         command = ["tar", "-C", str(source.parent), "--exclude=__pycache__", "-cf", "-", source.name]
         self.unpack(subprocess.run(command, capture_output=True, check=True).stdout, target)
 
     def unpack(self, packed: bytes, target: str) -> None:
-        """Unpack a tar archive into this folder there.
+        """Unpack a tar archive into this folder of the machine.
 
-        It goes by a disk, and not by ssh: what that encrypts, emulated processors decrypt at a few MB a second.
+        It is transferred by a disk instead of ssh, because emulated processors decrypt only a few MB per second.
 
         Raises:
             VmError: it is too big, or tar there failed.
         """
         if len(packed) > INBOX_BYTES:
-            raise VmError(f"{len(packed)} bytes are more than can be put there at once ({INBOX_BYTES})")
+            raise VmError(f"{len(packed)} bytes exceed the limit of one transfer ({INBOX_BYTES})")
         with (self.folder / "inbox").open("r+b") as inbox:
             inbox.write(packed)
         folder = shlex.quote(target)
-        # What was read of it before is not read again from the disk, but for the flush.
+        # The flush makes it read the disk again instead of its cache.
         command = f"mkdir -p {folder} && blockdev --flushbufs /dev/vdb && tar -C {folder} --no-same-owner -xf /dev/vdb"
         done = self.run(command)
         if done.returncode:
             raise VmError(f"{target} was not unpacked: {done.stderr.decode()}")
 
     def reset(self) -> None:
-        """The reset button: no unmounting, no stopping. Returns when it answers again."""
+        """Press the reset button, without unmounting or stopping anything. Returns when it answers again."""
         before = self.run("cat /proc/sys/kernel/random/boot_id").stdout
         with socket.socket(socket.AF_UNIX) as monitor:
             monitor.connect(str(self.folder / "monitor"))
@@ -227,13 +227,13 @@ class Machine:
         self.wait_for_another_boot(before)
 
     def reboot(self) -> None:
-        """As an operator does it. Returns when it answers again."""
+        """Reboot as an operator would. Returns when it answers again."""
         before = self.run("cat /proc/sys/kernel/random/boot_id").stdout
         self.run("systemctl reboot")
         self.wait_for_another_boot(before)
 
     def wait_for_another_boot(self, before: bytes) -> None:
-        """Until it answers with another boot's identity."""
+        """Wait until it answers with another boot's identity."""
         self._forget_connection()
         end_s = time.monotonic() + BOOT_S
         while time.monotonic() < end_s:
@@ -251,7 +251,7 @@ class Machine:
         (self.folder / "ctl").unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """End it and throw its disk away. Stopping twice is fine."""
+        """End it and delete its disk. Stopping twice is allowed."""
         if (pid := self.pid) is not None:
             self._forget_connection()
             os.kill(pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Making the image of a machine once and keeping it; what images of every kind are made from."""
+"""Creation and caching of machine images, shared by all kinds of images."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final
 
 SUITES: Final = ("bookworm", "trixie")
-"""Debian releases there are recipes for: Linux 6.1 and 6.12."""
+"""Debian releases with a recipe: Linux 6.1 and 6.12."""
 
 
 class VmError(Exception):
-    """The virtual machine cannot be had; the text says why and what would help."""
+    """The virtual machine is unavailable; the text gives the reason and the remedy."""
 
 
 def kept(
@@ -64,7 +64,7 @@ def kept(
 
 
 def kernel_hook(work: Path, package: str) -> Path:
-    """A hook of mmdebstrap that downloads the kernel which ``package`` stands for."""
+    """A hook of mmdebstrap that downloads the kernel to which ``package`` refers."""
     hook = work / "hook"
     hook.write_text(
         "set -e\n"
@@ -77,7 +77,7 @@ def kernel_hook(work: Path, package: str) -> Path:
 
 
 def unpacked_kernel(work: Path, made: Path) -> Path:
-    """Unpack the kernel that the hook has downloaded, put it beside the image, and return where its files are."""
+    """Unpack the kernel that the hook has downloaded, put it beside the image, and return the folder of its files."""
     packages = list(work.glob("linux-image-*.deb"))
     if len(packages) != 1:
         raise VmError(f"the kernel's package did not arrive: {packages}")
@@ -88,7 +88,7 @@ def unpacked_kernel(work: Path, made: Path) -> Path:
 
 
 def boot_modules(root: Path, version: str, names: Sequence[str]) -> list[Path]:
-    """The files of these modules below ``root``, each after what it needs."""
+    """The files of these modules below ``root``, each after its dependencies."""
     files: dict[str, Path] = {}
     for line in run("modprobe", "-d", str(root), "-S", version, "-aD", *names, ok=(0, 1)).splitlines():
         word, _, path = line.partition(" ")
@@ -107,7 +107,7 @@ def packed(tree: Path) -> bytes:
 
 
 def mirror() -> str:
-    """Where this machine's own apt finds Debian."""
+    """The Debian mirror of this machine's apt."""
     if shutil.which("apt-get") is None:
         return "http://deb.debian.org/debian"
     listed = run("apt-get", "indextargets", "--format", "$(REPO_URI) $(ORIGIN)").splitlines()
@@ -116,7 +116,7 @@ def mirror() -> str:
 
 
 def run(*command: str, ok: tuple[int, ...] = (0,)) -> str:
-    """What this command prints.
+    """The output of this command.
 
     Raises:
         VmError: it ended with a status that is not in ``ok``.

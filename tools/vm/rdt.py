@@ -1,7 +1,7 @@
 """A QEMU whose processors have Intel RDT: cache allocation, bandwidth allocation and monitoring.
 
-No released QEMU has it. ``PERPHD_QEMU_RDT`` names one that does: the program, the program packed by zstd, or a folder
-with ``qemu-rdt.zst`` or ``qemu-system-x86_64`` in it (tests/rdt/README.md says what it must do).
+No released QEMU supports it. ``PERPHD_QEMU_RDT`` names one that does: the program, the program packed by zstd, or a
+folder with ``qemu-rdt.zst`` or ``qemu-system-x86_64`` in it (tests/rdt/README.md says what it must do).
 """
 
 from __future__ import annotations

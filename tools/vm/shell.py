@@ -1,4 +1,4 @@
-"""One shell that stays in the machine: a login for each command would take longer than most commands."""
+"""A persistent shell in the machine, because a login takes longer than most commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ShellEnded(Exception):
 
 
 class Shell:
-    """Runs commands there one after the other, each in a subshell with nothing to read."""
+    """Runs commands in the machine one after the other, each in a subshell with empty input."""
 
     def __init__(self, ssh: Sequence[str]) -> None:
         self._process = subprocess.Popen(
@@ -29,15 +29,15 @@ class Shell:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        # Nothing that a command says is taken for its end.
+        # A random mark, so that no output of a command is taken for its end.
         self._mark = f"\nend-{secrets.token_hex(8)} ".encode()
 
     def run(self, command: str, timeout_s: float) -> subprocess.CompletedProcess[bytes]:
-        """What ``ssh MACHINE COMMAND`` would return.
+        """Run a command like ``ssh MACHINE COMMAND``.
 
         Raises:
-            ShellEnded: and the shell is of no more use.
-            subprocess.TimeoutExpired: likewise.
+            ShellEnded: the shell cannot be used any more.
+            subprocess.TimeoutExpired: the command took too long; the shell cannot be used any more.
         """
         assert self._process.stdin is not None
         mark = shlex.quote(self._mark.decode())

@@ -28,18 +28,18 @@ from tools.bench.batch_queue.spread import ratio_interval
 
 CPUS, MEMORY = 32.0, 128.0 * GIB
 AHEAD_S: Final = 7200.0
-"""The node goes on for this time after the last arrival."""
+"""Time for which the node continues after the last arrival."""
 DAY_LOAD: Final = 0.6
-"""Offered by the jobs of a day beside LRAs that use 0.1 to 0.5 of the node."""
+"""Load offered by the jobs of a day, beside LRAs that use 0.1 to 0.5 of the node."""
 DAY_SIZE: Final = 0.3
-"""Size of a day's jobs: about 2,000 of them are that load."""
+"""Size of a day's jobs, of which about 2,000 make that load."""
 ALONE: Final = "alone"
 DAY_POLICIES: Final = (ALONE, "fifo", "suppression", "perphd", "observe")
 ONCE: Final = (ALONE, "observe")
 """Run with the first seed only."""
 LEAST_WINDOWS: Final = 100
 PEAK: Final = 0.7
-"""The greatest use of a series in arbitrary units, as a share of the host."""
+"""Assumed peak of a series in arbitrary units, as a share of the host."""
 SCHEDULERS: Final = tuple(each for each in Policy if each not in (Policy.FIFO, Policy.SUPPRESSED))
 
 
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--load", type=float, default=1.4)
-    parser.add_argument("--day-hours", type=float, default=24.0, help="of host-day; 12 see every load once")
+    parser.add_argument("--day-hours", type=float, default=24.0, help="hours of host-day; 12 cover every load once")
     parser.add_argument("--day-from", type=float, default=0.0, help="the hour at which host-day begins")
     parser.add_argument(
         "--day-policies", type=lambda text: text.split(","), default=DAY_POLICIES, help=",".join(DAY_POLICIES)
@@ -112,7 +112,7 @@ def schedulers(
 
 
 def calibration(pool: ProcessPoolExecutor, seeds: range, hours: float, load: float) -> None:
-    """Predictions of a queue that has run for an hour: what it learned outlives the daemon."""
+    """Predictions of a queue that has learned for an hour, since its calibration survives the daemon."""
     runs = [
         pool.submit(_scheduled, Policy.DISTRIBUTION, seed, 1.0 + hours, load, judged_after_s=3600.0)
         for seed in seeds
@@ -161,7 +161,7 @@ def _share(happened: Sequence[float], of: Sequence[float]) -> str:
 
 
 def reliability(name: str, diagrams: list[Reliability]) -> None:
-    """Predicted P(over) beside what happened, by decile, with its interval over seeds."""
+    """Predicted P(over) beside the observed share, by decile, with its interval over seeds."""
     print(f"\n| P({name} over), predicted | happened | 95 % interval | candidates, in seeds |")
     print("| --- | --- | --- | --- |")
     for n in range(10):
@@ -237,7 +237,7 @@ def day(seeds: range) -> None:
 
 
 def overcommit(data: Path) -> None:
-    """Copper's offers on public series: how often too much, and how much was given."""
+    """Copper's offers on public series: share of excessive offers, and offered amount."""
     print("| series | windows | too much, CPU | given, CPU | too much, memory | given, memory |")
     print("| --- | --- | --- | --- | --- | --- |")
     machines = _machines(data / "alibaba2018/machine_usage_rows_with_mem_gps_mkpi.csv.xz")
@@ -255,7 +255,7 @@ def overcommit(data: Path) -> None:
 
 
 def _shares(tests: list[Backtest]) -> str:
-    """How often the offers were too much, and how much of what was reserved they gave."""
+    """Share of excessive offers, and the offered share of reservations."""
     windows, reserved = sum(each.windows for each in tests), sum(each.reserved for each in tests)
     return f"{sum(each.exceeded for each in tests) / windows:.2%} | {sum(each.given for each in tests) / reserved:.1%}"
 

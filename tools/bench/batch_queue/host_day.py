@@ -1,14 +1,14 @@
 """A day of LRAs and jobs on the simulated host: the daemon's own agent, policy, queue and history.
 
-Two LRAs follow the hour. The physics of ``perphd.sim`` says how they fare: cores, caches, memory bandwidth, queueing.
-Jobs of the generator are submitted to the daemon's batch queue as they arrive, and run as batch workloads. An LRA is on
-target while its 95 % latency and its work rate are what its objective asks for. The same day without jobs tells what
-the host gives without batch, and the day in observe what jobs cost when nobody acts. ``host_rules`` has the same day
-under simpler rules.
+Two LRAs follow the hour. The physics of ``perphd.sim`` determines their performance: cores, caches, memory bandwidth,
+queueing. Jobs of the generator are submitted to the daemon's batch queue as they arrive, and run as batch workloads. An
+LRA is on target while its 95 % latency and its work rate meet its objective. The same day without jobs shows the host
+without batch, and the day in observe shows the effect of jobs without control. ``host_rules`` has the same day under
+simpler rules.
 
-A job's CPUs are hardware threads. The generator's run times, and with them the histories and the deadlines, are those
-of threads whose sibling is busy: a job on a host that is half empty is faster. A job arrives at the next round of the
-loop, and its deadline moves with it: a round takes ten seconds here, and one or two in reality.
+A job's CPUs are hardware threads. The generator's run times, and with them the histories and the deadlines, assume busy
+siblings, so that a job on a half-empty host is faster. A job arrives at the next round of the loop, and its deadline
+moves with it: a round takes ten seconds here, and one or two in reality.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ DAY_S: Final = 86400.0
 JOBS: Final = 2000
 """Jobs that arrive in a day."""
 SIZE: Final = 0.3
-"""Their size as the generator has it: they ask for two to five tenths of the host."""
+"""Their size for the generator: they request two to five tenths of the host."""
 JOBS_CGROUP: Final = COPPER_PARENT
 PERIOD_S: Final = 10.0
 STEP_S: Final = 5.0
 LOAD: Final = Diurnal(0.4, 1.2, DAY_S)
 WARM_S: Final = 600.0
-"""Not counted: the agent sees its LRAs alone first."""
+"""Uncounted seconds at the start, in which the agent sees its LRAs alone."""
 LEAST_WORK: Final = 0.95
 MORE_LATENCY: Final = 1.3
-"""An LRA's target: this times its greatest 95 % latency in a day alone, and this share of what is asked of it."""
+"""An LRA's target: factor on its greatest 95 % latency in a day alone, and share of its load."""
 IN_MEMORY: Final = Path("/dev/shm")
-"""The daemon's files are kept here: a day of virtual time does not wait for the disk."""
+"""Folder of the daemon's files, in memory, so that virtual time does not wait for the disk."""
 TAUGHT: Final = 12
 """Earlier jobs of each class that the history knows."""
 
@@ -81,7 +81,7 @@ class Hours:
 
 @dataclass(slots=True)
 class DayOutcome:
-    """What came of one day. ``on_target``: share of the time by LRA; ``busy``: share of the host's CPUs.
+    """The results of one day. ``on_target``: share of the time by LRA; ``busy``: share of the host's CPUs.
 
     ``slo``: jobs whose deadline was within the day; ``missed``: those of them that had not ended by then.
     """
@@ -110,7 +110,7 @@ class DayOutcome:
 
 
 class Judge:
-    """Counts for how long the LRAs are on target and what runs on the host uses."""
+    """Accumulates the LRAs' time on target and the host's use."""
 
     def __init__(self, host: SimHost, objectives: Mapping[str, Objective]) -> None:
         self._host, self._objectives = host, objectives
@@ -118,7 +118,7 @@ class Judge:
         self._rounds, self._busy = 0, 0.0
 
     def look(self, now_s: float) -> None:
-        """One round of the loop is over."""
+        """Process a finished round of the loop."""
         if now_s <= WARM_S:
             return
         self._rounds += 1
@@ -131,13 +131,13 @@ class Judge:
         return ", ".join(f"{name} {met / max(1, self._rounds):.2%}" for name, met in self._met.items())
 
     def tell(self, out: DayOutcome) -> None:
-        """Write down what was counted."""
+        """Store the counts."""
         out.on_target = {name: met / self._rounds for name, met in self._met.items()}
         out.busy = self._busy / self._rounds / THREADS
 
 
 def on_target(host: SimHost, name: str, objective: Objective) -> bool:
-    """True if the LRA serves what it is asked for as fast as it is to."""
+    """True if the LRA serves its load within its target."""
     outcome = host.outcome(name)
     served = outcome.work_per_s >= LEAST_WORK * outcome.offered_per_s
     return served and outcome.p95_ms <= (objective.max_latency_ms or 0.0)
@@ -154,7 +154,7 @@ def lras() -> tuple[Lra, ...]:
 class Cores:
     """A ``JobRunner`` on the simulated host: a job is CPU-bound threads that end when their work is done.
 
-    ``as_the_daemon``: jobs have the least weight together, as the daemon's own runners see to.
+    ``as_the_daemon``: jobs together have the least weight, as with the daemon's own runners.
     """
 
     def __init__(self, host: SimHost, works: Sequence[Work], as_the_daemon: bool = True) -> None:
@@ -165,7 +165,7 @@ class Cores:
         self.ended_s: dict[str, float] = {}
 
     def pass_by(self) -> None:
-        """One round has passed: note when jobs ended within it."""
+        """Record the ends of jobs within the last round."""
         for unit, (_, wanted) in self._units.items():
             before, done = self._done.get(unit, 0.0), self._host.work_done(unit)
             if done >= wanted and unit not in self.ended_s:
@@ -223,7 +223,7 @@ def threads_of(work: Work) -> int:
 
 
 def targets() -> dict[str, Objective]:
-    """What the LRAs are to be kept at, from their greatest latency in a day alone."""
+    """The LRAs' objectives, from their greatest latency in a day alone."""
     host = day_host(Diurnal(LOAD.high, LOAD.high))
     host.advance(60.0)
     return {
@@ -253,7 +253,7 @@ def day(
     """One day, or some hours of it."""
     work = day_jobs(seed, hours)
     logged_below = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # what the agent says about a host that is not there is no news
+    logging.disable(logging.CRITICAL)  # the agent's messages about a simulated host are not of interest
     name = f"seed {seed}, {mode}" if with_jobs else "no jobs"
     try:
         with patch.object(QueueSolver, "improved", _as_it_is):
@@ -264,7 +264,7 @@ def day(
 
 
 def _as_it_is(solver: QueueSolver, now_s: float, *problem: Any) -> JobPlan:
-    """Greedy plans, as without HiGHS: it may think for two seconds of real time, and its answers depend on them."""
+    """Greedy plans, as without HiGHS, whose answers depend on its two seconds of real time."""
     plan: JobPlan = problem[-1]
     return plan
 
@@ -281,7 +281,7 @@ def day_host(load: LoadTrace) -> SimHost:
 
 
 def _teach(folder: Path, work: Generated) -> None:
-    """The history knows earlier jobs of every class."""
+    """Fill the history with earlier jobs of every class."""
     specs = {each.kind: each.spec for each in work.works}
     with JobHistory(folder / HISTORY_FILE) as history:
         for kind, spec in specs.items():
@@ -353,7 +353,7 @@ async def _day(told: str, work: Generated, mode: Mode, hours: float, host: SimHo
 
 
 def progress(told: str, now_s: float, judge: Judge) -> None:
-    """Tell every hour how far a run is, and how it went: a day takes minutes, and longer on a busy machine."""
+    """Print the progress of a run every hour, because a day takes minutes or longer."""
     if now_s % 3600.0 == 0.0:
         print(f"{told}: hour {now_s / 3600.0:.0f}, {judge.so_far()}", file=sys.stderr, flush=True)
 

@@ -1,12 +1,12 @@
-"""The day of ``host_day`` under two simple rules, to see what the daemon's own is worth.
+"""The day of ``host_day`` under two simple rules, for comparison with the daemon's own.
 
 Both start jobs in the order of their arrival, by what they request, and know no deadlines.
 
-*Static reservation*: LRAs have cores of their own, and batch has the others, day and night. As few cores are reserved
-as keep both LRAs on target at the greatest load of the day beside batch on all others; ``reserved_cores`` tries them.
+*Static reservation*: LRAs have exclusive cores, and batch has the others all day. The number reserved is the least that
+keeps both LRAs on target at the day's greatest load beside batch on all others; ``reserved_cores`` finds it.
 
-*Suppression*, as in Koordinator: batch may use what LRAs leave of 65 % of the CPUs, with the least weight. Its CPU set
-follows what they use, round by round, and jobs start while their requests fit into it.
+*Suppression*, as in Koordinator: batch may use 65 % of the CPUs less the LRAs' use, with the least weight. Its CPU set
+follows that use in every round, and jobs start while their requests fit into it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tools.bench.batch_queue.host_day import (
 from tools.bench.batch_queue.node import BATCH_SHARE
 
 LEAST_THREADS: Final = 2
-"""Koordinator leaves batch at least these."""
+"""Least CPUs of batch under Koordinator."""
 LEAST_WEIGHT: Final = 1
 """``cpu.weight`` of batch under Koordinator: its ``cpu.shares`` are 2 of 1024."""
 SETTLED_S: Final = 300.0
@@ -68,7 +68,7 @@ def static_reservation() -> Rule:
 
 
 def suppression() -> Rule:
-    """Batch has what LRAs leave of a share of the host."""
+    """Batch gets a share of the host less the LRAs' use."""
 
     def left(host: SimHost) -> int:
         used = sum(host.outcome(each.name).usage_cores for each in lras())

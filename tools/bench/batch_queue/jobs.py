@@ -25,12 +25,12 @@ SLACKS: Final = (0.2, 0.4, 0.6, 0.8)
 INFLATED: Final = 0.74
 GIB: Final = float(1 << 30)
 SHORTER: Final = (0.05, 0.3)
-"""What an over-estimated job takes of the time that it would take."""
+"""Share of its class's run time that an over-estimated job takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One job: what it asks for, and what it really is. ``run_s``: alone, with all the CPUs that it wants."""
+    """One job: its requests and its true needs. ``run_s``: run time alone, with all CPUs that it wants."""
 
     at_s: float
     spec: JobSpec
@@ -42,7 +42,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Past:
-    """What the history knows of one class."""
+    """The history of one class."""
 
     run_s: Histogram
     cpus: Histogram

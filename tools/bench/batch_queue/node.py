@@ -2,8 +2,8 @@
 
 CPU is divided by water-filling, so a crowded job is slower. Memory beyond the node's evicts copper, whose work is lost.
 A job uses the same CPUs and memory from its start to its end. The queue is looked at when a job arrives or ends, and
-every ``CYCLE_S``. Every policy is ``perphd.batch.scheduling`` with other
-knowledge, but ``PRIORITY``, ``FIFO`` and ``SUPPRESSED``, which know requests alone.
+every ``CYCLE_S``. Every policy is ``perphd.batch.scheduling`` with different knowledge, except ``PRIORITY``, ``FIFO``
+and ``SUPPRESSED``, which use only requests.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from tools.bench.batch_queue.jobs import Generated, Past, Work
 
 CYCLE_S: Final = 15.0
 BATCH_SHARE: Final = 0.65
-"""Koordinator's default: batch gets what LRAs leave of this share of the node."""
+"""Koordinator's default: batch gets this share of the node less the LRAs' use."""
 
 
 class Policy(StrEnum):
-    """What a policy knows, or leaves out."""
+    """The knowledge of a policy."""
 
     DISTRIBUTION = "distributions"
     PERFECT = "perfect estimates"
@@ -76,7 +76,7 @@ _DOUBTED: Final = {
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one run."""
+    """The results of one run."""
 
     slo: int = 0
     missed: int = 0
@@ -137,7 +137,7 @@ class Node:
             arrival_s = self._work[next_one].at_s if next_one < len(self._work) else end_s
             before = len(self._jobs)
             now_s += self._pass(now_s, max(1e-3, min(next_look_s, arrival_s) - now_s))
-            if len(self._jobs) != before:  # a job that ends asks for a look
+            if len(self._jobs) != before:  # the end of a job triggers a look
                 next_look_s = now_s
         for job in self._jobs.values():
             self.outcome.unfinished += 1
@@ -182,7 +182,7 @@ class Node:
         return step
 
     def _by_request(self, now_s: float, waiting: list[QueuedJob]) -> QueueStep:
-        """Requests alone. Priority: deadlines first, and best effort is requeued for them."""
+        """Schedule by requests only. Priority: deadlines first, and best effort is requeued for them."""
         active = self._active()
         cpus = self.cpus - sum(job.spec.cpus for job in active)
         if self.policy is Policy.SUPPRESSED:
@@ -232,7 +232,7 @@ class Node:
         return left_s > 0.0 and share_to(self._outlook(job).run_time_s, left_s) <= 0.0
 
     def _judge(self, step: QueueStep, now_s: float) -> None:
-        """Compare P(over) of every candidate with what its start would have brought."""
+        """Compare P(over) of every candidate with the outcome of its start."""
         running = frozenset(job.id for job in self._active() if job.state is JobState.RUNNING)
         held = frozenset(job.id for job in self._active())
         if step.freeze or step.revoke or step.requeue or now_s < self._judged_after_s:

@@ -1,6 +1,6 @@
 """Intervals of ratios that are summed over seeds: 95 % of a bootstrap that draws whole seeds.
 
-Jobs of one seed share classes, histories and a queue, so that single jobs and candidates are no independent draws.
+Jobs of one seed share classes, histories and a queue, so that single jobs and candidates are not independent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LEAST_SEEDS: Final = 3
 
 
 def ratio_interval(happened: Sequence[float], of: Sequence[float]) -> tuple[float, float]:
-    """Where sum(happened) / sum(of) lies, one value of each a seed. (0, 1) with fewer than three seeds that count."""
+    """The interval of sum(happened) / sum(of), with one value of each per seed; (0, 1) with fewer than three seeds."""
     above, below = np.array(happened, dtype=np.float64), np.array(of, dtype=np.float64)
     if (below > 0).sum() < LEAST_SEEDS:
         return 0.0, 1.0

@@ -1,1 +1,1 @@
-"""How well the detector's statistics do: false alarms a day, and samples until a shift is found."""
+"""Performance of the detector's statistics: false alarms per day, and samples until a shift is found."""

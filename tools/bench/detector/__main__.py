@@ -34,7 +34,7 @@ def spread(values: list[float]) -> str:
 
 
 def of_significance(options: argparse.Namespace) -> Lines:
-    """The statistic behind the verdict, on noise with heavy tails."""
+    """Measure the statistic behind the verdict, on noise with heavy tails."""
     settings, noise = PolicySettings(), Noise()
     lives = [significance.false_alarms(LIFE_DAYS, noise, seed, settings) for seed in range(options.lives)]
     first = [float(days[0]) for days in lives]
@@ -65,7 +65,7 @@ def of_significance(options: argparse.Namespace) -> Lines:
 
 
 def of_causes(options: argparse.Namespace) -> Lines:
-    """One resource taken away."""
+    """Measure injections of one resource."""
     lines = [
         "Runs in which the LRA truly lost more than 10 % of its work or 50 % of its p95 count as harmed. "
         "Right: the cause that the verdict names at once, and five samples later.",
@@ -117,7 +117,7 @@ def of_culprits(options: argparse.Namespace) -> Lines:
 
 
 def of_drops(options: argparse.Namespace) -> Lines:
-    """Falls of load."""
+    """Measure falls of load."""
     found = [quiet.drops(seed) for seed in range(options.seeds)]
     falls, called, grown = (sum(f[n] for f in found) for n in (0, 1, 2))
     return [
@@ -126,7 +126,7 @@ def of_drops(options: argparse.Namespace) -> Lines:
 
 
 def of_quiet(options: argparse.Namespace) -> Lines:
-    """Days without an antagonist."""
+    """Measure days without an antagonist."""
 
     def tell(so_far: quiet.Quiet, day: float) -> None:
         print(f"day {day:.0f}: {so_far.actions} actions, {so_far.moves} changes", flush=True)
@@ -141,7 +141,7 @@ def of_quiet(options: argparse.Namespace) -> Lines:
 
 
 def of_waves(options: argparse.Namespace) -> Lines:
-    """Foreseen or not."""
+    """Compare waves of load with and without forecasts."""
     lines = [
         "| load | seed | forecast | target missed | batch work | prepared |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--days", type=float, default=7.0)
     parser.add_argument("--lives", type=int, default=30, help=f"of {LIFE_DAYS} days, on heavy tails")
     parser.add_argument(
-        "--lane-days", type=float, default=40.0, help="days of every noise, for verdict and power"
+        "--lane-days", type=float, default=40.0, help="days per noise, for verdict and power"
     )
     parser.add_argument("--lanes", type=int, default=100, help="applications side by side, for power")
     parser.add_argument("--per-day", type=float, default=1.0, help="configured rate, for verdict and power")

@@ -1,4 +1,4 @@
-"""Five candidates come and go, one of them harms the LRA: who is named."""
+"""Attribution test: five candidates come and go, and one of them harms the LRA."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HARMLESS: Final = ("batch-compress", "batch-pi", "batch-network")
 
 
 def run(seed: int) -> tuple[str, Counter[str]]:
-    """The true culprit's resource, and how often "right", "wrong" or "nobody" was said of a degradation."""
+    """The true culprit's resource, and the number of degradations attributed "right", "wrong" or to "nobody"."""
     random = Random(f"blame:{seed}")
     kind, threads = random.choice(_HARM)
     guilty = random.randrange(CANDIDATES)

@@ -1,12 +1,11 @@
-"""LRAs without indicators of their own: is harm found and named, and are program phases left alone?
+"""Detection of harm to LRAs without indicators, and its attribution, with program phases.
 
 python -m tools.bench.detector.channels [--sections injections,laws,days] [--seeds 20] [--days 7] [--out FILE]
 
-Injections: one resource is taken from an application of which only counters and waiting are seen, at many levels of
-harm. Laws: streams of the channels alone, with phases, slowed down by a factor when neighbours come. Days: whole days
-of the policy with phases, and of the channels alone, beside neighbours that come and go and harm nobody. On an idle
-core: injections about two minutes for twenty seeds, laws two, a day of channels alone five seconds each, of the policy
-two minutes.
+Injections: one resource is taken from an application with only counters and waiting, at many levels of harm. Laws:
+streams of the channels alone, with phases, slowed down by a factor when neighbours arrive. Days: whole days of the
+policy with phases, and of the channels alone, beside harmless neighbours that come and go. On an idle core: injections
+about two minutes for twenty seeds, laws two, a day of channels alone five seconds each, of the policy two minutes.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ Floats = NDArray[np.float64]
 STARTS_S: Final = injected.STARTS_S
 ENDS_S: Final = STARTS_S + 40.0
 SOON: Final = 10
-"""Samples within which harm is to be found and named."""
+"""Samples within which harm must be found and attributed."""
 MISSED: Final = 0.85
-"""Performance of what it was, from which a tolerance of 10 % is missed by 5 points."""
-SILENT: Final = Unavailable("it tells nothing about itself")
+"""Relative performance at which a tolerance of 10 % is missed by 5 points."""
+SILENT: Final = Unavailable("it has no indicators")
 INDICATORS: Final = (
     "work_rate_per_s", "load_per_s", "latency_p50_ms", "latency_p95_ms", "latency_p99_ms", "work_events",
     "latency_events", "sli_window_s", "sli_resolution_s",
@@ -64,11 +63,11 @@ _NAMES: Final = tuple(Outcome.__slots__)
 LOADS: Final = np.geomspace(0.05, 4.0, 96)
 COVS: Final = (0.19, 0.4)
 CORRELATION: Final = 0.74
-"""Of the cycles per instruction of one second with the next: measured between stretches of 10^9 instructions."""
+"""Correlation of cycles per instruction between seconds, measured between stretches of 10^9 instructions."""
 
 
 def without_indicators(sample: Sample) -> Sample:
-    """The sample of an application that tells nothing about itself."""
+    """The sample without the application's own indicators."""
     silent: dict[str, Any] = dict.fromkeys(INDICATORS, SILENT)
     return replace(sample, **silent)
 
@@ -78,7 +77,7 @@ def without_indicators(sample: Sample) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``performance``: of what it was, as its clients see it; ``after``: samples to DEGRADED; ``named``: the cause
+    """``performance``: relative to before, for its clients; ``after``: samples to DEGRADED; ``named``: the cause
     told at the latest of the first ``SOON`` samples in which it was DEGRADED."""
 
     performance: float
@@ -134,14 +133,14 @@ def _scaled(lra: Actor, misses: float) -> Actor:
 
 
 def llc(random: Random) -> Injection:
-    """A thrasher of any size beside applications that need their cache a little or much."""
+    """A thrasher of any size beside applications with little or much need of cache."""
     made = injected.llc(random)
     lra, thrash = made.actors
     threads = random.choice((4, 6, 8))
     lra = _scaled(lra, math.exp(random.uniform(math.log(0.5), math.log(5.0))))
     if (
         random.random() < 0.4
-    ):  # a counter of demand loads alone: misses cost more, and there are fewer of them
+    ):  # a counter of only demand loads: fewer and more expensive misses
         part = random.uniform(2.0, 4.0)
         code = lra.work.code
         dear = replace(
@@ -255,7 +254,7 @@ def phases(rng: np.random.Generator, kind: str, n: int, cov: float) -> Floats:
 
 
 def neighbours(rng: np.random.Generator, n: int, a_day: float) -> Floats:
-    """CPUs that harmless neighbours use, who come so many times a day and stay half of the time."""
+    """CPU use of harmless neighbours that arrive this many times a day and stay half of the time."""
     use, at, half = np.full(n, 0.1), 0, 43_200.0 / a_day
     while at < n:
         at += 5 + int(rng.exponential(half))
@@ -288,7 +287,7 @@ def episodes(y: Floats, misses: Floats, use: Floats) -> tuple[list[int], Channel
 
 
 def of_laws(options: argparse.Namespace) -> Lines:
-    """Delays on streams."""
+    """Detection delays on streams."""
     lines = [
         "Share of runs in which cycles per instruction times 1.15, 1.45, 2 at unchanged CPU use are found within 30, "
         "10, 5 samples after neighbours came, and the median delay; ten minutes were seen before.",
@@ -358,7 +357,7 @@ def of_days(options: argparse.Namespace) -> Lines:
 class Phased(World):
     """An LRA whose instructions take longer by phases, and a job on other cores that comes and goes.
 
-    Steady states are looked up, whatever is in force: nothing that is done helps where nothing harms.
+    Steady states are looked up regardless of the settings, because no action helps without harm.
     """
 
     def __init__(self, scenario: Scenario, seed: int, logs: Floats, use: Floats) -> None:
@@ -466,7 +465,7 @@ def main() -> None:
         prog="python -m tools.bench.detector.channels", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument(
-        "--only", default=",".join(INJECTIONS), help="some of what is taken away, between commas"
+        "--only", default=",".join(INJECTIONS), help="some of the injected resources, separated by commas"
     )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--days", type=float, default=7.0)

@@ -1,8 +1,8 @@
 """An LSTM that predicts the next sample, in place of the AR(1) whitening.
 
 One layer, one step ahead, trained on clean seconds by back-propagation through time (Hochreiter and Schmidhuber 1997;
-Adam). The Perph paper names an LSTM as its detector without saying more; this is the small form of it that could be
-trained beside a daemon and run in it with numpy alone.
+Adam). The Perph paper names an LSTM as its detector without details; this is a small form that could be trained beside
+a daemon and run in it with numpy alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Lstm:
 
 
 def gradients(net: Lstm, x: Floats) -> tuple[float, Floats, Floats]:
-    """Mean squared error of predicting x[:, 1:] from what went before, and its gradients. x: [B,T], standardised."""
+    """Mean squared error of predicting x[:, 1:] from earlier values, and its gradients. x: [B,T], standardised."""
     size, length = x.shape
     h = c = np.zeros((size, HIDDEN))
     past: list[tuple[Floats, Floats, Floats, Floats, Floats]] = []

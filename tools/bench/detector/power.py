@@ -1,8 +1,8 @@
-"""How soon shifts are found at equal false alarms: the verdict beside EWMA, CPI2's rule, a CUSUM alone and an LSTM.
+"""Detection delay at equal false alarms: the verdict beside EWMA, CPI2's rule, a CUSUM alone and an LSTM.
 
 All see the same noise. The others are told its true standard deviation and correlation, and their thresholds are set
-by trial to the rate of false alarms that the verdict itself has on it; the verdict learns its noise and is set by
-nobody. Like the verdict, they alarm only in a sample that is beyond the target: none is to cry at what keeps it.
+by trial to the rate of false alarms that the verdict itself has on it; the verdict learns its noise without tuning.
+Like the verdict, they alarm only at a sample beyond the target.
 
     EWMA    weight .2 for the newest sample (Roberts 1959)
     CPI2    three of the last five samples beyond so many standard deviations (Zhang et al. 2013: three in five minutes,
@@ -32,9 +32,9 @@ CELLS: Final = (
     Cell("latency", 0.3, 0.6),
 )
 SHIFTS_PCT: Final = (5, 10, 20, 50, 100)
-"""By so much longer a unit of work takes: work falls to 1 / (1 + shift), latency grows to 1 + shift."""
+"""Relative growth of the time per unit of work: work falls to 1 / (1 + shift), latency grows to 1 + shift."""
 PATIENCE: Final = 300
-"""Samples after which a shift was not found."""
+"""Samples after which a shift counts as not found."""
 _BLOCK: Final = 600
 _WEIGHT, _SLACK, _CLIP = 0.2, 0.5, 3.0
 
@@ -64,7 +64,7 @@ class Others:
         self.hidden = self.memory = np.zeros((self.lanes, lstm.HIDDEN))
 
     def step(self, x: Floats) -> dict[str, Floats]:
-        """Take one sample of every lane in (log units from the reference): the statistic of each rule."""
+        """Process one sample of every lane (log units from the reference); returns the statistic of each rule."""
         y = x / self.cell.sd
         z = (y - self.cell.rho * self.last) / math.sqrt(1.0 - self.cell.rho**2)
         self.last = y

@@ -1,4 +1,4 @@
-"""Days without an antagonist, and loads that fall: whatever is done, or called degraded, is wrong.
+"""Days without an antagonist, and falling loads: every action and every DEGRADED verdict is wrong.
 
 A day of seconds is long for the node model, so its steady states are computed once over all loads and looked up; load
 and cost of a request drift as in the policy bench, readings scatter as there.
@@ -71,7 +71,7 @@ class LookedUp(World):
 
 @dataclass(slots=True)
 class Quiet:
-    """What happened over ``days``: actions that were no HOLD, changes of settings, samples by health."""
+    """Counts over ``days``: actions other than HOLD, changes of settings, samples by health."""
 
     days: float
     actions: int = 0
@@ -84,7 +84,7 @@ class Quiet:
 def days(
     count: float, seed: int, day_s: float = 86_400.0, tell: Callable[[Quiet, float], None] = lambda *_: None
 ) -> Quiet:
-    """Diurnal load for so many days beside a job that waits for work; perph enforces. ``tell``: after every day."""
+    """Diurnal load for a number of days beside an idle job; perph enforces. ``tell``: called after every day."""
     work = archetype("xapian").workload
     full = work.requests.rate_per_s if work.requests is not None else None
     lra = Actor(work.asked(rate_per_s=(full or 1.0) * 0.8), load=Diurnal(0.25, 1.0, day_s))

@@ -1,4 +1,4 @@
-"""Mean run length of the product's CUSUM on normal noise, by the integral equation: what its thresholds are held to."""
+"""Mean run length of the product's CUSUM on normal noise, by the integral equation, to check its thresholds."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 Lines = list[str]
 Sections = Mapping[str, tuple[str, Callable[[argparse.Namespace], Lines]]]
-"""By name: the title, and what measures it."""
+"""Title and measuring function by name."""
 
 
 def measure(parser: argparse.ArgumentParser, sections: Sections) -> None:
-    """Add ``--sections`` and ``--out`` to the options, read them, and tell each section as soon as it is measured."""
-    parser.add_argument("--sections", default=",".join(sections), help="some of these, between commas")
+    """Add ``--sections`` and ``--out`` to the options, parse them, and print each section as soon as it is measured."""
+    parser.add_argument("--sections", default=",".join(sections), help="some of these, separated by commas")
     parser.add_argument("--out", type=Path, help="Markdown report to append to")
     options = parser.parse_args()
     names = [n for n in options.sections.split(",") if n]

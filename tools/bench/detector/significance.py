@@ -42,7 +42,7 @@ class Noise:
 
 
 def weighed(state: Baseline, residual: float, sd: float, settings: PolicySettings) -> Weighed:
-    """One sample taken in, ``residual`` above the reference (log units)."""
+    """Process one sample, ``residual`` above the reference (log units)."""
     return weigh(
         (state, Baseline()),
         (Channel(residual - sd, sd, 0.05), _NOTHING),
@@ -57,7 +57,7 @@ def weighed(state: Baseline, residual: float, sd: float, settings: PolicySetting
 
 
 def false_alarms(days: int, noise: Noise, seed: int, settings: PolicySettings) -> list[int]:
-    """Alarms where nothing is wrong, of every day of one application's life."""
+    """False alarms on each day of one application's life."""
     alarms, state = [0] * days, Baseline()
     for at, residual in enumerate(noise.draw(random.Random(f"{seed}"), days * _DAY)):
         found = weighed(state, residual, noise.sd, settings)
@@ -69,7 +69,7 @@ def false_alarms(days: int, noise: Noise, seed: int, settings: PolicySettings) -
 
 
 def delays(shift_sd: float, runs: int, noise: Noise, seed: int, settings: PolicySettings) -> list[float]:
-    """Samples from a lasting shift to the alarm, sorted; infinite where it was missed for 15 minutes."""
+    """Samples from a lasting shift to the alarm, sorted; infinite if it was missed for 15 minutes."""
     found: list[float] = []
     for run in range(runs):
         state, delay = Baseline(), math.inf

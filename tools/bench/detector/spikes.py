@@ -1,4 +1,4 @@
-"""Load that comes in waves beside batch that leaves something idle: does foreseeing it help, and does it cost batch?"""
+"""Effect of load forecasts on LRAs and batch, for load in waves beside batch that leaves resources idle."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def traces() -> dict[str, LoadTrace]:
 
 
 def waves(trace: LoadTrace, seed: int, forecast: bool, threads: int = 12) -> Waves:
-    """perph rules a service with such a load beside a compute job of some threads."""
+    """perph controls a service with such a load beside a compute job."""
     lra = service(MACHINE, "xapian", 0.45, load=trace)
     job = Actor(replace(archetype("batch-pi").workload, threads=threads), starts_s=30.0)
     scenario = Scenario("waves", "detector", "", MACHINE, (lra, job), LENGTH_S, step_s=0.5)

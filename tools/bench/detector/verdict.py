@@ -1,8 +1,8 @@
 """The detector's verdict on streams of noise, many at once: the arithmetic of ``perphd.admission`` on arrays.
 
 A stream ("lane") is one LRA whose truth is at its reference, whose samples scatter around it (AR(1) in the logarithm),
-and beside which something always waits, so that no missing witness keeps the verdict back. It is the same as calling
-``perphd.admission.detector.judge`` sample by sample, which a test holds it to, and hundreds of times as fast.
+and beside which something always waits, so that a corroborating signal is always present. A test checks that it equals
+calling ``perphd.admission.detector.judge`` sample by sample; it is hundreds of times as fast.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from perphd.admission.significance import (
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 MARGINS: Final = np.array([[ASSUMED_WORK], [ASSUMED_DELAY]])
-"""Of the default tolerances: work may fall by a tenth, latency may grow by a half."""
+"""Margins of the default tolerances: work may fall by a tenth, latency may grow by a half."""
 DAY_S: Final = 86_400.0
 
 
@@ -77,9 +77,9 @@ class Lanes:
         self.below, self.above = np.zeros(self.lanes), np.zeros(self.lanes)
 
     def step(self, shortfall: Floats) -> Bools:
-        """Take one sample of every lane in: [2, lanes], log units beyond the target; NaN: there is no such channel.
+        """Process one sample of every lane: [2, lanes], log units beyond the target; NaN: no such channel.
 
-        Returns the lanes that are called DEGRADED now and were not before.
+        Returns the lanes that have just become DEGRADED.
         """
         ticks, live = self.settings.confirm_ticks, np.isfinite(shortfall)
         y = np.where(live, shortfall, -1e9)
@@ -242,7 +242,7 @@ CHANNELS: Final = ("work", "latency", "both")
 SDS: Final = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 RHOS: Final = (0.0, 0.3, 0.6, 0.8)
 SETTLES: Final = 7200
-"""Samples of every lane before false alarms count: what is seen of the noise then."""
+"""Samples of every lane before false alarms count, from which the noise is learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ GRID: Final = tuple(Cell(c, sd, rho) for c in CHANNELS for sd in SDS for rho in 
 
 
 def noise_of(cells: tuple[Cell, ...], lanes: int, seed: int) -> Noise:
-    """So many lanes of every cell, one cell after the other."""
+    """A number of lanes for every cell, one cell after the other."""
     sd = np.array(
         [
             [c.sd if c.channel != "latency" else np.nan for c in cells],
@@ -279,24 +279,21 @@ def false_alarms(
     nearer: float | None = None,
     settles: int = SETTLES,
 ) -> tuple[Floats, Floats]:
-    """Times that the verdict becomes DEGRADED where nothing is wrong, per day and lane: mean of each cell, its error.
+    """False DEGRADED verdicts per day and lane: mean of each cell, and its standard error.
 
     Args:
         cells: noises.
         per_day: configured.
         period_s: time between samples.
-        days: that count, of every lane.
-        lanes: of every cell.
-        seed: of the noise.
-        nearer: distance of the targets from the references in standard deviations; None: the default tolerances.
-        settles: samples before that.
+        days: counted days of every lane. lanes: of every cell. seed: of the noise. nearer: distance of the targets from
+            the references in standard deviations; None: the default tolerances. settles: samples before that.
     """
     noise = noise_of(cells, lanes, seed)
     margins = np.broadcast_to(MARGINS, noise.sd.shape).copy()
     if nearer is not None:
         margins = np.where(np.isfinite(noise.sd), nearer * noise.sd, margins)
     found = Lanes(len(cells) * lanes, PolicySettings(false_alarms_per_day=per_day), period_s, margins)
-    found.share = 0.0  # batch has not come for long: nothing is saved for that time
+    found.share = 0.0  # batch has been absent for long, so that no rate is reserved for its arrival
     counts = np.zeros(len(cells) * lanes)
     for at in range(settles + round(days * DAY_S / period_s)):
         fresh = found.step(noise.step() - margins)

@@ -1,1 +1,1 @@
-"""Hosts that learn from each other: samples that a first meeting needs, unlike hardware, and hosts that lie."""
+"""Hosts that learn from each other: samples needed for a new application, unlike hardware, and lying hosts."""

@@ -1,8 +1,8 @@
-"""Samples that a first meeting needs alone and with other hosts, unlike hardware, and hosts that lie.
+"""Samples needed for a new application alone and with other hosts, unlike hardware, and lying hosts.
 
 python -m tools.bench.federated --out out/bench/federated [--learner ogbrt] [--hosts 50] [--applications 10]
 
-Writes two files for each host (what it learned alone, what it met; a file that is there is not repeated) and
+Writes two files for each host (results alone, results with others; existing files are kept) and
 federated-LEARNER.md.
 """
 
@@ -35,9 +35,9 @@ Errors: TypeAlias = list[tuple[float, float]]
 TOLD_LENGTH: Final = 101
 SETTLED_FROM: Final = 240
 WITHIN: Final = 1.1
-"""An error counts as settled below this times the mean error of the settled part."""
+"""Factor on the mean error of the settled part below which an error counts as settled."""
 LIES_EVERY: Final = 3
-"""One host in so many decides what liars say to it."""
+"""One host in this many makes decisions with lies in its ledger."""
 EARLY: Final = 101
 """Samples in which told and alone are compared on unlike hardware."""
 RESAMPLES: Final = 400
@@ -63,7 +63,7 @@ class Meeting:
 
 
 def main() -> int:
-    """Measure what is not there yet, write, print."""
+    """Measure missing results, write, print."""
     parser = argparse.ArgumentParser(
         prog="tools.bench.federated", description=(__doc__ or "").split("\n", maxsplit=1)[0]
     )
@@ -75,7 +75,7 @@ def main() -> int:
     parser.add_argument("--applications", type=int, default=APPLICATIONS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--sample", type=int, default=1, help="of the hosts, one in so many meets the applications (all contribute)"
+        "--sample", type=int, default=1, help="one host in this many is tested (all contribute)"
     )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def main() -> int:
 def learned(
     out: Path, learner: Learner, hosts: list[Host], seed: int, applications: int
 ) -> tuple[dict[str, Contribution], dict[tuple[str, int], Errors]]:
-    """What each host contributes, and its errors alone. Kept per host, so that a run can be continued."""
+    """Each host's contribution, and its errors alone; stored per host, so that a run can be continued."""
     contributions: dict[str, Contribution] = {}
     alone: dict[tuple[str, int], Errors] = {}
     for host in hosts:
@@ -213,7 +213,7 @@ def needs(alone: Floats, told: Floats) -> tuple[float, float, float]:
 
 
 def reached(squares: Floats, settled: float) -> float:
-    """First question whose error, and that of the two after it together, is low enough; else the last one."""
+    """The first question whose error, and the mean with the next two, is low enough; else the last one."""
     curve = squares.mean(axis=0)
     for k in range(len(curve) - 2):
         if max(curve[k], curve[k : k + 3].mean()) <= (WITHIN * settled) ** 2:

@@ -38,7 +38,7 @@ NEAR: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Hardware, and what it does to an application: factors on losses, and on the ways over which cache fades."""
+    """Hardware and its effect on an application: factors on losses, and on the ways over which cache fades."""
 
     hardware: Hardware
     share: float
@@ -55,12 +55,12 @@ KINDS: Final = (
     Kind(Hardware("Intel Xeon Gold 6248R", 24, 1.0, 36 * MB), 0.24, 0.9, 0.9, 1.1, 0.95, 1.0),
     Kind(Hardware("AMD EPYC 7543", 32, 1.0, 256 * MB), 0.16, 0.35, 0.4, 2.2, 1.8, 0.7),
 )
-"""The third is unlike both others: it fits another law."""
+"""Three kinds of hardware; the third differs from the others in its law."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a policy sits on a host of ``total`` cores."""
+    """The present allocation of a policy on a host of ``total`` cores."""
 
     total: int
     exclusive: bool
@@ -70,7 +70,8 @@ class Place:
     throttle: int
 
     def moved(self, knob: int, units: int) -> Place:
-        """One knob by so many units, within bounds: batch's cores, its weight, protected ways, its bandwidth."""
+        """Move one knob by a number of units, within bounds: batch's cores, its weight, protected ways, its bandwidth.
+        """
         step = max(self.total // 16, 1)
         most = self.total - 1 if self.exclusive else self.total
         return replace(
@@ -82,7 +83,7 @@ class Place:
         )
 
     def allocation(self) -> Allocation:
-        """The same as perphd has it."""
+        """The same as perphd's allocation."""
         weight = 100 if self.exclusive else WEIGHTS[self.weight]
         grant = CpuGrant(self.total, self.batch_cores, weight, self.exclusive)
         return Allocation(grant, llc_ways=self.ways, mbw_pct=THROTTLES[self.throttle])
@@ -114,7 +115,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Days:
-    """Observations of a host's first days with an application, and what is asked meanwhile."""
+    """Observations of a host's first days with an application, and the questions during that time."""
 
     observations: list[Observation]
     questions: dict[int, Question]
@@ -199,7 +200,7 @@ def _near(place: Place, rng: np.random.Generator) -> Place:
 
 
 def _anywhere(total: int, rng: np.random.Generator) -> Place:
-    """A place where physics leaves the LRA most of what it wants."""
+    """An allocation under which physics predicts little loss for the LRA."""
     exclusive = bool(rng.random() < 0.4)
     batch = int(rng.integers(total // 8, total // 2 + 1 if exclusive else total + 1))
     weight, ways, throttle = int(rng.integers(0, 6)), int(rng.integers(0, WAYS)), int(rng.integers(0, 10))

@@ -1,4 +1,4 @@
-"""Hosts that lie, and what that changes: decisions of a host that is told, beside their spread among honest hosts."""
+"""Effect of lying hosts on the decisions of a host, compared with their spread among honest hosts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tools.bench.predictor.worlds import WAYS, WEIGHTS
 
 TARGET: Final = 0.9
 SURE: Final = 0.9
-"""Chance to keep the target from which an allocation may be chosen, as in ``admission.thresholds``."""
+"""Least chance of keeping the target for choosing an allocation, as in ``admission.thresholds``."""
 LOADS: Final = (0.35, 0.55, 0.7)
-"""Loads of the LRA for which a decision is asked."""
+"""Loads of the LRA for which a decision is made."""
 
 LIARS: Final = 10
-"""One host in so many lies."""
+"""One host in this many lies."""
 HALVES: Final = 12
 
 Floats = NDArray[np.float64]
@@ -59,7 +59,7 @@ LIES: Final[Mapping[str, Lie]] = {
 def lying(
     contributions: Sequence[Contribution], lie: Lie, share: int, rng: np.random.Generator
 ) -> list[Contribution]:
-    """The contributions, of which one in ``share`` was replaced by a lie."""
+    """The contributions, with one in ``share`` replaced by a lie."""
     liars = set(
         rng.choice(len(contributions), size=max(len(contributions) // share, 1), replace=False).tolist()
     )
@@ -67,7 +67,7 @@ def lying(
 
 
 def places(host: Host) -> list[Place]:
-    """The allocations among which a decision is made."""
+    """The candidate allocations of a decision."""
     total = host.hardware.cores
     step = max(total // 8, 1)
     return [
@@ -81,7 +81,7 @@ def places(host: Host) -> list[Place]:
 
 
 def decided(made: LraModel, host: Host, load: float, among: Sequence[Place]) -> int:
-    """The place that gives batch most, of those that keep the target with a chance of ``SURE``; else the safest."""
+    """The allocation best for batch that keeps the target with a chance of at least ``SURE``; else the safest."""
     context = ModelContext(load * host.hardware.cores, float(host.hardware.cores), float(host.hardware.cores))
     allocations = [place.allocation() for place in among]
     bands = made.predict_work(allocations, context)
@@ -91,7 +91,7 @@ def decided(made: LraModel, host: Host, load: float, among: Sequence[Place]) -> 
 
 
 def batch_worth(host: Host, load: float, among: Sequence[Place]) -> Floats:
-    """What batch gets, as a share of the host: cores by physics, less what its cache and bandwidth limits cost."""
+    """Batch's share of the host: cores by physics, less the cost of its cache and bandwidth limits."""
     total = float(host.hardware.cores)
     context = ModelContext(load * total, total, total)
     cores = expect(CpuGrants.of([p.allocation() for p in among]), context).batch_cores / total
@@ -145,13 +145,13 @@ def table(
 
 
 def decisions(host: Host, application: int, ledger: Ledger, among: Sequence[Place]) -> list[int]:
-    """The decision for each of ``LOADS`` before the first sample, with what the ledger says."""
+    """The decision for each of ``LOADS`` before the first sample, given the ledger."""
     made = model("staged", host, ledger, f"app-{application}")
     return [decided(made, host, load, among) for load in LOADS]
 
 
 def _missed(host: Host, application: int, among: Sequence[Place]) -> list[Floats]:
-    """What each place's true score lacks to the target, by load."""
+    """Shortfall of each allocation's true score below the target, by load."""
     total = float(host.hardware.cores)
     allocations = [place.allocation() for place in among]
     found = []

@@ -1,4 +1,4 @@
-"""One host meets one application: alone, and with what other hosts say."""
+"""One host learns a new application, alone and with other hosts' contributions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def model(
 ) -> LraModel:
     """A model of an application that this host has never seen.
 
-    ``ledger``: what others say; None: it is alone. ``claimed``: hardware that it claims to have, if not its own.
+    ``ledger``: others' contributions; None: without others. ``claimed``: hardware that it claims to have, if not its
+    own.
     """
     made = LraModel(learner)
     if ledger is not None:
@@ -50,7 +51,7 @@ def model(
 
 
 def meet(made: LraModel, met: Days, length: int) -> Met:
-    """Learn the first ``length`` samples beside batch, and ask meanwhile."""
+    """Learn the first ``length`` samples beside batch, with questions in between."""
     squares: list[tuple[float, float]] = []
     for i, seen in enumerate(met.observations[: QUIET + length]):
         asked = met.questions.get(i - QUIET)
@@ -66,7 +67,7 @@ def meet(made: LraModel, met: Days, length: int) -> Met:
 
 
 def contribution(host: Host, models: dict[str, LraModel], generation: int = 1) -> Contribution:
-    """What this host tells the others about its applications."""
+    """This host's contribution about its applications."""
     found: list[Statistic] = []
     for lra, made in sorted(models.items()):
         state = made.to_state()

@@ -29,7 +29,7 @@ from tools.bench.forecasts import costs, families, history, hosts, models  # noq
 from tools.bench.forecasts.models import K2S, LADDER, Figures  # noqa: E402
 
 THRESHOLDS = (-0.25, -0.10, 0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
-"""Errors at which the distribution is shown."""
+"""Errors at which the distribution function is shown."""
 
 
 def main() -> int:
@@ -48,25 +48,25 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tools.bench.forecasts", description="How good forecasts are.")
+    parser = argparse.ArgumentParser(prog="tools.bench.forecasts", description="Measure the quality of forecasts.")
     data = os.environ.get("PERPHD_DATA")
     parser.add_argument(
         "--data", type=Path, default=Path(data) if data else None, help="folder with the public series"
     )
     parser.add_argument("--series", type=int, default=12, help="series of each generated family")
     parser.add_argument("--windows", type=int, default=600, help="windows of each generated series")
-    parser.add_argument("--longest", type=int, default=2000, help="values of a public series that are used")
+    parser.add_argument("--longest", type=int, default=2000, help="most values used of a public series")
     parser.add_argument(
         "--hosts", type=int, default=4, help="hosts of each kind in the back-test of peak predictors"
     )
     parser.add_argument("--seed", type=int, default=20, help="seed of generated series and hosts")
     parser.add_argument(
-        "--skip", type=int, default=0, help="values of a public series that are left out at its start"
+        "--skip", type=int, default=0, help="values skipped at the start of a public series"
     )
     parser.add_argument(
         "--only", choices=("models", "peaks", "history", "costs"), help="one part of the report"
     )
-    parser.add_argument("--seconds", type=float, default=120.0, help="how long whole processes are watched")
+    parser.add_argument("--seconds", type=float, default=120.0, help="seconds for which whole processes are measured")
     parser.add_argument("--out", type=Path, help="file of the report")
     options = parser.parse_args()
     if min(options.series, options.hosts) < 1 or min(options.windows, options.longest) <= models.WARM_UP:

@@ -1,11 +1,11 @@
-"""What forecasts and sizing cost with 100 workloads: the worker, the loop's tick, the processes' memory.
+"""Cost of forecasts and sizing with 100 workloads: the worker, the loop's tick, the processes' memory.
 
-- The worker: its cycles, one after another, on a store of 12 h and of one minute more for each cycle, one sample a
-  second; five series of each workload, of the generated families. CPU time over the minute that a cycle stands for.
+- The worker: its cycles, one after another, on a store of 12 h that grows by a minute per cycle, one sample a second;
+  five series of each workload, of the generated families. CPU time over the minute that a cycle stands for.
 - The tick: an agent on control groups of the bench's own (root), in virtual time, with a reservation and a shape on
   every workload, the shaper pessimistic, and memory fits under way on some. The groups' processes sleep; their samples
   are given memory that moves every second, with the window maxima of the generated families, so that targets are
-  outgrown as well. A stand-in of the worker replaces the file of forecasts once a minute. The time is what all of
+  outgrown as well. A substitute for the worker replaces the file of forecasts once a minute. The time is what all of
   forecast and sizing takes of a tick, in CPU time of the loop, from the end of the shaper's grace on.
 - The processes: a daemon on these groups, with and without forecasts and shaper (root), for some minutes of real time.
 """
@@ -51,13 +51,13 @@ TICK_BUDGET_MS: Final = 1.0
 RSS_BUDGET_BYTES: Final = 80 << 20
 HISTORY_WINDOWS: Final = 720
 CYCLES: Final = 120
-"""After so many windows every model has been fitted again."""
+"""Windows after which every model has been fitted again."""
 TICKS: Final = 600
 GRACE_TICKS: Final = 720
-"""Until the shaper shapes: its grace of ten intervals, and two more."""
+"""Ticks until the shaper acts: its grace of ten intervals, and two more."""
 RUNS: Final = 4
 FITS: Final = 5
-"""Memory fits that are under way at a time; one is usual."""
+"""Number of concurrent memory fits; one is usual."""
 SCALES: Final = {
     "cpu_usage_cores": 4.0,
     "memory_working_set_bytes": 4e9,
@@ -148,7 +148,7 @@ def worker_cost(workloads: int = WORKLOADS, cycles: int = CYCLES, seed: int = 7)
 
 
 def made_series(names: Sequence[str], windows: int, seed: int) -> dict[str, dict[str, Floats]]:
-    """Five series of each workload, in turn of every generated family."""
+    """Five series of each workload, taken from the generated families in rotation."""
     kinds = list(families.GENERATORS)
     wanted = len(names) * len(SERIES)
     pools = {kind: families.generated(kind, -(-wanted // len(kinds)), windows, seed) for kind in kinds}
@@ -302,7 +302,7 @@ def _wait_for(done: Callable[[], bool], daemon: psutil.Popen, log: Path) -> None
     until = time.monotonic() + START_S
     while not done():
         if daemon.poll() is not None or time.monotonic() > until:
-            raise BenchError(f"the daemon does not get there:\n{log.read_text(errors='replace')[-2000:]}")
+            raise BenchError(f"the daemon makes no forecasts:\n{log.read_text(errors='replace')[-2000:]}")
         time.sleep(0.2)
 
 

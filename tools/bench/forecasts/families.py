@@ -1,4 +1,4 @@
-"""Series to forecast: the generators of the published re-test, and the public series.
+"""Series to forecast: the generators of the published re-test, and public series.
 
 The five generated families are those of Pace's utilisation generator ("author") and of its re-test. All series are
 on a scale on which the reservation is 1: a public series is divided by 1.25 times its greatest value.
@@ -62,7 +62,7 @@ def sine(random: np.random.Generator, windows: int) -> Floats:
 
 
 def ramp(random: np.random.Generator, windows: int) -> Floats:
-    """A heap that fills and then stays."""
+    """A heap that fills and then stays full."""
     top, length = random.uniform(0.4, 0.8), int(windows * random.uniform(0.2, 0.6))
     rise = np.minimum(1.0, np.arange(windows) / length)
     return np.asarray(0.1 + (top - 0.1) * rise + random.normal(0, 0.01, windows), dtype=np.float64)

@@ -1,11 +1,11 @@
-"""What a job history of 100,000 feature values costs: a prediction from it, a job that it learns, a record's bytes.
+"""Cost of a job history with 100,000 feature values: a prediction, learning a job, a record's bytes.
 
-The worst case of each: every record is full (80 bins, 40 recent values), and all seven facts of every job that is asked
-about are known, with their 21 pairs: 28 experts compete. A prediction is one quantity's point estimate and
-distribution, from a file that is open, and from one that is opened for the question, as the batch queue does.
+Each is the worst case: every record is full (80 bins, 40 recent values), and all seven facts of every queried job are
+known, with their 21 pairs: 28 experts compete. A prediction is one quantity's point estimate and distribution, from a
+file that is open, and from a file opened for the query, as in the batch queue.
 
-With ``realtime`` the questions are asked at a real-time priority, so that what else runs on the machine is not in the
-times. CPU time is given beside it: where the two agree, nothing else was in them.
+With ``realtime`` the queries run at a real-time priority, so that other processes do not affect the times. CPU time is
+given as well: if both agree, there was no disturbance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from perphd.forecast.history.features import JobFacts, feature_values
 from perphd.forecast.history.store import JobHistory, Quantity, as_export
 
 BUDGET_MS: Final = 2.0
-"""Of the 99th percentile of a prediction."""
+"""Budget of the 99th percentile of a prediction, in ms."""
 VALUES: Final = 100_000
 PREDICTIONS: Final = 5000
 LEARNED: Final = 300
@@ -40,7 +40,7 @@ _WRITTEN_AT_ONCE: Final = 5000
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Milliseconds that one kind of question takes: wall time, and CPU time of the asking thread."""
+    """Milliseconds of one kind of query: wall time, and CPU time of the calling thread."""
 
     p50: float
     p99: float
@@ -64,7 +64,7 @@ class HistoryCost:
 def measure(
     values: int = VALUES, predictions: int = PREDICTIONS, seed: int = 22, *, realtime: bool = False
 ) -> HistoryCost:
-    """Fill a history with so many feature values, and ask it."""
+    """Fill a history with this number of feature values, and query it."""
     random = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory(prefix="perphd-bench-", dir="/var/tmp") as folder:
         path = Path(folder) / "jobs.sqlite"
@@ -86,7 +86,7 @@ def measure(
 
 
 def filled(history: JobHistory, values: int, random: np.random.Generator) -> list[JobFacts]:
-    """Put full records of ``values`` feature values in; jobs of which all feature values are among them."""
+    """Store full records of ``values`` feature values; returns jobs with only these feature values."""
     templates = [_template(random) for _ in range(_TEMPLATES)]
     jobs: list[JobFacts] = []
     known: dict[str, None] = {}
@@ -106,7 +106,7 @@ def filled(history: JobHistory, values: int, random: np.random.Generator) -> lis
 
 
 def row_bytes(random: np.random.Generator) -> dict[int, int]:
-    """What the record of one feature value holds after so many jobs."""
+    """The record of one feature value after this number of jobs."""
     found, learned = {}, 0
     with tempfile.TemporaryDirectory(prefix="perphd-bench-") as folder:
         path = Path(folder) / "jobs.sqlite"
@@ -181,7 +181,7 @@ def _job(random: np.random.Generator) -> JobFacts:
 
 def _predict(history: JobHistory, facts: JobFacts) -> None:
     if history.predict(facts, RUN) is None:
-        raise RuntimeError(f"the history knows nothing of {facts}")
+        raise RuntimeError(f"the history has no record of {facts}")
 
 
 def _timed(work: Callable[[JobFacts], object], asked: Sequence[JobFacts]) -> Times:
@@ -198,7 +198,7 @@ def _timed(work: Callable[[JobFacts], object], asked: Sequence[JobFacts]) -> Tim
 
 @contextlib.contextmanager
 def undisturbed(realtime: bool) -> Iterator[None]:
-    """At a real-time priority within the block, if that is asked for. Needs root."""
+    """Use a real-time priority within the block if requested. Needs root."""
     if not realtime:
         yield
         return

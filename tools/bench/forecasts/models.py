@@ -26,7 +26,7 @@ from perphd.forecast.series import Forecaster, LastValue, SeriesForecast, Smooth
 K1: Final = 0.05
 K2S: Final = (0, 1, 2, 3)
 WARM_UP: Final = 100
-"""Windows that are not scored: models and calibrations need them."""
+"""Unscored windows at the start, which models and calibrations need."""
 LADDER: Final = "ladder"
 PUBLISHED_MODELS: Final[tuple[Forecaster, ...]] = (
     LastValue(10, name="last-10"),
@@ -50,7 +50,7 @@ class Figures:
     absent: int = 0
 
     def add(self, found: SeriesForecast | None, bound: float | None, value: float) -> None:
-        """Score one window. Without a forecast the reservation, 1, stands."""
+        """Score one window. Without a forecast, the reservation of 1 is used."""
         self.windows += 1
         self.absent += found is None
         for k2 in K2S:

@@ -25,7 +25,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-# Several processes compute at once: none of them is to start threads of its own.
+# No threads of numeric libraries, because several processes compute at once.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
@@ -49,15 +49,15 @@ from tools.bench.policies.scene import Noise, Scenario  # noqa: E402
 
 KNEE_OF = ("perph", "parties")
 _COSTS = {"clite": 4.0, "perph": 2.0, "perph-literal": 1.5}
-"""What a virtual second of a policy costs, beside that of one which does nothing."""
+"""Relative cost of a policy's virtual second, compared with a policy that does nothing."""
 SEEDS = 10
 """Runs of each policy in each scenario."""
 MOST_JOBS = 2
-"""Processes at once, unless more are asked for: somebody else uses the machine, too."""
+"""Default number of processes, which leaves the machine usable for others."""
 
 
 def main() -> int:
-    """Measure what is missing, write the report, print its head."""
+    """Compute missing results, write the report, print its head."""
     options = _options()
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def main() -> int:
 
 
 def _load_all() -> None:
-    """Import what policies import late, once, before the workers are forked."""
+    """Import late imports of policies once, before the workers are forked."""
     from scipy import optimize  # type: ignore[import-untyped]
     from sklearn import gaussian_process
 
@@ -128,31 +128,31 @@ def _load_all() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="tools.bench.policies", description="Policies beside each other and beside the optimum."
+        prog="tools.bench.policies", description="Compare policies with each other and with the optimum."
     )
     parser.add_argument("--out", type=Path, default=Path("out/policies"), help="folder of results and report")
     parser.add_argument("--quick", action="store_true", help="a few short scenarios: two minutes")
     parser.add_argument(
-        "--scenarios", type=_names, default=[], help="scenarios or families, by name, or none"
+        "--scenarios", type=_names, default=[], help="names of scenarios or families, or none"
     )
-    parser.add_argument("--policies", type=_names, default=list(ENTRANTS), help="policies, by name")
+    parser.add_argument("--policies", type=_names, default=list(ENTRANTS), help="names of policies")
     parser.add_argument("--seeds", type=int, default=0, help="runs of each policy in each scenario")
-    parser.add_argument("--cadence", type=float, help="one pace for every policy, in seconds")
-    parser.add_argument("--told", choices=("all", "none"), help="who is asked at once as batch starts")
+    parser.add_argument("--cadence", type=float, help="the same decision period for every policy, in seconds")
+    parser.add_argument("--told", choices=("all", "none"), help="policies that decide at once when batch starts")
     parser.add_argument(
         "--counted",
         action="store_true",
-        help="noise by counting on every channel, nothing on a grid of ticks",
+        help="counting noise on every channel, and no events on the grid of ticks",
     )
     parser.add_argument(
-        "--jobs", type=int, default=min(MOST_JOBS, os.cpu_count() or 1), help="processes at once"
+        "--jobs", type=int, default=min(MOST_JOBS, os.cpu_count() or 1), help="number of processes"
     )
     parser.add_argument("--grids", type=_names, default=None, help=f"of {','.join(grids.GRIDS)}, or none")
     parser.add_argument("--full-grids", action="store_true", help="ten loads on each axis, not five")
     parser.add_argument(
-        "--no-agent", dest="agent", action="store_false", help="not the whole agent on simulated kernel trees"
+        "--no-agent", dest="agent", action="store_false", help="leave out the whole agent on simulated kernel trees"
     )
-    parser.add_argument("--report-only", action="store_true", help="compute nothing, write the report anew")
+    parser.add_argument("--report-only", action="store_true", help="only write the report again")
     options = parser.parse_args()
     options.policies = [_paced(name, options, parser) for name in options.policies]
     if options.grids is None:
@@ -167,7 +167,7 @@ def _options() -> argparse.Namespace:
 
 
 def _paced(name: str, options: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
-    """The policy's name with the pace and the telling that were asked for all."""
+    """The policy's name with the requested pace and notification suffixes."""
     if options.cadence is not None and "@" not in name and not name.startswith("oracle"):
         base, plus, told = name.partition("+")
         name = f"{base}@{options.cadence:g}{plus}{told}"
@@ -181,13 +181,13 @@ def _paced(name: str, options: argparse.Namespace, parser: argparse.ArgumentPars
 
 
 def _seeds(scenario: Scenario, options: argparse.Namespace) -> int:
-    """How many runs of a policy."""
+    """Number of runs of a policy."""
     wanted: int = options.seeds
     return min(wanted, scenario.most_seeds)
 
 
 def _cut(options: argparse.Namespace) -> str:
-    """What was left out to keep it short, in a sentence."""
+    """Omissions of a short run, in a sentence."""
     text = f"{options.seeds} seed{'s' if options.seeds > 1 else ''} a scenario and policy"
     if options.grids and not options.full_grids:
         text += (
@@ -229,7 +229,7 @@ def _run_key(scenario: str, policy: str, seed: int) -> str:
 
 
 def _wanted_optima(scenario: Scenario, policies: list[str]) -> dict[str, Situation]:
-    """Every situation whose optimum somebody is measured by, or sets."""
+    """Every situation whose optimum is needed."""
     margins = held.MARGINS if held.CLAIRVOYANT in policies else (0.0,)
     found: dict[str, Situation] = {}
     for margin in margins:
@@ -267,7 +267,7 @@ def _run_tasks(
 
 
 def one_run(scenario: Scenario, policy: str, seed: int, optima: dict[str, Optimum]) -> dict[str, object]:
-    """One run, measured; of the policies of ``KNEE_OF`` also every step away from what they settled on.
+    """One measured run; for the policies of ``KNEE_OF`` also every step away from their final settings.
 
     The clairvoyant is the run with the margin that missed least in this very world.
     """

@@ -1,4 +1,4 @@
-"""perph's Res-Perf model with parts taken out, to see what each part is worth in decisions.
+"""perph's Res-Perf model with parts removed, to measure the value of each part for decisions.
 
 Whole: prior, reference, cells and boosted trees. *Without trees*: the learner ``residual``, prior and cells alone.
 *Prior only*: the reference is still learned, corrections of the prior never are.
@@ -17,14 +17,14 @@ from perphd.predictor.residual import Residual
 
 Floats = NDArray[np.float64]
 _SCALES = np.ones(7)
-"""Of the features of a cell: there will be none."""
+"""Number of features of a cell; there will be no cells."""
 
 
 class Untaught(Residual):
-    """A correction that learns nothing: it answers as on its first day, with all of the prior's doubt."""
+    """A correction that learns nothing: it always answers the prior with its full uncertainty."""
 
     def update(self, key: Hashable, x: Floats, residual: float, at_s: float, below: float = 0.0) -> float:
-        """How far the sample was from the prior; nothing is kept of it."""
+        """Return the sample's distance from the prior, without learning."""
         return residual
 
 
@@ -37,10 +37,10 @@ class PriorModel(LraModel):
 
 
 class PriorRegistry(Registry):
-    """Models that know the prior alone."""
+    """Models with only the prior."""
 
     def model(self, workload: str) -> LraModel:
-        """The LRA's model, made at first use."""
+        """The LRA's model, created at first use."""
         if workload not in dict(self.all()):
             self.put(workload, PriorModel())
         return super().model(workload)

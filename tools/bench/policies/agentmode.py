@@ -24,12 +24,12 @@ from tools.bench.policies.catalogue import ENTRANTS
 from tools.bench.policies.scene import GRACE, Scenario
 
 SPEED: Final = "three-on-16-cores"
-"""Two services and a batch job on 16 cores: how fast virtual time goes with the agent's own cost in it."""
+"""Two services and a batch job on 16 cores, to measure the speed of virtual time including the agent."""
 SCENARIOS: Final = ("paper-tpcc", "paper-kafka", "mix-1lra-1batch-50", "antagonists", SPEED)
 POLICIES: Final = (
     *COMPOSED, "cpu-sbs", "koordinator", "heracles", "heracles-literal", "parties", "perph-literal",
 )  # fmt: skip
-"""Those that the daemon offers, and published ones in the daemon's place for them."""
+"""The daemon's own policies, and published ones that replace the daemon's."""
 
 
 def scene(name: str) -> Scenario:
@@ -73,7 +73,7 @@ def host_of(scenario: Scenario, seed: int) -> SimHost:
 
 
 def agent_on(host: SimHost, scenario: Scenario, state_dir: str, policy: str) -> Agent:
-    """The agent that rules the scenario's workloads on this host: enforcing, without a store."""
+    """The agent that controls the scenario's workloads on this host: enforcing, without a store."""
     specs = tuple(
         replace(a.spec, sli=SliSpec("simulated", (("workload", a.name),))) if a.is_lra else a.spec
         for a in scenario.actors

@@ -1,4 +1,4 @@
-"""What scenarios are made of: LRAs with their goals, from what each does alone on the machine, and batch jobs."""
+"""Building blocks of scenarios: batch jobs, and LRAs with goals derived from their performance alone."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _NOW: Final = Steps(())
 
 
 def alone(machine: Machine, work: NodeWorkload, load: float = 1.0) -> Outcome:
-    """How a workload fares that has the machine to itself."""
+    """The outcome of a workload alone on the machine."""
     return Node(machine, [work]).solve([[Grant()]], [load]).of(0)
 
 
 def closed_goal(machine: Machine, work: NodeWorkload) -> Goal:
-    """The goal of a closed loop, from what it does alone."""
+    """The goal of a closed loop, from its performance alone."""
     told = alone(machine, work)
     return Goal(max_p95_ms=told.p95_ms * LATENCY_GROWTH, min_work_per_s=told.work_per_s * WORK_SHARE)
 
 
 KNEE_TOLERANCE: Final = 1.25
-"""A service is to be kept at its latency at 100 % load, and a quarter more: a knee is no sharp line."""
+"""The goal of a service: its latency at 100 % load plus a quarter, because a knee is not sharp."""
 
 
 def service(
@@ -66,7 +66,7 @@ def batch(name: str, label: str | None = None, *, starts_s: float = 0.0, ends_s:
 
 
 def closed(machine: Machine, name: str, clients: int | None = None) -> Actor:
-    """A closed-loop service with so many clients."""
+    """A closed-loop service with this number of clients."""
     work = archetype(name).workload
     work = work.asked(clients=clients) if clients is not None else work
     return Actor(work, closed_goal(machine, work))

@@ -1,4 +1,4 @@
-"""The policies of the bench by name: how each is made for a scenario, and how often it is asked."""
+"""The policies of the bench by name: their construction for a scenario, and their decision period."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tools.bench.policies.scene import Scenario
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """``period_s``: time between its decisions, its own as published. ``models``: it asks the Res-Perf models that
-    ``registry`` makes. ``attentive``: it decides more often while something is in flux. ``told``: it is asked at once
-    when batch starts. ``touch``: what it may change for the sake of an LRA, and try.
+    """``period_s``: time between its decisions, its own as published. ``models``: it queries the Res-Perf models that
+    ``registry`` creates. ``attentive``: it decides more often during changes. ``told``: it decides at once when batch
+    starts. ``touch``: what it may change and try for an LRA.
     """
 
     make: Callable[[Scenario, int], Policy]
@@ -39,7 +39,7 @@ class Entrant:
     registry: Callable[[], Registry] = Registry
 
     def run(self, scenario: Scenario, policy: Policy, seed: int, watch: Watch | None = None) -> Run:
-        """Let ``policy``, one of this entrant's, rule a scenario at this entrant's pace."""
+        """Run ``policy``, one of this entrant's, in a scenario at this entrant's pace."""
         return run(
             self._with_touch(scenario),
             policy,
@@ -63,7 +63,7 @@ CLITE_SAMPLES: Final = 20
 
 
 def _heracles(scene: Scenario, *, literal: bool) -> Policy:
-    """Told what its off-line profile would tell: peak loads and the memory channels' peak."""
+    """Given the facts of an off-line profile: peak loads and the memory channels' peak."""
     peaks = {a.name: a.peak_load_per_s for a in scene.lras if a.peak_load_per_s is not None}
     peak = scene.machine.memory_bytes_per_s * scene.machine.sockets
     return HeraclesPolicy(literal=literal, peak_load_per_s=peaks, peak_bytes_per_s=peak)
@@ -94,7 +94,7 @@ ENTRANTS: Final[dict[str, Entrant]] = {
     "perph-literal": Entrant(lambda scene, seed: PerphLiteralPolicy(), models=True),
     "perph": PERPH,
 }
-"""Everybody as published, or as shipped."""
+"""All policies as published, or as shipped."""
 VARIANTS: Final[dict[str, Entrant]] = {
     "perph-batch": replace(PERPH, touch=Touch.BATCH),
     "perph-staged": replace(PERPH, registry=lambda: Registry("staged")),
@@ -124,7 +124,7 @@ def entrant(name: str) -> Entrant:
 
 
 def place(name: str) -> tuple[int, str]:
-    """Where a name stands in tables: in the order of the catalogue, its paces behind it."""
+    """Sort key of a name in tables: the catalogue's order, then paces."""
     order = [*ENTRANTS, *VARIANTS]
     base = re.split("[@+]", name)[0]
     return order.index(base) if base in order else len(order), name

@@ -1,4 +1,4 @@
-"""Measurement noise by counting: what a number of events says of a rate, a share or a percentile.
+"""Counting noise: the uncertainty of a rate, a share or a percentile from a number of events.
 
 A count of n events that come by chance scatters by the square root of n. The sample percentile q of n latencies is the
 latency at a level that scatters as the k-th of n uniform numbers does, k = ceil(q n): a beta distribution.
@@ -15,7 +15,7 @@ _NORMAL: Final = NormalDist()
 LEVELS: Final = (0.50, 0.95, 0.99)
 _Z: Final = tuple(_NORMAL.inv_cdf(level) for level in LEVELS)
 _MANY: Final = 200.0
-"""Events from which a count is drawn from a normal distribution, as which it then looks."""
+"""Events from which a count is drawn from a normal distribution, which then approximates it well."""
 SLICE_S: Final = 0.004
 """CPU time, and waiting for it, comes in slices of about this (the kernel's tick and default slice are 3 to 4 ms)."""
 STALL_S: Final = 0.010
@@ -23,7 +23,7 @@ STALL_S: Final = 0.010
 
 
 def count(random: Random, expected: float) -> float:
-    """How many events come by chance where so many are expected."""
+    """A random number of events with this expectation."""
     if expected <= 0.0:
         return 0.0
     if expected >= _MANY:
@@ -35,7 +35,7 @@ def count(random: Random, expected: float) -> float:
 
 
 def factor(random: Random, events: float, most: float = 0.5) -> float:
-    """What is read of a quantity that so many events make up, over what it is; relative noise is at most ``most``."""
+    """Random factor of a reading made up of this many events; relative noise is at most ``most``."""
     sd = min(most, 1.0 / math.sqrt(max(events, 1e-9)))
     return math.exp(random.gauss(0.0, sd) - sd * sd / 2.0)
 

@@ -1,4 +1,4 @@
-"""A policy in a world: one round per period, with perphd's own models learning beside it as the agent does it."""
+"""Runs a policy in a world: one round per period, with perphd's models learning as in the agent."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ KNOBS: Final = frozenset(
 
 
 Watch: TypeAlias = Callable[[Snapshot, TargetState], None]
-"""Told of every decision."""
+"""Called with every decision."""
 
 
 @dataclass(slots=True)
 class Round:
-    """One round: how everybody truly fared in its interval, and what the policy then did.
+    """One round: the true outcomes of its interval, and the policy's decision.
 
     ``searching``: the settings of the interval were samples of a search that its policy had not ended.
     """
@@ -72,13 +72,13 @@ class Run:
 
 PROFILED_SHARE: Final = 0.9
 START_LOOK_S: Final = 0.25
-"""A policy that keeps one pace and is told of batch starts is asked as batch starts, and once more so much later."""
+"""Seconds after a batch start at which a policy of fixed pace decides a second time."""
 
 
 class Seat:
     """The agent's bookkeeping around a policy, without kernel and clock (``perphd.agent.agent`` is the original).
 
-    ``told``: it is asked at once when batch starts. ``registry``: makes the Res-Perf models where it asks any.
+    ``told``: it decides at once when batch starts. ``registry``: creates the Res-Perf models that it queries.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Seat:
         daemon = DaemonConfig()
         self._fast_s = daemon.attentive_period_s if attentive else period_s
         self._fast_for_s, self._attention = daemon.attentive_for_s, Attention()
-        self._pace_s = self._fast_s  # whoever is there at the start has just come, and was read once
+        self._pace_s = self._fast_s  # workloads present at the start count as just arrived, with one reading
         self._attentive = attentive
         self._starts_s = {a.name: a.starts_s for a in scenario.batch} if told else {}
         looks_s = [0.0] if attentive else [0.0, START_LOOK_S]
@@ -111,7 +111,7 @@ class Seat:
         now_s: float,
         account: HostAccount | None = None,
     ) -> Snapshot:
-        """What the policy sees now."""
+        """The policy's present snapshot."""
         by_name = {sample.workload: self._flag(sample) for sample in samples}
         known = [actor for actor in self._scenario.actors if actor.declared]
         views = tuple(self._view(actor.spec, by_name.get(actor.name)) for actor in known)
@@ -145,7 +145,7 @@ class Seat:
         return min([due_s, *(at_s for at_s in self._looks_s if now_s + 1e-6 < at_s)]) - now_s
 
     def note(self, target: TargetState, now_s: float, changed: bool) -> None:
-        """Remember what is now in force for each LRA."""
+        """Remember the settings now in force for each LRA."""
         nothing = untouched(self._scenario.machine.cores)
         for decision in target.decisions:
             before = self._protections.get(decision.workload)
@@ -199,7 +199,7 @@ class Seat:
         in_force = [allocation for allocation, _ in self._protections.values()]
         for name, seen in self._lessons.of(snapshot, in_force, self._settings.batch_idle_cores):
             registry.model(name).observe(seen)
-        registry.rebuild_here()  # in virtual time nobody waits for a worker
+        registry.rebuild_here()  # virtual time does not wait for a worker
 
 
 def run(
@@ -214,7 +214,7 @@ def run(
     registry: Callable[[], Registry] = Registry,
     watch: Watch | None = None,
 ) -> Run:
-    """Let ``policy`` rule ``scenario``. ``models``: it asks those that ``registry`` makes.
+    """Run ``policy`` in ``scenario``. ``models``: it asks those that ``registry`` makes.
 
     ``attentive``: it is asked more often while something is in flux, as the agent does by default. ``told``: it is
     asked at once when batch starts; None: if it is attentive. ``watch``: told of every decision.

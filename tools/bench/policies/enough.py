@@ -1,8 +1,8 @@
-"""Is what was chosen just enough? Every actuator one step less, and one step more, for the LRA, judged noise-free.
+"""Checks that chosen settings are just enough: every actuator one step less and one step more, without noise.
 
 A step is one of the lattice that the policy itself searches: a core of batch's (of each LRA, where they have cores of
-their own), batch's weight, a way of the cache, a level of the throttle, the protection of memory as a whole. What was
-chosen is what was in force longest in the last seconds in which batch was there and nothing had changed.
+their own), batch's weight, a way of the cache, a level of the throttle, the protection of memory as a whole. The chosen
+settings are those longest in force in the last seconds with batch and without changes.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from tools.bench.policies.scene import GRACE, Scenario
 from tools.bench.policies.world import grant_of
 
 SETTLED_S: Final = 40.0
-"""The last seconds, of which what was in force longest counts as chosen."""
+"""Length of the final period; the settings longest in force in it count as chosen."""
 WORTH: Final = 0.05
-"""What a step must give, to batch or to the LRA, to be worth taking (share of what there is)."""
+"""Least relative gain of batch or the LRA for a step to be worthwhile."""
 WANTED: Final = 0.80
-"""Share of the steps of which none may be spared."""
+"""Wanted share of settings without a superfluous step."""
 
 Row = dict[str, Settings]
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """What was chosen, but for one step of one dimension. ``less``: of what protects ``lra`` ("" for all of them).
+    """The chosen settings with one step in one dimension. ``less``: less protection of ``lra`` ("" for all of them).
 
     ``score``: the worst LRA's, ``work``: the LRAs' mean rate, ``batch``: batch's work, each with the step;
     ``score_here``, ``work_here``, ``batch_here``: as chosen. ``chosen``, ``step``: the dimension's values, in words.
@@ -65,7 +65,7 @@ class Neighbour:
 
     @property
     def met(self) -> bool:
-        """True if what was chosen meets all targets, within the grace."""
+        """True if the chosen settings meet all targets, within the grace."""
         return self.score_here >= 1.0 / GRACE
 
     @property
@@ -75,12 +75,12 @@ class Neighbour:
 
     @property
     def batch_gain(self) -> float:
-        """What batch would win, as a share of what it has."""
+        """Relative gain of batch."""
         return self.batch / max(self.batch_here, 1e-9) - 1.0
 
     @property
     def work_gain(self) -> float:
-        """What the LRAs would win, as a share of what they do."""
+        """Relative gain of the LRAs."""
         return self.work / max(self.work_here, 1e-9) - 1.0
 
     def as_dict(self) -> dict[str, object]:
@@ -89,18 +89,18 @@ class Neighbour:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Neighbour:
-        """The opposite of ``as_dict``."""
+        """The inverse of ``as_dict``."""
         return cls(**{f.name: data[f.name] for f in fields(cls)})
 
 
 @dataclass(slots=True)
 class Watcher:
-    """Notes what a policy had in force, round by round (``driver.run``'s ``watch``)."""
+    """Records a policy's settings in force in every round (``driver.run``'s ``watch``)."""
 
     seen: list[tuple[float, tuple[tuple[str, Settings], ...]]] = field(default_factory=list)
 
     def __call__(self, snapshot: Snapshot, target: TargetState) -> None:
-        """One round more."""
+        """Record a round."""
         self.seen.append((snapshot.at_s, tuple(sorted(target.settings.items()))))
 
     def chosen(self, run: Run) -> tuple[Situation, Row] | None:
@@ -125,7 +125,7 @@ class Watcher:
 
 
 def steps_of(run: Run, watcher: Watcher) -> list[Neighbour]:
-    """Every neighbour of what a run chose."""
+    """Every neighbour of a run's chosen settings."""
     found = watcher.chosen(run)
     return neighbours(run.scenario, run.policy, run.seed, *found) if found is not None else []
 
@@ -171,7 +171,7 @@ def _variants(here: Situation, row: Row) -> Iterable[_Variant]:
         yield from _own_cores(topology, row, lras, batch)
     else:
         yield from _shared_cores(topology, row, lras, batch)
-    if not own:  # else nobody shares a CPU with batch
+    if not own:  # else no LRA shares a CPU with batch
         yield from _weights(topology, row, batch)
     yield from _ways(here, topology, row, batch)
     yield from _throttles(here, topology, row, batch)
@@ -247,7 +247,7 @@ def _word(weight: Weight) -> str:
 def _ways(here: Situation, topology: Topology, row: Row, batch: list[str]) -> Iterable[_Variant]:
     ways = here.machine.llc_ways
     has = {name: _ways_of(row[name], ways) for name in batch}
-    # A job that is kept to less than the others is so for batch's sake: that protects no LRA.
+    # Restrictions of a single job are for batch's benefit and protect no LRA.
     count = max(has.values())
     domains = [d.domain for d in topology.l3_domains]
     for less, other in ((True, count + 1), (False, count - 1)):
@@ -350,7 +350,7 @@ def _more(policy: str, mine: Sequence[Neighbour]) -> list[str]:
 
 
 def _spared(mine: Sequence[Neighbour], shown: int = 12) -> list[str]:
-    """Where most could be had for batch."""
+    """The steps with the largest gains for batch."""
     spare = [n for n in mine if n.less and n.met and not n.needed and n.batch_gain >= WORTH]
     if not spare:
         return []

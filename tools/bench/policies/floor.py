@@ -1,4 +1,4 @@
-"""Missed seconds beyond those of ``oracle-late``, which knows everything but a period late.
+"""Missed seconds beyond those of ``oracle-late``, which knows everything one period late.
 
 The optimum of a situation is found where nothing fluctuates, and stands as near to the targets as it can. In a run,
 loads and needs wander, caches fill and backlogs drain, and what was sampled is a period old: what ``oracle-late``

@@ -1,4 +1,4 @@
-"""How little can be missed at how much batch work, with the model known exactly: ORACLE's settings with a margin.
+"""Trade-off of missed time and batch work with an exactly known model: ORACLE's settings with a margin.
 
     python -m tools.bench.policies.frontier --out out/policies
 
@@ -32,14 +32,15 @@ from tools.bench.policies.scene import Scenario
 MARGINS: Final = (0.0, 0.03, 0.08, 0.15)
 SEEDS: Final = 2
 WANTED: Final = 0.90
-"""Mean of batch's work over the optimum's at which as little as possible is to be missed."""
+"""Wanted mean of batch's work over the optimum's, at which missed time is minimised."""
 _BIG: Final = 8
-"""Actors from which a scenario is left out: its optimum is thinned out, and takes minutes for each margin."""
+"""Number of actors from which a scenario is skipped, because its optimum is approximate and takes minutes per margin.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Of one scenario: seconds missed, and batch's good work over the optimum's, in one run in the mean."""
+    """Means per run of one scenario: seconds missed, and batch's good work over the optimum's."""
 
     scenario: str
     margin: float
@@ -55,7 +56,7 @@ def with_margin(here: Situation, margin: float, parts: bool) -> Optimum:
 
 
 def points(scenario: Scenario, margin: float, optima: Mapping[str, Optimum]) -> list[dict[str, object]]:
-    """What ORACLE with this margin misses and brings in this scenario, at once and late."""
+    """Missed time and batch work of ORACLE with this margin in this scenario, at once and late."""
     own = dict(optima)
     if margin > 0.0:
         for key, here in measure.situations(scenario).items():
@@ -85,7 +86,7 @@ def least_missed(known: Iterable[Point], wanted: float) -> tuple[float, float] |
     if not by_scenario:
         return None
     pairs = [pair for some in by_scenario.values() for pair in itertools.combinations(some, 2)]
-    # What is chosen changes only where two points of a scenario are worth the same.
+    # The choice changes only where two points of a scenario have equal value.
     prices_s = {(a.missed_s - b.missed_s) / (a.good - b.good) for a, b in pairs if a.good != b.good}
     best: tuple[float, float] | None = None
     for price_s in (0.0, *(p * (1.0 + 1e-9) for p in prices_s if p > 0.0), 1e12):
@@ -140,7 +141,7 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("out/policies"), help="folder of a bench that has run"
     )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of processes")
     options = parser.parse_args()
     optima = results.Lines(options.out / "optima.jsonl", results.code_digest(physics_only=True)).known
     if not optima:

@@ -1,4 +1,4 @@
-"""CLITE's grids (HPCA 2020, figures 7, 8 and 12): three services at every load, and what each policy makes of them.
+"""CLITE's grids (HPCA 2020, figures 7, 8 and 12): each policy's results for three services at every load.
 
 Figures 7 and 8: for every load of img-dnn and masstree, the greatest load of memcached at which a policy still brings
 all three to their targets, alone (7) and with a batch job beside them (8); found by halving. Figure 12: the batch
@@ -28,7 +28,7 @@ from tools.bench.policies.scene import GRACE, Scenario
 
 LENGTH_S: Final = 160.0
 SETTLED_S: Final = 40.0
-"""The last seconds of a run, which are judged: by then its policy is to have found what it looks for."""
+"""Length of the judged end of a run, by which the policy should have converged."""
 LEVELS: Final = (0.2, 0.4, 0.6, 0.8, 1.0)
 """Loads of memcached that are tried, by halving."""
 GRIDS: Final = ("fig7", "fig8", "fig12")
@@ -77,7 +77,7 @@ class Cell:
 
 
 def policies(wanted: Collection[str]) -> list[str]:
-    """Who enters, besides ORACLE, if these policies are wanted: PARTIES in every reading of its rule."""
+    """The entrants besides ORACLE for these policies: PARTIES in every reading of its rule."""
     return [p for p in POLICIES[1:] if p in wanted or (p.startswith("parties") and "parties" in wanted)]
 
 
@@ -116,7 +116,7 @@ def optimum(grid: str, row: float, column: float, third: float) -> Optimum:
 
 
 def settled(grid: str, row: float, column: float, third: float, policy: str, seed: int) -> tuple[bool, float]:
-    """Whether the policy brought everybody to their targets in the end, and batch's work then."""
+    """Whether all targets were met at the end, and batch's work then."""
     scenario = scene(grid, row, column, third)
     entrant = ENTERED.get(policy) or ENTRANTS[policy]
     done = entrant.run(scenario, entrant.make(scenario, seed), seed)
@@ -124,7 +124,7 @@ def settled(grid: str, row: float, column: float, third: float, policy: str, see
 
 
 def greatest(test: Callable[[float], bool], levels: tuple[float, ...]) -> float:
-    """The greatest level that passes, taking the test to be monotone; 0 if none does."""
+    """The greatest level that passes, assuming a monotone test; 0 if none does."""
     low, high = -1, len(levels)
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,9 +1,9 @@
-"""Has a change altered decisions? The quick scenarios without their optima, beside what the last run of this found.
+"""Detects altered decisions: runs the quick scenarios without optima, and compares with the last run.
 
     python -m tools.bench.policies.guard [--policies perph,parties] [--seeds 1] [--kept out/guard.jsonl]
 
-Prints seconds missed, batch's work and changes a minute of every scenario, and what they were in the last run that was
-kept; a run that differs in the last digit is marked. Ends with status 1 if any does, 0 if none (or nothing was kept).
+Prints seconds missed, batch's work and changes per minute of every scenario beside those of the stored run; a run that
+differs in the last digit is marked. Ends with status 1 if any does, 0 if none (or nothing was kept).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def figures(scenario: Scenario, policy: str, seed: int) -> tuple[float, float, f
 
 
 def table(found: dict[str, tuple[float, float, float]], kept: dict[str, tuple[float, float, float]]) -> str:
-    """A line for each run, with what it was before where that differs."""
+    """A line for each run, with the earlier figures if they differ."""
     lines = [f"{'run':44} {'missed s':>9} {'batch':>7} {'changes/min':>12}"]
     for key, (missed_s, batch, churn) in found.items():
         line = f"{key:44} {missed_s:9.2f} {batch:7.4f} {churn:12.2f}"
@@ -41,7 +41,7 @@ def table(found: dict[str, tuple[float, float, float]], kept: dict[str, tuple[fl
 
 
 def read(path: Path) -> dict[str, tuple[float, float, float]]:
-    """What an earlier run kept, by scenario, policy and seed; nothing where there is no file."""
+    """The stored figures of an earlier run, by scenario, policy and seed; empty without a file."""
     if not path.exists():
         return {}
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -53,9 +53,9 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="tools.bench.policies.guard", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--policies", default="perph,parties", help="by name, with commas")
+    parser.add_argument("--policies", default="perph,parties", help="names of policies, separated by commas")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each policy in each scenario")
-    parser.add_argument("--kept", type=Path, default=Path("out/guard.jsonl"), help="what the last run found")
+    parser.add_argument("--kept", type=Path, default=Path("out/guard.jsonl"), help="file of the last run's figures")
     options = parser.parse_args(words)
     kept = read(options.kept)
     found = {

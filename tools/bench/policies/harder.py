@@ -1,5 +1,5 @@
 """Scenarios of ten minutes and more, with what real hosts have: undeclared work, a hypervisor that takes time, targets
-out of reach, LRAs that tell nothing, programs with phases. Noise is that of counting; nothing is on a grid of ticks.
+out of reach, LRAs without indicators, programs with phases. Noise is counting noise; no event lies on a grid of ticks.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def _scenario(
 
 
 def _hidden(actor: Actor, name: str) -> Actor:
-    """The same where nobody declared it, under a name of its own."""
+    """The same workload undeclared, under another name."""
     return replace(actor, work=replace(actor.work, name=name), declared=False)
 
 
 def _mute(machine: Machine, actor: Actor, phases: Phases | None = None) -> Actor:
-    """An LRA that tells nothing of itself: its goal is what a policy is told to keep where nothing is declared.
+    """An LRA without indicators: its goal is the default for undeclared objectives.
 
     Nine tenths of a closed loop's undisturbed work (MIPS show no more), 1.5 times the latency of an open one.
     """
@@ -104,7 +104,7 @@ def long() -> list[Scenario]:
 
 
 def undeclared() -> list[Scenario]:
-    """Work that nobody declared shares the host for a while; ORACLE knows of it, policies see the host's account."""
+    """Undeclared work shares the host for a while; ORACLE knows it, policies see the host account."""
     machine = SILVER_4114
     return [
         _scenario(
@@ -154,7 +154,7 @@ def steal() -> list[Scenario]:
 
 
 def unreachable() -> list[Scenario]:
-    """Targets that no setting meets, always or for a while: how near, at what price for batch, how restless."""
+    """Targets that no setting meets, always or for a while: shortfall, cost to batch, number of changes."""
     machine = SILVER_4114
     tight = closed(SILVER_4110, "mysql-oltp")
     assert tight.goal is not None
@@ -226,7 +226,7 @@ def mute() -> list[Scenario]:
 
 
 def told() -> list[Scenario]:
-    """The scenarios of ``mute``, seed by seed the same, with indicators: what an LRA costs that tells nothing."""
+    """The scenarios of ``mute``, seed by seed the same, with indicators: the cost of missing indicators."""
     return [_telling(scenario) for scenario in mute() if scenario.family == "mute"]
 
 

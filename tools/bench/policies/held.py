@@ -1,8 +1,8 @@
-"""ORACLE in the world in which the others run: its setting for every situation, put in force and held.
+"""ORACLE in the policies' world: its setting for every situation, put in force and held.
 
-The optimum is found on the noise-free model at rounded loads; the world's loads and needs wander by some per cent. What
-this policy misses, with the truth known in advance, nobody who stands as close to the target could avoid.
-``oracle-late`` knows a situation one round after it began, as every policy that decides by what it has sampled.
+The optimum is found on the noise-free model at rounded loads; the world's loads and needs wander by some per cent. No
+policy as close to the target could avoid the misses of this one, which knows the truth in advance. ``oracle-late``
+knows a situation one round after it began, as every policy that decides by what it has sampled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tools.bench.policies.scene import Scenario
 NAME: Final = "oracle-held"
 LATE: Final = "oracle-late"
 CLAIRVOYANT: Final = "clairvoyant"
-"""Whichever of ``MARGINS`` misses least in this very run: it knows the physics, the future and the chance in it."""
+"""The one of ``MARGINS`` that misses least in this run, given its physics, future and random numbers."""
 MARGINS: Final = (0.0, 0.08)
 PERIOD_S: Final = 1.0
 
@@ -62,7 +62,7 @@ class HeldPolicy:
 
 
 def settings_of(here: Situation, optimum: Optimum) -> dict[str, Settings]:
-    """The optimum's setting of every workload of its situation, as a policy would ask for it."""
+    """The optimum's setting of every workload of its situation, in a policy's form."""
     domains = range(here.machine.sockets)
     return {
         work.name: _settings(row, domains)

@@ -1,4 +1,4 @@
-"""Kinds of host, and what perphd measures on each: the bench gives its policies no more than that.
+"""Kinds of host, and perphd's measurements on each, to which the bench restricts its policies.
 
 A test compares this with what the agent itself provides on a simulated host of each kind.
 """
@@ -20,7 +20,7 @@ _CACHE: Final = ("llc_occupancy_bytes", "mbw_bytes_per_s")
 
 
 class HostKind(StrEnum):
-    """What a host has beside control groups, PSI and an application's own indicators."""
+    """Features of a host in addition to control groups, PSI and an application's own indicators."""
 
     METAL = "metal"  # a PMU, and cache and bandwidth allocation and monitoring
     NO_RDT = "no-rdt"  # a PMU alone
@@ -38,7 +38,7 @@ class HostKind(StrEnum):
         return self in (HostKind.METAL, HostKind.NO_PMU)
 
     def seen(self, sample: Sample) -> Sample:
-        """The sample with what this kind of host can measure."""
+        """The sample reduced to this kind of host's measurements."""
         lacking = {} if self.has_pmu else dict.fromkeys(_EVENTS, NO_EVENTS)
         lacking |= {} if self.has_resctrl else dict.fromkeys(_CACHE, NO_RESCTRL)
         return replace(sample, **lacking) if lacking else sample  # type: ignore[arg-type]
@@ -48,5 +48,5 @@ class HostKind(StrEnum):
         return view if self.has_resctrl else replace(view, llc_ways=0, mba_levels_pct=())
 
     def knobs(self, everything: frozenset[str]) -> frozenset[str]:
-        """What can be set on a workload of this kind of host."""
+        """The knobs of a workload on this kind of host."""
         return everything if self.has_resctrl else everything - {"llc_masks", "mba_pct"}

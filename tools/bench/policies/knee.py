@@ -1,4 +1,4 @@
-"""The paper's effectiveness check: is what was chosen the knee? One dimension is varied around it, noise-free."""
+"""The paper's effectiveness check: one dimension is varied around the chosen settings, without noise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.bench.policies.scene import Scenario
 from tools.bench.policies.world import grant_of
 
 REACH = 3
-"""Units looked at on either side."""
+"""Units examined on either side."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is told of a run: violations, how soon a feasible setting was found, batch's work, churn, cost."""
+"""Figures of a run: violations, time to a feasible setting, batch's work, churn, cost."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tools.bench.policies.oracle import Optimum, Situation
 from tools.bench.policies.scene import GRACE, Actor, Goal, Scenario
 
 LOAD_STEP = 0.05
-"""Loads are rounded to this before the optimum is looked for: it hardly changes in between."""
+"""Rounding of loads for the optimum, which hardly changes in between."""
 PHASE_STEP = 0.05
-"""Log factor of a program's phase to which goals are told."""
+"""Rounding of the log factor of a program's phase for goals."""
 STEADY_SHARE = 0.5
-"""The last part of the counted time, in which a policy should have settled: less what is a sample of a search there."""
+"""Final share of the counted time, in which a policy should have settled; samples of a search are excluded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Result:
 
 
 def situation_at(scenario: Scenario, at_s: float, gone: frozenset[str] = frozenset()) -> Situation:
-    """Who is there at this time and what is asked, with loads rounded."""
+    """The situation at this time, with rounded loads."""
     there = [a for a in scenario.actors if a.present(at_s) and a.name not in gone]
     return oracle.situation(
         scenario.machine_at(at_s),
@@ -160,7 +160,7 @@ class _Moment:
 
 
 class _Tally:
-    """Goes through the rounds of a run and says of each how it was."""
+    """Evaluates the rounds of a run one by one."""
 
     def __init__(self, scenario: Scenario, optima: Mapping[str, Optimum]) -> None:
         self._scenario, self._optima = scenario, optima
@@ -212,7 +212,7 @@ class _Tally:
         )
 
     def _goal_in(self, actor: Actor, goal: Goal, at_s: float, load: float, phase: float) -> Goal:
-        """The goal where cycles take ``phase`` times as long: what a phase does to an LRA alone is nobody's fault.
+        """The goal adjusted to a phase that lengthens cycles by the factor ``phase``, which no policy can affect.
 
         Work and delay change with a phase by other factors than cycles do: a loop also waits, a queue grows faster.
         """
@@ -253,7 +253,7 @@ def _first_ok(tally: _Tally) -> tuple[float, float]:
 
 
 def _share(moments: list[_Moment], *, good_only: bool = False, one_class: bool = False) -> float:
-    """Batch's work over the optimum's, where both have a meaning."""
+    """Batch's work over the optimum's, where both are defined."""
     usable = [m for m in moments if m.has_batch and not math.isnan(m.one_class if one_class else m.best)]
     best = sum((m.one_class if one_class else m.best) * m.seconds for m in usable)
     done = sum(m.batch * m.seconds for m in usable if not (good_only and m.missed))
@@ -267,7 +267,7 @@ def _weighted(pairs: list[tuple[float, float]]) -> float:
 
 
 def tail(run: Run, seconds: float) -> tuple[float, float]:
-    """Of the last seconds of a run: share of the time with a missed target, and batch's mean work."""
+    """Share of time with a missed target, and batch's mean work, in the last seconds of a run."""
     tally = _Tally(run.scenario, {})
     for item in run.rounds:
         if item.interval.at_s > run.scenario.duration_s - seconds:

@@ -1,9 +1,9 @@
-"""ORACLE: the best that any setting of the actuators could do, found by looking at the node model's noise-free truth.
+"""ORACLE: the best setting of the actuators, found by search on the noise-free node model.
 
 Four lattices, and the best of them counts. *Shared*: batch on the last k cores at some weight, or on cores of its
 own, with some ways and some throttle, everywhere at once: every combination is computed. *Own cores* (several LRAs):
-each on as few cores of its own as do with some margin, batch on the rest, with every number of ways and throttle.
-*Lent cores*: the LRAs divide all cores among themselves, and idle batch is a guest on the last few of them.
+each on the fewest exclusive cores that suffice with some margin, batch on the rest, with every number of ways and
+throttle. *Lent cores*: the LRAs divide all cores among themselves, and idle batch is a guest on the last few of them.
 *Parts* (CLITE's space): disjoint cores and ways for every workload; here others can only do harm, so what a workload
 reaches alone with a part is an upper bound, parts with which an LRA misses its target alone need no look, and the rest
 is computed from the greatest bound downwards until nothing better can come.
@@ -37,12 +37,12 @@ from tools.bench.policies.scene import Actor, Goal
 
 Array = npt.NDArray[np.float64]
 MET: Final = 1.0 - 1e-6
-"""Score from which a target counts as met here."""
+"""Score from which a target counts as met."""
 _BIG: Final = 8
 """Workloads from which the shared lattice is thinned out (an answer then costs milliseconds): no exact optimum."""
 _CHUNK: Final = 192
 _MARGINS: Final = (0.0, 0.05, 0.1, 0.2, 0.4)
-"""Above the target, alone, for LRAs on cores of their own: company costs something."""
+"""Margin above the target, alone, for LRAs on exclusive cores, because neighbours cost something."""
 _MOST_DIVISIONS: Final = 500
 """Of all cores among the LRAs; where there are more, lending cores is not looked at."""
 _MOST_LOOKS: Final = 6000
@@ -51,9 +51,9 @@ _MOST_LOOKS: Final = 6000
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Who is there, how much is asked of them (a factor each), and what they are to be kept at.
+    """The present workloads, their load factors and their goals.
 
-    ``undeclared``: places of those that nobody can set: they stay on all CPUs at the default weight.
+    ``undeclared``: indices of workloads that cannot be set: they stay on all CPUs at the default weight.
     """
 
     machine: Machine
@@ -69,12 +69,12 @@ class Situation:
 
     @property
     def lras(self) -> list[int]:
-        """Places of the LRAs."""
+        """Indices of the LRAs."""
         return [i for i, work in enumerate(self.works) if work.requests is not None]
 
     @property
     def batch(self) -> list[int]:
-        """Places of batch that can be set, and whose work counts."""
+        """Indices of batch that can be set, and whose work counts."""
         return [i for i, w in enumerate(self.works) if w.requests is None and i not in self.undeclared]
 
 
@@ -83,7 +83,7 @@ Packed = tuple[str, int, int, int]
 
 
 def packed(grant: Grant, machine: Machine) -> Packed:
-    """What an optimum keeps of a grant: all that the lattices vary."""
+    """The varied parts of a grant, stored with an optimum."""
     return (
         str(grant.cpus or machine.online),
         0 if grant.idle else round(grant.weight),
@@ -97,8 +97,8 @@ class Optimum:
     """``work``: batch's at the best setting (0 if no target can be met); ``score``: the worst LRA's there.
 
     ``how``: the setting in words; ``looks``: alternatives computed. ``row``: the setting of every workload, as
-    ``packed``. ``one_class``: batch's work at the best setting in which all batch is one class (0: none, or not looked
-    at): what a policy can reach that does not divide batch jobs among themselves.
+    ``packed``. ``one_class``: batch's work at the best setting in which all batch is one class (0: none, or not
+    computed), which bounds policies that do not distinguish batch jobs.
     """
 
     feasible: bool
@@ -126,7 +126,7 @@ def situation(machine: Machine, actors: Sequence[tuple[Actor, NodeWorkload, floa
 
 
 def alone_rate(machine: Machine, work: NodeWorkload, load: float = 1.0) -> float:
-    """Operations per second of a workload that has the machine to itself."""
+    """Operations per second of a workload alone on the machine."""
     return float(Node(machine, [work]).solve([[Grant()]], [load]).work_per_s[0, 0])
 
 

@@ -1,9 +1,9 @@
-"""ORACLE in the space of the published partitioning controllers: every unit of cores, ways and bandwidth is somebody's.
+"""ORACLE in the space of the published partitioning controllers: every unit of cores, ways and bandwidth is assigned.
 
 PARTIES and CLITE divide whole cores, cache ways and tenths of bandwidth among all jobs, each at least one, the sum
-always everything. What they reach is to be held against the best point of that same space, not against settings that
-they cannot express (an unthrottled batch job beside unthrottled services). By branch and bound: alone with a part is
-an upper bound of what a workload does with it in company.
+always everything. Their results must be compared with the best point of the same space, not with settings that they
+cannot express (an unthrottled batch job beside unthrottled services). By branch and bound: alone with a part is an
+upper bound of what a workload does with it in company.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Many computations in parallel processes: progress with the time that is left, and results kept as they come."""
+"""Many computations in parallel processes, with progress, remaining time, and immediate storage of results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Task:
 
 @dataclass(slots=True)
 class Progress:
-    """What was computed so far, over all kinds. ``failed``: key and what was raised."""
+    """Progress over all kinds. ``failed``: key and exception."""
 
     told: TextIO = sys.stderr
     failed: list[tuple[str, str]] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Progress:
             print(f"\r\x1b[K{text}", end="", file=self.told, flush=True)
 
     def end(self, text: str) -> None:
-        """A line that stays."""
+        """Print a permanent line."""
         print(f"\r\x1b[K{text}" if self.told.isatty() else text, file=self.told, flush=True)
 
 

@@ -18,7 +18,7 @@ from tools.bench.policies.report_text import mean, number, over, pct, pct_with, 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """How the results came about. ``wall_s``, ``worker_s``, ``computed``: of this call alone; ``cut``: what was left
+    """Origin of the results. ``wall_s``, ``worker_s``, ``computed``: of this call alone; ``cut``: what was left
     out; ``failed``: what could not be computed, and why.
     """
 
@@ -132,7 +132,7 @@ def _headline(runs: Sequence[Result], title: str) -> list[str]:
 
 
 def _out_of_reach(runs: Sequence[Result]) -> list[str]:
-    """Where no setting meets all targets: how near, what batch keeps, how restless."""
+    """Unreachable targets: nearness, batch's work, number of changes."""
     mine = [r for r in runs if not math.isnan(r.of_best_score)]
     if not mine:
         return []
@@ -279,7 +279,7 @@ def _quiet(runs: Sequence[Result]) -> list[str]:
 
 
 def _losses(runs: Sequence[Result], name: str = "perph", shown: int = 12) -> list[str]:
-    """The scenarios in which somebody else did most better than perph."""
+    """The scenarios with the largest advantage of another policy over perph."""
     rows = []
     for scenario in dict.fromkeys(r.scenario for r in runs):
         mine = [r for r in runs if r.scenario == scenario and r.policy == name]

@@ -74,7 +74,7 @@ def section(cells: list[dict[str, Any]]) -> list[str]:
 
 
 def reproduced(cells: list[dict[str, Any]]) -> list[str]:
-    """Whether the published order and the published sizes came out, a line each."""
+    """Lines that state whether the published order and the published values were reproduced."""
     lines = []
     for grid in dict.fromkeys(c["grid"] for c in cells):
         found = {p: grid_summary(cells, grid, p) for p in dict.fromkeys(c["policy"] for c in cells)}

@@ -1,4 +1,4 @@
-"""Small things that every part of the report needs."""
+"""Formatting and statistics shared by all parts of the report."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _T95_MANY: Final = 2.228
 
 
 def present(runs: Sequence[Result]) -> list[str]:
-    """Those of the runs, in the catalogue's order."""
+    """Policies of the runs, in the catalogue's order."""
     return sorted({r.policy for r in runs}, key=place)
 
 
 def mean(values: Iterable[float]) -> float:
-    """Of the values that are numbers; nan if there is none."""
+    """Mean of the values that are numbers; nan if there is none."""
     found = [v for v in values if not math.isnan(v)]
     return statistics.fmean(found) if found else math.nan
 
@@ -64,5 +64,5 @@ def pct_with(value: float, scattered: float) -> str:
 
 
 def number(value: float, digits: int) -> str:
-    """With so many digits after the point."""
+    """The number with this many digits after the point."""
     return "-" if math.isnan(value) else f"{value:.{digits}f}"

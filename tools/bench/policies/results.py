@@ -1,4 +1,4 @@
-"""Results as JSON lines that survive an interruption: what was computed by the same code is not computed again."""
+"""Results as JSON lines that survive an interruption; results of the same code are not computed again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ALL = (
 
 
 def code_digest(*, physics_only: bool = False) -> str:
-    """Of everything that a result depends on; the optimum depends on the physics only."""
+    """Digest of all code that a result depends on; the optimum depends only on the physics."""
     text = hashlib.sha256()
     for start in _PHYSICS if physics_only else _ALL:
         path = ROOT / start
@@ -55,14 +55,14 @@ class Lines:
                     self.known[item["key"]] = item["value"]
 
     def add(self, key: str, value: Any) -> None:
-        """Keep one more."""
+        """Store one more result."""
         self.known[key] = value
         with self._path.open("a") as file:
             file.write(json.dumps({"key": key, "code": self._digest, "value": value}) + "\n")
 
 
 def write_csv(path: Path, rows: Iterable[dict[str, object]]) -> None:
-    """The same tidily: one row a run."""
+    """The results as a table, one row per run."""
     rows = list(rows)
     if not rows:
         return

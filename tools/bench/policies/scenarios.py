@@ -134,13 +134,13 @@ def changes() -> list[Scenario]:
 
 
 def quiet_day(length_s: float = 86_400.0, short_s: float = 7_200.0) -> list[Scenario]:
-    """Load that comes and goes with nobody to disturb it: whatever is done is a false action.
+    """Varying load without disturbance, so that every action is false.
 
     A whole day for perph, and the same in two hours for everybody.
     """
     machine = SILVER_4114
     idle = replace(archetype("batch-pi").named("batch-idle"), threads=1)
-    # A job that waits for work: it holds a group and uses next to nothing.
+    # An idle job: it occupies a group and uses next to nothing.
     waiting = Actor(idle, load=Steps(((0.0, 0.01),)))
     kinds = (("quiet-day", length_s, ("perph",)), ("quiet-hours", short_s, ()))
     return [
@@ -154,7 +154,7 @@ def quiet_day(length_s: float = 86_400.0, short_s: float = 7_200.0) -> list[Scen
 
 
 def infeasible() -> list[Scenario]:
-    """Targets that no setting can meet: how bad does it get, and does it calm down?"""
+    """Targets that no setting can meet, to measure harm and restlessness."""
     machine = SILVER_4114
     tight = closed(SILVER_4110, "mysql-oltp")
     assert tight.goal is not None
@@ -216,7 +216,7 @@ def standard() -> list[Scenario]:
 
 
 def quick() -> list[Scenario]:
-    """A few, short: to see that everything works."""
+    """A few short scenarios, for a functional check."""
     short = [replace(s, duration_s=120.0) for s in paper(120.0) if s.name in ("paper-tpcc", "paper-kafka")]
     some = [s for s in mixes((0.3, 0.5)) if s.name in _QUICK_MIXES]
     return short + some + quiet_day(short_s=1200.0)[1:]

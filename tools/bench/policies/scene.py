@@ -1,4 +1,4 @@
-"""What a scenario is: a machine, who runs on it and when, what is asked of them, and what they are to be kept at."""
+"""Scenarios: a machine, its workloads with times and loads, and their goals."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ GRACE = 1.02
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What an LRA is to be kept at, in absolute figures that every policy is told; either may be missing."""
+    """An LRA's goal in absolute figures, known to every policy; either may be missing."""
 
     max_p95_ms: float | None = None
     min_work_per_s: float | None = None
 
     @property
     def objective(self) -> Objective:
-        """The same as an operator would declare it."""
+        """The goal in the form of an operator's declaration."""
         return Objective(min_work_rate_per_s=self.min_work_per_s, max_latency_ms=self.max_p95_ms)
 
     def tightened(self, margin: float) -> Goal:
@@ -91,7 +91,7 @@ class Actor:
         return self.work.kind is Kind.LRA
 
     def at(self, now_s: float) -> NodeWorkload:
-        """What it is at this time."""
+        """The workload as it is at this time."""
         work = self.work
         for at_s, other in self.becomes:
             if now_s >= at_s - 1e-9:
@@ -104,7 +104,7 @@ class Actor:
 
     @property
     def spec(self) -> WorkloadSpec:
-        """As an operator would declare it."""
+        """The workload in the form of an operator's declaration."""
         objective = self.goal.objective if self.goal is not None and self.sli else Objective()
         trials = Exploration.ALL if self.touch is Touch.ALL else Exploration.BATCH
         return WorkloadSpec(
@@ -136,7 +136,7 @@ class Phases:
 
 
 class Noise(StrEnum):
-    """How much of what is measured is chance."""
+    """Kinds of measurement noise."""
 
     PLAIN = "plain"  # 6 % on a quarter of a second's latencies, little on the processor's counters, none on the rest
     COUNTED = "counted"  # by counting: what n events say of a rate or a percentile, on every channel
@@ -178,11 +178,11 @@ class Scenario:
 
     @property
     def drawn_as(self) -> str:
-        """The name by which chance is drawn."""
+        """The name from which random numbers are seeded."""
         return self.luck or self.name
 
     def machine_at(self, now_s: float) -> Machine:
-        """The machine as fast as the hypervisor lets it be at this time."""
+        """The machine with the speed that the hypervisor leaves at this time."""
         share = self.steal.at(now_s)
         return replace(self.machine, ghz=self.machine.ghz * (1.0 - share)) if share > 0.0 else self.machine
 

@@ -1,4 +1,4 @@
-"""The node model in virtual time under settings that a policy chose; what it shows, as noisy samples.
+"""The node model in virtual time under a policy's settings, observed through noisy samples.
 
 No kernel trees here, so that thousands of runs are cheap: settings go straight into the node model's grants.
 """
@@ -42,12 +42,12 @@ _NO_RATE: Final = Unavailable("nothing to compare with yet")
 
 
 def host_view(machine: Machine, busy_cores: Reading = NOT_MEASURED) -> HostView:
-    """What a policy is told about the machine."""
+    """A policy's view of the machine."""
     return HostView(machine.topology(), busy_cores, machine.llc_ways, 1, tuple(range(10, 101, 10)))
 
 
 def grant_of(machine: Machine, settings: Settings) -> Grant:
-    """What these settings come to. ``frozen`` is not part of it: the world asks nothing of frozen workloads."""
+    """The grant for these settings, without ``frozen``: the world gives frozen workloads no load."""
     weight = 100.0 if settings.cpu_weight in (KEEP, IDLE) else float(settings.cpu_weight)
     high = settings.memory_high_bytes
     top = settings.memory_max_bytes
@@ -76,7 +76,7 @@ def _has_group(settings: Settings) -> bool:
 
 @dataclass(slots=True)
 class Interval:
-    """How everybody truly fared over an interval: means of outcomes, by name. Latencies are weighted by work.
+    """The true outcomes over an interval: means by name. Latencies are weighted by work.
 
     ``phases``: mean factor on an LRA's cycles by its program's own phases; ``steal``: share that the hypervisor took.
     """
@@ -91,7 +91,7 @@ class Interval:
 
 @dataclass(slots=True)
 class _Life:
-    """What the world keeps of one actor that is there. ``fresh``: it came within this interval, unseen so far.
+    """State of one present actor. ``fresh``: it came within this interval, unseen so far.
 
     ``uncounted``: samples until its resctrl group gives a rate again.
     """
@@ -147,11 +147,11 @@ class World:
 
     @property
     def settings(self) -> Mapping[str, Settings]:
-        """What is in force."""
+        """The settings in force."""
         return self._settings
 
     def advance(self, seconds: float) -> Interval:
-        """Let time pass; how everybody fared."""
+        """Advance time; returns the true outcomes."""
         steps = max(1, round(seconds / self.scenario.step_s))
         dt_s = seconds / steps
         noise = _LATENCY_NOISE * math.sqrt(_NOISE_S / dt_s)
@@ -183,7 +183,7 @@ class World:
     # -- looking -----------------------------------------------------------------------------------
 
     def samples(self, interval: Interval) -> tuple[Sample, ...]:
-        """What a monitor would have read over the interval."""
+        """The samples that a monitor would have taken over the interval."""
         kind, declared = self.scenario.kind, {a.name for a in self.scenario.actors if a.declared}
         return tuple(
             kind.seen(self._sample(interval, name)) for name in interval.outcomes if name in declared
@@ -215,7 +215,7 @@ class World:
             self._latency[name] = percentiles(self._random, asked, truth) if counts else (0.0, 0.0, 0.0)
 
     def busy_cores(self, interval: Interval) -> float:
-        """CPU used by everybody."""
+        """Total CPU use."""
         return sum(outcome.usage_cores for outcome in interval.outcomes.values())
 
     def _sample(self, interval: Interval, name: str) -> Sample:
@@ -223,7 +223,7 @@ class World:
         outcome = interval.outcomes[name]
         actor = next(a for a in self.scenario.actors if a.name == name)
         p50, p95, p99 = self._latency[name]
-        lra, nothing = actor.is_lra, Unavailable("a batch job tells nothing about itself")
+        lra, nothing = actor.is_lra, Unavailable("a batch job has no indicators")
         if interval.steal:
             outcome = replace(outcome, usage_cores=outcome.usage_cores * (1.0 - interval.steal))
         if self.scenario.noise is Noise.COUNTED:

@@ -1,1 +1,1 @@
-"""How well the Res-Perf learners predict, follow and doubt: streams, metrics, report."""
+"""Accuracy, adaptation and uncertainty of the Res-Perf learners: streams, metrics, report."""

@@ -24,7 +24,7 @@ from tools.bench.predictor.streams import DRIFTS, Surface, everywhere, exploring
 WARM_ROWS = 600
 NOISE = 0.03
 REPEAT = 3
-"""Learners that are fast see so many times as many seeds: with five, which of two is nearer is often the draw."""
+"""Factor on the number of seeds for fast learners, because five seeds often cannot separate two learners."""
 PARTS = ("cost", "warm", "table2", "online")
 
 
@@ -75,9 +75,9 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tools.bench.predictor", description="How well the learners do.")
+    parser = argparse.ArgumentParser(prog="tools.bench.predictor", description="Compare the learners.")
     parser.add_argument("--out", type=Path, default=Path("out/bench/predictor"), help="folder of the report")
-    parser.add_argument("--quick", action="store_true", help="short streams, two seeds: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="short streams, two seeds, for a functional check")
     parser.add_argument("--seeds", type=int, default=5, help="repetitions of every stream")
     parser.add_argument(
         "--data", type=Path, help="folder with pbbcache's metrics.csv: streams over real curves"
@@ -89,7 +89,7 @@ def _options() -> argparse.Namespace:
         "--learners", help="only these learners (and OGBRT), divided by semicolons: " + "; ".join(CONTESTANTS)
     )
     parser.add_argument(
-        "--cases", default="", help="only streams whose name begins with one of these, divided by semicolons"
+        "--cases", default="", help="only streams whose name begins with one of these, separated by semicolons"
     )
     options = parser.parse_args()
     if unknown := set(options.only) - set(PARTS):

@@ -1,4 +1,4 @@
-"""All learners of the comparison behind one face, each made from the same warm start."""
+"""All learners of the comparison behind one interface, each created from the same warm start."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WarmStart:
 
 
 class Online:
-    """perphd's learner. Rebuilds run here and now, as a worker would."""
+    """perphd's learner. Rebuilds run immediately in this process."""
 
     def __init__(self, warm: WarmStart, settings: OgbrtSettings | None = None) -> None:
         self.model = Ogbrt(warm.trees, LOW, HIGH, settings, warm.x, warm.y)
@@ -156,6 +156,6 @@ CONTESTANTS: dict[str, Callable[[WarmStart], Learner]] = {
     "paper, weights normalised": _literal(True),
 }
 FEW = (OURS, FROZEN, "static", "stage-wise EMA .05", "stage-wise EMA .2", REFIT)
-"""Those that are run on every stream; the others are slow or hopeless and run on the first."""
+"""Learners that run on every stream; the slow or poor ones run only on the first."""
 FAST = FEW[:-1]
-"""Those that see more seeds."""
+"""Learners that get more seeds."""

@@ -1,9 +1,9 @@
-"""What the learner costs the resident process: time of one call, bytes of one model.
+"""Cost of the learner in the resident process: time of one call, bytes of one model.
 
 Of two: the learner of the comparison (100 trees of depth 4, 5 replicas, 5 features), and the model that a running
 daemon has of every LRA (``LraModel``: three channels, trees below local cells), full, on the features of a real host.
-Wall time on a shared machine measures the neighbours; CPU time of the calling thread stands beside it. What has a
-budget of one call is also measured by pyperf, in processes of its own (``timing``).
+Wall time on a shared machine includes other processes' load, so CPU time of the calling thread is given as well. Calls
+with a budget are also measured by pyperf, in separate processes (``timing``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HELD = "rebuild, kept from the loop: the interpreter, by the rebuild's thread, a
 BUDGETS_US = {UPDATE: 300.0, PREDICT: 500.0, UPDATE + LIVE: 300.0, PREDICT + LIVE: 500.0}
 BYTES_BUDGET = 1 << 20
 BLOCK_BUDGET_US = 5000.0
-"""What a rebuild may take from the loop in one step: to make the job, to take its result, to lend the interpreter."""
+"""Budget of the loop for one step of a rebuild: making the job, taking its result, waiting for the interpreter."""
 _ROOT = Path(__file__).parents[3]  # pyperf starts its workers by path, not as modules
 
 
@@ -55,7 +55,7 @@ class Cost:
 
     @property
     def budget_us(self) -> float | None:
-        """What it may take; None: nothing was asked."""
+        """Its budget; None if there is none."""
         return BLOCK_BUDGET_US if self.in_loop else BUDGETS_US.get(self.name)
 
     @property

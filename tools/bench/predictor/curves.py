@@ -1,7 +1,7 @@
-"""Streams over published cache curves: IPC of real programs against ways, from a folder that the user has.
+"""Streams over published cache curves: IPC of real programs against ways, from the user's folder.
 
 The file is pbbcache's ``metrics.csv`` (programs x ways). A stream runs one program and then, as a drift, another; the
-other resources act as on the analytic surface. Nothing of the file is kept here.
+other resources act as on the analytic surface. The file's content is not stored here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Contestants for what acts: whole models behind one face, each warm (from a profile's rows) and from nothing."""
+"""Candidates for the acting model behind one interface, each with a warm start (a profile's rows) and without."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ class Follower(Protocol):
     """One contestant."""
 
     def observe(self, seen: Observation, log_ratio: float) -> None:
-        """Learn one sample; ``log_ratio``: what is measured, for those that have no pipeline of their own."""
+        """Learn one sample; ``log_ratio``: the measurement, for contestants without their own pipeline."""
 
     def ask(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Floats, Floats | None]:
         """Log of the expected work ratios, (n,), and of the one-sided 95 % lower bounds; None: it has none."""
 
 
 class Product:
-    """perphd's own model, through the face that the daemon uses."""
+    """perphd's own model, through the daemon's interface."""
 
     def __init__(self, profile: Profile | None, learner: Learner | Ablated) -> None:
         self._registry = Registry(learner)
@@ -88,7 +88,7 @@ class Product:
 
 
 class Scalar:
-    """One number that follows, a Kalman filter, on top of something that does not."""
+    """A scalar Kalman filter on top of a static model."""
 
     def __init__(self, below: Callable[[Rows], Floats]) -> None:
         self._below, self._level, self._var = below, 0.0, 0.25
@@ -192,7 +192,7 @@ class LeastSquares:
 
 
 class LastValue:
-    """Everywhere what was measured last."""
+    """Predicts the last measurement everywhere."""
 
     def __init__(self) -> None:
         self._last = 0.0
@@ -227,7 +227,7 @@ FOLLOWERS: Final[dict[str, Callable[[Profile | None], Follower | None]]] = {
     "least squares on logs": LeastSquares,
     "last value": lambda profile: LastValue(),
 }
-"""By name; None: it has no such start."""
+"""The contestant by name; None if it has no such start."""
 
 
 def measured(seen: Observation) -> float:

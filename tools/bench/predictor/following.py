@@ -1,9 +1,9 @@
-"""How near what acts is to the truth, phase by phase; how often its bound holds; how often a step goes the wrong way.
+"""Accuracy of the acting model by phase, coverage of its bound, and share of steps with the wrong sign.
 
 python -m tools.bench.predictor.following --out out/bench/predictor [--seeds 8] [--length 1200] [--followers A;B]
     [--node]
 
-Writes following.jsonl (a line a run; a run that is there is not repeated) and following.md.
+Writes following.jsonl (a line per run; existing runs are not repeated) and following.md.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def profile(change: Change, rng: np.random.Generator) -> Profile:
 
 
 def follow(follower: Follower, stream: LiveStream) -> Followed:
-    """Learn and ask, sample by sample."""
+    """Learn and predict, sample by sample."""
     squares: dict[str, list[float]] = {phase: [] for phase in PHASES}
     held: list[float] = []
     held_after: list[float] = []
@@ -146,7 +146,7 @@ class Run:
 
 
 def main() -> int:
-    """Measure what is not there yet, write, print."""
+    """Measure missing results, write, print."""
     parser = argparse.ArgumentParser(
         prog="tools.bench.predictor.following", description=(__doc__ or "").split("\n")[0]
     )
@@ -155,7 +155,7 @@ def main() -> int:
     parser.add_argument(
         "--length", type=int, default=1200, help="samples beside batch, the change in the middle"
     )
-    parser.add_argument("--followers", default=";".join(FOLLOWERS), help="contestants, divided by semicolons")
+    parser.add_argument("--followers", default=";".join(FOLLOWERS), help="contestants, separated by semicolons")
     parser.add_argument("--node", action="store_true", help="the simulated MySQL as well: slow")
     options = parser.parse_args()
     names = options.followers.split(";")
@@ -190,7 +190,7 @@ def main() -> int:
 
 
 def markdown(runs: Sequence[Run]) -> str:
-    """The tables, and what is held against what was asked."""
+    """The tables, and the comparison with the requirements."""
     lines = []
     for family, title in FAMILIES.items():
         for warm in (True, False):
@@ -226,7 +226,7 @@ def _row(name: str, runs: Sequence[Run]) -> str:
 
 
 def _verdict(runs: Sequence[Run]) -> list[str]:
-    """What acts over the bar, phase by phase, on the streams that both have run."""
+    """Error of the acting model over the reference's, by phase, on their common streams."""
     ours = {(run.stream, run.seed): run for run in runs if run.follower == OURS}
     bar = {(run.stream, run.seed): run for run in runs if run.follower == BAR}
     both = [key for key in ours if key in bar]

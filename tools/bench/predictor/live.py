@@ -1,4 +1,4 @@
-"""A model as a running daemon has it, and what the daemon does with it: for measuring what that costs."""
+"""A model as in a running daemon, with the daemon's operations on it, for cost measurements."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ CANDIDATES: Final = tuple(
     for weight in _WEIGHTS
     for ways in (0, 4)
 )[:100]
-"""A hundred allocations that inference might ask for."""
+"""A hundred allocations that inference might evaluate."""
 LEARNED: Final = 1500
 """Samples after which cells, reservoir and trees are full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learnable:
-    """One sample as a correction gets it."""
+    """One sample in the form for a correction."""
 
     key: Hashable
     x: Floats
@@ -74,7 +74,7 @@ def observation(i: int) -> Observation:
 
 
 def taught() -> LraModel:
-    """A model that has seen enough to be full, with trees that are trusted."""
+    """A model with full memories and trusted trees."""
     registry = Registry("ogbrt")
     model = registry.model("db")
     for i in range(LEARNED):
@@ -85,7 +85,7 @@ def taught() -> LraModel:
 
 
 def samples(count: int) -> list[Learnable]:
-    """What the work channel learns from ``count`` samples in a row."""
+    """The work channel's input of ``count`` consecutive samples."""
     found = []
     for i in range(count):
         seen = observation(LEARNED + i)
@@ -108,7 +108,7 @@ def boosted(model: LraModel) -> Boosted:
 
 
 def on_trial(model: LraModel) -> Callable[[int], object]:
-    """Learning while a challenger tries itself beside the trees."""
+    """Learning while a challenger is on trial beside the trees."""
     job = boosted(model).rebuild_job()
     boosted(model).offer(job.run())
     return lambda i: model.observe(observation(LEARNED + i))

@@ -68,7 +68,7 @@ def questions(stream: Stream, seed: int) -> Questions:
 
 
 def run(learner: Learner, stream: Stream, asked: Questions, drift_at: int, seed: int) -> Along:
-    """Ask, measure, learn, sample by sample."""
+    """Predict, measure and learn, sample by sample."""
     count = len(stream.y)
     error, inside = np.zeros(count), np.full(count, np.nan)
     near, above = [], []

@@ -1,4 +1,4 @@
-"""The harness's results as Markdown: medians over seeds with their spread, and the figures they are held against."""
+"""The results as Markdown: medians over seeds with their spread, and the figures for comparison."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tools.bench.predictor.warm import Score, Warm
 R2_TARGET, NEAR_TARGET, RATIO_TARGET = 0.985, 0.15, 1.25
 COVERAGE_TARGET = (0.87, 0.93)
 _DIVERGED = 50.0
-"""log-RMSE from which on a figure says nothing."""
+"""log-RMSE from which a figure is meaningless."""
 
 PAPER_TABLE_2 = (
     ("Linear regression", 228.203, 224.675, 183.368, 0.9203),
@@ -40,7 +40,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that was measured. ``repeat``: streams ran so many times as many seeds."""
+    """All measurements. ``repeat``: factor on the number of seeds per stream."""
 
     seeds: int
     warm: dict[str, list[Warm]]
@@ -157,7 +157,7 @@ _INTRODUCTION = (
 
 
 def _table_2_words(scores: Sequence[Score]) -> list[str]:
-    """How our table compares with the paper's, from both."""
+    """Comparison of our table with the paper's."""
     ours = [s.name for s in sorted(scores, key=lambda s: s.rmse)]
     theirs = [name for name, *_ in sorted(PAPER_TABLE_2, key=lambda row: row[1])]
     by_name = {s.name: s for s in scores}
@@ -254,7 +254,7 @@ def _study(study: Study) -> list[str]:
 
 
 def _pairs(study: Study) -> list[str]:
-    """Seed by seed: the same stream, so differences are the learners' own."""
+    """Differences by seed, which are due to the learners alone because the stream is the same."""
     ours = study.results[OURS]
     found = []
     for name, other in study.results.items():

@@ -1,4 +1,4 @@
-"""Streams of samples with known truth: surfaces that drift, and policies that choose where on them to sit.
+"""Streams of samples with known truth: drifting surfaces, and policies that choose allocations on them.
 
 The analytic surface is a database-like application on one node, in the shapes that published measurements have:
 cores by the universal scalability law (with its decline past an optimum), misses per kilo-instruction falling
@@ -20,17 +20,17 @@ Floats = NDArray[np.float64]
 
 FEATURES = ("cpus", "memory", "llc_ways", "mbw_pct", "load")
 MONOTONE = (0, 1, 1, 1, 0)
-"""Work never falls with memory, ways or bandwidth; more cores can cost, and load is free."""
+"""Required signs: work never falls with memory, ways or bandwidth; cores and load have no sign."""
 LOW = np.array([1.0, 0.1, 1.0, 10.0, 0.0])
 HIGH = np.array([16.0, 1.0, 11.0, 100.0, 1.0])
 STEP = np.array([1.0, 0.1, 1.0, 10.0, 0.0])
-"""Bounds and actuator steps; ``memory`` in parts of the data set, ``load`` in parts of the busiest hour."""
+"""Bounds and actuator steps; ``memory`` as a share of the data set, ``load`` as a share of the busiest hour."""
 NEAR = 0.2
-"""How far from the current allocation inference asks, in parts of each range."""
+"""Largest distance of queried allocations from the present one, as a share of each range."""
 
 
 class Surface(Protocol):
-    """Something that knows the true mean of log-performance."""
+    """A surface of the true mean of log-performance."""
 
     def log_performance(self, x: Floats) -> Floats:
         """For rows (n, 5) in the order of FEATURES."""
@@ -43,7 +43,7 @@ class Database:
     Attributes:
         cpi: cycles per instruction without misses.
         knee_ways: scale of the miss curve.
-        mpki_floor, mpki_height: misses per kilo-instruction with all ways, and what the fewest add.
+        mpki_floor, mpki_height: misses per kilo-instruction with all ways, and the additional ones with the fewest.
         miss_cycles: stall cycles per miss.
         serial, crosstalk: sigma and kappa of the universal scalability law.
         memory_knee: part of the data set below which reads go to disk.
@@ -101,7 +101,7 @@ class Stream:
     truth: tuple[Surface, ...]
 
     def near(self, i: int, rng: np.random.Generator, count: int = 300) -> Floats:
-        """Points around sample ``i`` that inference might ask about, load included."""
+        """Points around sample ``i`` that inference might query, load included."""
         span = NEAR * (HIGH - LOW)
         return snap(self.x[i] + rng.uniform(-span, span, (count, len(span))))
 
@@ -120,10 +120,10 @@ def everywhere(rng: np.random.Generator, count: int) -> Floats:
 
 
 def sticky(rng: np.random.Generator, count: int, probing: float = 0.0, hold: int = 40) -> Floats:
-    """Rows that a cautious policy visits: one or two knobs move by a step or two every ``hold`` samples.
+    """Rows that a cautious policy visits: one or two knobs move by one or two steps every ``hold`` samples.
 
-    ``probing``: part of the samples at which one knob is one step away from where the policy wants it, and back
-    again at the next: bounded exploration.
+    ``probing``: share of samples at which one knob is one step off its position, for that sample only (bounded
+    exploration).
     """
     at = snap(0.5 * (LOW + HIGH)[None, :])[0]
     phase = rng.uniform(0, 2 * math.pi)
@@ -143,7 +143,7 @@ def sticky(rng: np.random.Generator, count: int, probing: float = 0.0, hold: int
 
 
 def exploring(rng: np.random.Generator, count: int, hold: int = 5) -> Floats:
-    """Rows of a policy that jumps about the whole lattice."""
+    """Rows of a policy that jumps randomly over the whole lattice."""
     return np.repeat(everywhere(rng, -(-count // hold)), hold, axis=0)[:count]
 
 

@@ -1,4 +1,4 @@
-"""pyperf benchmarks of what the learner costs the resident process. Started by ``cost``, in processes of their own.
+"""pyperf benchmarks of the learner's cost in the resident process. Started by ``cost`` in separate processes.
 
 python -m tools.bench.predictor.timing -o FILE [pyperf's options]
 """
@@ -19,7 +19,7 @@ from tools.bench.predictor.streams import DRIFTS, everywhere, sticky, stream
 UPDATE, PREDICT = "update of one sample", "prediction of 100 candidates with bounds"
 LIVE = ", live model"
 SAMPLES: Final = 2000
-"""Samples of the stream that updates take theirs from, in a circle."""
+"""Number of samples of the stream that updates use cyclically."""
 
 Call = Callable[[int], object]
 
@@ -33,26 +33,26 @@ def learner() -> tuple[Online, WarmStart]:
 
 
 def update(online: Online | None = None) -> Call:
-    """Of the learner of the comparison, along a stream that changes at half."""
+    """Updates of the comparison's learner, along a stream that changes halfway."""
     model, rng = (online or learner()[0]).model, np.random.default_rng(2)
     along = stream(*DRIFTS["cache and CPI"], sticky(rng, SAMPLES, 0.1), SAMPLES // 2, rng)
     return lambda i: model.observe(along.x[i % SAMPLES], float(along.y[i % SAMPLES]))
 
 
 def predict() -> Call:
-    """Of the learner of the comparison."""
+    """Predictions of the comparison's learner."""
     model, asked = learner()[0].model, everywhere(np.random.default_rng(3), 100)
     return lambda _: model.predict(asked)
 
 
 def update_live() -> Call:
-    """Of one channel of a daemon's model."""
+    """Updates of one channel of a daemon's model."""
     taught, corrections = live.taught(), live.samples(SAMPLES)
     return lambda i: live.learn(taught, corrections[i % SAMPLES])
 
 
 def predict_live() -> Call:
-    """Of a daemon's model."""
+    """Predictions of a daemon's model."""
     taught = live.taught()
     return lambda _: taught.predict_work(live.CANDIDATES, live.CONTEXT)
 
@@ -63,11 +63,11 @@ CALLS: Final[dict[str, Callable[[], Call]]] = {
     UPDATE + LIVE: update_live,
     PREDICT + LIVE: predict_live,
 }
-"""What is measured, by name; made at first use, for each process measures one of them."""
+"""The benchmark by name, created at first use because each process measures only one."""
 
 
 class Timed:
-    """Calls in a row, for pyperf."""
+    """Consecutive calls, for pyperf."""
 
     def __init__(self, make: Callable[[], Call]) -> None:
         self._make = make
@@ -75,7 +75,7 @@ class Timed:
         self._next = 0
 
     def __call__(self, loops: int) -> float:
-        """Seconds that so many calls take."""
+        """Seconds taken by this number of calls."""
         if self._call is None:
             self._call = self._make()
         call, first = self._call, self._next

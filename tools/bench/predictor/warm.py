@@ -1,4 +1,4 @@
-"""The warm start, and the paper's Table II on one test set: how well a tenth of the grid tells the rest."""
+"""The warm start, and the paper's Table II on one test set: prediction of the whole grid from a tenth of it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Worlds for what acts: response surfaces over the allocations that perphd can enforce, and streams of observations.
+"""Worlds for the acting model: response surfaces over enforceable allocations, and streams of observations.
 
-Two kinds. ``SurfaceWorld`` puts the surfaces of ``streams`` under perphd's own instruments. ``DrawnWorld`` is an
-application that no hand chose: every figure of it is drawn from its world's seed, within what public data show. Neither
-uses the queueing, sharing or cache formulas of the physics prior.
+Two kinds. ``SurfaceWorld`` puts the surfaces of ``streams`` under perphd's own instruments. ``DrawnWorld`` is a random
+application: every parameter is drawn from the world's seed, within the range of public data. Neither uses the queueing,
+sharing or cache formulas of the physics prior.
 
 What the draws are made from (facts, not data): the fall of IPC of 55 SPEC programs with 1 instead of 11 ways of a 27.5
 MB cache, and the ways over which it fades (metrics.csv of pbbcache/cachesim, fitted here by a (exp(-(w-1)/b) - ..));
@@ -30,21 +30,21 @@ Floats = NDArray[np.float64]
 
 CORES: Final = 16
 WAYS: Final = 11
-"""Of the cache; batch keeps at least one."""
+"""Ways of the cache; batch keeps at least one."""
 WEIGHTS: Final[tuple[Weight, ...]] = (IDLE, 6, 12, 25, 50, 100)
 THROTTLES: Final = tuple(range(10, 101, 10))
 NOISE: Final = 0.03
-"""Of one sample, log units."""
+"""Standard deviation of one sample, log units."""
 QUIET: Final = 30
-"""Undisturbed samples at the beginning: from them the reference is learned. They are not counted."""
+"""Uncounted undisturbed samples at the beginning, from which the reference is learned."""
 _CACHE_LOSS: Final = (0.0, 0.001, 0.008, 0.033, 0.109, 0.343, 0.662)
 _CACHE_WAYS: Final = (0.6, 0.9, 1.1, 2.3, 3.3, 5.1, 12.0)
 _QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-"""Of 55 programs: log of the IPC lost with one way; and, where that is more than 5 %, the ways over which it fades."""
+"""For 55 programs: log of the IPC lost with one way, and, if above 5 %, the ways over which the loss fades."""
 
 
 class World(Protocol):
-    """Something that knows how an application does, relative to itself undisturbed."""
+    """The true performance of an application relative to undisturbed."""
 
     def log_ratio(self, allocations: list[Allocation], context: ModelContext) -> Floats:
         """Logarithm of the true work ratio for each allocation, (n,), at most 0."""
@@ -52,11 +52,11 @@ class World(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What sharing leaves the LRA, by a formula that is not the prior's. Arrays (n,).
+    """The LRA's share of the host, by a formula that differs from the prior's. Arrays (n,).
 
     Args:
-        fairness: exponent on batch's weight: 1 is what the scheduler promises, less is what threads that sleep get.
-        thrash: share of the cache that batch wins where both may use it and batch fills the host.
+        fairness: exponent on batch's weight; 1 is ideal, less favours threads that sleep. thrash: share of the common
+            cache that batch takes when it fills the host.
     """
 
     cores: Floats
@@ -73,7 +73,7 @@ class Shares:
         thrash: float = 0.7,
         total: int = CORES,
     ) -> Shares:
-        """For these allocations on a host of ``total`` cores."""
+        """The shares for these allocations on a host of ``total`` cores."""
         grants = [a.cpu for a in allocations]
         batch = np.array([g.batch_cores for g in grants], dtype=np.float64)
         weight = np.array([g.weight_ratio for g in grants]) ** fairness
@@ -92,7 +92,7 @@ class Shares:
 class SurfaceWorld:
     """A surface of ``streams`` (or of the simulated node) under perphd's instruments, relative to ``undisturbed``.
 
-    ``memory``: in parts of the data set; perphd's models know no memory, so that it stays where it is.
+    ``memory``: as a share of the data set; it is constant, because perphd's models do not cover memory.
     """
 
     surface: Surface
@@ -122,7 +122,7 @@ class SurfaceWorld:
 
 
 def _whole(values: Floats, surface: Surface) -> Floats:
-    """The simulated node knows whole units alone."""
+    """The simulated node accepts only whole units."""
     from tools.bench.predictor.node import NodeSurface
 
     return np.rint(values) if isinstance(surface, NodeSurface) else values
@@ -130,18 +130,16 @@ def _whole(values: Floats, surface: Surface) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class DrawnWorld:
-    """An application that was drawn, see the module.
+    """A randomly drawn application, see the module.
 
     Attributes:
-        level: log of its work against that of the application that it was.
+        level: log of its work relative to the original application's.
         cache_loss, cache_ways: see ``_CACHE_LOSS``.
-        bandwidth_loss, bandwidth_power: log of what batch's traffic costs when it fills the host, and how it grows.
-        beside_loss: log of what it costs to have batch on all of its cores (siblings, preemption, private caches).
-        sharpness: how sharply work saturates where demand meets capacity.
-        serial, crosstalk: of the universal scalability law, on own cores.
-        fairness, thrash: see ``Shares``.
-        closed: clients wait for answers: every loss is a loss of work, not only one that is short of capacity.
-        total: cores of the host.
+        bandwidth_loss, bandwidth_power: log of the loss by batch's traffic when it fills the host, and its exponent.
+        beside_loss: log of the loss with batch on all of its cores (siblings, preemption, private caches). sharpness:
+        how sharply work saturates where demand meets capacity. serial, crosstalk: of the universal scalability law, on
+        own cores. fairness, thrash: see ``Shares``. closed: clients wait for answers, so that every loss reduces work,
+        even with spare capacity. total: cores of the host.
     """
 
     level: float
@@ -215,7 +213,7 @@ def surfaces(node: bool = False) -> list[Change]:
     found = [
         Change(name, SurfaceWorld(old, old), SurfaceWorld(new, old))
         for name, (old, new) in DRIFTS.items()
-        if name != "relief"  # more than the undisturbed rate is no contention
+        if name != "relief"  # a higher rate than undisturbed is not contention
     ]
     if node:
         found.append(
@@ -225,7 +223,7 @@ def surfaces(node: bool = False) -> list[Change]:
 
 
 def drawn(seed: int) -> list[Change]:
-    """Three changes of applications that this seed draws: of level alone, of shape alone, of both."""
+    """Three changes of applications drawn from this seed: level only, shape only, both."""
     rng = np.random.default_rng([seed, 1])
     found = []
     for name, level, reshaped in (
@@ -245,7 +243,7 @@ def drawn(seed: int) -> list[Change]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a policy sits: an instrument and its units."""
+    """The present allocation of a policy: an instrument and its units."""
 
     exclusive: bool
     batch_cores: int
@@ -254,7 +252,8 @@ class Place:
     throttle: int
 
     def moved(self, knob: int, units: int) -> Place:
-        """One knob by so many units, within bounds: batch's cores, its weight, protected ways, its bandwidth."""
+        """Move one knob by a number of units, within bounds: batch's cores, its weight, protected ways, its bandwidth.
+        """
         most = CORES - 1 if self.exclusive else CORES
         return Place(
             self.exclusive,
@@ -267,7 +266,7 @@ class Place:
         )
 
     def allocation(self) -> Allocation:
-        """The same as perphd has it."""
+        """The same as perphd's allocation."""
         weight = 100 if self.exclusive else WEIGHTS[self.weight]
         grant = CpuGrant(CORES, self.batch_cores, weight, self.exclusive)
         return Allocation(grant, llc_ways=self.ways, mbw_pct=THROTTLES[self.throttle])
@@ -275,7 +274,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """What is asked after one sample: allocations near by with the truth (n,), and pairs (worse, better) by sign."""
+    """Questions after one sample: near allocations with the truth (n,), and pairs (worse, better) by sign."""
 
     context: ModelContext
     allocations: list[Allocation]
@@ -285,7 +284,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveStream:
-    """Observations in order, what is asked after some of them, and when the application changed."""
+    """Observations in order, the questions after some of them, and the time of the application's change."""
 
     observations: list[Observation]
     asked: dict[int, Asked]
@@ -297,16 +296,17 @@ HOLD: Final = 40
 LEAST_SHARE: Final = 0.5
 NEAR_UNITS: Final = 2
 ASK: Final = 40
-"""Questions at a time."""
+"""Number of questions at a time."""
 ASK_EVERY: Final = {True: 10, False: 20}
-"""Samples between two times: at the beginning and right after the change more often."""
+"""Samples between questions, fewer at the beginning and right after the change."""
 
 
 def live_stream(change: Change, rng: np.random.Generator, length: int) -> LiveStream:
     """One run: ``QUIET`` undisturbed samples, then ``length`` beside batch, the change in the middle.
 
-    The policy is sticky, with steps aside: one or two knobs move by a unit or two every ``HOLD`` samples, one time in
-    six it takes the other instrument. It does not stay where physics expects it to lose more than half of its work.
+    The policy is sticky, with exploration: one or two knobs move by one or two units every ``HOLD`` samples, and one
+    time in six it changes the instrument. It leaves allocations under which physics predicts a loss of more than half
+    of the work.
     """
     place = Place(bool(rng.random() < 0.3), int(rng.integers(4, 9)), int(rng.integers(0, 6)), 3, 6)
     at, phase = QUIET + length // 2, rng.uniform(0, 2 * math.pi)

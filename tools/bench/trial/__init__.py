@@ -1,1 +1,1 @@
-"""Do trials tell the truth? Hundreds of them where the true effect is known."""
+"""Accuracy of trials: hundreds of trials with a known true effect."""

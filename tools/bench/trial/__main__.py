@@ -1,6 +1,6 @@
 """``python -m tools.bench.trial``: 200 made trials of each kind, and some through the whole agent in virtual time.
 
-Every result is a file in the output folder; interrupted, it goes on where it was.
+Every result is a file in the output folder, so that an interrupted run can continue.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tools.bench.trial.world import WORLDS, Run, run
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run what is missing, then print the tables."""
+    """Run missing trials, then print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/trial"))
     parser.add_argument("--trials", type=int, default=200, help="made trials of each kind")
@@ -56,7 +56,7 @@ def _one(job: tuple[str, int]) -> dict[str, Any]:
 
 
 def summary(name: str, seed: int, made: Run) -> dict[str, Any]:
-    """What the tables need of one trial."""
+    """The data of one trial for the tables."""
     ending = made.record.ending
     return {
         "kind": name,

@@ -72,7 +72,7 @@ AGENT_WORLDS: Final = {
 
 
 def run_agent(world: AgentWorld, seed: int) -> Run:
-    """One trial, and the two runs that say what is true."""
+    """One trial, and the two runs that give the true effect."""
     return asyncio.run(_run(world, seed))
 
 

@@ -20,7 +20,8 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
 
 
 def coverage(results: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Intervals that hold the true effect, and intervals of known truth, over trials that ran to their end."""
+    """Number of intervals that contain the true effect, and of all intervals with a known truth, over completed trials.
+    """
     known = [
         metric
         for result in results

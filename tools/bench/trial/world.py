@@ -1,8 +1,9 @@
-"""A made host for trials: two LRAs and batch under a day's load, with correlated noise, carry-over and a known effect.
+"""A synthetic host for trials: two LRAs and batch under a day's load, with correlated noise, carry-over and a known
+effect.
 
-Every series is made twice from the same noise, as it would be in observe and as it would be in enforce all the time, so
-the true effect of enforcing on exactly these readings is known. What a trial sees is a mixture of both that follows the
-mode with a delay: the carry-over.
+Every series is generated twice from the same noise, as it would be in observe and as it would be in enforce all the
+time, so the true effect of enforcing on exactly these readings is known. What a trial sees is a mixture of both that
+follows the mode with a delay: the carry-over.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ METRICS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What is true of one kind of host. Effects are of enforcing, 0.1 being 10 % more.
+    """The true parameters of one kind of host. Effects are those of enforcing, 0.1 being 10 % more.
 
     ``follows_load``: how much stronger the effect on delay is at the highest load than at the lowest.
     ``noise``: standard deviation of the correlated noise of log delay; ``noise_s``: its time constant.
@@ -80,7 +81,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One trial: what it found, the true change of every metric in %, how it ended, enforced blocks until then."""
+    """One trial: its results, the true change of every metric in %, its ending, and the number of enforced blocks."""
 
     analysis: Analysis
     record: TrialRecord

@@ -1,1 +1,1 @@
-"""Is the report right? Short simulated weeks, lived once in observe and once in enforce, from the same seed."""
+"""Accuracy of reports: short simulated weeks, each run in observe and in enforce from the same seed."""

@@ -1,4 +1,4 @@
-"""``python -m tools.bench.weeks``: are reports within their own bands? Weeks, each in observe and in enforce.
+"""``python -m tools.bench.weeks``: coverage of the reports' bands over weeks, each in observe and in enforce.
 
 Every week is a folder in the output; interrupted, it goes on where it was. Prints the calibration
 (``perphd.report.calibration``) and in how many weeks the bands hold that the other weeks alone would have given.
@@ -27,7 +27,7 @@ _ALL_S = 1e9
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Live what is missing, then calibrate and print."""
+    """Simulate missing weeks, then calibrate and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/weeks"))
     parser.add_argument("--weeks", type=int, default=24)
@@ -43,9 +43,9 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def week(out: Path, seed: int) -> Week:
-    """What was observed and what was enforced in one week, made if it is not there."""
+    """The observed and the enforced run of one week, simulated if missing."""
     observed, enforced = (_report(out, seed, mode) for mode in Mode)
-    # What is missed without batch, too, is not perphd's: both sides are without it.
+    # Exclude time missed even without batch, which perphd cannot affect, from both sides.
     pairs = tuple(
         Pair(
             was.observed.pct + was.inherent_pct, then.enforced.pct + was.inherent_pct, doubt(was.inherent_pct)

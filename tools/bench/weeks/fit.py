@@ -1,4 +1,4 @@
-"""The calibration of reports: two straight lines through what weeks showed, and bands that hold for whole weeks.
+"""The calibration of reports: two straight lines fitted to weeks, and bands that hold for whole weeks.
 
 The lines are least squares. The bands are conformal at the level of the week: its score is the greatest error of any of
 its predictions, in units of that prediction's typical error. Each week is scored with lines that the other weeks gave
@@ -18,14 +18,14 @@ import numpy as np
 from perphd.report.calibration import BAND
 
 _LEAST_PCT: Final = 1.0
-"""A typical error below this is chance."""
+"""Least typical error; a smaller one is due to chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """A figure of the observed week, and what it predicts as it was in the enforced week; both in %.
 
-    ``doubt``: how many times its usual error is expected.
+    ``doubt``: factor on its usual error.
     """
 
     observed: float

@@ -25,16 +25,16 @@ DAY_S: Final = 100.0
 WEEK_S: Final = 7 * DAY_S
 _CORES: Final = 8
 _QUIET_S: Final = 30.0
-"""Before batch first comes, so that perphd sees the LRAs alone."""
+"""Seconds before batch first arrives, so that perphd sees the LRAs alone."""
 
 
 def live(seed: int, mode: Mode, folder: Path, seconds: float = WEEK_S) -> Path:
-    """Let a week pass in this mode; returns the store that it left in ``folder``."""
+    """Simulate a week in this mode; returns its store in ``folder``."""
     return asyncio.run(_live(seed, mode, folder, seconds))
 
 
 def workloads(seed: int) -> tuple[Workload, ...]:
-    """Who lives in the week of this seed."""
+    """The workloads in the week of this seed."""
     random = Random(seed)
     db = Lra(
         "db", "/b/db", rate_per_s=random.uniform(500.0, 1300.0), service_ms=random.uniform(1.5, 2.5),
@@ -52,7 +52,7 @@ def workloads(seed: int) -> tuple[Workload, ...]:
 
 
 def visits(seed: int, names: list[str], seconds: float) -> list[Event]:
-    """When batch comes and goes."""
+    """Times of batch's arrivals and departures."""
     random = Random(seed + 1_000_000)
     events: list[Event] = []
     for name in names:

@@ -15,7 +15,7 @@ _ROUNDS = 1500
 
 
 async def page(request: web.Request) -> web.Response:
-    """A page whose making takes about a millisecond of CPU time."""
+    """A page that takes about a millisecond of CPU time."""
     with PAGES.time():
         digest = request.match_info["number"].encode()
         for _ in range(_ROUNDS):
@@ -24,7 +24,7 @@ async def page(request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """What Prometheus reads."""
+    """The metrics for Prometheus."""
     return web.Response(body=generate_latest(), content_type="text/plain")
 
 

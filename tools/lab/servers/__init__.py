@@ -1,1 +1,1 @@
-"""The long-running applications of the lab, one module each, behind one seam."""
+"""The long-running applications of the lab, one module each, behind one interface."""

@@ -1,7 +1,7 @@
 """One Kafka broker without ZooKeeper, with native/kafka/Clients.java for its load.
 
-The jars come from Maven's registry into a cache, PERPHD_KAFKA_HOME or ``~/.cache/perphd-lab/kafka-PIN``, the first
-time: 45 MB.
+On first use, Maven fetches the jars from its registry into a cache, PERPHD_KAFKA_HOME or
+``~/.cache/perphd-lab/kafka-PIN`` (45 MB).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def home() -> Path:
 
 
 def jars() -> Path:
-    """The folder of the jars, fetched by Maven if they are not there.
+    """The folder of the jars, fetched by Maven if missing.
 
     Raises:
         Unavailable: Maven or Java is missing, or the registry does not answer.
@@ -158,14 +158,14 @@ class Kafka:
         return f"Kafka {name.rpartition('-')[2]}"
 
     def sli(self) -> str:
-        """Messages per second, as the broker exports them."""
+        """Messages per second, as exported by the broker."""
         return (
             f'source = "prometheus"\nurl = "http://127.0.0.1:{self._metrics}/metrics"\n'
             'work = "kafka_messagesin_total"\n'
         )
 
     def prepare(self, load: Load) -> None:
-        """Nothing: the clients make a topic of their own."""
+        """Do nothing, because the clients create their own topic."""
 
     def start(self, load: Load, groups: list[str]) -> Running:
         """Start producer and consumer, in one process."""

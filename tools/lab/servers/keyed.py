@@ -15,7 +15,7 @@ REDIS_CLIENTS, REDIS_RATE = 8, 4000
 MEMCACHED_CLIENTS, MEMCACHED_RATE = 8, 4000
 HTTP_CLIENTS, HTTP_RATE = 4, 150
 OPEN_CONNECTIONS = 32
-"""In an open loop, at least as many as can wait for an answer at once without being held up by the generator."""
+"""Connections of an open loop: enough that waiting requests are not delayed by the generator."""
 
 
 def _pair(server: str, unit: str, what: str, clients: int, rate: int) -> tuple[Load, Load]:
@@ -66,7 +66,7 @@ class Asked:
         return family(self.process.pid)
 
     def prepare(self, load: Load) -> None:
-        """Nothing: the generator fills the keys."""
+        """Do nothing, because the generator fills the keys."""
 
     def start(self, load: Load, groups: list[str]) -> Running:
         """Start the generator."""
@@ -114,7 +114,7 @@ class Memcached(Asked):
         return run("memcached", "-V").strip()
 
     def sli(self) -> str:
-        """None: perphd judges it by the TCP connections, where the kernel lets it."""
+        """None, because perphd judges it by its TCP connections if the kernel allows that."""
         return f'source = "tcp"\nports = "{self.port}"\n'
 
 
@@ -127,11 +127,11 @@ class Http(Asked):
         )  # fmt: skip
 
     def version(self) -> str:
-        """What the service is made with."""
+        """The service's framework."""
         return f"aiohttp {run(sys.executable, '-c', 'import aiohttp; print(aiohttp.__version__)').strip()}"
 
     def sli(self) -> str:
-        """Requests and their latency, as the application exposes them."""
+        """Requests and their latency, as exposed by the application."""
         return (
             f'source = "prometheus"\nurl = "http://127.0.0.1:{self.port}/metrics"\n'
             'work = "pages_seconds_count"\nlatency_histogram = "pages_seconds"\n'
@@ -139,7 +139,7 @@ class Http(Asked):
 
 
 def answers(url: str) -> bool:
-    """True if a GET is answered with success."""
+    """True if a GET succeeds."""
     try:
         with urllib.request.urlopen(url, timeout=1.0) as answer:
             return bool(answer.status == 200)

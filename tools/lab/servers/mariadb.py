@@ -1,4 +1,4 @@
-"""A private MariaDB server: its own data folder and socket, on loopback only, gone with the lab."""
+"""A private MariaDB server: its own data folder and socket, on loopback only, removed with the lab."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class MariaDb:
             raise Unavailable("there is no user mysql: is mariadb-server installed?") from exc
         config = folder / "my.cnf"
         config.write_text(_CONFIG.format(folder=folder, port=self.port))
-        os.chmod(folder, 0o700)  # its socket lets everybody in
+        os.chmod(folder, 0o700)  # its socket is accessible to all users
         shutil.chown(folder, self._user)
         run(
             "mariadb-install-db",
@@ -102,7 +102,7 @@ class MariaDb:
         )
         wait_until(self._answers, self.process, folder / "error.log", "mariadbd")
         self.sql(
-            # The installation's root may connect over TCP without a password: nobody else on this machine shall.
+            # Remove root's accounts for other hosts, which every user of this machine could use over TCP.
             "DELETE FROM mysql.global_priv WHERE User = 'root' AND Host != 'localhost'; FLUSH PRIVILEGES;"
             f"CREATE USER '{READER}'@'localhost' IDENTIFIED BY '{READER_PASSWORD}';"
             f"CREATE USER '{_CLIENT}'@'127.0.0.1' IDENTIFIED BY '{self._password}'"
@@ -148,7 +148,7 @@ class MariaDb:
         return self._sysbench("tpcc.lua", "tpcc", f"--warehouses={warehouses}", *arguments)
 
     def prepare(self, load: Load) -> None:
-        """Make the database of a load and its tables."""
+        """Create the database of a load and its tables."""
         database = load.name.partition("-")[0] if load.name.startswith("tpc") else DATABASE
         if database in self._loaded:
             return
@@ -198,7 +198,7 @@ class MariaDb:
         return Reporting(self._ledger, loops[load.name], groups)
 
     def environment(self) -> dict[str, str]:
-        """What the clients written in Python need beside their arguments."""
+        """Environment variables for the clients written in Python."""
         return {"PYTHONPATH": str(NATIVE.parents[2]), "LAB_PASSWORD": self._password}
 
     def stop(self) -> None:

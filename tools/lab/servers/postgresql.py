@@ -39,7 +39,7 @@ logging_collector = off
 """
 _POLL_S = 0.2
 _LATE_S = 0.6
-"""pgbench writes its log through a buffer: a second is complete when a line of so much later is there."""
+"""pgbench buffers its log: a second is complete once a line this many seconds later has been read."""
 
 
 class PostgreSql:
@@ -60,7 +60,7 @@ class PostgreSql:
         self._as_user("initdb", "-D", str(data), "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
         with (data / "postgresql.conf").open("a") as config:
             config.write(_CONFIG.format(port=self.port, folder=self.folder))
-        # Nobody but root and the server's account reaches the socket; TCP is refused to all but the load's role.
+        # Only root and the server's account can use the socket, and only the load's role TCP.
         (data / "pg_hba.conf").write_text("local all all trust\nhost bench bench 127.0.0.1/32 trust\n")
         log = place.folder / "postgresql.log"
         with log.open("wb") as output:
@@ -103,7 +103,7 @@ class PostgreSql:
         return f'source = "postgresql"\nsocket = "{socket}"\nuser = "{self._user}"\ndatabase = "bench"\n'
 
     def prepare(self, load: Load) -> None:
-        """Make pgbench's tables."""
+        """Create pgbench's tables."""
         if not self._is_filled:
             self._psql("CREATE ROLE bench LOGIN")
             self._psql("CREATE DATABASE bench OWNER bench")
@@ -177,7 +177,7 @@ class Seconds:
         self._latest_s = 0.0
 
     def feed(self, lines: Sequence[str]) -> list[Second]:
-        """Take lines; the seconds that they complete. The first one, begun in its middle, is left out."""
+        """Process lines; returns the completed seconds, without the incomplete first one."""
         for line in lines:
             fields = line.split()
             if len(fields) < 6 or not fields[2].isdigit():

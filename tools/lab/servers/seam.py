@@ -1,4 +1,4 @@
-"""What the experiment needs of a server, and what its implementations share."""
+"""The interface of a server in the experiment, and code shared by the implementations."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class Unavailable(LabError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a server is started. ``groups``: cgroup directories; ``scale``: clients and rates are multiplied by it.
+    """The environment of a server.
 
-    ``folder``: for programs and logs; ``data``: for what the server keeps, in memory if possible. Both are empty.
+    ``groups``: its cgroup directories; ``scale``: factor on clients and rates. ``folder``: for programs and logs;
+    ``data``: for the server's data, in memory if possible. Both are empty.
     """
 
     ledger: Ledger
@@ -39,7 +40,7 @@ class Place:
 
 
 class Server(Protocol):
-    """A private server on loopback. Making one sets it up; ``stop`` ends it."""
+    """A private server on loopback. The constructor sets it up; ``stop`` ends it."""
 
     @property
     def pids(self) -> Sequence[int]:
@@ -52,7 +53,7 @@ class Server(Protocol):
         """The table ``[lra.sli]`` of perphd's configuration, or nothing."""
 
     def prepare(self, load: Load) -> None:
-        """Make the data that a load needs, unless they are there."""
+        """Create the data of a load, unless they exist."""
 
     def start(self, load: Load, groups: list[str]) -> Running:
         """Start a load, its generator in these cgroup directories."""
@@ -62,7 +63,7 @@ class Server(Protocol):
 
 
 def need(programs: Sequence[str], packages: str) -> None:
-    """Refuse to go on without these programs.
+    """Check that these programs are installed.
 
     Raises:
         Unavailable: one is missing.
@@ -82,14 +83,14 @@ def family(pid: int) -> list[int]:
 
 
 def free_port() -> int:
-    """A TCP port of loopback that nobody listens on now."""
+    """A free TCP port of loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def run(*command: str, wait_s: float = 300.0, env: dict[str, str] | None = None) -> str:
-    """Run a command to its end; its output.
+    """Run a command to its end; returns its output.
 
     Raises:
         LabError: it failed.
@@ -104,7 +105,7 @@ def run(*command: str, wait_s: float = 300.0, env: dict[str, str] | None = None)
 
 
 def listens(port: int) -> bool:
-    """True if somebody takes connections to this port of loopback."""
+    """True if this port of loopback accepts connections."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -128,7 +129,7 @@ def wait_until(
 
 
 def compiled(name: str, folder: Path) -> str:
-    """A program of native/, compiled into a folder; its path.
+    """Compile a program of native/ into a folder; returns its path.
 
     Raises:
         Unavailable: there is no compiler, or it refuses.

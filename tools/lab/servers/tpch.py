@@ -103,7 +103,7 @@ _BOUNDS_MS: Final = [round(1.02**step, 3) for step in range(900)]
 
 
 class Streams:
-    """Queries as they are done, counted by bucket of latency."""
+    """Completed queries, counted by bucket of latency."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -111,7 +111,7 @@ class Streams:
         self.done = 0
 
     def add(self, seconds: float) -> None:
-        """One query took so long."""
+        """Count a query with this latency."""
         bound = _BOUNDS_MS[min(bisect.bisect_left(_BOUNDS_MS, seconds * 1e3), len(_BOUNDS_MS) - 1)]
         with self._lock:
             self._counts[bound] = self._counts.get(bound, 0) + 1
@@ -139,7 +139,7 @@ def _stream(port: int, user: str, number: int, streams: Streams) -> None:
                     cursor.fetchall()
                     streams.add(time.monotonic() - began_s)
     except BaseException:
-        os._exit(1)  # half of a load is none
+        os._exit(1)  # a partial load is useless
 
 
 def _run(port: int, user: str, count: int) -> None:

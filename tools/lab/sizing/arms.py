@@ -1,4 +1,4 @@
-"""One arm of an experiment: a memory-limited group with groups in it, processes in those, and a daemon of its own."""
+"""One arm of an experiment: a memory-limited group with subgroups and processes, and its own daemon."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ deadline_s = 20.0
 
 
 class Tree:
-    """``/NAME`` and groups below it, in every hierarchy that matters; the memory limit is the parent's."""
+    """``/NAME`` and groups below it, in all needed hierarchies; the memory limit is the parent's."""
 
     def __init__(self, name: str, below: tuple[str, ...], limit_bytes: int | None) -> None:
         hierarchies = discover(RealFs())
@@ -102,7 +102,7 @@ class Tree:
         return int(dict(line.split() for line in text.splitlines())["oom_kill"])
 
     def settable(self) -> dict[str, bytes]:
-        """Every settable file of the groups below, but for who is in them."""
+        """Every settable file of the groups below, except their lists of processes."""
         found: dict[str, bytes] = {}
         for tree in self._trees:
             for name in self._below:
@@ -118,7 +118,7 @@ class Tree:
 
 
 def _measures(tree: Hierarchy, name: str) -> bool:
-    """v1 has files that measure and can be reset by writing."""
+    """v1 has counters that can be reset by writing."""
     return tree.version == 1 and any(
         word in name for word in ("usage", "failcnt", "stat", "oom_control", "force_empty", "event_control")
     )
@@ -170,14 +170,14 @@ class Daemon:
             time.sleep(0.2)
 
     def ask(self, route: str) -> Any:
-        """The answer to a GET; None if it does not answer now."""
+        """The answer to a GET; None if the daemon does not answer."""
         try:
             return self.client.get(route)
         except (Unreachable, Refused, OSError):
             return None
 
     def writes(self) -> Mapping[str, int]:
-        """What the store says of kernel writes: how many with each outcome."""
+        """Numbers of kernel writes in the store, by outcome."""
         answer = self.client.send(
             "POST", "query", {"sql": "SELECT result, count(*) FROM writes GROUP BY result"}
         )
@@ -209,7 +209,7 @@ class Daemon:
             self._process.wait(START_S)
 
     def restore(self) -> str:
-        """``perphd restore`` without a daemon; what it says."""
+        """Run ``perphd restore`` without a daemon; returns its output."""
         done = subprocess.run(
             [*_PERPHD, "restore", "--config", str(self.config)],
             capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": _path()},

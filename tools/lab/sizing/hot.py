@@ -1,8 +1,8 @@
-"""A process with a hot set: python hot.py MIB {anon|file} COUNTER [FILE]. It touches every page of it, again and again.
+"""A process with a hot set: python hot.py MIB {anon|file} COUNTER [FILE]. It touches all of its pages repeatedly.
 
-Standard library alone. COUNTER holds the work done so far (one for each MiB that was touched), for an indicator of the
-source ``file``. ``anon``: memory of its own; ``file``: pages of FILE, which is made. It first uses twice as much once,
-as programs do while they start.
+Standard library only. COUNTER holds the work done so far (one for each touched MiB), for an indicator of the source
+``file``. ``anon``: anonymous memory; ``file``: pages of FILE, which it creates. It first uses twice as much once, as
+programs do while they start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TELL_S = 0.2
 
 
 def main() -> None:
-    """Touch for ever."""
+    """Touch the pages until killed."""
     size, kind, counter = int(sys.argv[1]) * MIB, sys.argv[2], sys.argv[3]
     if kind == "file":
         with open(sys.argv[4], "wb") as file:

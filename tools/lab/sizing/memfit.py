@@ -4,12 +4,12 @@ Needs root and the memory controller on cgroup v2. Every case is a process with 
 and a perphd that searches its limit:
 
 - ``file``: pages of a file, which the kernel drops and reads again;
-- ``hog``: the same, and from the pilot's end on, for a minute, a process for each CPU that takes all of it;
-- ``anon``: memory of its own; with swap it is a search like the others, without swap it ends at what is used;
+- ``hog``: the same, and for a minute after the pilot a busy process on each CPU;
+- ``anon``: anonymous memory; with swap it is a search like the others, without swap it ends at the present use;
 - ``java``: a JVM that uses all of a heap of a fixed size (--java names the program, --classes holds Hold.class).
 
 The process uses twice its hot set at first. The result must lie within [W, 1.15 W], and memory pressure must be near
-zero once the result is in force. A JVM needs its heap and what lies beside it.
+zero once the result is in force. A JVM needs memory outside its heap as well.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ source = "file"
 path = "{counter}"
 """
 _YOUNG_MIB: Final = 32
-"""A small young generation: of a large one, the second survivor space is hardly ever touched."""
+"""A small young generation, because the second survivor space of a large one is hardly ever touched."""
 _SPIN: Final = "while True: pass"
 
 
@@ -117,17 +117,17 @@ def _command(case: str, options: argparse.Namespace, counter: Path, folder: Path
 
 
 def _touched_bytes(pid: int) -> int:
-    """Memory that a process touches within ``TOUCHED_S``: the hot set of one that does not tell it."""
+    """Memory that a process touches within ``TOUCHED_S``: its hot set, if it does not report one."""
     Path(f"/proc/{pid}/clear_refs").write_text("1\n")
     time.sleep(TOUCHED_S)
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Referenced:"):
             return int(line.split()[1]) << 10
-    raise LabError("the kernel does not tell which pages are in use (CONFIG_PROC_PAGE_MONITOR)")
+    raise LabError("the kernel does not report which pages are in use (CONFIG_PROC_PAGE_MONITOR)")
 
 
 def _wait(counter: Path, process: subprocess.Popen[bytes]) -> None:
-    """Until the process works."""
+    """Wait until the process works."""
     deadline = time.monotonic() + SETTLED_S
     while int(counter.read_text().split()[-1]) < 100:
         if process.poll() is not None or time.monotonic() > deadline:
@@ -186,7 +186,7 @@ def _read(tree: Tree, file: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it. Exit status 1: it cannot run here, or a result is not what it must be."""
+    """Run it. Exit status 1: it cannot run here, or a result is out of bounds."""
     parser = argparse.ArgumentParser(prog="python -m tools.lab.sizing.memfit", description=__doc__)
     parser.add_argument(
         "--cases", type=lambda text: text.split(","), default=["file", "hog"], help=",".join(CASES)
@@ -199,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--classes", type=Path, default=Path("out/lab/classes"))
     parser.add_argument("--out", type=Path, default=Path("out/lab/memfit.json"))
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was made is removed on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # files and groups are removed on exit
     found = []
     try:
         for case in options.cases:

@@ -1,14 +1,14 @@
 """The resource shaper on random walks: python -m tools.lab.sizing.shaper [--seconds 1800] [--memory 4G] ...
 
-Every arm is a memory group with six walks that together may want more than it has, and a perphd of its own:
+Every arm is a memory group with six walks that together may exceed it, and its own perphd:
 
 - ``observe``: the reservation baseline; the shaper proposes and must write nothing;
 - ``k1-100``: optimistic with K1 = 100 %; must write nothing;
-- ``optimistic``: sizes follow forecasts, nobody decides who makes room;
+- ``optimistic``: sizes follow forecasts, and no plan decides which workload makes room;
 - ``pessimistic``: the plan decides before the kernel does.
 
-All arms run at the same time on walks with the same seeds. A walk that ended waits until the host has room for its
-reservation, as a scheduler would let it. Short: --seconds 60 --memory 256M --interval 2.
+All arms run at the same time on walks with the same seeds. A walk that ended restarts once the host has room for its
+reservation, as a scheduler would do. Short: --seconds 60 --memory 256M --interval 2.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from tools.lab.sizing.arms import Daemon, Tree, save
 ARMS: Final = ("observe", "k1-100", "optimistic", "pessimistic")
 WALKS: Final = 6
 RESERVED_SHARE: Final = 0.3125
-"""Reservation of one walk, of the group's memory: six of them are almost twice of what there is."""
+"""Reservation of one walk as a share of the group's memory: six of them reserve almost twice its memory."""
 LEAST_SHARE: Final = 0.25
-"""A walk goes from this share of its reservation to all of it, and begins here."""
+"""Lower bound and start of a walk, as a share of its reservation; the upper bound is the reservation."""
 STEP_SHARE: Final = 18 / 1280
-"""Standard deviation of a walk's step in a second, of its reservation."""
+"""Standard deviation of a walk's step per second, as a share of its reservation."""
 WAIT_S: Final = 10.0
 DAEMON_BYTES: Final = 100 << 20
-"""Room for each arm's perphd."""
+"""Memory for each arm's perphd."""
 MIB: Final = 1 << 20
 WALK: Final = Path(__file__).with_name("walk.py")
 
 
 @dataclass(slots=True)
 class Walk:
-    """One walk: its process, and how it fared."""
+    """One walk: its process and its results."""
 
     name: str
     seed: int
@@ -61,7 +61,7 @@ class Walk:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one arm showed."""
+    """The results of one arm."""
 
     arm: str
     oom_kills: int = 0
@@ -114,7 +114,7 @@ class Arm:
         walk.starts += 1
 
     def look(self, now_s: float, passed_s: float) -> None:
-        """Take one second's records, and start what may start again."""
+        """Process one second's records, and restart walks that fit."""
         view = self.daemon.ask("shaper")
         rows = {row["workload"]: row for row in view["workloads"]} if view is not None else {}
         kills = sum(self.tree.kills(walk.name) for walk in self.walks)
@@ -173,7 +173,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """All arms, at the same time.
 
     Raises:
-        LabError: there is not the memory for all groups, in which the host's shortage would be measured and no arm.
+        LabError: the host has too little memory for all groups, so that the host's shortage would be measured instead.
     """
     wanted, left = len(options.arms) * (options.memory + DAEMON_BYTES), psutil.virtual_memory().available
     if left < wanted:
@@ -220,7 +220,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _closed(arm: Arm, before: dict[str, bytes], options: argparse.Namespace) -> dict[str, Any]:
-    """The arm's result, with what its daemon wrote and whether everything is as it was after a kill -9."""
+    """The arm's result, with its daemon's writes and whether everything was restored after a kill -9."""
     result = arm.result()
     during = arm.tree.settable()
     result["files_that_differ"] = sum(during[path] != text for path, text in before.items() if path in during)
@@ -256,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--arms", type=lambda text: text.split(","), default=list(ARMS), help=",".join(ARMS))
     parser.add_argument("--out", type=Path, default=Path("out/lab/shaper.json"))
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was made is removed on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # files and groups are removed on exit
     try:
         found = run(options)
     except LabError as exc:

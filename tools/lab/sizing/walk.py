@@ -1,6 +1,6 @@
 """A process that uses a random walk's amount of memory: walk.py SEED LEAST_MIB MOST_MIB START_MIB STEP_MIB [PERIOD_S].
 
-Standard library alone. It touches every page that the walk gains and gives back every page that it loses.
+Standard library only. It touches every page that the walk gains and releases every page that it loses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 def main() -> None:
-    """Walk for ever."""
+    """Walk until killed."""
     seed, least, most, start, step = (float(word) for word in sys.argv[1:6])
     period_s = float(sys.argv[6]) if len(sys.argv) > 6 else 1.0
     source = random.Random(seed)

@@ -1,5 +1,5 @@
-"""Published controllers behind perphd's `Policy` seam: each after its paper's state machine, pure and small.
+"""Published controllers behind perphd's `Policy` interface, each following its paper's state machine. Pure.
 
-They divide cores, cache ways and bandwidth throttles; what a paper turns besides (frequency, network) has no
-setting here and is left out, as each module says.
+They divide cores, cache ways and bandwidth throttles. A paper's other settings (frequency, network) are not available
+and are left out, as each module states.
 """

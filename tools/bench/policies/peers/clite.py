@@ -11,7 +11,7 @@ below one per cent over the number of jobs ("about 1 %, scaled down with the num
 0.01 ^ N never fires within a hundred samples) or after so many samples, keeps the best, and begins anew when jobs come
 or go or the load moves by a fifth, as published.
 
-What is not published, and helps it: it begins anew, too, when the kept point misses a target five times in a row
+Unpublished additions in its favour: it also restarts when the kept point misses a target five times in a row
 (``as_published`` leaves that out); and what it sampled is kept for when the same jobs are back at nearly the same
 loads: it then looks at the best point again first, and goes on from there with half as many samples (``forgets``: it
 does not).
@@ -39,7 +39,7 @@ PERIOD_S: Final = 1.0
 """A sample takes two periods: one to settle, one that counts."""
 ZETA: Final = 0.01
 STOP_EI: Final = 0.01
-"""Over the number of jobs."""
+"""Threshold of the expected improvement, to be divided by the number of jobs."""
 MOST_KEPT: Final = 8
 """Searches whose samples are kept."""
 MOST_SAMPLES: Final = 100
@@ -62,7 +62,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What an earlier search for these jobs at these loads has seen."""
+    """Samples of an earlier search for these jobs at these loads."""
 
     jobs: tuple[str, ...]
     loads: tuple[float, ...]
@@ -90,7 +90,7 @@ class CliteMemory:
 
     @property
     def searching(self) -> bool:
-        """True while what is in force is only tried."""
+        """True while the point in force is only a sample."""
         return bool(self.jobs) and not self.kept
 
 
@@ -239,12 +239,12 @@ def score(by_job: tuple[float, ...], services: int, iso: tuple[float, ...]) -> f
 
 
 def rescored(seen: tuple[Seen, ...], services: int, iso: tuple[float, ...]) -> tuple[Seen, ...]:
-    """With what is now known of performance in isolation."""
+    """The sample's score with the present knowledge of performance in isolation."""
     return tuple(replace(s, score=score(s.by_job, services, iso)) for s in seen)
 
 
 def propose(memory: CliteMemory, total: Units, random: Random) -> tuple[Point, float]:
-    """The next point, and the improvement that is expected of it."""
+    """The next point, and its expected improvement."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import Matern

@@ -181,7 +181,7 @@ class HeraclesPolicy:
 
 
 def _enabled(snapshot: Snapshot, memory: HeraclesMemory) -> HeraclesMemory:
-    """Enabled, unless it is cooling down; anew it starts with one core and a tenth of the cache."""
+    """Enable it unless it is cooling down; it restarts with one core and a tenth of the cache."""
     if snapshot.at_s < memory.cool_until_s:
         return memory
     if memory.enabled:

@@ -1,9 +1,9 @@
-"""CPU suppression as Koordinator's koordlet does it: batch gets the CPUs that the host can spare, and no others.
+"""CPU suppression as in Koordinator's koordlet: batch gets only the CPUs that the host can spare.
 
 Every interval: batch's CPUs = capacity x threshold - what the LRAs use - what the system uses; at least two CPUs, and
-growing by no more than a tenth of the host's CPUs at a time, while shrinking happens at once. Targets are not looked
-at: it is the simplest thing that runs in production, and says what looking at them is worth. Whole cores are given
-out (Koordinator also keeps siblings together where it can); cache and bandwidth are left alone, as by its default.
+growing by no more than a tenth of the host's CPUs at a time, while shrinking happens at once. It ignores targets. As
+the simplest policy in production, it shows the value of considering them. Whole cores are given out (Koordinator also
+keeps siblings together where it can); cache and bandwidth are left alone, as by its default.
 """
 
 from __future__ import annotations
@@ -62,6 +62,6 @@ class KoordinatorPolicy:
 
 
 def _cores(snapshot: Snapshot, cpus: int) -> int:
-    """Whole cores with no more CPUs than that; one at least."""
+    """The most whole cores within this number of CPUs, at least one."""
     topology = snapshot.host.topology
     return max(1, cpus * len(topology.usable_cores) // max(1, len(topology.usable)))

@@ -40,7 +40,7 @@ BATCH: Final = "\N{BULLET} batch"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The step that is on trial: ``up`` or down, one unit of ``resource``, of whom, taken from or given to whom."""
+    """The step on trial: ``up`` or down by one unit of ``resource``, for which application, and its counterpart."""
 
     up: bool
     app: str
@@ -159,7 +159,7 @@ def _watch_timer(memory: PartiesMemory, slacks: Mapping[str, float], now_s: floa
 def _judge(
     memory: PartiesMemory, trial: Trial, slacks: Mapping[str, float], now_s: float, places: int
 ) -> PartiesMemory:
-    """What became of the step on trial: on to the next resource if it failed, and back if it did harm."""
+    """Evaluate the step on trial: move to the next resource if it failed, and revert it if it did harm."""
     memory = replace(memory, trial=None)
     found = slacks.get(trial.app)
     if found is None:
@@ -196,7 +196,7 @@ def _downsize(
     memory: PartiesMemory, app: str, slacks: Mapping[str, float], wheel: tuple[str, ...]
 ) -> PartiesMemory:
     if BATCH not in memory.parts:
-        return memory  # nobody would gain
+        return memory  # no application would gain
     place = memory.wheel.get(app, 0)
     for turn in range(len(wheel)):
         resource = wheel[(place + turn) % len(wheel)]

@@ -1,16 +1,17 @@
-"""Resource inference as the Perph paper prints it (Algorithm 2, equation 14): kept to show what it does, never to act.
+"""Resource inference as the Perph paper prints it (Algorithm 2, equation 14): kept for comparison, never used to act.
 
     while |V_R - MIPS| > epsilon:
         for i in CPU, MEM, LLC, MBW:  dV/dr_i = (V(r_i + delta) - V(r_i)) / delta
         theta = theta + t0 / (t1 + iter) dV/dr;   R = R + (theta beta) R;   iter = iter + 1
 
 Read as printed: the direction is never cleared, the step is multiplicative, nothing bounds R, the stop is two-sided
-and only the first crossing ends it, nothing is ever given back. What the paper leaves open is filled in as follows:
-degradation is two samples in a row below target; R starts at what the LRA uses; V is the same Res-Perf model that perph
-asks (which favours it: the paper's own update of the model diverges); t0 = t1 = 10, beta = 0.1, a delta of one unit,
-epsilon 2 % of the target; performance is relative to the target, or the units of beta would decide everything. A cap
-of ``MAX_ITERATIONS`` ends what would not end. Only what cannot be written is cut to the host's size, cores are rounded
-up. As in the paper the LRA itself is given a cpuset, a memory limit, ways and a throttle, and batch what remains.
+and only the first crossing ends it, nothing is ever given back. Details that the paper does not specify are chosen as
+follows: degradation is two samples in a row below target; R starts at what the LRA uses; V is the same Res-Perf model
+that perph asks (which favours it: the paper's own update of the model diverges); t0 = t1 = 10, beta = 0.1, a delta of
+one unit, epsilon 2 % of the target; performance is relative to the target, or the units of beta would decide
+everything. A cap of ``MAX_ITERATIONS`` ends what would not end. Only what cannot be written is cut to the host's size,
+cores are rounded up. As in the paper the LRA itself is given a cpuset, a memory limit, ways and a throttle, and batch
+what remains.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def _short(target: Target, perf: Performance) -> bool:
 
 
 def _start(host: HostView, view: WorkloadView) -> Quota:
-    """What the LRA uses, and of what cannot be read half."""
+    """The LRA's use; half of a resource whose use cannot be read."""
     assert view.sample is not None
     used = value_or(
         view.sample.memory_working_set_bytes, value_or(view.sample.memory_current_bytes, LEAST_BYTES)

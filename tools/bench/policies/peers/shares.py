@@ -1,4 +1,4 @@
-"""CPU-SBS, the Perph paper's name for CPU shares alone: what cgroups without a controller do."""
+"""CPU-SBS, the Perph paper's name for static CPU shares without a controller."""
 
 from __future__ import annotations
 

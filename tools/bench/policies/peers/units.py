@@ -1,4 +1,4 @@
-"""Whole units of the host's resources, as the published controllers count them, and the settings they come to."""
+"""Whole units of the host's resources, as counted by the published controllers, and the resulting settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESOURCES: Final = ("cores", "ways", "mba")
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """So many physical cores, cache ways (of every L3 domain) and tenths of bandwidth."""
+    """Numbers of physical cores, cache ways (of every L3 domain) and tenths of bandwidth."""
 
     cores: int
     ways: int
@@ -36,13 +36,13 @@ class Units:
 
 
 def capacity(snapshot: Snapshot) -> Units:
-    """All there is. Without cache or bandwidth control their counts are 0 and never divided."""
+    """All units of the host. Without cache or bandwidth control their counts are 0 and never divided."""
     host = snapshot.host
     return Units(total_cores(snapshot), host.llc_ways, MBA_UNITS if host.mba_levels_pct else 0)
 
 
 def equal_parts(total: Units, count: int) -> tuple[Units, ...]:
-    """As evenly as whole units allow; who comes first gets what is left over."""
+    """Divide as evenly as whole units allow; the first ones get the remainder."""
 
     def part(units: int, index: int) -> int:
         return units // count + (1 if index < units % count else 0)
