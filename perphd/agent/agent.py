@@ -10,6 +10,7 @@ summarises it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -143,10 +144,13 @@ class Agent:
         """The batch queue; None if it is disabled or jobs cannot be started on this host."""
         return self._state.parts.queue
 
-    def oom_order(self) -> tuple[str, ...]:
-        """Workloads that the kernel may kill for memory before workloads of a lower band, and the remedy."""
-        order = self._state.parts.oom_order
-        return () if order is None else order.broken(self._state.all_specs())
+    async def oom_order(self) -> tuple[str, ...]:
+        """Workloads that the kernel may kill for memory before workloads of a lower band, and the remedy.
+
+        It may read some hundred files for each workload, in a thread.
+        """
+        order, specs = self._state.parts.oom_order, tuple(self._state.all_specs())
+        return () if order is None else await asyncio.to_thread(order.broken, specs)
 
     def bands(self) -> tuple[str, ...]:
         """What each declared band has on this host, and what is used where the best mechanism is absent."""

@@ -57,7 +57,7 @@ class AgentPort(Protocol):
     def queue(self) -> BatchQueue | None:
         """The batch queue; None if there is none."""
 
-    def oom_order(self) -> tuple[str, ...]:
+    async def oom_order(self) -> tuple[str, ...]:
         """Workloads that the kernel would kill for memory before workloads of a lower band, and the remedy."""
 
     def bands(self) -> tuple[str, ...]:

@@ -218,7 +218,7 @@ class Routes:
         return {
             "capabilities": encode(self._agent.capabilities.items),
             "topology": encode(self._agent.topology),
-            "limitations": [*limitations(self._agent.status()), *self._agent.oom_order()],
+            "limitations": [*limitations(self._agent.status()), *await self._agent.oom_order()],
             "bands": list(self._agent.bands()),
             "by_themselves": list(declared_lines(self._agent.status().workloads)),
         }

@@ -255,7 +255,7 @@ class FakeAgent:
         self.apply_memory_fit(name)
         self.fits.remove(name)
 
-    def oom_order(self) -> tuple[str, ...]:
+    async def oom_order(self) -> tuple[str, ...]:
         return ()
 
     def bands(self) -> tuple[str, ...]:
