@@ -3,7 +3,8 @@
 The laws of one operation's CPU time, of queues for memory channels, disk and link, and of waiting for a CPU are those
 of ``perphd.sim.node``, called element by element. Three simplifications make thousands of nodes affordable:
 
-- A node has at most two pools of CPUs: its own, and one that confines batch. There are no other cpusets.
+- A node has at most two pools of CPUs, its own and one that confines batch, and pods with CPUs of their own. There are
+  no other cpusets.
 - The sockets of a node are alike: every pod uses all of them evenly.
 - Foreign work in private caches counts as that of n equal neighbours, with n = (sum of use)^2 / sum of squares.
 
@@ -44,13 +45,17 @@ class Control:
 
     ``confined_cores``: CPUs to which batch is confined, away from services; 0: it shares all. ``idle``: batch has the
     weight of the idle class. ``cache_ratio``: share of the last-level cache that batch may fill; 1: no division.
-    ``bandwidth_ratio``: speed of batch under a limit on its memory bandwidth; 1: no limit.
+    ``bandwidth_ratio``: speed of batch under a limit on its memory bandwidth; 1: no limit. ``own_cpus``: by pod, CPUs
+    that it alone uses; 0: it shares; None: all do.
     """
 
     confined_cores: Floats
     idle: Floats
     cache_ratio: Floats
     bandwidth_ratio: Floats
+    own_cpus: Floats | None = None
+
+    NODES = ("confined_cores", "idle", "cache_ratio", "bandwidth_ratio")
 
 
 def no_control(nodes: int) -> Control:
@@ -163,7 +168,14 @@ class _Look:
         confined = np.minimum(control.confined_cores, cpus - 1.0)
         self._apart = batch & (confined[node] > 0)
         self._pool = 2 * node + self._apart
-        self._size = np.stack([cpus - confined, np.maximum(confined, _TINY)], axis=1).ravel()
+        shared = cpus - confined
+        own = control.own_cpus
+        if own is not None:
+            shared = np.maximum(shared - np.bincount(node, own, model.nodes), _TINY)
+        self._size = np.stack([shared, np.maximum(confined, _TINY)], axis=1).ravel()
+        if own is not None:
+            self._pool = np.where(own > 0, len(self._size) + np.arange(len(node)), self._pool)
+            self._size = np.concatenate([self._size, np.maximum(own, _TINY)])
         self._cpus = self._size[self._pool]
         self._plain_weight = np.where(batch & (control.idle[node] > 0), IDLE_WEIGHT, weight)
         self._weight = self._plain_weight * np.where(self._service, _WAKER_BONUS, 1.0)

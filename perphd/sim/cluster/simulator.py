@@ -36,6 +36,7 @@ from perphd.sim.cluster.division import Floats, Places
 from perphd.sim.cluster.fleet_events import FleetEvent, FleetEventKind
 from perphd.sim.cluster.fleet_workload import FLEET_NODE, FleetWorkload, Loads
 from perphd.sim.cluster.learning import BATCH_BASE, Learned, Learner
+from perphd.sim.cluster.node_agents import Judged, NodeAgents
 from perphd.sim.cluster.targets import late_services
 from perphd.sim.node.machine import Machine
 from perphd.sim.node.population import population
@@ -53,7 +54,8 @@ _GIVEN_UP: Final = 40
 class FleetSettings:
     """Settings of a run. ``schedulers``: that decide at once. ``learn``: collect samples for
     ``Learned``. ``placed``: pods submitted at 0 run already, one node after the other, as the fleet was
-    found.
+    found. ``agents``: judge services beside the same node without batch, and act on nodes if they are active; None:
+    ``targets.late_services``. ``rounds``: of the node model a tick.
     """
 
     placement: PlacementSettings
@@ -62,11 +64,16 @@ class FleetSettings:
     schedulers: int = 1
     learn: bool = False
     placed: bool = False
+    agents: NodeAgents | None = None
+    rounds: int = _KNOWN_ROUNDS
 
 
 @dataclass(frozen=True, slots=True)
 class FleetTick:
-    """The fleet at one time. Ratios are over the nodes in use. ``violations``: nodes where demand exceeds the CPUs."""
+    """The fleet at one time. Ratios are over the nodes in use. ``violations``: nodes where demand exceeds the CPUs.
+
+    ``held_services``: on nodes where some service would miss its target without the agent.
+    """
 
     at_s: float
     nodes_in_use: int
@@ -78,6 +85,7 @@ class FleetTick:
     running: int
     late_services: int
     services: int
+    held_services: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -144,6 +152,7 @@ class FleetSimulator:
         self._cores = np.zeros(count)
         self._ticked = np.zeros(count)
         self._slow = np.zeros(count)
+        self._judged: Judged | None = None
 
     def run(self, until_s: float, on_tick: Callable[[FleetTick], None] | None = None) -> FleetRun:
         """Run until this time; pods that run then are left running."""
@@ -167,7 +176,7 @@ class FleetSimulator:
                 dirty |= self._schedule(waiting, now_s)
                 retry = False
             if is_tick:
-                self._evaluate(range(self.nodes), now_s, _KNOWN_ROUNDS)
+                self._evaluate(range(self.nodes), now_s, self.settings.rounds)
                 dirty.clear()
                 self._publish_use()
                 result.ticks.append(self._tick(now_s, len(waiting)))
@@ -175,7 +184,7 @@ class FleetSimulator:
                     on_tick(result.ticks[-1])
                 tick_s += self.settings.tick_s
             elif dirty:
-                self._evaluate(sorted(dirty), now_s, _NEW_ROUNDS)
+                self._evaluate(sorted(dirty), now_s, max(_NEW_ROUNDS, self.settings.rounds))
                 dirty.clear()
             lost = self._evict(now_s)
             waiting.extend(lost)
@@ -327,7 +336,11 @@ class FleetSimulator:
             for name in _BY_POD:
                 getattr(balance, name)[fresh] = getattr(start, name)[fresh]
         weight = np.maximum(self._request[pods] * 25.0, 1.0)
-        told = model.evaluate(node, kind, load, weight, balance, None, rounds)
+        if self.settings.agents is None:
+            told, self._judged = model.evaluate(node, kind, load, weight, balance, None, rounds), None
+        else:
+            self._judged = self.settings.agents.judged(model, node, kind, load, weight, balance, rounds)
+            told = self._judged.told
         _put(self._balance, balance, pods, chosen)
         self._new.difference_update(pods.tolist())
         self._progress(pods, told.rate, now_s)
@@ -356,7 +369,10 @@ class FleetSimulator:
         cores = np.bincount(node, told.cores, self.nodes)
         wanted = np.bincount(node, told.wanted, self.nodes)
         service = self._service[pods]
-        late = service & late_services(told, self._alone_s[pods])
+        judged = self._judged
+        late = service & (
+            late_services(told, self._alone_s[pods]) if judged is None else judged.late
+        )
         self._ticked[pods] += 1.0
         self._slow[pods] += late
         if self._learner is not None:
@@ -372,6 +388,7 @@ class FleetSimulator:
             now_s, int(in_use.sum()), float(cores.sum() / cpus / count),
             float(self._held[pods].sum() / memory / count), float(self._request[pods].sum() / cpus / count),
             int((wanted > cpus * (1 + 1e-6)).sum()), waiting, len(pods), int(late.sum()), int(service.sum()),
+            0 if judged is None else int(judged.held.sum()),
         )  # fmt: skip
 
     # -- what is published -------------------------------------------------------------------------------

@@ -1,0 +1,204 @@
+"""What perphd on every node of a simulated fleet does to batch: a cheap model of where its controller settles.
+
+Problem. The controller (``perphd.admission``) takes seconds of CPU time for minutes of one detailed node. A fleet needs
+its effect: which targets are kept, and how much batch is left to work.
+
+Approach. The controller leaves a node alone while all LRAs keep their targets. Otherwise it gives each LRA whole cores
+of its own, as few as do, and batch all others (``perphd.admission.partitioned``). If that is not enough it takes cache
+and memory bandwidth from batch. Its settled state is therefore searched, on all nodes at once:
+
+    target    p95 <= (1 + delay tolerance) p95',   rate >= (1 - tolerance) rate'      ': same node and load, no batch
+    cores     of each LRA: CPU use' / u, in whole cores, with the greatest u of ``UTILISATIONS`` at which it keeps its
+              target; the smallest u if there is none
+    memory    the first of ``MEMORY`` with which all keep theirs; the one with the greatest worst score if there is none
+
+The controller neither finds these at once nor without error. ``tools.bench.fleet.agents`` compares this model with the
+controller on the detailed node, states the errors, and gives ``MISSED_RATIO`` and ``GIVEN_RATIO``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perphd.cluster.scheduling.fleet import Mask
+from perphd.domain.workload import Objective
+from perphd.sim.cluster.contention import Balance, Conditions, Control, NodeModel, no_control
+from perphd.sim.cluster.division import Floats, Places
+
+UTILISATIONS: Final = (0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.5, 0.4, 0.3)
+MEMORY: Final = ((1.0, 1.0), (0.5, 1.0), (0.25, 0.7), (0.17, 0.4))
+"""Shares of the cache that batch may fill, and of a core's bandwidth that it may draw."""
+GRACE: Final = 1.02
+"""A target counts as missed when it is missed by more than 2 %."""
+MISSED_RATIO: Final = 0.015
+"""Share of its time in which an LRA misses its target on a node where the controller has to act."""
+GIVEN_RATIO: Final = 0.96
+"""Batch work that the controller leaves there, over that of the settled state: it looks for that state, and waits."""
+_ROUNDS: Final = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """``control``: of every node; ``needed``: nodes on which a target would be missed without it."""
+
+    control: Control
+    needed: Floats
+
+
+def scores(told: Conditions, undisturbed: Conditions, objective: Objective) -> Floats:
+    """Performance over target of each service, the worse of latency and rate: 1 and more is enough."""
+    most = undisturbed.p95_s * (1.0 + objective.delay_tolerance_pct / 100.0)
+    least = undisturbed.rate * (1.0 - objective.tolerance_pct / 100.0)
+    result: Floats = np.minimum(most / np.maximum(told.p95_s, 1e-12), told.rate / np.maximum(least, 1e-12))
+    return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """All pods' conditions; masks of the services that miss their target, and of those that would without agents."""
+
+    told: Conditions
+    late: Mask
+    held: Mask
+
+
+class NodeAgents:
+    """Agents on all nodes of one model, or what they would judge.
+
+    ``objective``: of every service. ``active``: they set what they find.
+    """
+
+    def __init__(self, objective: Objective, *, active: bool = True) -> None:
+        self.objective, self._active = objective, active
+
+    def judged(
+        self, model: NodeModel, node: Places, kind: Places, load: Floats, weight: Floats, balance: Balance,
+        rounds: int,
+    ) -> Judged:  # fmt: skip
+        """Move ``balance`` to the steady state under the agents' settings, as ``NodeModel.evaluate`` does."""
+        service = model.types.lra[kind] > 0
+        s = (node[service], kind[service], load[service], weight[service])
+        undisturbed = self.undisturbed(model, *s)
+        control, acts = None, np.zeros(len(node), dtype=bool)
+        if self._active:
+            found = self.held(model, node, kind, load, weight, balance, undisturbed)
+            control, acts = found.control, found.needed[node] > 0
+        told = model.evaluate(node, kind, load, weight, balance, control, rounds)
+        told.rate = np.where(acts & ~service, GIVEN_RATIO * told.rate, told.rate)
+        late = np.zeros(len(node), dtype=bool)
+        late[service] = scores(_those(told, service), undisturbed, self.objective) < 1.0 / GRACE
+        return Judged(told, late, acts & service)
+
+    def undisturbed(
+        self, model: NodeModel, node: Places, kind: Places, load: Floats, weight: Floats
+    ) -> Conditions:
+        """Conditions of these services without batch, in the order given."""
+        return model.evaluate(node, kind, load, weight, model.started(kind, load), rounds=2 * _ROUNDS)
+
+    def held(
+        self, model: NodeModel, node: Places, kind: Places, load: Floats, weight: Floats, balance: Balance,
+        undisturbed: Conditions,
+    ) -> Held:  # fmt: skip
+        """Where each node's agent settles.
+
+        Args:
+            model: of the nodes.
+            node: of each pod.
+            kind: type of each pod.
+            load: as in ``NodeModel.evaluate``.
+            weight: likewise.
+            balance: present state; not changed.
+            undisturbed: conditions of the services among the pods, in their order.
+        """
+        service = model.types.lra[kind] > 0
+        used = np.zeros(len(node))
+        used[service] = undisturbed.cores
+        trial = _Trial(model, node, kind, load, weight, balance)
+        divisions = [self._division(model, node, used, np.full(len(node), u)) for u in UTILISATIONS]
+        told = trial.of([no_control(model.nodes), *divisions])
+        found = [scores(_those(each, service), undisturbed, self.objective) for each in told]
+        needed = self._worst(node[service], found[0], model.nodes) < 1.0 / GRACE
+        enough = np.stack(found[1:]) >= 1.0
+        place = np.where(enough.any(0), enough.argmax(0), len(UTILISATIONS) - 1)
+        chosen = np.ones(len(node))
+        chosen[service] = np.array(UTILISATIONS)[place]
+        own = self._division(model, node, used, chosen)
+        ways = []
+        for cache_ratio, bandwidth_ratio in MEMORY:
+            cache, bandwidth = np.full(model.nodes, cache_ratio), np.full(model.nodes, bandwidth_ratio)
+            ways.append(Control(own.confined_cores, own.idle, cache, bandwidth, own.own_cpus))
+        worst = np.stack(
+            [
+                self._worst(
+                    node[service], scores(_those(each, service), undisturbed, self.objective), model.nodes
+                )
+                for each in trial.of(ways)
+            ]
+        )
+        kept = worst >= 1.0
+        best = np.where(kept.any(0), kept.argmax(0), worst.argmax(0))
+        memory = np.array(MEMORY)[best]
+        nothing = no_control(model.nodes)
+        assert own.own_cpus is not None
+        return Held(
+            Control(
+                np.where(needed, own.confined_cores, 0.0),
+                nothing.idle,
+                np.where(needed, memory[:, 0], 1.0),
+                np.where(needed, memory[:, 1], 1.0),
+                np.where(needed[node], own.own_cpus, 0.0),
+            ),
+            needed.astype(np.float64),
+        )
+
+    @staticmethod
+    def _worst(node: Places, found: Floats, nodes: int) -> Floats:
+        worst = np.full(nodes, np.inf)
+        np.minimum.at(worst, node, found)
+        return worst
+
+    @staticmethod
+    def _division(model: NodeModel, node: Places, used: Floats, utilisation: Floats) -> Control:
+        """Whole cores for each service at this utilisation, all others for batch; less where there are too few."""
+        step, cpus = float(model.machine.threads_per_core), float(model.machine.cpus)
+        own = np.where(used > 0, np.maximum(np.ceil(used / utilisation / step), 1.0) * step, 0.0)
+        asked = np.bincount(node, own, model.nodes)
+        own *= np.minimum((cpus - step) / np.maximum(asked, 1.0), 1.0)[node]
+        batch: Floats = cpus - np.bincount(node, own, model.nodes).astype(np.float64)
+        control = no_control(model.nodes)
+        return Control(batch, control.idle, control.cache_ratio, control.bandwidth_ratio, own)
+
+
+class _Trial:
+    """Evaluates several settings of all nodes at once, each from the same state."""
+
+    def __init__(
+        self, model: NodeModel, node: Places, kind: Places, load: Floats, weight: Floats, balance: Balance
+    ) -> None:
+        self._model, self._balance = model, balance
+        self._columns = node, kind, load, weight
+
+    def of(self, controls: list[Control]) -> list[Conditions]:
+        """Conditions under each."""
+        many, (node, kind, load, weight) = len(controls), self._columns
+        pods, nodes = len(node), self._model.nodes
+        whole = NodeModel(self._model.machine, self._model.types, many * nodes)
+        balance = Balance(*(np.tile(getattr(self._balance, name), many) for name in Balance.__slots__))
+        own = [np.zeros(pods) if each.own_cpus is None else each.own_cpus for each in controls]
+        by_node = {name: np.concatenate([getattr(each, name) for each in controls]) for name in Control.NODES}
+        told = whole.evaluate(
+            np.tile(node, many) + np.repeat(np.arange(many) * nodes, pods),
+            np.tile(kind, many), np.tile(load, many), np.tile(weight, many), balance,
+            Control(**by_node, own_cpus=np.concatenate(own)), _ROUNDS,
+        )  # fmt: skip
+        return [
+            Conditions(*(getattr(told, name)[n * pods : (n + 1) * pods] for name in Conditions.__slots__))
+            for n in range(many)
+        ]
+
+
+def _those(told: Conditions, chosen: Mask) -> Conditions:
+    return Conditions(*(getattr(told, name)[chosen] for name in Conditions.__slots__))
