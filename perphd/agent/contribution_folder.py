@@ -135,6 +135,11 @@ class ContributionFolder:
             return file.read(most + 1)
 
     def _replace(self, name: str, text: bytes) -> Path:
+        """Replace a file, synced.
+
+        Others may write into the folder: unlike ``state_files.replace_text`` this never opens a file, or a link, that
+        is already there under the temporary name.
+        """
         path = self.folder / name
         temporary = self.folder / f".{name}.new"
         try:

@@ -1,18 +1,21 @@
 """Exchange of models between hosts: this host's contribution, and starts for its new models.
 
-When an LRA without a model appears, a short-lived thread reads the folder, and a later tick tries the start. After
-models were saved, the same thread replaces this host's document. The origin of each start is stored beside the models,
-for ``perphctl model origin``.
+When an LRA without a model appears, a short-lived thread reads the folder and pools what it finds, and a later tick
+tries the start. A folder without documents may not be mounted yet and is read again later. After models were saved, the
+same thread replaces this host's document. The origin of each start is stored beside the models, for
+``perphctl model origin``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
-import os
+import math
+import shutil
 import socket
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,12 +36,14 @@ from perphd.federated.ledger import Ledger
 from perphd.federated.pooling import Asking, Pooled
 from perphd.host.fs import KernelFs, RealFs
 from perphd.host.pmu import processor_name
+from perphd.host.state_files import replace_text
 from perphd.host.topology import read_topology
 from perphd.predictor import LraModel
 from perphd.predictor.corrections import is_told
 from perphd.predictor.federated import CHANNELS, KIND, contributed, pooled, start
 from perphd.predictor.persist import ModelFile
 from perphd.predictor.registry import Registry
+from perphd.predictor.trial import Start
 
 log = logging.getLogger("perphd")
 
@@ -50,7 +55,36 @@ BEHIND: Final = "on trial, and so far worse than learning alone, which answers"
 KEPT: Final = "kept: it was not worse than learning alone"
 LEFT: Final = "left: learning alone was better"
 TOO_LITTLE: Final = "not used: too few hosts like this one know the application"
-_READ = tuple[Ledger, tuple[str, ...]]
+AGAIN_S: Final = 60.0
+"""Time after which a folder without documents is read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a start depends on beside the folder: the SLI's source and the application's version."""
+
+    counted_by: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the others say about one application, pooled, and the start that it makes; work is None: too little."""
+
+    asked: _Asked
+    told: Pooled
+    work: Start | None
+    delay: Start | None
+    at_unix_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a look at the folder gave. ``is_empty``: no host's document could be read."""
+
+    answers: Mapping[str, _Answer]
+    problems: tuple[str, ...]
+    is_empty: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +125,9 @@ class Federated:
         self._records, self._wall_clock, self._inline = records, wall_clock, inline
         self._name = contributor_name(membership.name)
         self._waiting: dict[str, str] = {}
-        self._reading: Future[_READ] | None = None
+        self._reading: Future[_Read] | None = None
         self._said: dict[str, tuple[Statistic, ...]] | None = None
+        self._again_s = -math.inf
         self._generation = 0
         self._unwritten = ""
         self._lock = Lock()
@@ -112,46 +147,59 @@ class Federated:
         Returns the origin, in words, of each model that was started.
         """
         self._records.problem(UNWRITTEN, self._unwritten or None, now_s)
-        if self._reading is None and self._waiting:
-            self._read()
+        if self._reading is None and self._waiting and now_s >= self._again_s:
+            self._read({lra: _Asked(source, versions(lra)) for lra, source in self._waiting.items()})
         if self._reading is None or not self._reading.done():
             return {}
-        (ledger, problems), self._reading = self._reading.result(), None
-        self._records.problem(KEY, "; ".join(problems) or None, now_s)
-        waiting, self._waiting = self._waiting, {}
+        read, self._reading = self._reading.result(), None
+        self._records.problem(KEY, "; ".join(read.problems) or None, now_s)
+        if read.is_empty:
+            self._again_s = now_s + AGAIN_S
+            for lra in [each for each in self._waiting if registry.model(each).cells]:
+                del self._waiting[lra]
+            return {}
         found = {}
-        for lra, counted_by in waiting.items():
-            words = self._start(registry.model(lra), lra, counted_by, versions(lra), ledger)
+        for lra, answer in read.answers.items():
+            if self._waiting.get(lra) != answer.asked.counted_by or versions(lra) != answer.asked.version:
+                continue  # it was removed, or another version runs by now: ask again
+            del self._waiting[lra]
+            words = self._start(registry.model(lra), lra, answer)
             if words:
                 found[lra] = words
                 self._records.event(Event(now_s, EventKind.WORKLOAD, f"its model {words}", lra))
         return found
 
-    def _read(self) -> None:
-        future: Future[_READ] = Future()
-        self._reading, wanted = future, frozenset(self._waiting)
+    def _read(self, asked: Mapping[str, _Asked]) -> None:
+        future: Future[_Read] = Future()
+        self._reading = future
 
         def read() -> None:
             try:
-                future.set_result(self._folder.read(wanted))
+                ledger, problems = self._folder.read(frozenset(asked))
+                answers = {lra: self._answer(lra, each, ledger) for lra, each in asked.items()}
+                future.set_result(_Read(answers, problems, not ledger.contributions))
             except Exception as exc:  # models work without a start
                 log.exception("%s cannot be read", self._folder.folder)
-                future.set_result((Ledger(), (f"{self._folder.folder}: cannot be read: {exc!r}",)))
+                future.set_result(_Read({}, (f"{self._folder.folder}: cannot be read: {exc!r}",), True))
 
         if not self._runs(read):
             self._reading = None
 
-    def _start(self, model: LraModel, lra: str, counted_by: str, version: str, ledger: Ledger) -> str:
+    def _answer(self, lra: str, asked: _Asked, ledger: Ledger) -> _Answer:
         here = self._membership
         asking = Asking(self._name, here.hardware, self._wall_clock(), here.expire_s)
-        told = {each: pooled(ledger, lra, each, asking, counted_by, version) for each in CHANNELS}
+        told = {each: pooled(ledger, lra, each, asking, asked.counted_by, asked.version) for each in CHANNELS}
         cores, threads = here.hardware.cores, here.hardware.threads_per_core
         work, delay = (start(told[each], each, cores, threads) for each in CHANNELS)
-        began = work is not None and model.begin_told(work, delay)
-        if not told["work"].sources and not told["work"].left_out:
+        return _Answer(asked, told["work"], work, delay, asking.now_unix_s)
+
+    def _start(self, model: LraModel, lra: str, answer: _Answer) -> str:
+        told, work = answer.told, answer.work
+        began = work is not None and model.begin_told(work, answer.delay)
+        if not told.sources and not told.left_out:
             return ""
-        words = f"began from {len(told['work'].sources)} other hosts" if began else ""
-        self._keep(_origin(lra, words, told["work"], asking.now_unix_s, 0 if work is None else len(work.y)))
+        words = f"began from {len(told.sources)} other hosts" if began else ""
+        self._keep(_origin(lra, words, told, answer.at_unix_s, 0 if work is None else len(work.y)))
         return words
 
     # -- origins --------------------------------------------------------------------------------------------------
@@ -163,6 +211,8 @@ class Federated:
             return ModelOrigin(lra, words)
         if not found.origin:
             return replace(found, origin=words, outcome=TOO_LITTLE)
+        if words != found.origin:
+            found = replace(found, origin=f"{words}; at first it {found.origin}")
         trial = model.trials.get("work")
         if trial is None:
             outcome = KEPT if is_told(model.work_correction) else LEFT
@@ -175,27 +225,46 @@ class Federated:
         self._waiting.pop(lra, None)
         with contextlib.suppress(OSError):
             self._path(lra).unlink()
+        shutil.rmtree(self._path(lra, "").parent, ignore_errors=True)
 
-    def _keep(self, origin: ModelOrigin) -> None:
-        path = self._path(origin.lra)
-        temporary = path.with_suffix(".new")
+    def change_version(self, lra: str, old: str, new: str, resumed: bool) -> None:
+        """Another version of the application runs.
+
+        ``resumed``: with the model that it had when it ran before, and so with where that came from. Else with the
+        model of the old version. ``old``: empty if the application is back after it was removed.
+        """
+        present = self._kept(lra)
+        if present is not None and old:
+            self._keep(present, old)
+        if not resumed:
+            return
+        self._waiting.pop(lra, None)
+        earlier = self._kept(lra, new)
+        if earlier is not None:
+            self._keep(earlier)
+        else:
+            with contextlib.suppress(OSError):
+                self._path(lra).unlink()
+
+    def _keep(self, origin: ModelOrigin, version: str | None = None) -> None:
+        path = self._path(origin.lra, version)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(encode(origin)), encoding="utf-8")
-            os.replace(temporary, path)
-        except OSError as exc:
-            log.warning(
-                "%s: the origin of the model of %s cannot be stored: %s", path, origin.lra, exc.strerror
-            )
+            replace_text(path, json.dumps(encode(origin)), 0o600)
+        except (OSError, PerphError) as exc:
+            log.warning("the origin of the model of %s cannot be stored: %s", origin.lra, exc)
 
-    def _kept(self, lra: str) -> ModelOrigin | None:
+    def _kept(self, lra: str, version: str | None = None) -> ModelOrigin | None:
         try:
-            return decode(ModelOrigin, json.loads(self._path(lra).read_text(encoding="utf-8")))
+            return decode(ModelOrigin, json.loads(self._path(lra, version).read_text(encoding="utf-8")))
         except (OSError, ValueError, PerphError):
             return None
 
-    def _path(self, lra: str) -> Path:
-        return self._origins / f"{lra}.json"
+    def _path(self, lra: str, version: str | None = None) -> Path:
+        """Of the model in use, or of the one that is kept for a version."""
+        if version is None:
+            return self._origins / f"{lra}.json"
+        return self._origins / "versions" / lra / f"{hashlib.sha256(version.encode()).hexdigest()[:32]}.json"
 
     # -- contributing ---------------------------------------------------------------------------------------------
 

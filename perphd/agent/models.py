@@ -170,6 +170,8 @@ class Models:
         if file is not None and file.state.samples > self.model(spec.name).samples:
             self._put(file, spec.name, now_s, life)
             was = file.provenance.app_version
+            if self._federated is not None:
+                self._federated.change_version(spec.name, "", was, resumed=True)
             if was == version:
                 life.origin = f"resumed, learned on {file.provenance.host}"
                 said = f"{spec.name} is back with version {version}: its model is resumed"
@@ -194,6 +196,8 @@ class Models:
             self.model(spec.name).doubt()
             said = f"version {version} instead of {life.version}: its model starts from that version's"
             life.origin = f"started from version {life.version}"
+        if self._federated is not None:
+            self._federated.change_version(spec.name, life.version, version, earlier.file is not None)
         self._writing = self._in_writer(self._keep, old)
         life.saved_samples = -1  # must be saved, however much it has learned
         self._due_s = now_s

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Event, current_thread
 from time import sleep
+from typing import Any
 
 import msgspec
 import pytest
 
+from perphd.agent import federated as agent_federated
 from perphd.agent.contribution_folder import ContributionFolder, contributor_name
-from perphd.agent.federated import BEHIND, KEPT, LEFT, ON_TRIAL, TOO_LITTLE, Federated, Membership
+from perphd.agent.federated import AGAIN_S, BEHIND, KEPT, LEFT, ON_TRIAL, TOO_LITTLE, Federated, Membership
 from perphd.agent.models import Models
 from perphd.agent.records import Records
 from perphd.domain.errors import PerphError
@@ -21,6 +23,7 @@ from perphd.federated.contribution import Contribution, to_text
 from perphd.federated.hardware import Hardware
 from perphd.federated.ledger import EVERY_GENERATION
 from perphd.predictor import Registry
+from perphd.predictor import federated as predictor_federated
 from perphd.predictor.files import ModelFiles
 from perphd.predictor.trial import LENGTH
 from tools.bench.federated.hosts import days, fleet
@@ -282,3 +285,68 @@ def test_hardware_is_read_from_the_host() -> None:
     found = hardware_of(fs, read_topology(fs))
     assert isinstance(found, Hardware)
     assert found.cores >= 1
+
+
+def test_a_folder_that_is_mounted_later_is_read_then(folder: Path, tmp_path: Path) -> None:
+    mounted = tmp_path / "mounted"
+    daemon = Daemon(tmp_path, 0, mounted).tick()
+    mounted.mkdir()  # the mount point is there, the file system is not
+    for daemon.now_s in (AGAIN_S, AGAIN_S * 1.5):
+        assert daemon.tick().models.summary(APP).origin == "learned here"
+    for file in folder.iterdir():
+        (mounted / file.name).write_bytes(file.read_bytes())
+    daemon.now_s = AGAIN_S * 1.9
+    assert daemon.tick().models.summary(APP).origin == "learned here"
+    daemon.now_s = AGAIN_S * 2
+    assert daemon.tick().models.summary(APP).origin == "began from 4 other hosts"
+
+
+def test_a_folder_is_not_read_for_a_model_that_has_learned(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, 0, tmp_path / "none", contribute=False).live(SAMPLES)
+    daemon.now_s += AGAIN_S
+    daemon.tick()
+    federated = daemon.models._federated
+    assert federated is not None
+    assert federated._waiting == {}
+
+
+def test_what_others_say_is_pooled_outside_of_the_loop(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = Daemon(tmp_path, 0, folder)
+    federated = daemon.models._federated
+    assert federated is not None
+    threads = set()
+
+    def pooled(*asked: Any) -> Any:
+        threads.add(current_thread().name)
+        return predictor_federated.pooled(*asked)
+
+    monkeypatch.setattr(agent_federated, "pooled", pooled)
+    monkeypatch.setattr(federated, "_inline", False)
+    daemon.tick()
+    for _ in range(6000):
+        if daemon.tick().models.summary(APP).origin.startswith("began"):
+            break
+        sleep(0.01)
+    assert daemon.models.summary(APP).origin == "began from 4 other hosts"
+    assert threads == {"perphd-federated"}
+
+
+def test_a_resumed_version_has_its_own_origin(folder: Path, tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, 0, folder).tick()
+    federated = daemon.models._federated
+    assert federated is not None
+    federated.change_version("app", "1", "2", resumed=False)  # goes on from the model of version 1
+    life = daemon.models._lives["app"]
+    life.origin = "started from version 1"
+    assert daemon.origin.origin == "started from version 1; at first it began from 4 other hosts"
+    federated.change_version("app", "2", "0", resumed=True)  # a model that learned here alone
+    life.origin = "resumed, learned on host-00"
+    assert daemon.origin.origin == "resumed, learned on host-00"
+    assert daemon.origin.hosts == ()
+    federated.change_version("app", "0", "1", resumed=True)
+    assert len(daemon.origin.hosts) == 4
+    federated.forget("app")
+    federated.change_version("app", "", "1", resumed=True)
+    assert daemon.origin.hosts == ()
