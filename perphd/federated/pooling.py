@@ -3,13 +3,15 @@
 Problem. Estimates v_k of hosts k at one point, with evidence e_k and likeness l_k. Some are wrong, and some hosts lie
 about their evidence as well.
 
-Approach. Weights w_k = l_k e_k, clipped to the third largest, so that no host has more than a third. Sorted by value,
-the weights lie side by side on [0, 1]; the mean of the middle part [t, 1 - t] is the result:
+Approach. Weights w_k = l_k min(e_k, median of all e > 0), clipped to the third largest. Sorted by value, they lie
+side by side on [0, 1]; the mean of the middle part [t, 1 - t] is the result:
 
     t = max(TRIM, greatest share of one host)
 
 * One host never has a say beyond the others' range: its weight lies within the part that is cut off.
 * While hosts that lie have at most the share ``TRIM`` of the weight, the result is within the range of the honest ones.
+* One in ten of the hosts, if they are as like the asking host as the others, never has more than ``TRIM``, whatever
+  evidence it claims: half of the hosts that know a point count with the median, and ``KNOWN_RATIO`` of all know it.
 * With at least three hosts; fewer give no result, since two cannot outvote one.
 * At points where each host has one weight, results keep the order of the values: quantiles stay sorted.
 """
@@ -33,6 +35,8 @@ TRIM: Final = 0.25
 """Share of the weight that is cut off at each end."""
 QUORUM: Final = 3
 """Hosts that must know a point."""
+KNOWN_RATIO: Final = 0.8
+"""Share of the hosts that speak about a topic, and are heard, which must know a point."""
 OTHER_VERSION: Final = 0.5
 """Distance added for another version of the application."""
 CLOCK_SLACK_S: Final = 3600.0
@@ -118,7 +122,8 @@ def pool(
         nothing = np.zeros(count)
         return Pooled(nothing, nothing, nothing, np.zeros(count, dtype=np.int64), (), tuple(left_out))
     values = np.array([statistic.values for _, statistic, _ in rows])
-    weights = np.array([np.array(s.evidence) * likeness(apart) for _, s, apart in rows])
+    evidence = believed(np.array([statistic.evidence for _, statistic, _ in rows]))
+    weights = evidence * np.array([[likeness(apart)] for _, _, apart in rows])
     value, spread, clipped = trimmed(values, weights)
     total = max(float(clipped.sum()), _TINY)
     sources = tuple(
@@ -134,6 +139,18 @@ def pool(
     )
     hosts = np.asarray((weights > 0).sum(axis=0), dtype=np.int64)
     return Pooled(value, spread, clipped.sum(axis=0), hosts, sources, tuple(left_out))
+
+
+def believed(evidence: Floats) -> Floats:
+    """The evidence (k, n) of k hosts that counts: at most the median at each point, 0 where too few know it."""
+    known = evidence > 0
+    count = known.sum(axis=0)
+    ordered = np.sort(evidence, axis=0)  # unknown first
+    places = len(evidence) - count + np.stack([(count - 1) // 2, count // 2])
+    median = np.take_along_axis(ordered, np.clip(places, 0, len(evidence) - 1), axis=0).mean(axis=0)
+    enough = count >= KNOWN_RATIO * len(evidence)
+    result: Floats = np.where(enough, np.minimum(evidence, median), 0.0)
+    return result
 
 
 def trimmed(values: Floats, weights: Floats) -> tuple[Floats, Floats, Floats]:

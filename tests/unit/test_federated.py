@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from perphd.federated.contribution import (
     MAX_BYTES,
+    MOST_EVIDENCE,
     Contribution,
     ContributionRefused,
     Statistic,
@@ -19,7 +20,7 @@ from perphd.federated.contribution import (
 )
 from perphd.federated.hardware import UNLIKE, Hardware, distance, likeness
 from perphd.federated.ledger import EVERY_GENERATION, Ledger, Withdrawal, merged, of_documents, withdraw
-from perphd.federated.pooling import QUORUM, TRIM, Asking, pool, trimmed
+from perphd.federated.pooling import QUORUM, TRIM, Asking, believed, pool, trimmed
 
 XEON = Hardware("Intel Xeon Gold 6226R", 16, 2.0, 22 * 2**20)
 EPYC = Hardware("AMD EPYC 7543", 32, 1.0, 256 * 2**20)
@@ -217,3 +218,26 @@ def test_an_empty_ledger_says_nothing():
     told = pool(Ledger(), TOPIC, 3, ASKING)
     assert told.value.tolist() == [0.0, 0.0, 0.0]
     assert told.sources == ()
+
+
+@given(st.integers(10, 60), st.floats(-100.0, 100.0), st.randoms(use_true_random=False))
+def test_one_host_in_ten_that_claims_all_evidence_stays_within_the_honest_range(count, lie, random):
+    liars = count // 10
+    said = [
+        contribution(f"h{n}", *(random.uniform(-1, 1) for _ in range(3)), evidence=random.uniform(1, 1000))
+        for n in range(count - liars)
+    ]
+    told = [contribution(f"liar{n}", lie, lie, lie, evidence=MOST_EVIDENCE) for n in range(liars)]
+    found = pool(of_documents([*said, *told]), TOPIC, 3, ASKING)
+    honest = np.array([each.statistics[0].values for each in said])
+    assert (found.value >= honest.min(0) - 1e-9).all()
+    assert (found.value <= honest.max(0) + 1e-9).all()
+
+
+def test_a_point_that_only_some_of_the_hosts_know_does_not_count():
+    known, unknown = statistic(0.5, 0.5, 0.5), Statistic(TOPIC, (0.5, 0.5, 0.0), (9.0, 9.0, 0.0))
+    hosts = [Contribution(f"h{n}", 1, NOW, XEON, (known if n < 4 else unknown,)) for n in range(6)]
+    found = pool(of_documents(hosts), TOPIC, 3, ASKING)
+    assert found.hosts.tolist() == [6, 6, 0]
+    assert found.value.tolist() == pytest.approx([0.5, 0.5, 0.0])
+    assert believed(np.array([[1.0, 0.0], [4.0, 0.0], [1e6, 3.0]])).tolist() == [[1, 0], [4, 0], [4, 0]]
