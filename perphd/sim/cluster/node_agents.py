@@ -114,14 +114,41 @@ class NodeAgents:
             undisturbed: conditions of the services among the pods, in their order.
         """
         service = model.types.lra[kind] > 0
+        free = _Trial(model, node, kind, load, weight, balance).of([no_control(model.nodes)])[0]
+        worst = self._worst(
+            node[service], scores(_those(free, service), undisturbed, self.objective), model.nodes
+        )
+        needed = worst < 1.0 / GRACE
+        control = no_control(model.nodes)
+        control.own_cpus = np.zeros(len(node))
+        if needed.any():
+            nodes, pods = np.nonzero(needed)[0], needed[node]
+            number = np.cumsum(needed) - 1
+            part = NodeModel(model.machine, model.types, len(nodes))
+            mine = Balance(
+                **{
+                    name: getattr(balance, name)[nodes if name in Balance.NODES else pods]
+                    for name in Balance.__slots__
+                }
+            )
+            found = self._settings(
+                _Trial(part, number[node[pods]], kind[pods], load[pods], weight[pods], mine),
+                service[pods],
+                _those(undisturbed, pods[service]),
+            )
+            for name in Control.NODES:
+                getattr(control, name)[nodes] = getattr(found, name)
+            control.own_cpus[pods] = found.own_cpus
+        return Held(control, needed.astype(np.float64))
+
+    def _settings(self, trial: _Trial, service: Mask, undisturbed: Conditions) -> Control:
+        """The settings of nodes that need some."""
+        model, node = trial.model, trial.node
         used = np.zeros(len(node))
         used[service] = undisturbed.cores
-        trial = _Trial(model, node, kind, load, weight, balance)
         divisions = [self._division(model, node, used, np.full(len(node), u)) for u in UTILISATIONS]
-        told = trial.of([no_control(model.nodes), *divisions])
-        found = [scores(_those(each, service), undisturbed, self.objective) for each in told]
-        needed = self._worst(node[service], found[0], model.nodes) < 1.0 / GRACE
-        enough = np.stack(found[1:]) >= 1.0
+        found = [scores(_those(each, service), undisturbed, self.objective) for each in trial.of(divisions)]
+        enough = np.stack(found) >= 1.0
         place = np.where(enough.any(0), enough.argmax(0), len(UTILISATIONS) - 1)
         chosen = np.ones(len(node))
         chosen[service] = np.array(UTILISATIONS)[place]
@@ -130,29 +157,11 @@ class NodeAgents:
         for cache_ratio, bandwidth_ratio in MEMORY:
             cache, bandwidth = np.full(model.nodes, cache_ratio), np.full(model.nodes, bandwidth_ratio)
             ways.append(Control(own.confined_cores, own.idle, cache, bandwidth, own.own_cpus))
-        worst = np.stack(
-            [
-                self._worst(
-                    node[service], scores(_those(each, service), undisturbed, self.objective), model.nodes
-                )
-                for each in trial.of(ways)
-            ]
-        )
-        kept = worst >= 1.0
-        best = np.where(kept.any(0), kept.argmax(0), worst.argmax(0))
+        kept = [scores(_those(each, service), undisturbed, self.objective) for each in trial.of(ways)]
+        worst = np.stack([self._worst(node[service], each, model.nodes) for each in kept])
+        best = np.where((worst >= 1.0).any(0), (worst >= 1.0).argmax(0), worst.argmax(0))
         memory = np.array(MEMORY)[best]
-        nothing = no_control(model.nodes)
-        assert own.own_cpus is not None
-        return Held(
-            Control(
-                np.where(needed, own.confined_cores, 0.0),
-                nothing.idle,
-                np.where(needed, memory[:, 0], 1.0),
-                np.where(needed, memory[:, 1], 1.0),
-                np.where(needed[node], own.own_cpus, 0.0),
-            ),
-            needed.astype(np.float64),
-        )
+        return Control(own.confined_cores, own.idle, memory[:, 0], memory[:, 1], own.own_cpus)
 
     @staticmethod
     def _worst(node: Places, found: Floats, nodes: int) -> Floats:
@@ -178,14 +187,14 @@ class _Trial:
     def __init__(
         self, model: NodeModel, node: Places, kind: Places, load: Floats, weight: Floats, balance: Balance
     ) -> None:
-        self._model, self._balance = model, balance
-        self._columns = node, kind, load, weight
+        self.model, self.node, self._balance = model, node, balance
+        self._columns = kind, load, weight
 
     def of(self, controls: list[Control]) -> list[Conditions]:
         """Conditions under each."""
-        many, (node, kind, load, weight) = len(controls), self._columns
-        pods, nodes = len(node), self._model.nodes
-        whole = NodeModel(self._model.machine, self._model.types, many * nodes)
+        many, node, (kind, load, weight) = len(controls), self.node, self._columns
+        pods, nodes = len(node), self.model.nodes
+        whole = NodeModel(self.model.machine, self.model.types, many * nodes)
         balance = Balance(*(np.tile(getattr(self._balance, name), many) for name in Balance.__slots__))
         own = [np.zeros(pods) if each.own_cpus is None else each.own_cpus for each in controls]
         by_node = {name: np.concatenate([getattr(each, name) for each in controls]) for name in Control.NODES}
