@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from perphd.cluster.scheduling.placement import PlacementSettings
 from perphd.cluster.scheduling.profile import PodKind
+from perphd.dataset.stores import open_store, pyarrow
 from perphd.domain.trace import TraceRecord, TraceWorkload, WorkloadUse
 from perphd.domain.workload import Kind
 from perphd.sim.cluster.fleet_events import replayed
+from perphd.sim.cluster.fleet_workload import BATCH_PHASES
 from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
 from tools.bench.fleet.results import write_results
+from tools.bench.fleet.traced import main as traced_main
 from tools.bench.fleet.traced import workload_of
+from tools.traces.__main__ import main as traces_main
+from tools.traces.imported import read_records
 from tools.traces.sources import TraceError
 
 GIB = float(1 << 30)
@@ -72,3 +78,50 @@ def test_a_traced_run_is_written_and_replays(tmp_path: Path):
     assert parquet.read_table(tmp_path / "run" / "events.parquet").num_rows == len(run.events)
     with pytest.raises(FileExistsError):
         write_results(tmp_path / "run", workload, run)
+
+
+def _published(folder: Path) -> Path:
+    """A trace in the tables of Alibaba's cluster-trace-v2018: 4 machines, 12 containers, 40 batch instances."""
+    machines = [f"m_{n},0,{n % 2},{n},96,100,USING" for n in range(4)]
+    metas, uses, tasks, instances = [], [], [], []
+    for n in range(12):
+        metas.append(f"c_{n},m_{n % 4},0,app_{n % 3},started,800,800,3.0")
+        uses += [f"c_{n},m_{n % 4},{at_s},{20 + n},50,1.2,,0.5,,,1" for at_s in range(0, 3600, 300)]
+    for n in range(40):
+        start_s, length_s = 60 + 40 * n, 120 + 15 * (n % 5)
+        task = f"task_{n}"
+        tasks.append(f"{task},1,j_{n % 8},1,Terminated,{start_s},{start_s + length_s},200,0.5")
+        instances.append(
+            f"ins_{n},{task},j_{n % 8},1,Terminated,{start_s},{start_s + length_s},m_{n % 4},1,1,100,150,0.3,0.4"
+        )
+    for name, rows in (
+        ("machine_meta", machines), ("container_meta", metas), ("container_usage", uses), ("batch_task", tasks),
+        ("batch_instance", instances),
+    ):  # fmt: skip
+        (folder / f"{name}.csv").write_text("".join(f"{row}\n" for row in rows))
+    return folder
+
+
+def test_a_trace_in_a_public_format_runs_through_the_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    source, place, results = tmp_path / "downloads", tmp_path / "imported", tmp_path / "results"
+    source.mkdir()
+    assert traces_main(["import", "--format", "alibaba-v2018", str(_published(source)), str(place)]) == 0
+    capsys.readouterr()
+    traced_main([str(place), "--nodes", "4", "--hours", "1", "--results", str(results)])
+    *ticks, last = capsys.readouterr().out.splitlines()
+    assert len(ticks) == 13
+    told = json.loads(last)
+    assert (told["pods"], told["services"], told["waiting"]) == (52, 12, 0)
+    pods = pyarrow("parquet", "Parquet").read_table(results / "pods.parquet").to_pylist()
+    batch = {pod["name"]: pod for pod in pods if pod["kind"] == "batch"}
+    assert len(batch) == 40
+    for pod in batch.values():  # one core's work of two to three minutes; phases ask for 0.3 to 1.6 cores
+        number = int(pod["name"].rpartition("_")[2])
+        took_s = pod["ended_s"] - pod["started_s"]
+        assert 0.9 / BATCH_PHASES[1] <= took_s / (120 + 15 * (number % 5)) <= 1.2 / BATCH_PHASES[0]
+        assert pod["started_s"] - pod["submitted_s"] <= 60.0
+        assert pod["cores"] == 2.0
+    services = workload_of(read_records(open_store(str(place)), TraceWorkload, WorkloadUse)).pods
+    assert {pod.name: pod.used_ratio for pod in services if pod.kind is PodKind.SERVICE} == {
+        f"c_{n}": pytest.approx((20 + n) / 100) for n in range(12)
+    }

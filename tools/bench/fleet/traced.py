@@ -2,7 +2,8 @@
 
     python -m tools.bench.fleet.traced PLACE --nodes 40 [--policy optum] [--hours 6] [--results DIR]
 
-Requests, mean use, times of submission, start and end come from the trace. A trace without a request gives a workload
+Requests, mean use, times of submission, start and end come from the trace. Where it lists tasks and their instances,
+the instances are simulated. A trace without a request gives a workload
 its greatest use; without an end, a workload runs to the end of the simulation. How an application uses caches and
 memory channels is in no trace: it is drawn from its name. Amounts in other units than CPUs and bytes are scaled by
 ``--cpus`` and ``--memory-gib``, the size of the largest machine.
@@ -14,7 +15,7 @@ import argparse
 import json
 import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -50,8 +51,11 @@ class _Life:
     end_s: float = math.nan
     cores: float = math.nan
     memory: float = math.nan
+    instances: float = math.nan
     used: list[float] = field(default_factory=list)
     held: list[float] = field(default_factory=list)
+    used_of_request: list[float] = field(default_factory=list)
+    held_of_request: list[float] = field(default_factory=list)
     seen_s: list[float] = field(default_factory=list)
 
 
@@ -76,6 +80,9 @@ def workload_of(
             life.seen_s.append(record.at_s)
             _append(life.used, record.cpu)
             _append(life.held, record.memory)
+            _append(life.used_of_request, record.cpu_of_request)
+            _append(life.held_of_request, record.memory_of_request)
+    _give_to_instances(lives)
     found = {name: life for name, life in lives.items() if life.used or life.cores > 0}
     if not found:
         raise TraceError("no workload of this trace has a request or use of CPU; nothing can be simulated")
@@ -97,6 +104,22 @@ def workload_of(
     return FleetWorkload(tuple(made), placed, 0)
 
 
+def _give_to_instances(lives: dict[str, _Life]) -> None:
+    """Replace tasks by their instances, where those are listed too; each has what the task requests for one."""
+    tasks = {name: life for name, life in lives.items() if life.app == name and life.instances > 0}
+    listed = set()
+    for name, life in lives.items():
+        task = tasks.get(life.app)
+        if task is None or name == life.app:
+            continue
+        listed.add(life.app)
+        for fact in ("cores", "memory", "submitted_s"):
+            if not math.isfinite(getattr(life, fact)):
+                setattr(life, fact, getattr(task, fact))
+    for name in listed:
+        del lives[name]
+
+
 def _append(values: list[float], reading: Reading) -> None:
     if available(reading):
         values.append(float(reading))
@@ -106,7 +129,7 @@ def _fact(life: _Life, record: TraceWorkload) -> None:
     life.app, life.kind = record.app or life.app, record.kind or life.kind
     for name, source in (
         ("submitted_s", record.submitted_s), ("start_s", record.start_s), ("end_s", record.end_s),
-        ("cores", record.cpu_request), ("memory", record.memory_request),
+        ("cores", record.cpu_request), ("memory", record.memory_request), ("instances", record.instances),
     ):  # fmt: skip
         if available(source):
             setattr(life, name, float(source))
@@ -115,8 +138,8 @@ def _fact(life: _Life, record: TraceWorkload) -> None:
 
 
 def _pod(name: str, life: _Life, cpu_scale: float, memory_scale: float) -> FleetPod:
-    used = float(np.mean(life.used)) if life.used else 0.3 * life.cores
-    held = float(np.mean(life.held)) if life.held else life.memory
+    used = _use(life.used, life.used_of_request, life.cores, 0.3)
+    held = _use(life.held, life.held_of_request, life.memory, 1.0)
     cores = life.cores if life.cores > 0 else max(life.used)
     memory = life.memory if life.memory > 0 else max(life.held, default=0.0)
     held = held if math.isfinite(held) else memory
@@ -133,12 +156,19 @@ def _pod(name: str, life: _Life, cpu_scale: float, memory_scale: float) -> Fleet
     )  # fmt: skip
 
 
+def _use(values: list[float], of_request: list[float], request: float, default: float) -> float:
+    """Mean use, from samples in units or in shares of the request; ``default`` of the request without either."""
+    if values:
+        return float(np.mean(values))
+    return request * (float(np.mean(of_request)) if of_request else default)
+
+
 def _shifted(pod: FleetPod, number: int, first_s: float) -> FleetPod:
     values = {name: getattr(pod, name) for name in pod.__slots__}
     return FleetPod(**{**values, "type": number, "submitted_s": pod.submitted_s - first_s})
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Simulate and print figures."""
     parser = argparse.ArgumentParser(prog="tools.bench.fleet.traced", description=__doc__)
     parser.add_argument("place")
@@ -148,7 +178,7 @@ def main() -> None:
     parser.add_argument("--cpus", type=float, default=float(FLEET_NODE.cpus))
     parser.add_argument("--memory-gib", type=float, default=FLEET_NODE.memory_bytes / (1 << 30))
     parser.add_argument("--results", type=Path, help="a new folder for Parquet files")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     place = open_store(options.place)
     try:
         facts = facts_of(place)
