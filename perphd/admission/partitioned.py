@@ -246,7 +246,7 @@ class PartitionedTick:
             draft.reason = f"{why}: more cores did not help; it waits for something else"
             return member.cores
         if hierarchy_is_to_blame(look) and draft.action is Action.HOLD:
-            # Nothing can be taken from batch's cache or bandwidth, so that more cores are the only cure left.
+            # Nothing can be taken from batch's cache or bandwidth, so only more cores can help.
             member = found_too_few(member, look, self.now_s)
         step = STEPS[min(member.rescues, len(STEPS) - 1)]
         self.members[name] = member

@@ -222,7 +222,7 @@ class Release:
         return found
 
     def _close_out(self, paths: list[str]) -> None:
-        """Close these files, which hold their originals, after removing what only served the setting."""
+        """Close these files, which hold their originals, after removing the settings' helper objects."""
         # Files that fail here stay on record; restore retries and reports them.
         paths = [path for path in paths if not self._backends.of(path).tidy(path)]
         with suppress(KernelError):  # otherwise the journal still names files that hold their originals

@@ -210,7 +210,7 @@ def _lives(records: Records, share: float) -> tuple[dict[str, Life], dict[str, t
 
 
 def _complete(fleet: Fleet) -> None:
-    """Requests of tasks count for their instances; amounts and shares of requests follow from each other."""
+    """Copy tasks' requests to their instances, and derive amounts from shares of requests and vice versa."""
     tasks = {life.app: life for life in fleet.lives if life.instances == life.instances}
     for life in fleet.lives:
         task = tasks.get(life.app)

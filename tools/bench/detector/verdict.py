@@ -247,7 +247,7 @@ SETTLES: Final = 7200
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One noise: on which channel, standard deviation of one sample (log units), correlation with the next."""
+    """One noise: its channel, standard deviation of one sample (log units), correlation with the next sample."""
 
     channel: str
     sd: float

@@ -17,7 +17,7 @@ PUBLISHED: Final = {
 TOLERANCE: Final = 0.15
 """How far a mean over the grid may be from the published one, in absolute terms, to count as reproduced."""
 PARTIES: Final = (("parties", "by its own rules"), ("parties-until-met", "until all targets are met"))
-"""Two readings of the PARTIES that was compared with: as its authors publish it, and as CLITE's describe it."""
+"""Two readings of PARTIES in CLITE's comparison: as published by its authors, and as described by CLITE's."""
 
 
 def grid_summary(cells: Sequence[dict[str, Any]], grid: str, policy: str) -> dict[str, float]:

@@ -76,7 +76,7 @@ def plots(runs: Sequence[Result], cells: list[dict[str, Any]]) -> list[str]:
 
 
 def page(text: str, images: Sequence[str]) -> str:
-    """Just enough Markdown: headings, tables, lists, paragraphs."""
+    """Convert a subset of Markdown: headings, tables, lists, paragraphs."""
     body: list[str] = []
     table: list[str] = []
     shown = False
