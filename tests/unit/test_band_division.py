@@ -341,11 +341,15 @@ async def test_the_agent_divides_in_enforce_alone_and_gives_back(mode: Mode, tmp
     assert host.fs.read(f"{CGROUP_ROOT}/t/pi/cpu.idle") == b"1\n"
     assert host.fs.read(f"{CGROUP_ROOT}/t/paid/cpu.idle") == b"0\n"
     assert not agent.blocked("pi")
+    class_of_pi = "/sys/fs/resctrl/perphd.pi"
+    assert "L3:0=ff00" in host.fs.read(f"{class_of_pi}/schemata").decode(), "eight ways, where batch's are"
+    assert host.fs.read(f"{class_of_pi}/tasks").split()
     assert any("cache ways: at most 8 in L3 0, of 16" in line for line in agent.bands())
     assert any(line.startswith("db (gold): CPUs 0-1,4-5 are its own") for line in agent.bands())
     await agent.stop(restore=True)
     assert CpuSet.parse(host.fs.read(files[0]).decode()) in (CpuSet(), CpuSet.of(range(8)))
     assert host.fs.read(files[3]) == before[3]
+    assert not host.fs.exists(class_of_pi)
 
 
 async def test_silver_batch_is_not_the_policys_to_restrict(tmp_path: Path) -> None:
