@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -55,7 +55,8 @@ class FleetSettings:
     """Settings of a run. ``schedulers``: that decide at once. ``learn``: collect samples for
     ``Learned``. ``placed``: pods submitted at 0 run already, one node after the other, as the fleet was
     found. ``agents``: judge services beside the same node without batch, and act on nodes if they are active; None:
-    ``targets.late_services``. ``rounds``: of the node model a tick.
+    ``targets.late_services``. ``rounds``: of the node model a tick. ``together``: places up to ``group`` waiting
+    services at once, in place of the policy.
     """
 
     placement: PlacementSettings
@@ -66,6 +67,8 @@ class FleetSettings:
     placed: bool = False
     agents: NodeAgents | None = None
     rounds: int = _KNOWN_ROUNDS
+    together: Callable[[Sequence[NodeProfile], Sequence[Pod]], Sequence[str | None]] | None = None
+    group: int = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +219,7 @@ class FleetSimulator:
 
     def _schedule(self, waiting: deque[int], now_s: float) -> set[int]:
         """Decide for waiting pods in order; the nodes that got one."""
-        changed: set[int] = set()
-        passed: list[int] = []
+        changed, passed = self._grouped(waiting, now_s)
         hopeless: set[tuple[str, float]] = set()
         size, refused = self.settings.schedulers, 0
         while waiting and refused < _GIVEN_UP:
@@ -247,6 +249,24 @@ class FleetSimulator:
                 waiting.appendleft(int(each.pod))
         waiting.extendleft(reversed(passed))
         return changed
+
+    def _grouped(self, waiting: deque[int], now_s: float) -> tuple[set[int], list[int]]:
+        """Place services in groups, if the settings say so: the nodes that got one, and services that wait on."""
+        changed: set[int] = set()
+        place, size = self.settings.together, self.settings.group
+        if place is None:
+            return changed, []
+        services = [pod for pod in waiting if self._service[pod]]
+        for pod in services:
+            waiting.remove(pod)
+        for first in range(0, len(services), size):
+            group = services[first : first + size]
+            self.result.decisions += len(group)
+            found = place(self._fleet.profiles, [self._pod(pod) for pod in group])
+            for pod, node in zip(group, found, strict=True):
+                if node is not None:
+                    changed.add(self._start(pod, int(node), now_s))
+        return changed, [pod for pod in services if self._node[pod] < 0]
 
     def _decided(self, pod: int, now_s: float) -> PlacementDecision:
         self.result.decisions += 1

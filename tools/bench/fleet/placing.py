@@ -17,11 +17,14 @@ from perphd.cluster.scheduling.profile import bucketed
 from perphd.sim.cluster.fleet_workload import FleetShape, FleetWorkload, drawn
 from perphd.sim.cluster.learning import Learned
 from perphd.sim.cluster.simulator import FleetRun, FleetSettings, FleetSimulator
+from tools.bench.fleet.medea import GROUP_PODS, medea
 
 SHAPE: Final = FleetShape(nodes=6, hours=0.75, service_requests=0.6, jobs_per_h=1000, memory_per_core=1.2)
+MEDEA: Final = "medea"
+"""Not a placement policy: services by an integer program for the group, batch by requests."""
 POLICIES: Final = (
     "alignment", "optum", "optum-eq11", "resource-central", "n-sigma", "borg", "distribution",
-    "balanced",
+    "balanced", "optum-matched", MEDEA,
 )  # fmt: skip
 BASE: Final = "alignment"
 CYCLE_S: Final = 60.0
@@ -61,6 +64,10 @@ def _run(
     workload: FleetWorkload, shape: FleetShape, policy: str, learned: Learned | None, *, learn: bool = False
 ) -> FleetRun:
     settings = FleetSettings(PlacementSettings(policy), cycle_s=CYCLE_S, learn=learn)
+    if policy == MEDEA:
+        settings = FleetSettings(
+            PlacementSettings("balanced"), cycle_s=CYCLE_S, learn=learn, together=medea, group=GROUP_PODS
+        )
     return FleetSimulator(workload, shape.nodes, settings, learned).run(shape.hours * 3600.0)
 
 
