@@ -369,3 +369,23 @@ def _taken(types: Population, kind: Places) -> Population:
     """Columns of the pods' types."""
     columns = {f.name: getattr(types, f.name)[kind] for f in fields(types) if f.name != "workloads"}
     return Population(workloads=(), **columns)
+
+
+BY_POD: Final = tuple(f.name for f in fields(Balance) if f.name not in Balance.NODES)
+"""Fields of a balance that have a value for each pod."""
+
+
+def part_of(whole: Balance, pods: Places, nodes: Places) -> Balance:
+    """The part of these pods and nodes."""
+    return Balance(
+        **{name: getattr(whole, name)[pods] for name in BY_POD},
+        **{name: getattr(whole, name)[nodes] for name in Balance.NODES},
+    )
+
+
+def put_back(whole: Balance, part: Balance, pods: Places, nodes: Places) -> None:
+    """Replace the part of these pods and nodes."""
+    for name in BY_POD:
+        getattr(whole, name)[pods] = getattr(part, name)
+    for name in Balance.NODES:
+        getattr(whole, name)[nodes] = getattr(part, name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -31,7 +31,7 @@ from perphd.cluster.scheduling.placement import (
 from perphd.cluster.scheduling.profile import NodeProfile, Pod, PodKind
 from perphd.forecast.grid import GridDistribution, added, nothing, of_outcomes
 from perphd.qos.bands import QosBand
-from perphd.sim.cluster.contention import Balance, Conditions, NodeModel
+from perphd.sim.cluster.contention import BY_POD, Conditions, NodeModel, part_of, put_back
 from perphd.sim.cluster.division import Floats, Places
 from perphd.sim.cluster.fleet_events import FleetEvent, FleetEventKind
 from perphd.sim.cluster.fleet_workload import FLEET_NODE, FleetWorkload, Loads
@@ -350,10 +350,10 @@ class FleetSimulator:
             np.isin(pods, np.fromiter(self._new, dtype=np.intp)) if self._new else np.zeros(len(pods), bool)
         )
         model = self._model if whole else NodeModel(self.machine, self._people, len(chosen))
-        balance = _taken(self._balance, pods, chosen)
+        balance = part_of(self._balance, pods, chosen)
         if fresh.any():
             start = model.started(kind, load)
-            for name in _BY_POD:
+            for name in BY_POD:
                 getattr(balance, name)[fresh] = getattr(start, name)[fresh]
         weight = np.maximum(self._request[pods] * 25.0, 1.0)
         if self.settings.agents is None:
@@ -361,7 +361,7 @@ class FleetSimulator:
         else:
             self._judged = self.settings.agents.judged(model, node, kind, load, weight, balance, rounds)
             told = self._judged.told
-        _put(self._balance, balance, pods, chosen)
+        put_back(self._balance, balance, pods, chosen)
         self._new.difference_update(pods.tolist())
         self._progress(pods, told.rate, now_s)
         self._cores[pods] = told.cores
@@ -484,23 +484,6 @@ class FleetSimulator:
             app.append(names[pod.application])
         self._app = np.array(app, dtype=np.intp)
         return Learner(list(names), kinds)
-
-
-_BY_POD: Final = tuple(f.name for f in fields(Balance) if f.name not in Balance.NODES)
-
-
-def _taken(whole: Balance, pods: Places, nodes: Places) -> Balance:
-    return Balance(
-        **{name: getattr(whole, name)[pods] for name in _BY_POD},
-        **{name: getattr(whole, name)[nodes] for name in Balance.NODES},
-    )
-
-
-def _put(whole: Balance, part: Balance, pods: Places, nodes: Places) -> None:
-    for name in _BY_POD:
-        getattr(whole, name)[pods] = getattr(part, name)
-    for name in Balance.NODES:
-        getattr(whole, name)[nodes] = getattr(part, name)
 
 
 def _law(values: Floats) -> dict[float, float]:
