@@ -15,7 +15,7 @@ Fixed before the first run: a service is late if it misses the default target be
 without batch. A number of hosts is *on target* if services are late in at most 1 % of the time and batch does at least
 95 % of the work that it does without perphd on the greatest number. With perphd, ``MISSED_RATIO`` of the time of
 services on hosts where it has to act counts as late as well: the share that its controller misses on the detailed
-node. The numbers of hosts were chosen after a look at the CPU use of two seeds.
+node. The numbers of hosts were chosen after a look at the first seeds.
 
 One file for each seed and number of hosts; a file that is there is not repeated.
 """
