@@ -39,7 +39,7 @@ from perphd.sim.cluster.learning import Learned
 from perphd.sim.cluster.node_agents import MISSED_RATIO, NodeAgents
 from perphd.sim.cluster.simulator import FleetRun, FleetSettings, FleetSimulator
 
-HOSTS: Final = (24, 9, 8, 7, 6, 5)
+HOSTS: Final = (24, 12, 10, 9, 8, 7, 6, 5)
 """Numbers of hosts; the workload is drawn for the first."""
 SHAPE: Final = FleetShape(
     nodes=HOSTS[0], hours=1.0, service_requests=0.6, jobs_per_h=110, median_run_s=900.0, memory_per_core=1.2,
