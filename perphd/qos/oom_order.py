@@ -34,7 +34,7 @@ class OomScores:
 
 
 def out_of_order(workloads: Iterable[OomScores]) -> tuple[str, ...]:
-    """A sentence for each workload that may be killed before another one of a lesser band."""
+    """A sentence for each workload that may be killed before another one of a lower band."""
     known = tuple(workloads)
     found = []
     for each in known:
