@@ -221,7 +221,7 @@ class QueueRoutes:
         size = _optional_whole(body, "array", 1, MAX_ARRAY)
         if size is not None and elastic is not None:
             raise ApiError(
-                Code.REFUSED, "a job cannot be both an array and elastic", "elastic", "one of both"
+                Code.REFUSED, "a job cannot be both an array and elastic", "elastic", "one of the two"
             )
         size = size if elastic is None else elastic[1]
         index, count = (

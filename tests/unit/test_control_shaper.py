@@ -51,7 +51,7 @@ def test_a_search_from_its_start_to_its_end(run: Run) -> None:
     assert "cache" in every
     assert "cache" not in one
     assert "2.0 GiB" in run("memfit", "apply", "pi").stdout
-    assert "given back" in run("memfit", "stop", "pi").stdout
+    assert "memory.high is restored" in run("memfit", "stop", "pi").stdout
 
 
 def test_refusals_say_what_to_do(run: Run) -> None:

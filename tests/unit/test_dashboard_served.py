@@ -124,7 +124,7 @@ async def test_another_site_reads_nothing(tmp_path: Path):
         ):
             status, text = await refused(found, "/api/session", **headers)
             assert status == 403
-            assert "Another site" in text
+            assert "came from another site" in text
 
 
 async def test_every_answer_has_the_safe_headers(tmp_path: Path):

@@ -88,9 +88,12 @@ def test_what_it_costs_itself_is_then_not_known() -> None:
     with no_more_than(0):
         meter.tick(1.0 + selfcost.REFRESH_S, 0.001)
         cost = meter.cost()
-        assert [available(item) for item in (cost.rss_bytes, cost.open_fds)] == [False] * 2
+        assert not available(cost.rss_bytes)
+        if not os.stat("/proc/self/fd").st_size:  # before Linux 6.2 counting takes a descriptor
+            assert not available(cost.open_fds)
         assert available(cost.cpu_pct), "that takes no descriptor"
         assert available(cost.tick_ms_p50)
+    meter.tick(1.0 + 2 * selfcost.REFRESH_S, 0.001)
     cost = meter.cost()
     assert available(cost.rss_bytes)
     assert cost.open_fds == len(os.listdir("/proc/self/fd")) - 1

@@ -27,7 +27,7 @@ DOCUMENTS = (
     "docs/architecture.md",
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs/how-to").glob("*.md"))),
 )
-TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IMPORTED_AS = {
     "prometheus-client": "prometheus_client",
@@ -88,7 +88,7 @@ def test_every_target_in_the_documents_exists() -> None:
         match[1]
         for document in (*DOCUMENTS, *(str(path.relative_to(ROOT)) for path in ROOT.glob("*/README.md")))
         for line in _code_lines(document)
-        if (match := re.match(r"make ([a-z]+)", line))
+        if (match := re.match(r"make ([a-z-]+)", line))
     }
     assert wanted
     assert wanted <= TARGETS

@@ -97,7 +97,7 @@ def test_an_archetype_under_another_name_and_load() -> None:
     assert work.name == "search"
     assert work.requests is not None
     assert work.requests.rate_per_s == 10.0
-    with pytest.raises(ValueError, match="nobody asks"):
+    with pytest.raises(ValueError, match="has no requests"):
         archetype("batch-pi").workload.asked(clients=1)
 
 

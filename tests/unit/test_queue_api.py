@@ -77,7 +77,7 @@ def test_readers_look_and_only_the_group_submits(served: Served) -> None:
         ({"elastic": [2]}, "least first"),
         ({"elastic": [0, 3]}, "from 1 to 256"),
         ({"elastic": [9, 9]}, "no room for 9"),
-        ({"elastic": [1, 2], "array": 2}, "an array or elastic"),
+        ({"elastic": [1, 2], "array": 2}, "both an array and elastic"),
         ({"environment": {"A=B": "c"}}, "has no ="),
         ({"band": "gold"}, "copper, silver"),
         ({"after": [99]}, "there is no job 99"),
