@@ -17,10 +17,13 @@ from typing import Final
 import msgspec
 
 from perphd.domain.errors import PerphError, kernel_error
+from perphd.domain.utf8 import printable
 from perphd.federated.contribution import (
     MAX_BYTES,
     Contribution,
     ContributionRefused,
+    Name,
+    Topic,
     from_text,
     to_text,
 )
@@ -45,11 +48,10 @@ class ContributionFolder:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
-    def read(self, applications: Collection[str] | None = None) -> tuple[Ledger, tuple[str, ...]]:
+    def read(self, topics: Collection[Topic] | None = None) -> tuple[Ledger, tuple[str, ...]]:
         """The ledger of the folder's valid files, and the problems of the others. Never raises.
 
-        ``applications``: only statistics about these are kept, since those of a whole fleet may not fit in memory;
-        None: all.
+        ``topics``: only statistics about these are kept, since those of a whole fleet may not fit in memory; None: all.
         """
         contributions, withdrawals, problems = [], [], []
         try:
@@ -65,13 +67,17 @@ class ContributionFolder:
                 if name.endswith(_WITHDRAWN):
                     withdrawals.append(self._withdrawal(name))
                 else:
-                    contributions.append(_about(self._contribution(name), applications))
+                    contributions.append(_about(self._contribution(name), topics))
             except (PerphError, OSError) as exc:
                 reason = exc.strerror if isinstance(exc, OSError) else exc
-                problems.append(f"{self.folder / name}: not used: {reason}")
+                problems.append(printable(f"{self.folder / name}: not used: {reason}"))
         if len(wanted) > MOST_FILES:
             problems.append(f"{self.folder}: {len(wanted)} files, of which {MOST_FILES} are read")
         return of_documents(contributions, withdrawals), _shortened(problems)
+
+    def has(self, contributor: str) -> bool:
+        """True if there is a document of this name, readable or not."""
+        return (self.folder / (contributor + _SUFFIX)).exists()
 
     def own(self, contributor: str) -> Contribution | None:
         """The present document of this contributor; None if there is none, or it cannot be read."""
@@ -94,16 +100,17 @@ class ContributionFolder:
         Raises:
             PerphError: no host can have this name, or the file could not be written.
         """
+        _check_name(contributor)
         text = msgspec.json.encode(Withdrawal(contributor, through))
-        _decoded(text)
         return self._replace(contributor + _WITHDRAWN, text + b"\n")
 
     def reinstate(self, contributor: str) -> bool:
         """Undo the contributor's withdrawal; False if there was none.
 
         Raises:
-            PerphError: the file could not be removed.
+            PerphError: no host can have this name, or the file could not be removed.
         """
+        _check_name(contributor)
         path = self.folder / (contributor + _WITHDRAWN)
         try:
             path.unlink()
@@ -159,10 +166,10 @@ class ContributionFolder:
         return path
 
 
-def _about(found: Contribution, applications: Collection[str] | None) -> Contribution:
-    if applications is None:
+def _about(found: Contribution, topics: Collection[Topic] | None) -> Contribution:
+    if topics is None:
         return found
-    kept = tuple(each for each in found.statistics if each.topic.application in applications)
+    kept = tuple(each for each in found.statistics if each.topic in topics)
     return msgspec.structs.replace(found, statistics=kept)
 
 
@@ -175,6 +182,16 @@ def _created(path: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _check_name(contributor: str) -> None:
+    try:
+        msgspec.convert(contributor, Name)
+    except msgspec.ValidationError as exc:
+        allowed = "1 to 63 letters, digits, '_', '.', '@' or '-', with a letter or digit first"
+        raise ContributionRefused(
+            f"{contributor!r} is no name of a host's file (allowed: {allowed})"
+        ) from exc
 
 
 def _decoded(text: bytes) -> Withdrawal:

@@ -30,9 +30,9 @@ from perphd.domain.errors import PerphError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.topology import Topology
 from perphd.domain.wire import decode, encode
-from perphd.federated.contribution import MAX_STATISTICS, Contribution, Statistic
+from perphd.federated.contribution import Contribution, Statistic, fitting
 from perphd.federated.hardware import Hardware
-from perphd.federated.ledger import Ledger
+from perphd.federated.ledger import EVERY_GENERATION, Ledger
 from perphd.federated.pooling import Asking, Pooled
 from perphd.host.fs import KernelFs, RealFs
 from perphd.host.pmu import processor_name
@@ -40,7 +40,7 @@ from perphd.host.state_files import replace_text
 from perphd.host.topology import read_topology
 from perphd.predictor import LraModel
 from perphd.predictor.corrections import is_told
-from perphd.predictor.federated import CHANNELS, KIND, contributed, pooled, start
+from perphd.predictor.federated import CHANNELS, KIND, contributed, pooled, start, topic_of
 from perphd.predictor.persist import ModelFile
 from perphd.predictor.registry import Registry
 from perphd.predictor.trial import Start
@@ -49,7 +49,7 @@ log = logging.getLogger("perphd")
 
 KEY: Final = "federated"
 UNWRITTEN: Final = "contribution"
-"""Most problems of the folder that ``perphctl status`` shows."""
+"""Keys of the problems that ``perphctl status`` shows: of the folder, and of this host's own document."""
 ON_TRIAL: Final = "on trial beside learning alone"
 BEHIND: Final = "on trial, and so far worse than learning alone, which answers"
 KEPT: Final = "kept: it was not worse than learning alone"
@@ -80,9 +80,12 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What a look at the folder gave. ``is_empty``: no host's document could be read."""
+    """What a look at the folder gave.
 
-    answers: Mapping[str, _Answer]
+    ``answers``: by LRA; None: what the others say cannot be used. ``is_empty``: no other host's document could be read.
+    """
+
+    answers: Mapping[str, _Answer | None]
     problems: tuple[str, ...]
     is_empty: bool
 
@@ -160,6 +163,9 @@ class Federated:
             return {}
         found = {}
         for lra, answer in read.answers.items():
+            if answer is None:
+                self._waiting.pop(lra, None)
+                continue
             if self._waiting.get(lra) != answer.asked.counted_by or versions(lra) != answer.asked.version:
                 continue  # it was removed, or another version runs by now: ask again
             del self._waiting[lra]
@@ -175,9 +181,17 @@ class Federated:
 
         def read() -> None:
             try:
-                ledger, problems = self._folder.read(frozenset(asked))
-                answers = {lra: self._answer(lra, each, ledger) for lra, each in asked.items()}
-                future.set_result(_Read(answers, problems, not ledger.contributions))
+                topics = {topic_of(lra, channel) for lra in asked for channel in CHANNELS}
+                ledger, problems = self._folder.read(topics)
+                answers: dict[str, _Answer | None] = {}
+                for lra, each in asked.items():
+                    try:
+                        answers[lra] = self._answer(lra, each, ledger)
+                    except Exception as exc:  # this model works without a start, the others have theirs
+                        log.exception("what other hosts say about %s cannot be used", lra)
+                        answers[lra] = None
+                        problems = (*problems, f"{lra}: what other hosts say cannot be used: {exc!r}")
+                future.set_result(_Read(answers, problems, not ledger.contributions.keys() - {self._name}))
             except Exception as exc:  # models work without a start
                 log.exception("%s cannot be read", self._folder.folder)
                 future.set_result(_Read({}, (f"{self._folder.folder}: cannot be read: {exc!r}",), True))
@@ -320,11 +334,14 @@ class Federated:
             self._resume()
         said = self._said = {lra: kept for lra, kept in (self._said or {}).items() if lra in present}
         for file in files:
-            if found := contributed(file, here.hardware.threads_per_core):
-                said[file.provenance.lra] = found
-        statistics = tuple(each for _, kept in sorted(said.items()) for each in kept)[:MAX_STATISTICS]
+            lra, found = file.provenance.lra, contributed(file, here.hardware.threads_per_core)
+            if found:
+                said[lra] = found
+            else:
+                said.pop(lra, None)  # it was reset: what its earlier model said is taken back
+        statistics = fitting(each for _, kept in sorted(said.items()) for each in kept)
         now = self._wall_clock()
-        self._generation = max(self._generation + 1, int(now))
+        self._generation = min(max(self._generation + 1, int(now)), EVERY_GENERATION)
         self._folder.write(Contribution(self._name, self._generation, now, here.hardware, statistics))
 
     def _resume(self) -> None:
@@ -347,7 +364,7 @@ def document_of(files: Iterable[ModelFile], folder: ContributionFolder, now_unix
     statistics = [each for file in files for each in contributed(file, hardware.threads_per_core)]
     before = folder.own(name)
     generation = max(int(now_unix_s), before.generation + 1 if before is not None else 0)
-    return Contribution(name, generation, now_unix_s, hardware, tuple(statistics[:MAX_STATISTICS]))
+    return Contribution(name, min(generation, EVERY_GENERATION), now_unix_s, hardware, fitting(statistics))
 
 
 def open_federated(

@@ -76,4 +76,6 @@ def withdraw(out: Out, folder: str, host: str, undo: bool) -> None:
         out.say({"host": host, "withdrawn": False}, said)
         return
     path = target.withdraw(host)
+    if not target.has(host):
+        out.warn([f"{folder} has no file of {host} now: is the name right?"])
     out.say({"host": host, "withdrawn": True, "file": str(path)}, f"{host} is no longer used: {path}")

@@ -8,6 +8,7 @@ statistics it takes back what the contributor said before.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
@@ -20,11 +21,13 @@ MAX_BYTES: Final = 1024 * 1024
 """Largest size of a document."""
 MAX_STATISTICS: Final = 512
 MAX_POINTS: Final = 256
+_FRAME_BYTES: Final = 2048
+"""Most bytes of a document beside its statistics."""
 MOST: Final = 100.0
 """Bound of an estimate: logarithms, shares and ratios are far smaller."""
 MOST_EVIDENCE: Final = 1e6
 
-Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}$")]
+Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}\Z")]
 _Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=256)]
 _Estimate: TypeAlias = Annotated[float, msgspec.Meta(ge=-MOST, le=MOST)]
 _Evidence: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=MOST_EVIDENCE)]
@@ -84,14 +87,28 @@ def to_text(contribution: Contribution) -> bytes:
     """The document's text, ending with a newline.
 
     Raises:
-        ContributionRefused: a value is out of bounds, so that nobody could read it.
+        ContributionRefused: a value is out of bounds or the text too large, so that nobody could read it.
     """
     body = msgspec.json.encode(contribution)
     try:
         msgspec.json.decode(body, type=Contribution)
     except msgspec.ValidationError as exc:
         raise ContributionRefused(f"the contribution of {contribution.contributor}: {exc}") from exc
-    return msgspec.json.encode(_Document(FORMAT, digest(body), msgspec.Raw(body))) + b"\n"
+    text = msgspec.json.encode(_Document(FORMAT, digest(body), msgspec.Raw(body))) + b"\n"
+    _check_size(text)
+    return text
+
+
+def fitting(statistics: Iterable[Statistic]) -> tuple[Statistic, ...]:
+    """The first of these statistics, as many as fit into a document."""
+    kept: list[Statistic] = []
+    left = MAX_BYTES - _FRAME_BYTES
+    for each in statistics:
+        left -= len(msgspec.json.encode(each)) + 1
+        if left < 0 or len(kept) == MAX_STATISTICS:
+            break
+        kept.append(each)
+    return tuple(kept)
 
 
 def from_text(text: bytes) -> Contribution:
@@ -100,8 +117,7 @@ def from_text(text: bytes) -> Contribution:
     Raises:
         ContributionRefused: it is too large, damaged or of another format, or a value is missing or out of bounds.
     """
-    if len(text) > MAX_BYTES:
-        raise ContributionRefused(f"{len(text)} bytes exceed the limit for a contribution ({MAX_BYTES})")
+    _check_size(text)
     try:
         document = msgspec.json.decode(text, type=_Document)
         if document.format != FORMAT:
@@ -120,6 +136,11 @@ def from_text(text: bytes) -> Contribution:
             raise ContributionRefused(f"{about}: is given twice")
         topics.add(each.topic)
     return found
+
+
+def _check_size(text: bytes) -> None:
+    if len(text) > MAX_BYTES:
+        raise ContributionRefused(f"{len(text)} bytes exceed the limit for a contribution ({MAX_BYTES})")
 
 
 def digest(body: bytes) -> str:

@@ -52,9 +52,9 @@ def likeness(apart: float) -> float:
 
 
 def _model(one: str, other: str) -> float:
-    if not one or not other:
-        return _UNKNOWN_MODEL if one != other else 0.0
-    if one == other:
+    words, others = one.split(), other.split()
+    if words == others:
         return 0.0
-    same = one.split(maxsplit=1)[0].casefold() == other.split(maxsplit=1)[0].casefold()
-    return _OTHER_MODEL if same else _OTHER_VENDOR
+    if not words or not others:
+        return _UNKNOWN_MODEL
+    return _OTHER_MODEL if words[0].casefold() == others[0].casefold() else _OTHER_VENDOR

@@ -75,8 +75,11 @@ def contributed(file: ModelFile, threads_per_core: float) -> tuple[Statistic, ..
         estimate = estimated(getattr(file.state, channel), channel, source.cores, threads_per_core)
         if estimate is not None:
             values, evidence = (tuple(float(f"{v:.4g}") for v in column.tolist()) for column in estimate)
-            topic = Topic(KIND, source.lra, channel, POINTS)
-            found.append(Statistic(topic, values, evidence, source.sli_source, source.app_version))
+            found.append(
+                Statistic(
+                    topic_of(source.lra, channel), values, evidence, source.sli_source, source.app_version
+                )
+            )
     return tuple(found)
 
 
@@ -112,7 +115,12 @@ def pooled(
     ledger: Ledger, lra: str, channel: str, asking: Asking, counted_by: str = "", version: str = ""
 ) -> Pooled:
     """Other hosts' estimates for one channel of this application's model."""
-    return pool(ledger, Topic(KIND, lra, channel, POINTS), ANCHORS, asking, counted_by, version)
+    return pool(ledger, topic_of(lra, channel), ANCHORS, asking, counted_by, version)
+
+
+def topic_of(lra: str, channel: str) -> Topic:
+    """The topic of one channel of an application's model."""
+    return Topic(KIND, lra, channel, POINTS)
 
 
 def start(told: Pooled, channel: str, cores: int, threads_per_core: float) -> Start | None:

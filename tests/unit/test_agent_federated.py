@@ -19,7 +19,7 @@ from perphd.agent.models import Models
 from perphd.agent.records import Records
 from perphd.domain.errors import PerphError
 from perphd.domain.workload import Kind, WorkloadSpec
-from perphd.federated.contribution import Contribution, to_text
+from perphd.federated.contribution import Contribution, Statistic, Topic, to_text
 from perphd.federated.hardware import Hardware
 from perphd.federated.ledger import EVERY_GENERATION
 from perphd.predictor import Registry
@@ -226,12 +226,136 @@ def test_a_folder_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest
 
 def test_only_statistics_about_those_that_wait_are_kept(folder: Path) -> None:
     everything, _ = ContributionFolder(folder).read()
-    nothing, _ = ContributionFolder(folder).read(["another"])
+    nothing, _ = ContributionFolder(folder).read([])
     assert any(each.statistics for each in everything.counting())
     assert [each.contributor for each in nothing.counting()] == [
         each.contributor for each in everything.counting()
     ]
     assert not any(each.statistics for each in nothing.counting())
+
+
+def test_statistics_about_other_topics_are_not_kept_in_memory(folder: Path) -> None:
+    said = ContributionFolder(folder).own("host-01")
+    assert said is not None
+    more = tuple(
+        Statistic(Topic("correction", "app", f"aspect {n}", "anything"), (0.0,) * 256, (0.0,) * 256)
+        for n in range(200)
+    )
+    document = msgspec.structs.replace(said, statistics=(*said.statistics, *more))
+    (folder / "host-01.json").write_bytes(to_text(document))
+    ledger, problems = ContributionFolder(folder).read({each.topic for each in said.statistics})
+    assert problems == ()
+    assert ledger.contributions["host-01"].statistics == said.statistics
+
+
+def test_a_hostile_host_does_not_keep_others_from_telling(folder: Path, tmp_path: Path) -> None:
+    said = ContributionFolder(folder).own("host-01")
+    assert said is not None
+    blank = msgspec.structs.replace(said.hardware, cpu=" ")
+    document = msgspec.structs.replace(said, contributor="evil", hardware=blank)
+    (folder / "evil.json").write_bytes(to_text(document))
+    daemon = Daemon(tmp_path, 0, folder).tick()
+    assert daemon.problem == ""
+    assert daemon.models.summary(APP).origin == "began from 5 other hosts"
+
+
+def test_an_application_that_cannot_be_pooled_does_not_stop_the_others(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = Daemon(tmp_path, 0, folder)
+
+    def pooled(ledger: Any, lra: str, *asked: Any) -> Any:
+        if lra == "odd":
+            raise ValueError("a bug")
+        return predictor_federated.pooled(ledger, lra, *asked)
+
+    monkeypatch.setattr(agent_federated, "pooled", pooled)
+    odd = replace(APP, name="odd", cgroup="/odd")
+    for daemon.now_s in (0.0, AGAIN_S * 2):
+        daemon.models.follow((odd, APP), daemon.now_s)
+        assert "odd: what other hosts say cannot be used: ValueError('a bug')" in daemon.problem
+    assert daemon.models.summary(APP).origin == "began from 4 other hosts"
+
+
+def test_names_of_files_cannot_control_a_terminal(folder: Path, tmp_path: Path) -> None:
+    for name in (b"\x1b[31m.json", b"\xff.json", b"a\n.withdrawn"):
+        (folder / os.fsdecode(name)).write_bytes(b"x")
+    daemon = Daemon(tmp_path, 0, folder).tick()
+    assert daemon.problem.isprintable()
+    daemon.problem.encode()
+    for shown in (r"\x1b[31m.json", r"\udcff.json", r"a\n.withdrawn"):
+        assert shown in daemon.problem
+
+
+def test_texts_of_documents_cannot_control_a_terminal(folder: Path, tmp_path: Path) -> None:
+    said = ContributionFolder(folder).own("host-01")
+    assert said is not None
+    topic = Topic("\x1b[2J", "a\nb", "work", "p")
+    twice = (Statistic(topic, (0.0,), (0.0,)), Statistic(topic, (0.0,), (0.0,)))
+    (folder / "host-01.json").write_bytes(to_text(msgspec.structs.replace(said, statistics=twice)))
+    daemon = Daemon(tmp_path, 0, folder).tick()
+    assert "is given twice" in daemon.problem
+    assert daemon.problem.isprintable()
+
+
+def test_own_document_is_no_sign_that_the_folder_is_mounted(folder: Path, tmp_path: Path) -> None:
+    mounted = tmp_path / "mounted"
+    Daemon(tmp_path, 0, mounted).live(SAMPLES).stop()
+    assert [file.name for file in mounted.iterdir()] == ["host-00.json"]
+    daemon = Daemon(
+        tmp_path / "again", 0, mounted
+    ).tick()  # its state was lost, or another application is new
+    for file in folder.iterdir():
+        (mounted / file.name).write_bytes(file.read_bytes())
+    daemon.now_s = AGAIN_S
+    assert daemon.tick().models.summary(APP).origin == "began from 4 other hosts"
+
+
+def test_a_reset_model_is_no_longer_spoken_of(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    daemon = Daemon(tmp_path, 0, folder).live(SAMPLES)
+    daemon.models.save_when_due((APP,), 0.0, 1.0)
+    daemon.models.save_when_due((APP,), 10.0, 1.0)
+    daemon.models._wait(11.0)
+    before = ContributionFolder(folder).own("host-00")
+    assert before is not None
+    assert before.statistics != ()
+    daemon.models.reset(APP, 11.0)
+    daemon.models.model("app").samples += 1  # it has begun again, with too little to contribute
+    daemon.models.close((APP,), 12.0, save=True)
+    after = ContributionFolder(folder).own("host-00")
+    assert after is not None
+    assert after.statistics == ()
+
+
+def test_the_greatest_generation_of_an_edited_document_does_not_end_contributing(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    Daemon(tmp_path, 0, folder).live(SAMPLES).stop()
+    place = ContributionFolder(folder)
+    said = place.own("host-00")
+    assert said is not None
+    place.write(msgspec.structs.replace(said, generation=EVERY_GENERATION))
+    later = Daemon(tmp_path, 0, folder, wall_s=NOW + 100.0).tick()
+    later.models.model("app").samples += 1
+    later.stop()
+    later.tick()
+    assert later.problem == ""
+    again = place.own("host-00")
+    assert again is not None
+    assert again.made_unix_s == NOW + 100.0
+
+
+def test_a_document_about_many_applications_stays_readable(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    daemon = Daemon(tmp_path, 0, folder).live(SAMPLES)
+    file = daemon.models._file(APP, daemon.now_s)
+    many = [replace(file, provenance=replace(file.provenance, lra=f"app-{n:03}")) for n in range(400)]
+    federated = daemon.models._federated
+    assert federated is not None
+    federated.contribute(many, [each.provenance.lra for each in many])
+    said = ContributionFolder(folder).own("host-00")
+    assert said is not None
+    assert len(said.statistics) > 100
 
 
 def test_a_later_document_has_a_later_generation_also_after_a_restart(tmp_path: Path) -> None:

@@ -154,7 +154,11 @@ def test_likeness_falls_with_distance():
     assert distance(XEON, XEON) == 0.0
     assert distance(XEON, bigger) == distance(bigger, XEON) == pytest.approx(0.5)
     assert distance(XEON, sibling) == pytest.approx(0.5)
-    assert distance(XEON, msgspec.structs.replace(XEON, cpu="")) == 1.0
+    for unknown in ("", " ", "\t \n"):
+        assert distance(XEON, msgspec.structs.replace(XEON, cpu=unknown)) == 1.0
+        assert (
+            distance(msgspec.structs.replace(XEON, cpu=unknown), msgspec.structs.replace(XEON, cpu="")) == 0.0
+        )
     assert distance(XEON, msgspec.structs.replace(XEON, threads_per_core=1.0)) == 1.0
     assert distance(XEON, msgspec.structs.replace(XEON, l3_bytes=0)) == 0.5
     assert distance(XEON, EPYC) >= UNLIKE
@@ -197,6 +201,7 @@ def test_a_damaged_document_is_refused(change, said):
         contribution("a", float("nan")),
         contribution("a", 0.1, evidence=-1.0),
         contribution("../etc/passwd", 0.1),
+        contribution("a\n", 0.1),
         contribution("a", 0.1, made=-1.0),
         contribution("a", 0.1, hardware=Hardware("x", 0)),
     ],
@@ -204,6 +209,15 @@ def test_a_damaged_document_is_refused(change, said):
 def test_a_document_out_of_bounds_is_not_written(document):
     with pytest.raises(ContributionRefused):
         to_text(document)
+
+
+def test_a_document_that_nobody_would_read_is_not_written():
+    said = tuple(
+        Statistic(Topic("correction", f"app-{n}", "work", "p"), (0.1234,) * 256, (12.34,) * 256)
+        for n in range(512)
+    )
+    with pytest.raises(ContributionRefused, match="exceed the limit"):
+        to_text(Contribution("a", 1, NOW, XEON, said))
 
 
 def test_inconsistent_documents_are_refused():
