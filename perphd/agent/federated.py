@@ -264,7 +264,8 @@ class Federated:
         path = self._path(origin.lra, version)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_text(path, json.dumps(encode(origin)), 0o600)
+            # Not synced: the loop does not wait for the disk, and an origin only informs.
+            replace_text(path, json.dumps(encode(origin)), 0o600, synced=False)
         except (OSError, PerphError) as exc:
             log.warning("the origin of the model of %s cannot be stored: %s", origin.lra, exc)
 

@@ -327,6 +327,8 @@ class Models:
         self._forget_start(spec.name)
         self._registry.forget(spec.name)
         self._lives[spec.name] = Life(spec, "learned here", version=self._life(spec).version)
+        if self._federated is not None:
+            self._federated.meet(spec.name, sli_of(spec))
         self._records.problem(_key(spec.name), None, now_s)
 
     def forget(self, lra: str, now_s: float) -> None:

@@ -21,10 +21,11 @@ def replace_readable(target: Path, text: str) -> None:
     os.replace(temporary, target)
 
 
-def replace_text(target: Path, text: str, mode: int | None = None) -> None:
-    """Replace a file's text, synced to disk; its directory is made if it is missing.
+def replace_text(target: Path, text: str, mode: int | None = None, *, synced: bool = True) -> None:
+    """Replace a file's text; its directory is made if it is missing.
 
     ``mode``: its permissions from the first byte on, regardless of the umask; None: 0640 reduced by the umask.
+    ``synced``: wait until it is on the disk. Otherwise a power failure may leave an empty file.
 
     Raises:
         ConfigError: it cannot be written; the old file is unchanged.
@@ -38,18 +39,24 @@ def replace_text(target: Path, text: str, mode: int | None = None) -> None:
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, target)
-        directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        if synced:
+            _sync_directory(target.parent)
     except OSError as exc:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise ConfigError(str(target), "", f"cannot be written: {exc.strerror}") from exc
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 class StateFiles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -9,10 +10,11 @@ import numpy as np
 from perphd.domain.learning import Ablated, Learner
 from perphd.predictor import features
 from perphd.predictor.boosted import Boosted, Correction
+from perphd.predictor.persist import ResidualState
 from perphd.predictor.residual import Residual
 from perphd.predictor.staged import Staged
 from perphd.predictor.stages import COUNT
-from perphd.predictor.trial import OnTrial, Start
+from perphd.predictor.trial import LENGTH, OnTrial, Start
 
 SCALES: Final = np.array([0.4, 0.45, 0.5, 0.35, 0.6, 0.4, 0.4])
 WORK_SD: Final = 0.2
@@ -54,6 +56,25 @@ def stages_of(channel: str) -> Staged:
     made = for_channel("staged", channel)
     assert isinstance(made, Staged)
     return made
+
+
+def restored(
+    learner: Learner | Ablated, channel: str, state: ResidualState, now_s: float, elapsed_s: float
+) -> Correction:
+    """The correction with this state.
+
+    A trial continues: the correction that learns alone has this host's own samples, which the cells are.
+
+    Raises:
+        InvalidModel: the values are inconsistent.
+    """
+    made: Correction = stages_of(channel) if state.told else for_channel(learner, channel)
+    made.restore(state, now_s, elapsed_s)
+    if not state.told or not state.trial_left:
+        return made
+    alone = for_channel(learner, channel)
+    alone.restore(replace(state, staged=None, told=False), now_s, elapsed_s)
+    return OnTrial(made, alone, LENGTH - state.trial_left, state.trial_excess)
 
 
 def settled(learned: Correction) -> Correction:

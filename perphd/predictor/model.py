@@ -150,14 +150,10 @@ class LraModel:
         made = cls(learner, gate_mape)
         made._now_s = now_s
         made._reference = Reference.from_state(state.reference, elapsed_s)
-        made._work = corrections.stages_of("work") if state.work.told else made._work
-        made._delay = corrections.stages_of("delay") if state.delay.told else made._delay
-        for learned, known in (
-            (made._work, state.work),
-            (made._delay, state.delay),
-            (made._batch, state.batch),
-        ):
-            learned.restore(known, now_s, elapsed_s)
+        made._work = corrections.restored(made.learner, "work", state.work, now_s, elapsed_s)
+        made._delay = corrections.restored(made.learner, "delay", state.delay, now_s, elapsed_s)
+        made._batch.restore(state.batch, now_s, elapsed_s)
+        for learned, known in ((made._work, state.work), (made._delay, state.delay), (made._batch, state.batch)):
             if isinstance(learned, Boosted) and known.boosted is None and known.staged is not None:
                 x, _, y = rows_of(known.staged)
                 if len(y):

@@ -220,7 +220,8 @@ class ResidualState:
 
     ``noise_var``: variance of one sample around its cell (log units). ``boosted``: its trees, if any. ``with_trees``,
     ``without_trees``: recent mean squared errors at new places with and without trees. ``staged``: its stages, if any.
-    ``told``: the stages started from other hosts' estimates and stay with any learner.
+    ``told``: the stages started from other hosts' estimates and stay with any learner. ``trial_left``: samples until
+    the end of their trial beside learning alone, 0: none is running; ``trial_excess``: see ``trial``.
     """
 
     noise_var: float = _number(1e-6, 10.0)
@@ -230,6 +231,8 @@ class ResidualState:
     without_trees: float = field(default=0.0, metadata={"low": 0.0, "high": 1e4})
     staged: StagedState | None = None
     told: bool = False
+    trial_left: int = field(default=0, metadata={"low": 0, "high": 10**6})
+    trial_excess: float = field(default=0.0, metadata={"low": -1e9, "high": 1e9})
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ winner stays and the other is dropped. A start from hosts that only seem similar
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -46,12 +46,12 @@ class OnTrial:
     Args:
         told: started from other hosts' estimates.
         alone: started from physics.
+        seen: samples of the trial before a restart; ``excess``: of squared errors during these.
     """
 
-    def __init__(self, told: Correction, alone: Correction) -> None:
+    def __init__(self, told: Correction, alone: Correction, seen: int = 0, excess: float = 0.0) -> None:
         self._told, self._alone = told, alone
-        self._excess = 0.0
-        self.seen = 0
+        self._excess, self.seen = excess, seen
 
     @property
     def acting(self) -> Correction:
@@ -95,8 +95,11 @@ class OnTrial:
         self._alone.doubt()
 
     def to_state(self, now_s: float) -> ResidualState:
-        """See ``Correction``; the value of the acting correction."""
-        return self.acting.to_state(now_s)
+        """See ``Correction``; the state of the acting correction. A start that acts stays on trial after a restart."""
+        state = self.acting.to_state(now_s)
+        if not self.keeps:
+            return state
+        return replace(state, trial_left=max(LENGTH - self.seen, 0), trial_excess=self._excess)
 
     def restore(self, state: ResidualState, now_s: float, elapsed_s: float = 0.0) -> None:
         """See ``Correction``; both get the state."""

@@ -126,7 +126,8 @@ def test_where_a_model_came_from_is_known_after_a_restart(folder: Path, tmp_path
     assert again.origin.hosts == ()
 
 
-def test_a_start_that_is_worse_is_said_to_be_left(folder: Path, tmp_path: Path) -> None:
+def make_wrong(folder: Path) -> None:
+    """Let all hosts say the same wrong value."""
     for file in folder.iterdir():
         said = ContributionFolder(folder).own(file.stem)
         assert said is not None
@@ -134,6 +135,32 @@ def test_a_start_that_is_worse_is_said_to_be_left(folder: Path, tmp_path: Path) 
             msgspec.structs.replace(each, values=tuple(-1.4 for _ in each.values)) for each in said.statistics
         )
         file.write_bytes(to_text(msgspec.structs.replace(said, statistics=wrong)))
+
+
+def test_a_restart_does_not_end_a_trial(folder: Path, tmp_path: Path) -> None:
+    Daemon(tmp_path, 0, folder).live(10).stop()
+    again = Daemon(tmp_path, 0, folder).tick()
+    assert again.origin.outcome == ON_TRIAL
+    for seen in days(again.host, 0, 3, SAMPLES).observations[40 : 40 + LENGTH - 10]:
+        assert again.origin.outcome == ON_TRIAL
+        again.models.model("app").observe(seen)
+    assert again.origin.outcome == KEPT
+
+
+def test_a_wrong_start_is_left_although_perphd_was_restarted(folder: Path, tmp_path: Path) -> None:
+    make_wrong(folder)
+    Daemon(tmp_path, 0, folder).live(0).stop()  # before it has been compared
+    for samples in (2, LENGTH + 5):
+        again = Daemon(tmp_path, 0, folder).tick()
+        for seen in days(again.host, 0, 3, SAMPLES).observations[30 : 30 + samples]:
+            again.models.model("app").observe(seen)
+        again.now_s = seen.sample.at_s
+        again.stop()
+    assert again.origin.outcome == LEFT
+
+
+def test_a_start_that_is_worse_is_said_to_be_left(folder: Path, tmp_path: Path) -> None:
+    make_wrong(folder)
     daemon = Daemon(tmp_path, 0, folder).live(30)
     assert daemon.origin.outcome == BEHIND
     daemon = Daemon(tmp_path / "b", 0, folder).live(LENGTH + 5)
@@ -326,6 +353,27 @@ def test_a_reset_model_is_no_longer_spoken_of(tmp_path: Path) -> None:
     after = ContributionFolder(folder).own("host-00")
     assert after is not None
     assert after.statistics == ()
+
+
+def test_a_reset_model_starts_from_the_hosts_that_still_count(folder: Path, tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, 0, folder).live(LENGTH + 10)
+    ContributionFolder(folder).withdraw("host-01")
+    daemon.models.reset(APP, daemon.now_s)
+    daemon.tick()
+    assert daemon.origin.outcome == ON_TRIAL
+    assert sorted(h.contributor for h in daemon.origin.hosts) == [f"host-0{n}" for n in range(2, 5)]
+
+
+def test_the_loop_does_not_wait_for_the_disk_when_a_model_starts(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs(descriptor: int) -> None:
+        raise AssertionError("synced on the loop")
+
+    daemon = Daemon(tmp_path, 0, folder)
+    monkeypatch.setattr(os, "fsync", hangs)
+    daemon.tick()
+    assert len(daemon.origin.hosts) == 4
 
 
 def test_the_greatest_generation_of_an_edited_document_does_not_end_contributing(tmp_path: Path) -> None:
