@@ -298,8 +298,9 @@ class Agent:
             ConfigError: no such workload, or the pause cannot be stored.
         """
         names = None if workload is None else self._modes.names(workload)
+        # Rounds go on while it is stored.
+        pause = await self._state.parts.pauses.begin(workload or "", for_s, reason, str(by or "perphd"))
         async with self._state.lock:
-            pause = await self._state.parts.pauses.begin(workload or "", for_s, reason, str(by or "perphd"))
             report = await self._state.parts.executor.restore(names)
             for name in names if names is not None else tuple(self._state.protections):
                 self._state.protections.pop(name, None)
@@ -316,8 +317,7 @@ class Agent:
         """
         if workload is not None:
             self._modes.names(workload)
-        async with self._state.lock:
-            ended = await self._state.parts.pauses.end(workload)
+        ended = await self._state.parts.pauses.end(workload)
         self._state.parts.executor.forget_conflicts()
         self._state.planned = None
         for pause in ended:

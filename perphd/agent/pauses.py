@@ -34,7 +34,7 @@ class Pauses:
     def __init__(self, state_dir: Path | None, wall_clock: Callable[[], float], pause_file: str = "") -> None:
         self._path = None if state_dir is None else state_dir / FILE
         self._wall_clock, self._pause_file = wall_clock, pause_file
-        self._files = StateFiles("pauses")
+        self._files, self._changing = StateFiles("pauses"), asyncio.Lock()
         self._set = {pause.workload: pause for pause in self._read()}
         self._by_file: Pause | None = None
 
@@ -81,7 +81,7 @@ class Pauses:
         """
         now_s = self._wall_clock()
         pause = Pause(workload, now_s, None if for_s is None else now_s + for_s, reason, by)
-        await self._keep(self._set | {workload: pause})
+        await self._keep(lambda now: now | {workload: pause})
         return pause
 
     async def end(self, workload: str | None) -> tuple[Pause, ...]:
@@ -92,7 +92,7 @@ class Pauses:
         """
         ended = tuple(pause for name, pause in self._set.items() if workload is None or name == workload)
         if ended:
-            await self._keep({name: pause for name, pause in self._set.items() if pause not in ended})
+            await self._keep(lambda now: {name: pause for name, pause in now.items() if pause not in ended})
         return ended
 
     def close(self) -> None:
@@ -124,11 +124,17 @@ class Pauses:
             reason = f"{self._path} cannot be read ({exc}); perphctl resume replaces it"
             return [Pause("", self._wall_clock(), None, reason, "perphd")]
 
-    async def _keep(self, pauses: dict[str, Pause]) -> None:
-        """Store these pauses; they are in force once they are stored."""
-        if self._path is not None:
-            await asyncio.wrap_future(self._files.replace(self._path, _text(pauses)))
-        self._set = pauses
+    async def _keep(self, change: Callable[[dict[str, Pause]], dict[str, Pause]]) -> None:
+        """Store the pauses with this change, which is in force once it is stored. Changes follow one another."""
+        async with self._changing:
+            before = dict(self._set)
+            if self._path is not None:
+                await asyncio.wrap_future(self._files.replace(self._path, _text(change(before))))
+            self._set, is_same = change(self._set), self._set == before
+            if (
+                not is_same and self._path is not None
+            ):  # a pause has ended meanwhile, and the file names it again
+                self._files.replace(self._path, _text(self._set))
 
 
 def _text(pauses: Mapping[str, Pause]) -> str:

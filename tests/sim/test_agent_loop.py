@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import ChangeSet
 from perphd.domain.reading import available
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
+from perphd.host.state_files import StateFiles
 from perphd.isolation import Applied
 from perphd.isolation.journal_lock import JournalInUse
 from perphd.monitor.query import run_query
@@ -159,6 +161,31 @@ async def test_a_pause_restores_at_once_and_outlives_a_restart(tmp_path: Path) -
         assert await b.agent.resume(None)
         await b.run(20)
         assert b.files() != b.before
+
+
+async def test_a_disk_that_hangs_while_a_pause_is_stored_holds_no_round_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(tmp_path) as b:
+        await b.run(35)
+        before, stored = b.agent.status().tick, Future[None]()
+        monkeypatch.setattr(StateFiles, "replace", lambda *_: stored)
+        paused = asyncio.create_task(b.agent.pause(None, None, "disk"))
+        await asyncio.sleep(0)
+        await asyncio.wait_for(b.run(2), 60.0)
+        assert b.agent.status().tick > before
+        stored.set_result(None)
+        await paused
+        assert b.files() == b.before
+        stored = Future[None]()
+        before = b.agent.status().tick
+        resumed = asyncio.create_task(b.agent.resume(None))
+        await asyncio.sleep(0)
+        await asyncio.wait_for(b.run(2), 60.0)
+        assert b.agent.status().tick > before
+        assert b.files() == b.before, "in force until its end is stored"
+        stored.set_result(None)
+        assert [each.reason for each in await resumed] == ["disk"]
 
 
 async def test_a_paused_batch_job_is_left_alone(tmp_path: Path) -> None:

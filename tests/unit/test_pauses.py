@@ -77,6 +77,35 @@ async def test_the_loop_goes_on_while_the_disk_keeps_a_pause_waiting(
     assert Pauses(tmp_path, clock).all() == ()
 
 
+async def test_a_pause_that_ends_while_others_change_neither_comes_back_nor_takes_them_away(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, real = threading.Event(), os.fsync
+
+    def slow(descriptor: int) -> None:
+        synced.wait(30.0)
+        real(descriptor)
+
+    pauses = Pauses(tmp_path, clock)
+    await pauses.begin("short", 60.0, "", "root")
+    await pauses.begin("old", None, "", "root")
+    monkeypatch.setattr(os, "fsync", slow)
+    changes = [
+        asyncio.create_task(pauses.begin("db", None, "", "root")),
+        asyncio.create_task(pauses.end("old")),
+    ]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    clock.now_s += 60.0
+    assert pauses.look() == ("short: the pause has ended",)
+    synced.set()
+    await asyncio.gather(*changes)
+    pauses.close()
+    for each in (pauses, Pauses(tmp_path, clock)):
+        assert [pause.workload for pause in each.all()] == ["db"]
+    assert "short" not in (tmp_path / FILE).read_text()
+
+
 async def test_a_declaration_covers_what_was_found_for_it(tmp_path: Path, clock: Clock) -> None:
     pauses = Pauses(tmp_path, clock)
     await pauses.begin("jobs", None, "", "root")
