@@ -15,6 +15,12 @@ WIDTH: Final = 80
 """Columns of a plain terminal."""
 
 
+BAR_CHARACTERS: Final = frozenset("█▒·")
+LEAST_BAR: Final = 6
+"""Characters below which a bar says nothing."""
+_GAP: Final = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Styled:
     """Text with a rich style, which plain output ignores."""
@@ -85,8 +91,8 @@ def _plain_table(part: Table) -> str:
     return "\n".join(lines)
 
 
-def rich_parts(parts: Iterable[Part]) -> list[ConsoleRenderable]:
-    """Everything as rich renderables for a terminal."""
+def rich_parts(parts: Iterable[Part], width: int | None = None) -> list[ConsoleRenderable]:
+    """Everything as rich renderables for a terminal. ``width``: its columns, to which bars are shortened."""
     from rich.padding import Padding
     from rich.table import Table as RichTable
     from rich.text import Text as RichText
@@ -97,17 +103,18 @@ def rich_parts(parts: Iterable[Part]) -> list[ConsoleRenderable]:
             found.append(RichText("\n").join(_rich(line) for line in part.lines))
             found.append(RichText())
             continue
+        fitted = part if width is None else with_bars_within(part, width)
         shown = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim")
-        for number, column in enumerate(part.columns):
+        for number, column in enumerate(fitted.columns):
             # Names and numbers are not wrapped; sentences are.
-            last = number == len(part.columns) - 1
+            last = number == len(fitted.columns) - 1
             shown.add_column(
                 column,
-                justify="right" if number in part.right else "left",
+                justify="right" if number in fitted.right else "left",
                 overflow="fold",
-                no_wrap=not last and number in (0, *part.right),
+                no_wrap=not last and number in (0, *fitted.right),
             )
-        for row in part.rows:
+        for row in fitted.rows:
             shown.add_row(*(_rich(cell) for cell in row))
         if part.title:
             found.append(RichText(part.title, style="bold"))
@@ -125,8 +132,41 @@ def _rich(cell: Cell) -> RichText:  # type: ignore[name-defined]  # noqa: F821
 
 def print_parts(parts: Iterable[Part], console: Console) -> None:
     """Print to a terminal."""
-    for item in rich_parts(parts):
+    for item in rich_parts(parts, console.width):
         console.print(item)
+
+
+def with_bars_within(part: Table, width: int) -> Table:
+    """The table with shorter bars if it is wider than a terminal; without them where few characters would be left."""
+    heads: list[Cell] = list(part.columns)
+    rows = [list(row) for row in part.rows]
+    right = part.right
+    for i in reversed(range(len(heads))):
+        widths = [max(_width(str(row[j])) for row in (heads, *rows)) for j in range(len(heads))]
+        over = sum(each + _GAP for each in widths) - width
+        drawn = {str(row[i]) for row in rows} - {""}
+        if over <= 0 or not drawn or not all(set(each) <= BAR_CHARACTERS for each in drawn):
+            continue
+        left = widths[i] - over
+        if left < max(LEAST_BAR, _width(str(heads[i]))):
+            if i + 1 < len(heads) and not heads[i + 1]:
+                heads[i + 1] = heads[i]  # the figures of these bars
+            for row in (heads, *rows):
+                del row[i]
+            right = frozenset(j - (j > i) for j in right if j != i)
+            continue
+        for row in rows:
+            row[i] = _sampled(row[i], left)
+    return Table(part.title, tuple(map(str, heads)), tuple(tuple(row) for row in rows), right)
+
+
+def _sampled(cell: Cell, width: int) -> Cell:
+    """Evenly spread characters of a bar."""
+    content = str(cell)
+    shorter = (
+        "".join(content[(2 * k + 1) * len(content) // (2 * width)] for k in range(width)) if content else ""
+    )
+    return Styled(shorter, cell.style) if isinstance(cell, Styled) else shorter
 
 
 def clean(content: str) -> str:

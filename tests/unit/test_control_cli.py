@@ -26,7 +26,7 @@ from perphd.commands.render_status import status_parts
 from perphd.commands.sim import sim
 from perphd.control.client import Client, NotPermitted, Refused, Unreachable
 from perphd.control.render import NONE, duration, limitations, number, settings_text
-from perphd.control.table import Styled, plain, table, text
+from perphd.control.table import Styled, Table, plain, table, text, with_bars_within
 from perphd.domain.allocation import UNTOUCHED
 from perphd.domain.decision import Action, Outcome
 from perphd.domain.errors import Denied, ParseError, PerphError
@@ -568,6 +568,21 @@ def test_bars_have_one_length(low: float, more: float, most: float):
     drawn = bar(low, low + more, most)
     assert len(drawn) == BAR
     assert list(drawn) == sorted(drawn, key="█▒·".index)
+
+
+def test_bars_give_way_to_figures_on_a_narrow_terminal() -> None:
+    def drawn(width: int) -> Table:
+        rows = [("8/8", "█" * 10 + "▒" * 5 + "·" * 5, "0.58"), ("7/8", Styled("█" * 20, "dim"), "1.00")]
+        return with_bars_within(table("t", ("BATCH ON", "WORK", ""), rows, right=(2,)), width)
+
+    assert str(drawn(80).rows[0][1]) == "█" * 10 + "▒" * 5 + "·" * 5
+    short = drawn(28)
+    assert short.rows[0] == ("8/8", "█" * 5 + "▒" * 2 + "·" * 3, "0.58")
+    assert short.rows[1][1] == Styled("█" * 10, "dim")
+    none = drawn(20)
+    assert none.columns == ("BATCH ON", "WORK")
+    assert none.rows == (("8/8", "0.58"), ("7/8", "1.00"))
+    assert none.right == {1}
 
 
 def test_control_groups_whose_names_are_no_utf8_are_listed(tmp_path: Path):
