@@ -7,6 +7,7 @@ in their runtimes' folders.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from posixpath import dirname
@@ -22,6 +23,8 @@ from perphd.host.systemd_fs import unit_of
 
 MAX_GROUPS: Final = 20_000
 """Maximum number of directories visited in one walk, in case a tree is unbounded."""
+MOST_SEARCHED: Final = 1000
+"""Maximum number of other programs' folders that are searched for kubelet's tree."""
 READ_AGAIN: Final = 16
 """Number of known containers whose runtime files one look reads again."""
 _FOLDERS: Final = frozenset(
@@ -202,22 +205,25 @@ class Lookup:
         """Groups from the top, descending into those whose names ``descend`` accepts.
 
         ``anywhere``: also descend to kubelet's tree below a ``cgroupRoot`` of any depth (cgroupfs driver). Only
-        folders that are no unit and no container are searched for it, and nothing else is found in them.
+        folders that are no unit and no container are searched for it, from the top and after everything else: a
+        program may have any number of them. Nothing else is found in them.
         """
-        waiting, count = [("", False)], 0
-        while waiting:
-            parent, is_searched = waiting.pop()
+        waiting, searched, count, looks = [""], deque[str](), 0, 0
+        while waiting or (searched and looks < MOST_SEARCHED):
+            is_searched = not waiting
+            looks += is_searched
+            parent = searched.popleft() if is_searched else waiting.pop()
             for name in self.children(parent or "/"):
-                count += 1
-                if count > MAX_GROUPS:
-                    return
                 group = f"{parent}/{name}"
                 if not is_searched:
+                    count += 1
+                    if count > MAX_GROUPS:
+                        return
                     yield group
                 if (anywhere and name == KUBEPODS) or (not is_searched and descend(name)):
-                    waiting.append((group, False))
-                elif anywhere and _may_be_cgroup_root(name):
-                    waiting.append((group, True))
+                    waiting.append(group)
+                elif anywhere and len(searched) < MOST_SEARCHED and _may_be_cgroup_root(name):
+                    searched.append(group)
 
     def of_process(self, pid: int) -> str:
         """The group of this process; empty for the root group, or if there is no such process."""

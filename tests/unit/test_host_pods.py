@@ -257,6 +257,19 @@ def test_pods_of_a_kubelet_in_a_container_are_not_this_hosts(tmp_path: Path, ins
     assert not _pods_below(tmp_path, inside)
 
 
+def test_a_foreign_tree_without_end_hides_no_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("MAX_GROUPS", "MOST_SEARCHED"):
+        monkeypatch.setattr(f"perphd.host.lookup.{limit}", 100)
+    files, _ = captured("v1-cgroupfs")
+    foreign = {
+        f"/sys/fs/cgroup/{controller}/zz-other/{n % 7}/{n}/cgroup.procs": ""
+        for controller in {path.split("/")[4] for path in files if path.startswith("/sys/fs/cgroup/")}
+        for n in range(300)
+    }
+    fs = write_tree(tmp_path, {**files, **foreign, STATE: "{}"})
+    assert {each.name for each in Lookup(fs, discover(fs)).pods()} == {f"default/{qos}" for qos in QOS}
+
+
 def _succeed(host: Host, qos: str) -> tuple[str, str]:
     """Give a captured pod a successor of the same name and labels, which is empty. Returns both groups."""
     old = host.group(qos)
