@@ -73,16 +73,22 @@ def _place(out: Out, workload: str) -> tuple[str, str]:
     """The host's root and the workload's control group, from the daemon or else from the configuration."""
     if workload.startswith("/"):
         return "", workload
+    groups: dict[str, str] | None = None
     with suppress(Unreachable, NotPermitted, Refused):
         host = out.client.get("config")["host"]
-        for item in out.client.get("status")["workloads"]:
-            if item["spec"]["name"] == workload:
-                if host["kind"] == "simulated":
-                    raise PerphError(
-                        f"{workload}: the daemon's host is simulated: it has no files and no connections"
-                    )
-                return str(host["root"] or ""), str(item["spec"]["cgroup"])
-        raise PerphError(f"{workload}: the daemon has no workload of this name")
+        groups = {
+            item["spec"]["name"]: str(item["spec"]["cgroup"])
+            for item in out.client.get("status")["workloads"]
+        }
+    if groups is not None:
+        if workload not in groups:
+            text, allowed = f"there is no workload {workload!r}", ", ".join(groups)
+            raise Refused(404, {"code": "not-found", "message": text, "allowed": allowed})
+        if host["kind"] == "simulated":
+            raise PerphError(
+                f"{workload}: the daemon's host is simulated: it has no files and no connections"
+            )
+        return str(host["root"] or ""), groups[workload]
     from perphd.config.file import load
 
     try:

@@ -45,7 +45,7 @@ THROTTLED_PCT = 5.0
 _THROTTLED_GAIN = 0.02
 _LEAST_RATIO, _MOST_RATIO = 0.02, 50.0
 _MOST_WORK = 1.05
-OUTLIER = "outlier, of which only a part is believed"
+OUTLIER = "outlier, learned in part"
 BOOTSTRAP_SUPPORT = 10.0
 """Support of a reference up to which strongly protected samples may substitute for undisturbed ones."""
 BOOTSTRAP_LOAD = 0.7

@@ -140,6 +140,7 @@ def test_not_permitted(run: Run, served: Served, words: tuple[str, ...]):
     ("words", "code", "says"),
     [
         (("explain", "nope"), 5, "no workload 'nope'"),
+        (("iopath", "nope"), 5, "no workload 'nope'"),
         (("mode", "observe", "--workload", "nope"), 5, "no workload 'nope'"),
         (("mode", "--workload", "nope"), 5, "no workload 'nope'"),
         (("lra", "rm", "nope"), 5, "no workload 'nope'"),

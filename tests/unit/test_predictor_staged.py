@@ -120,7 +120,7 @@ def test_a_single_wild_sample_is_believed_in_part() -> None:
     (band,) = model.predict_work([here], CONTEXT)
     assert band.value > 0.8
     assert model.alarms == 0
-    assert model.skipped["outlier, of which only a part is believed"] >= 1
+    assert model.skipped["outlier, learned in part"] >= 1
 
 
 def test_what_was_written_goes_on_exactly_as_before() -> None:
