@@ -70,6 +70,8 @@ def enough_here(
 ) -> tuple[Allocation, ...]:
     """Allocations that were enough in similar circumstances and protect more than the present one in some dimension.
 
+    Those that cannot be set any more are left out.
+
     Args:
         kept: allocations that kept the target.
         lra: the LRA now.
@@ -86,6 +88,7 @@ def enough_here(
         and not _grew(each.setting.load, asked)
         and not inferer.asks_no_more(each.allocation, lra.current)
         and each.allocation not in regretted
+        and lra.can_set(each.allocation)
     )
 
 

@@ -82,6 +82,26 @@ class LraContext:
         """True if the LRA's own cores may be set and would be exclusive, without undeclared work on them."""
         return self.view.spec.touch is Touch.ALL and not origin.is_shared(self.snapshot.host.account)
 
+    def can_set(self, allocation: Allocation) -> bool:
+        """True if present knobs, cache, bandwidth steps and guarantees to batch allow this allocation."""
+        knobs, cpu, host = self.knobs(), allocation.cpu, self.snapshot.host
+        batch, ways = giving_now(self.snapshot), allocation.llc_ways
+        return (
+            cpu.total_cores == self.nothing.cpu.total_cores
+            and cpu.batch_cores >= self.floor_cores()
+            and (knobs.batch_cpus or cpu.batch_cores == cpu.total_cores)
+            and (knobs.batch_weight or cpu.batch_weight == 100)
+            and (knobs.lra_cpus or not cpu.exclusive)
+            and (
+                not ways
+                or (ladder.can_protect_llc(host, batch) and ways <= host.llc_ways - host.min_cbm_bits)
+            )
+            and (
+                allocation.mbw_pct == 100
+                or (ladder.can_protect_mbw(host, batch) and allocation.mbw_pct in host.mba_levels_pct)
+            )
+        )
+
     def giving(self) -> tuple[WorkloadView, ...]:
         """The enforced batch workloads, or all batch workloads if none is enforced."""
         return giving(self.snapshot)

@@ -13,9 +13,13 @@ from perphd.admission.kept import LASTS_S, LEAST_SAMPLES, MOST, Kept, enough_her
 from perphd.admission.lra_context import LraContext
 from perphd.admission.outcomes import Setting
 from perphd.admission.rescue import KEPT_BEFORE
+from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Action, Decision
-from perphd.domain.policy import Snapshot, TargetState
+from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
+from perphd.domain.sample import Sample
+from perphd.domain.workload import Kind, Touch, WorkloadSpec
+from tests.unit.admission_world import topology
 from tools.bench.policies.catalogue import entrant
 from tools.bench.policies.worlds import world
 
@@ -30,8 +34,34 @@ def confined(cores: int) -> Allocation:
 def lra(
     current: Allocation, now_s: float = 100.0, load: float = 50.0, beside: frozenset[str] = BATCH
 ) -> LraContext:
-    stands_in: Any = SimpleNamespace(current=current, now_s=now_s, setting=lambda: Setting(beside, load))
+    stands_in: Any = SimpleNamespace(
+        current=current,
+        now_s=now_s,
+        setting=lambda: Setting(beside, load),
+        can_set=lambda it: it.llc_ways < 4,
+    )
     return cast(LraContext, stands_in)
+
+
+CPU, RESCTRL = frozenset({"cpus", "cpu_weight"}), frozenset({"llc_masks", "mba_pct"})
+
+
+def context(
+    touch: Touch = Touch.ALL,
+    min_cores: float | None = None,
+    knobs: frozenset[str] = CPU | RESCTRL,
+    llc_ways: int = 8,
+    mba: tuple[int, ...] = (10, 50, 100),
+    cores: int = 8,
+) -> LraContext:
+    sample = Sample("db", 100.0, 1.0)
+    db = WorkloadView(
+        WorkloadSpec("db", Kind.LRA, "/db", touch=touch), sample, enforceable=CPU, enforced=True
+    )
+    batch = WorkloadSpec("pi", Kind.BATCH, "/pi", min_cores=min_cores)
+    pi = WorkloadView(batch, replace(sample, workload="pi"), enforceable=knobs, enforced=True)
+    host = HostView(topology(cores), llc_ways=llc_ways, mba_levels_pct=mba)
+    return LraContext(PolicySettings(), Snapshot(0, 100.0, 1.0, host, (db, pi), None), db)
 
 
 GOOD = [1.05] * LEAST_SAMPLES
@@ -81,6 +111,38 @@ def test_it_counts_only_in_circumstances_like_those(change: dict[str, Any], coun
     now = lra(**{"current": confined(6), **change})
     assert enough_here(known, now, [now.setting().load], ()) == ((confined(3),) if counts else ())  # type: ignore[list-item]
     assert enough_here(known, now, [], (confined(3),)) == (), "never one in cooldown"
+
+
+def test_what_cannot_be_set_any_more_is_left_out() -> None:
+    known = noted((), lra(replace(confined(3), llc_ways=4)), [], GOOD, 0.02)
+    assert known
+    assert enough_here(known, lra(confined(6)), [50.0], ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "possible"),
+    [
+        ({}, "cores, exclusive, ways, bandwidth"),
+        ({"touch": Touch.BATCH}, "cores, ways, bandwidth"),
+        ({"min_cores": 4.0}, "ways, bandwidth"),
+        ({"knobs": RESCTRL}, "ways, bandwidth"),
+        ({"knobs": CPU}, "cores, exclusive"),
+        ({"llc_ways": 0}, "cores, exclusive, bandwidth"),
+        ({"mba": ()}, "cores, exclusive, ways"),
+        ({"cores": 6}, ""),
+    ],
+)
+def test_an_allocation_that_was_in_force_may_not_be_possible_now(
+    changes: dict[str, Any], possible: str
+) -> None:
+    every = {
+        "cores": confined(3),
+        "exclusive": Allocation(CpuGrant(8, 3, IDLE, exclusive=True)),
+        "ways": replace(NOTHING, llc_ways=2),
+        "bandwidth": replace(NOTHING, mbw_pct=50),
+    }
+    now = context(**changes)
+    assert ", ".join(name for name, each in every.items() if now.can_set(each)) == possible
 
 
 def test_a_rise_of_the_load_counts_at_once() -> None:
