@@ -1,7 +1,7 @@
 """Keeps the division of the host among declared bands, and says what each band has here.
 
-Nothing is divided before a workload in mode ``enforce`` declares a band with ``reserved_cpus``. Who is only observed
-has no share, and nobody makes room for it.
+Nothing is divided before a workload in mode ``enforce`` declares a band with ``reserved_cpus`` or ``reserved_memory``.
+Who is only observed has no share, and nobody makes room for it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from perphd.host.actuators import Actuators
 
 if TYPE_CHECKING:  # a daemon without bands does not load their module
     from perphd.qos.division import Division, Masks
+
+
+def asks_for_a_share(spec: WorkloadSpec) -> bool:
+    """True if it declares a band and reserves CPUs or memory."""
+    return spec.band is not None and (spec.reserved_cpus > 0.0 or spec.reserved_memory_bytes > 0)
 
 
 class Bands:
@@ -54,7 +59,7 @@ class Bands:
             knobs: settings that each of them has here.
         """
         parties = tuple(enforced)
-        if not any(spec.band is not None and spec.reserved_cpus for spec in parties):
+        if not any(map(asks_for_a_share, parties)):
             self._made_for = self._division = None
             self._masks = {}
             return
@@ -67,6 +72,10 @@ class Bands:
         self._division = divided(topology, parties, knobs)
         self._masks = _masks(self._division, topology, actuators)
         self._least_bits = max(1, actuators.min_cbm_bits)
+
+    def guarantees(self, name: str) -> bool:
+        """False if the host cannot hold this workload's reserved memory beside that of others."""
+        return self._division is None or name not in self._division.without_memory
 
     def over(self, spec: WorkloadSpec, wanted: Settings, knobs: frozenset[str]) -> Settings:
         """What the division makes of the settings that a workload is to have."""

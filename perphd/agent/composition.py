@@ -338,9 +338,9 @@ def _queue(
     if runner is not None:
         pass
     elif is_systemd(fs):
-        runner = JobUnits(units if units is not None else open_bus())
+        runner = JobUnits(units if units is not None else open_bus(), topology.memory_bytes)
     else:
-        runner = JobGroups(hierarchies, state_dir / FOLDER / "units", boot)
+        runner = JobGroups(hierarchies, state_dir / FOLDER / "units", boot, topology.memory_bytes)
 
     def capacity() -> tuple[float, float]:
         return float(len(topology.online - topology.isolated)), float(topology.memory_bytes)

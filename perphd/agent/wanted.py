@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perphd.agent.bands import asks_for_a_share
 from perphd.agent.modes import Modes
 from perphd.agent.state import State
 from perphd.domain.allocation import UNTOUCHED, Settings
@@ -24,10 +25,12 @@ def wanted_settings(state: State, modes: Modes, target: TargetState) -> dict[str
 def _divide(state: State, enforced: set[str]) -> None:
     """Divide CPUs and cache among the bands of those that are there."""
     known = state.enforceable
-    if state.bands.division is None and not any(spec.reserved_cpus for spec in state.specs.values()):
+    if state.bands.division is None and not any(map(asks_for_a_share, state.specs.values())):
         return
     there = [state.specs[name] for name in state.specs if name in enforced and _is_there(state, name)]
-    state.bands.divide(state.topology, state.actuators, there, {name: each.knobs for name, each in known.items()})
+    state.bands.divide(
+        state.topology, state.actuators, there, {name: each.knobs for name, each in known.items()}
+    )
 
 
 def _is_there(state: State, name: str) -> bool:
@@ -56,7 +59,8 @@ def _banded(state: State, spec: WorkloadSpec, wanted: Settings, knobs: frozenset
     if spec.band is not None and spec.name not in state.jobs:  # a job's unit has the settings of its band
         from perphd.qos.band_settings import with_band  # a daemon without bands does not load their module
 
-        wanted = with_band(spec, wanted, knobs)
+        guaranteed = state.bands.guarantees(spec.name)
+        wanted = with_band(spec, wanted, knobs, state.topology.memory_bytes, guaranteed=guaranteed)
     if not knobs and spec.name in state.jobs:
         knobs = _OF_A_NEW_JOB  # what its group really has is looked at in the next round
     return state.bands.over(spec, wanted, knobs)

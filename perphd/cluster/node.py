@@ -47,8 +47,9 @@ from perphd.domain.queue import QueueSummary
 from perphd.domain.reading import Reading, Unavailable, available, value_or
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.workload import Kind, Mode, Objective, WorkloadSpec
+from perphd.qos.bands import MEMORY_LIMIT_RATIO
 from perphd.qos.ledger import Amounts, HostLedger
-from perphd.qos.overcommit import MEMORY_LIMIT_RATIO, Overcommit, slack
+from perphd.qos.overcommit import Overcommit, slack
 
 P99: Final = NormalDist().inv_cdf(0.99)
 NEXT_S: Final = 60.0
@@ -192,7 +193,10 @@ def _bound(
         and not nothing_to_give(decision.verdict.cause, snapshot.host.account)
     ]
     if degraded:
-        return used.cpus, f"{', '.join(sorted(degraded))} below target: copper is offered only the CPUs that it uses"
+        return (
+            used.cpus,
+            f"{', '.join(sorted(degraded))} below target: copper is offered only the CPUs that it uses",
+        )
     grants = [view.protection.cpu for view in shielded if view.protection is not None]
     cores = min((each.batch_cores for each in grants), default=total_cores(snapshot))
     if cores >= total_cores(snapshot):

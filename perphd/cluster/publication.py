@@ -19,7 +19,7 @@ from typing import Final
 from perphd.cluster.document import NodeDocument
 from perphd.domain.decision import Health
 from perphd.domain.reading import Unavailable, available, value_or
-from perphd.qos.overcommit import MEMORY_LIMIT_RATIO
+from perphd.qos.bands import MEMORY_LIMIT_RATIO
 
 STEP_RATIO: Final = 0.02
 LEAST_RATIO: Final = 0.02

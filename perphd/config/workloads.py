@@ -32,9 +32,7 @@ _MATCH_DOC = (
 _MODE_DOC = "observe or enforce for this workload alone; default: the daemon's mode"
 
 
-_RESERVED_DOC = (
-    "its reserved memory, from which the shaper starts; 0: it takes no part in [sizing]"
-)
+_RESERVED_DOC = "its reserved memory, from which the shaper starts; 0: it takes no part in [sizing]"
 _SHAPE_DOC = (
     "no: the shaper only advises; core, elastic: it may limit, freeze and end it; elastic workloads of an "
     "application make room before its core ones"
@@ -42,7 +40,8 @@ _SHAPE_DOC = (
 _APPLICATION_DOC = "its application, which only runs with all its core workloads; default: its name"
 _BAND_DOC = (
     "its class of service, {}. A declared band sets memory.min (gold) or memory.low (silver) to reserved_memory, and "
-    "for copper the idle CPU class and the least I/O weight; see Bands for what it does with reserved_cpus"
+    "for copper the idle CPU class, the least I/O weight and memory.high at 80 % of the host; see Bands for what "
+    "it does with reserved_cpus"
 )
 
 
@@ -243,7 +242,9 @@ def read_workload(kind: Kind, raw: object, source: str, key: str) -> WorkloadSpe
         _check_latency_is_measured(values, sli, source, f"{key}.max_latency_ms")
     if values.get("reserved_cpus") and values.get("band") is None:
         problem = f"{values['reserved_cpus']:g} CPUs cannot be reserved without a band"
-        raise ConfigError(source, f"{key}.reserved_cpus", problem, 'band = "gold" or band = "silver" beside it')
+        raise ConfigError(
+            source, f"{key}.reserved_cpus", problem, 'band = "gold" or band = "silver" beside it'
+        )
     names = [item.name for item in fields(Objective) if item.name in values]
     objective = Objective(**{name: values.pop(name) for name in names})
     _check_version_from(values.get("version_from", "auto"), source, f"{key}.version_from")
@@ -288,9 +289,7 @@ def _placed(values: dict[str, Any], source: str, key: str) -> dict[str, Any]:
         problem = "is redundant: cgroup already names the control group"
         raise ConfigError(source, f"{key}.match", problem, "one of cgroup and match")
     if "match" in values and parse_match(values["match"]).is_many and len(values["name"]) > MAX_BASE:
-        problem = (
-            f"{show(values['name'])} is too long: the names of its matches begin with it"
-        )
+        problem = f"{show(values['name'])} is too long: the names of its matches begin with it"
         raise ConfigError(source, f"{key}.name", problem, f"at most {MAX_BASE} characters with this match")
     return {"cgroup": "", **values}
 

@@ -23,24 +23,37 @@ from perphd.batch.job import QueuedJob, UnitEvidence, attempt_of
 from perphd.batch.runner import StartFailed, UnitState
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy
 from perphd.isolation.job_launcher import start_ticks
-from perphd.qos.bands import OOM_SCORE_COPPER, QosBand
+from perphd.qos.band_settings import copper_ceiling
+from perphd.qos.bands import IO_WEIGHT_COPPER, OOM_SCORE_COPPER, QosBand
 
 LAUNCHER: Final = Path(__file__).with_name("job_launcher.py")
 COPPER_PARENT: Final = "/perphd-jobs"
 SILVER_PARENT: Final = "/perphd-jobs-silver"
 _V2_CONTROLLERS: Final = ("cpu", "cpuset", "io", "memory", "pids")
-LEAST: Final = {1: (("cpu.shares", "2"),), 2: (("cpu.weight", "1"), ("cpu.idle", "1"))}
-"""Settings of copper's parent group in the ``cpu`` hierarchy, by cgroup version."""
+LEAST: Final[Mapping[tuple[str, int], tuple[tuple[str, str], ...]]] = {
+    ("cpu", 1): (("cpu.shares", "2"),),
+    ("cpu", 2): (("cpu.weight", "1"), ("cpu.idle", "1")),
+    ("io", 1): (("blkio.bfq.weight", str(IO_WEIGHT_COPPER)),),
+    ("io", 2): (
+        ("io.weight", f"default {IO_WEIGHT_COPPER}"),
+        ("io.bfq.weight", f"default {IO_WEIGHT_COPPER}"),
+    ),
+}
+"""Settings of copper's parent group, by controller and cgroup version. Files that this kernel lacks are skipped."""
 PATIENCE_S: Final = 20.0
 """Time limit for a launcher's answer. A slower launcher is left alone; its records tell what became of the job."""
 _KILL_ROUNDS: Final = 20
 
 
 class JobGroups:
-    """The ``JobRunner`` for hosts without systemd. ``folder``: where launchers keep their records."""
+    """The ``JobRunner`` for hosts without systemd.
 
-    def __init__(self, hierarchies: Hierarchies, folder: Path, boot: str) -> None:
+    ``folder``: where launchers keep their records. ``host_memory_bytes``: bounds copper's memory; 0 if unknown.
+    """
+
+    def __init__(self, hierarchies: Hierarchies, folder: Path, boot: str, host_memory_bytes: int = 0) -> None:
         self._hierarchies, self._folder, self._boot = hierarchies, folder, boot
+        self._host_memory_bytes = host_memory_bytes
         self._launchers: list[subprocess.Popen[str]] = []
 
     def make_group(self, job: QueuedJob) -> str:
@@ -171,10 +184,11 @@ class JobGroups:
         for hierarchy in self._hierarchies.all():
             if not os.path.isdir(hierarchy.path(parent)):
                 _make(hierarchy, parent)
-                if parent == COPPER_PARENT and self._hierarchies.of("cpu") is hierarchy:
-                    for file, value in LEAST[hierarchy.version]:
-                        _try_write(hierarchy.path(parent, file), value)
+                if parent == COPPER_PARENT:
+                    self._make_least(hierarchy)
             _make(hierarchy, cgroup)
+            if hierarchy.version == 2 and parent == COPPER_PARENT:
+                _try_write(hierarchy.path(cgroup, "memory.oom.group"), "1")
             if most_bytes is not None and self._hierarchies.of("memory") is hierarchy:
                 file = "memory.limit_in_bytes" if hierarchy.version == 1 else "memory.max"
                 Path(hierarchy.path(cgroup, file)).write_text(str(most_bytes))
@@ -182,6 +196,16 @@ class JobGroups:
         if not procs:
             raise OSError(errno.ENODEV, "no cgroup hierarchy is mounted", "/sys/fs/cgroup")
         return procs
+
+    def _make_least(self, hierarchy: Hierarchy) -> None:
+        """Give copper's parent group the least weights, and a bound on the memory of all copper jobs together."""
+        for (controller, version), settings in LEAST.items():
+            if version == hierarchy.version and self._hierarchies.of(controller) is hierarchy:
+                for file, value in settings:
+                    _try_write(hierarchy.path(COPPER_PARENT, file), value)
+        if hierarchy.version == 2 and self._host_memory_bytes:
+            ceiling = str(copper_ceiling(self._host_memory_bytes))
+            _try_write(hierarchy.path(COPPER_PARENT, "memory.high"), ceiling)
 
     def _emptied(self, cgroup: str) -> bool:
         """Kill every process of the group, frozen ones included; True if none is left."""

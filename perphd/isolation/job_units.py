@@ -17,6 +17,7 @@ from perphd.batch.job import QueuedJob, UnitEvidence, attempt_of
 from perphd.batch.runner import JobRefused, StartFailed, UnitState
 from perphd.domain.errors import Gone, Invalid, KernelError
 from perphd.host.systemd_bus import CallingBus, NoAnswer, Variant
+from perphd.qos.band_settings import copper_ceiling
 from perphd.qos.bands import IO_WEIGHT_COPPER, OOM_SCORE_COPPER, QosBand
 
 SLICE: Final = "perphdjobs.slice"
@@ -31,10 +32,10 @@ _NAMES: Final = "perphd-job-*.service"
 
 
 class JobUnits:
-    """The ``JobRunner`` for hosts with systemd."""
+    """The ``JobRunner`` for hosts with systemd. ``host_memory_bytes``: bounds copper's memory; 0 if unknown."""
 
-    def __init__(self, bus: CallingBus) -> None:
-        self._bus = bus
+    def __init__(self, bus: CallingBus, host_memory_bytes: int = 0) -> None:
+        self._bus, self._host_memory_bytes = bus, host_memory_bytes
         self._has_slice = False
 
     def make_group(self, job: QueuedJob) -> str:
@@ -115,7 +116,7 @@ class JobUnits:
         return str(state) != "running"
 
     def _start_slice(self) -> None:
-        """Create copper's slice with the least CPU and I/O weight."""
+        """Create copper's slice with the least CPU and I/O weight, and a bound on the memory of all copper jobs."""
         if self._has_slice:
             return
         properties = [
@@ -123,6 +124,8 @@ class JobUnits:
             ("CPUWeight", Variant("t", LEAST_CPU_WEIGHT)),
             ("IOWeight", Variant("t", IO_WEIGHT_COPPER)),
         ]
+        if self._host_memory_bytes:
+            properties.append(("MemoryHigh", Variant("t", copper_ceiling(self._host_memory_bytes))))
         try:
             self._bus.call("StartTransientUnit", "ssa(sv)a(sa(sv))", [SLICE, "fail", properties, []], SLICE)
         except KernelError as exc:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.units import format_bytes
 from perphd.domain.workload import Kind, Touch, WorkloadSpec
 from perphd.qos.band_settings import weight_for
 from perphd.qos.bands import QosBand
@@ -60,7 +61,7 @@ def _member(each: BandMember, division: Division | None, host: HostControls) -> 
         return "nothing is set: it is only observed"
     if spec.band == QosBand.COPPER:
         return _copper_member(each)
-    words = [_memory(each)]
+    words = [_memory(each, division)]
     if spec.kind is Kind.BATCH:
         return "; ".join(("never restricted for LRAs", *words))
     if not takes_part(spec):
@@ -95,12 +96,15 @@ def _cpus(each: BandMember, division: Division, host: HostControls) -> str:
     return f"no cores of its own ({why}); batch keeps off CPUs {cores}, {share}{siblings}"
 
 
-def _memory(each: BandMember) -> str:
+def _memory(each: BandMember, division: Division | None) -> str:
     spec = each.spec
     if not spec.reserved_memory_bytes:
         return "no memory is reserved (reserved_memory)"
     if spec.shape != "no":
         return "memory is the shaper's"
+    reason = None if division is None else division.without_memory.get(spec.name)
+    if reason and "memory_low_bytes" in each.knobs:
+        return f"memory.low is reserved_memory, which the host cannot hold for everybody: {reason}"
     if "memory_min_bytes" in each.knobs and spec.band == QosBand.GOLD:
         return "memory.min is reserved_memory"
     if "memory_low_bytes" in each.knobs:
@@ -114,6 +118,11 @@ def _copper_member(each: BandMember) -> str:
     if each.spec.min_cores is not None or each.spec.max_starvation_s is not None:
         words = ["CPU weight as its guarantee needs"]
     words.append("least I/O weight" if "io_weight" in each.knobs else "no I/O weight has an effect here")
+    high = each.in_force.memory_high_bytes
+    if isinstance(high, int):
+        words.append(f"memory.high of {format_bytes(float(high))}")
+    elif "memory_high_bytes" not in each.knobs:
+        words.append("no memory.high can be set here")
     if each.in_force.cpus is not KEEP:
         words.append(f"CPUs {each.in_force.cpus}")
     return ", ".join(words)

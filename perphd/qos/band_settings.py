@@ -2,7 +2,7 @@
 
     gold            memory.min = reserved memory; where the kernel lacks it, memory.low
     silver          memory.low = reserved memory; batch: a CPU weight for its min_cores
-    copper          the idle CPU class and the least I/O weight
+    copper          the idle CPU class, the least I/O weight, and memory.high = 80 % of the host
 
 Only a band that the operator declared counts. These settings do not narrow anybody's CPUs or cache, which
 ``qos.division`` does, and take nothing from a workload of another band. A protection that is in force already is
@@ -18,42 +18,69 @@ from typing import Final
 
 from perphd.domain.allocation import DEFAULT_WEIGHT, IDLE, KEEP, Settings
 from perphd.domain.workload import WorkloadSpec
-from perphd.qos.bands import MEANINGS, Aspect, Choice, QosBand, Size, chosen
+from perphd.qos.bands import MEANINGS, MEMORY_LIMIT_RATIO, Aspect, Choice, QosBand, Size, chosen
 
 FILES: Final[Mapping[str, str]] = {
     "memory_min_bytes": "memory.min",
     "memory_low_bytes": "memory.low",
+    "memory_high_bytes": "memory.high",
     "io_weight": "io.weight",
 }
 """Setting -> its mechanism in ``bands.MEANINGS``."""
+_USED: Final = (Aspect.MEMORY_PROTECTION, Aspect.MEMORY_CEILING, Aspect.IO_SHARE)
 NOT_SHAPED: Final = "no"
 MOST_WEIGHT: Final = 10_000
 """The kernel's greatest CPU weight."""
 
 
 def choices(band: QosBand, knobs: frozenset[str]) -> tuple[Choice, ...]:
-    """The mechanisms used here for memory protection and the I/O share. ``knobs``: settings that this host has."""
+    """The mechanisms used here for memory and the I/O share. ``knobs``: settings that this host has."""
     present = {file for setting, file in FILES.items() if setting in knobs}
     found = chosen(band, present)
-    return tuple(each for each in found if each.aspect in (Aspect.MEMORY_PROTECTION, Aspect.IO_SHARE))
+    return tuple(each for each in found if each.aspect in _USED)
 
 
-def with_band(spec: WorkloadSpec, wanted: Settings, knobs: frozenset[str]) -> Settings:
+def reserves_memory(spec: WorkloadSpec) -> bool:
+    """True if its band protects memory for it. Memory that the shaper may lend is the shaper's."""
+    return (
+        spec.band in (QosBand.GOLD, QosBand.SILVER)
+        and spec.reserved_memory_bytes > 0
+        and spec.shape == NOT_SHAPED
+    )
+
+
+def copper_ceiling(host_memory_bytes: int) -> int:
+    """``memory.high`` of copper on a host with this much memory."""
+    return int(MEMORY_LIMIT_RATIO * host_memory_bytes)
+
+
+def with_band(
+    spec: WorkloadSpec,
+    wanted: Settings,
+    knobs: frozenset[str],
+    host_memory_bytes: int = 0,
+    *,
+    guaranteed: bool = True,
+) -> Settings:
     """``wanted`` with what the workload's band adds; unchanged if it declares none.
 
     Without any mechanism for a declared protection, the last one is asked for: the status then says why it is not in
-    force.
+    force. ``host_memory_bytes``: 0 if unknown. ``guaranteed``: False if the host cannot hold its ``memory.min`` beside
+    those of others.
     """
     if spec.band is None:
         return wanted
     band = QosBand(spec.band)
-    for choice in choices(band, knobs):
+    for choice in choices(band, knobs if guaranteed else knobs - {"memory_min_bytes"}):
         mechanism = choice.mechanism
         if choice.aspect is Aspect.IO_SHARE:
             if band is QosBand.COPPER and mechanism is not None and wanted.io_weight is KEEP:
                 assert isinstance(mechanism.value, int)
                 wanted = replace(wanted, io_weight=mechanism.value)
-        elif spec.reserved_memory_bytes and spec.shape == NOT_SHAPED:
+        elif choice.aspect is Aspect.MEMORY_CEILING:
+            if mechanism is not None and host_memory_bytes:
+                wanted = _limited(wanted, copper_ceiling(host_memory_bytes))
+        elif reserves_memory(spec):
             used = mechanism or MEANINGS[band][choice.aspect][-1]
             assert used.value is Size.RESERVED_MEMORY
             wanted = _protected(wanted, used.knob, spec.reserved_memory_bytes)
@@ -72,6 +99,11 @@ def weight_for(cpus: float) -> int:
 
 def _has_floor(spec: WorkloadSpec) -> bool:
     return spec.min_cores is not None or spec.max_starvation_s is not None
+
+
+def _limited(wanted: Settings, most_bytes: int) -> Settings:
+    had = wanted.memory_high_bytes
+    return replace(wanted, memory_high_bytes=min(had, most_bytes) if isinstance(had, int) else most_bytes)
 
 
 def _protected(wanted: Settings, file: str, least_bytes: int) -> Settings:

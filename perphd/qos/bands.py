@@ -99,6 +99,8 @@ class Choice:
         return f"{text} (this host lacks {lacks})" if lacks else text
 
 
+MEMORY_LIMIT_RATIO: Final = 0.8
+"""Share of the host's memory above which copper gets none."""
 OOM_SCORE_GOLD: Final = -997
 OOM_SCORE_SYSTEM: Final = -900
 OOM_SCORE_SILVER: Final = 0

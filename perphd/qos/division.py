@@ -7,6 +7,9 @@ A ledger (``qos.ledger``) of what is declared now says who gets what:
     silver   ``reserved_cpus`` of the cores that gold leaves, by weight: 100, the kernel's default, for each CPU
     copper   the cores that gold leaves
 
+Memory that gold and silver reserve is in the ledger as well, beside 5 % for the system. Gold whose memory does not fit
+has ``memory.low`` instead of ``memory.min``, of which the kernel would otherwise promise more than there is.
+
 Gold that may not be narrowed (``touch = "batch"``, or no cpuset controller) has cores that batch keeps off, and a
 weight as silver has. The ledger grants in order of priority. If a workload does not fit, it has a weight alone.
 
@@ -17,7 +20,7 @@ silver's. Nobody's ways are guaranteed by narrowing its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, floor
 from typing import Final
 
@@ -25,7 +28,7 @@ from perphd.domain.allocation import DEFAULT_WEIGHT, KEEP, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.topology import Topology
 from perphd.domain.workload import Kind, Touch, WorkloadSpec
-from perphd.qos.band_settings import weight_for
+from perphd.qos.band_settings import reserves_memory, weight_for
 from perphd.qos.bands import QosBand
 from perphd.qos.ledger import (
     Amounts,
@@ -36,6 +39,8 @@ from perphd.qos.ledger import (
     grant,
 )
 
+SYSTEM_MEMORY_SHARE: Final = 0.05
+"""Share of the host's memory that is never reserved for gold and silver."""
 SYSTEM: Final = "the host's own daemons"
 """Holder of the system's share; no workload has a name with blanks."""
 
@@ -62,7 +67,7 @@ class Division:
 
     - ``ledger``: all grants. ``shared``: CPUs that gold leaves.
     - ``cores``: CPUs kept for each gold workload; ``own``: those of them that are confined to their cores.
-    - ``refused``: why a workload has no share, by name.
+    - ``refused``: why a workload has no share of the CPUs, by name; ``without_memory``: why its memory does not fit.
     """
 
     ledger: HostLedger
@@ -70,6 +75,7 @@ class Division:
     cores: Mapping[str, CpuSet]
     own: frozenset[str]
     refused: Mapping[str, str]
+    without_memory: Mapping[str, str] = field(default_factory=dict)
 
 
 def takes_part(spec: WorkloadSpec) -> bool:
@@ -86,23 +92,44 @@ def divided(
     least = max((ceil(s.least_cores) for s in everybody if s.kind is Kind.BATCH), default=1)
     per_core = max((len(core.cpus) for core in topology.usable_cores), default=1)
     kept = min(float(max(1, least) * per_core), ledger.capacity.amounts.cpus)
-    asked = [CapacityRequest(SYSTEM, QosBand.SYSTEM, Amounts(kept))]
-    declared = sorted(filter(takes_part, everybody), key=_order)
-    asked += [CapacityRequest(s.name, QosBand(s.band or ""), Amounts(s.reserved_cpus)) for s in declared]
-    refused: dict[str, str] = {}
-    for request in asked:
-        result = grant(ledger, request)
-        if isinstance(result, Refusal):
-            refused[request.holder] = result.reason
-        else:
-            ledger = result
+    memory_bytes = ledger.capacity.memory_bytes
+    system = Amounts(kept, int(SYSTEM_MEMORY_SHARE * memory_bytes))
+    ledger, refused, without_memory = _granted(ledger, SYSTEM, QosBand.SYSTEM, system)
+    declared = sorted((s for s in everybody if takes_part(s) or reserves_memory(s)), key=_order)
+    for spec in declared:
+        # On a host of unknown memory, nothing can be promised or refused.
+        asked_bytes = spec.reserved_memory_bytes if memory_bytes and reserves_memory(spec) else 0
+        asked = Amounts(spec.reserved_cpus if takes_part(spec) else 0.0, asked_bytes)
+        ledger, no_cpus, no_memory = _granted(ledger, spec.name, QosBand(spec.band or ""), asked)
+        refused |= no_cpus
+        without_memory |= no_memory
     cores = {held.holder: held.cores for held in ledger.grants if held.band is QosBand.GOLD}
     own = frozenset(
         s.name
         for s in declared
         if s.name in cores and s.touch is Touch.ALL and "cpus" in knobs.get(s.name, frozenset())
     )
-    return Division(ledger, ledger.shared_cores, cores, own, refused)
+    return Division(ledger, ledger.shared_cores, cores, own, refused, without_memory)
+
+
+def _granted(
+    ledger: HostLedger, holder: str, band: QosBand, asked: Amounts
+) -> tuple[HostLedger, dict[str, str], dict[str, str]]:
+    """The ledger with as much of this as fits: all, the CPUs, or the memory; and why the rest does not, by holder."""
+    cpus, memory, held = Amounts(asked.cpus), Amounts(0.0, asked.memory_bytes), Amounts()
+    reasons: dict[Amounts, str] = {}
+    for part in (asked, cpus, memory):
+        if part == Amounts():
+            continue
+        result = grant(ledger, CapacityRequest(holder, band, part))
+        if not isinstance(result, Refusal):
+            ledger, held = result, part
+            break
+        reasons[part] = result.reason
+    no_cpus = {holder: reasons[cpus]} if asked.cpus and not held.cpus else {}
+    lacks_memory = asked.memory_bytes and not held.memory_bytes
+    no_memory = {holder: reasons.get(memory) or reasons[asked]} if lacks_memory else {}
+    return ledger, no_cpus, no_memory
 
 
 def _order(spec: WorkloadSpec) -> tuple[int, bool, str]:
@@ -139,7 +166,8 @@ def over(
     """``wanted`` within the division.
 
     What the policy wants of batch stays in force as far as it lies within batch's share, since it can only be
-    stricter. An LRA with ``touch = "batch"`` is never narrowed. ``least_bits``: of a cache mask.
+    stricter. If all of it is gold's, batch has as many CPUs elsewhere. An LRA with ``touch = "batch"`` is never
+    narrowed. ``least_bits``: of a cache mask.
     """
     if spec.name in division.own:
         return replace(wanted, cpus=division.cores[spec.name])
@@ -150,10 +178,23 @@ def over(
         return wanted
     if division.cores and "cpus" in knobs:
         cpus = division.shared if wanted.cpus is KEEP else wanted.cpus & division.shared
-        wanted = replace(wanted, cpus=cpus or division.shared)
+        if not cpus and wanted.cpus is not KEEP:
+            cpus = _as_many(division, len(wanted.cpus))
+        wanted = replace(wanted, cpus=cpus)
     if "llc_masks" not in knobs or not masks:
         return wanted
     return _within_ways(wanted, masks, spec.gives_way, least_bits)
+
+
+def _as_many(division: Division, cpus: int) -> CpuSet:
+    """Whole shared cores with at least this many CPUs, the last ones first; all if there are too few."""
+    found = CpuSet()
+    for core in reversed([core for domain in division.ledger.capacity.domains for core in domain]):
+        if len(found) >= cpus:
+            break
+        if core <= division.shared:
+            found = found | core
+    return found
 
 
 def _within_ways(wanted: Settings, masks: Mapping[int, Masks], copper: bool, least_bits: int) -> Settings:

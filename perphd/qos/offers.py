@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from perphd.domain.queue import CopperOffer, OfferedResource
-from perphd.qos.overcommit import MEMORY_LIMIT_RATIO, WINDOW_S, Overcommit, Slack, after_window, slack
+from perphd.qos.bands import MEMORY_LIMIT_RATIO
+from perphd.qos.overcommit import WINDOW_S, Overcommit, Slack, after_window, slack
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from perphd.forecast.calibration import Calibration, with_residual
+from perphd.qos.bands import MEMORY_LIMIT_RATIO
 from perphd.qos.ledger import Amounts, HostLedger, measured
 
 WINDOW_S: Final = 300.0
@@ -31,8 +32,6 @@ COVERAGE: Final = 0.992
 """Slightly above the promised 99 %, since the calibration approaches its coverage from both sides."""
 FIRST_MARGIN_RATIO: Final = 0.05
 """Margin before there are residuals, as a share of the reserved amount."""
-MEMORY_LIMIT_RATIO: Final = 0.8
-"""Share of the host's memory above which copper gets none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,10 @@ def test_the_policy_may_be_stricter_to_batch_but_not_laxer() -> None:
     made = division(lra("db", "gold", 2.0), batch())
     assert settings(batch(), made, Settings(cpus=CpuSet.of((7, 15)))).cpus == CpuSet.of((7, 15))
     assert settings(batch(), made, Settings(cpus=CpuSet.of((0, 7, 8, 15)))).cpus == CpuSet.of((7, 15))
-    assert settings(batch(), made, Settings(cpus=CpuSet.of((0, 8)))).cpus == made.shared
+    assert settings(batch(), made, Settings(cpus=CpuSet.of((0, 8)))).cpus == CpuSet.of((7, 15)), (
+        "as many elsewhere"
+    )
+    assert settings(batch(), made, Settings(cpus=CpuSet.of((0,)))).cpus == CpuSet.of((7, 15)), "a whole core"
 
 
 def test_one_core_and_what_batch_is_guaranteed_remain() -> None:
@@ -107,6 +111,38 @@ def test_the_more_important_is_served_first_and_gold_before_silver() -> None:
     assert set(made.refused) == {"b"}
     made = division(lra("a", "silver", 14.0), lra("b", "gold", 2.0))
     assert set(made.refused) == {"a"}
+
+
+def test_memory_is_promised_once_and_cpus_are_kept_without_it() -> None:
+    host, gib = replace(HOST, memory_bytes=100 << 30), 1 << 30
+    db = lra("db", "gold", 2.0, reserved_memory_bytes=60 * gib, priority=200)
+    web = lra("web", "gold", 2.0, reserved_memory_bytes=60 * gib)
+    cache = lra("cache", "silver", reserved_memory_bytes=30 * gib)
+    made = division(db, web, cache, batch(), host=host)
+    assert set(made.without_memory) == {"web"}
+    assert "web asks for 2 CPUs and 61440 MiB in gold, and 12 CPUs and " in made.without_memory["web"]
+    assert not made.refused
+    assert made.cores.keys() == {"db", "web"}
+    assert made.ledger.reserved.memory_bytes == 95 * gib, "5 % remain the system's"
+    assert not violations(made.ledger)
+    big = division(lra("db", "gold", 40.0, reserved_memory_bytes=gib), batch(), host=host)
+    assert (set(big.refused), set(big.without_memory)) == ({"db"}, set())
+    both = division(lra("db", "gold", 40.0, reserved_memory_bytes=99 * gib), batch(), host=host)
+    assert (set(both.refused), set(both.without_memory)) == ({"db"}, {"db"})
+    unknown = division(db, web, batch())
+    assert not unknown.without_memory, "the host's memory is not known"
+
+
+def test_memory_of_the_shapers_and_of_undeclared_bands_is_not_promised() -> None:
+    host = replace(HOST, memory_bytes=1 << 30)
+    made = division(
+        lra("a", "gold", reserved_memory_bytes=1 << 40, shape="core"),
+        lra("b", None, reserved_memory_bytes=1 << 40),
+        host=host,
+    )
+    assert not made.without_memory
+    assert settings(batch(), made) == UNTOUCHED, "memory alone divides neither cores nor cache"
+    assert not way_shares(made, host, WAYS)
 
 
 def test_without_a_cpuset_gold_has_a_weight() -> None:
@@ -228,13 +264,28 @@ def test_doctor_names_what_is_in_force_and_the_next_best() -> None:
         "no reserved CPUs, CPU weight of at least 4000 instead: big asks for 40"
     )
     assert lines["web (silver)"].startswith("CPU weight of at least 400 for 4 reserved CPUs")
-    assert lines["pi (copper)"] == "idle CPU class, no I/O weight has an effect here"
+    assert lines["pi (copper)"] == (
+        "idle CPU class, no I/O weight has an effect here, no memory.high can be set here"
+    )
     assert lines["paid (silver)"].startswith("never restricted for LRAs")
     assert lines["seen (gold)"] == "nothing is set: it is only observed"
     assert "cache is not divided" in lines["copper"]
     assert "no MBA" in lines["copper"]
     assert "no egress ceiling" in lines["copper"]
     assert lines["system daemons"].startswith("2 of the CPUs 2-7,10-15 are reserved")
+
+
+def test_doctor_says_whose_memory_does_not_fit_and_what_bounds_copper() -> None:
+    host = replace(HOST, memory_bytes=8 << 30)
+    db, web = (lra(name, "gold", reserved_memory_bytes=6 << 30) for name in ("db", "web"))
+    pi = BandMember(
+        batch(band="copper"), True, KNOBS | {"memory_high_bytes"}, Settings(memory_high_bytes=6 << 30)
+    )
+    made = division(db, web, pi.spec, host=host)
+    lines = report([BandMember(db, True, KNOBS), BandMember(web, True, KNOBS), pi], made, HostControls())
+    assert lines[0].endswith("memory.min is reserved_memory")
+    assert "memory.low is reserved_memory, which the host cannot hold for everybody: web asks for" in lines[1]
+    assert "memory.high of 6.0 GiB" in lines[2]
 
 
 def test_doctor_says_what_cache_bandwidth_and_egress_copper_has() -> None:

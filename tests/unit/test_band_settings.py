@@ -86,3 +86,18 @@ async def test_the_executor_writes_it_in_enforce_and_gives_it_back(tmp_path: Pat
     assert int(host.fs.read(path)) == GIB
     await agent.stop(restore=True)
     assert host.fs.read(path) == before
+
+
+def test_copper_may_have_four_fifths_of_the_host_and_a_lower_ceiling_stays() -> None:
+    copper = WorkloadSpec("pi", Kind.BATCH, "/t/pi", band="copper")
+    knobs = frozenset({"memory_high_bytes"})
+    assert with_band(copper, UNTOUCHED, knobs, 10 * GIB) == Settings(memory_high_bytes=8 * GIB)
+    assert with_band(copper, Settings(memory_high_bytes=GIB), knobs, 10 * GIB).memory_high_bytes == GIB
+    assert with_band(copper, UNTOUCHED, knobs, 0) == UNTOUCHED, "the host's memory is not known"
+    assert with_band(copper, UNTOUCHED, frozenset(), 10 * GIB) == UNTOUCHED
+    assert with_band(lra(band="silver"), UNTOUCHED, knobs, 10 * GIB) == UNTOUCHED
+
+
+def test_gold_that_the_host_cannot_hold_has_the_next_best_protection() -> None:
+    gold = lra(band="gold", reserved_memory_bytes=GIB)
+    assert with_band(gold, UNTOUCHED, ALL, guaranteed=False) == Settings(memory_low_bytes=GIB)

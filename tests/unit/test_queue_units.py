@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ import pytest
 from perphd.batch.job import QueuedJob, Started, TransitionRefused, UnitEvidence, after
 from perphd.batch.runner import JobRefused, StartFailed
 from perphd.domain.errors import KernelError
+from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy, Layout
 from perphd.host.systemd_bus import OBJECT, BusctlBus, NoAnswer, Variant, bus_error, parts_of
+from perphd.isolation.job_groups import JobGroups
 from perphd.isolation.job_units import SLICE, JobUnits
 from perphd.qos.bands import QosBand
 from tests.unit.queue_world import spec
@@ -98,6 +101,7 @@ def test_a_copper_job_is_a_transient_unit_of_its_user_with_its_words_as_data() -
     )
     assert JobUnits(manager).start(submitted, "/var/log/7") == f"/{SLICE}/perphd-job-7-1.service"
     assert manager.units[SLICE]["CPUWeight"] == 1
+    assert "MemoryHigh" not in manager.units[SLICE], "the host's memory is not known here"
     unit = manager.units["perphd-job-7-1.service"]
     ((path, argv, ignored),) = unit["ExecStart"]
     assert (path, ignored) == ("/bin/sh", False)
@@ -132,6 +136,42 @@ def test_the_script_passes_words_on_and_opens_the_output_file(tmp_path: Any) -> 
     subprocess.run(words, check=True)
     subprocess.run(words, check=True)
     assert target.read_text() == 2 * "".join(f"<{word}>" for word in ODD)
+
+
+def test_copper_jobs_together_have_at_most_four_fifths_of_the_host() -> None:
+    manager = FakeManager()
+    JobUnits(manager, 10 << 30).start(job(), "/log")
+    assert manager.units[SLICE]["MemoryHigh"] == 8 << 30
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_without_systemd_coppers_group_has_the_least_weights_and_a_bound(
+    version: int, tmp_path: Path
+) -> None:
+    """Folders stand in for control groups: what is written there is what the kernel would be asked for."""
+    names = frozenset({"cpu", "io", "memory"})
+    one = Hierarchy(version, str(tmp_path / "cgroup"), names)
+    layout, unified = (Layout.V2, one) if version == 2 else (Layout.V1, None)
+    mounted = Hierarchies(layout, unified, dict.fromkeys(names, one))
+    (tmp_path / "cgroup").mkdir()
+    groups = JobGroups(mounted, tmp_path / "units", "boot", 10 << 30)
+    groups.make_group(job())
+    parent = tmp_path / "cgroup" / "perphd-jobs"
+    found = {path.name: path.read_text() for path in parent.iterdir() if path.is_file()}
+    found.pop("cgroup.subtree_control", None)
+    if version == 1:
+        assert found == {"cpu.shares": "2", "blkio.bfq.weight": "1"}
+        return
+    assert found == {
+        "cpu.weight": "1",
+        "cpu.idle": "1",
+        "io.weight": "default 1",
+        "io.bfq.weight": "default 1",
+        "memory.high": str(8 << 30),
+    }
+    assert (parent / "perphd-job-7-1.service" / "memory.oom.group").read_text() == "1"
+    groups.make_group(job(band=QosBand.SILVER))
+    assert not list((tmp_path / "cgroup" / "perphd-jobs-silver").glob("[!c]*weight"))
 
 
 def test_a_silver_job_is_an_ordinary_service() -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from perphd.adapters.yarn.client import Unreachable
 from perphd.cluster.publication import Level
 from perphd.domain.reading import Reading, available
-from perphd.qos.overcommit import MEMORY_LIMIT_RATIO
+from perphd.qos.bands import MEMORY_LIMIT_RATIO
 
 _MIB: Final = 1 << 20
 

@@ -38,6 +38,7 @@ from perphd.domain.workload import Kind, Mode, Objective, SliSpec, WorkloadSpec
 from perphd.forecast.histogram import quantile
 from perphd.forecast.history.store import JobHistory, Quantity
 from perphd.isolation.job_groups import COPPER_PARENT, LEAST
+from perphd.qos.bands import MEMORY_LIMIT_RATIO
 from perphd.sim.host import Departure, SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine
 from perphd.sim.node.load import Diurnal, LoadTrace
@@ -159,7 +160,7 @@ class Cores:
 
     def __init__(self, host: SimHost, works: Sequence[Work], as_the_daemon: bool = True) -> None:
         self._host, self._works = host, works
-        self._parent = LEAST[2] if as_the_daemon else ()
+        self._parent = LEAST["cpu", 2] if as_the_daemon else ()
         self._units: dict[str, tuple[str, float]] = {}
         self._done: dict[str, float] = {}
         self.ended_s: dict[str, float] = {}
@@ -241,6 +242,7 @@ def day_jobs(seed: int, hours: float) -> Generated:
         spec = replace(
             work.spec,
             cpus=min(float(THREADS), max(work.spec.cpus, threads_of(work))),
+            memory_bytes=min(work.spec.memory_bytes, int(MEMORY_LIMIT_RATIO * MEMORY)),  # more is refused
             deadline_s=None if deadline_s is None else deadline_s + at_s - work.at_s,
         )
         works.append(replace(work, at_s=at_s, spec=spec))
