@@ -90,7 +90,9 @@ class HostLaws:
         """
         risks = {resource: self._risk(resource, job) for resource in self._view.resources}
         answer = admission(risks, self._view.tasks(job))
-        alone = not self._jobs[CPU] and self._view.copper_share >= 1.0
+        if self._gives_way(job) and self._view.copper_share <= 0.0:
+            return replace(answer, admitted=False)  # whatever risk is accepted
+        alone = not self._jobs[CPU] and not self._gives_way(job)
         if alone and answer.over[MEMORY] <= self._view.epsilon[MEMORY]:
             return replace(answer, admitted=True)
         return answer
@@ -172,9 +174,14 @@ class HostLaws:
             for resource in self._view.resources
         ]
 
+    def _gives_way(self, job: QueuedJob) -> bool:
+        """True for copper during an event."""
+        return self._view.copper_share < 1.0 and not job.spec.band.protected
+
     def _risk(self, resource: str, job: QueuedJob) -> ResourceRisk:
+        running = self._running(resource)
         return ResourceRisk(
-            self._running(resource),
+            added(running, self._kept_back(resource)) if self._gives_way(job) else running,
             self._task(resource, job),
             self._view.epsilon[resource],
             self._calibration[resource],
@@ -182,7 +189,6 @@ class HostLaws:
 
     def _running(self, resource: str) -> GridDistribution:
         if resource not in self._sums:
-            capacity = self._capacity[resource]
             laws: list[GridDistribution | None] = [None] * len(self._places)
             for number, law in self._jobs[resource].items():
                 laws[self._places[number]] = None if law is self._nothing[resource] else law
@@ -192,12 +198,14 @@ class HostLaws:
                 if total is None
                 else total.law(self._calibration[resource].correlation)
             )
-            share = self._view.copper_share
-            if share < 1.0:  # the part that an event keeps from copper counts as used
-                offer = max(0.0, capacity - min(capacity, quantile_of(self._others[resource], PLANNED_SHARE)))
-                jobs = added(jobs, of_outcomes({offer * (1.0 - share): 1.0}, capacity, CELLS))
             self._sums[resource] = added(self._others[resource], jobs)
         return self._sums[resource]
+
+    def _kept_back(self, resource: str) -> GridDistribution:
+        """The part that an event keeps from copper; it counts as used."""
+        capacity = self._capacity[resource]
+        offer = max(0.0, capacity - min(capacity, quantile_of(self._others[resource], PLANNED_SHARE)))
+        return of_outcomes({offer * (1.0 - self._view.copper_share): 1.0}, capacity, CELLS)
 
     def _total(self, laws: tuple[GridDistribution | None, ...]) -> TotalUsage | None:
         """Sum of the distributions at these positions; None if there are none. Splits at a power of two."""

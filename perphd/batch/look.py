@@ -131,6 +131,7 @@ class QueueStep:
     """The output of a scheduling pass: actions in this order. ``reasons``: why jobs wait; ``plan``: planned starts.
 
     ``revoke``: elastic workers that lose their slots. ``expected``: the distributions that admission used.
+    ``causes``: by job in ``requeue``, ``freeze``, ``revoke`` and ``thaw``, why; of what gives way, also the cost.
     """
 
     requeue: tuple[int, ...] = ()
@@ -142,3 +143,4 @@ class QueueStep:
     plan: Mapping[int, float] = field(default_factory=dict)
     over: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     expected: tuple[ExpectedSum, ...] = ()
+    causes: Mapping[int, str] = field(default_factory=dict)

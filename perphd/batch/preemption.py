@@ -19,24 +19,31 @@ jobs are requeued, including those that are already frozen.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from perphd.batch.admission import Admission
 from perphd.batch.host_laws import HostLaws, Saved
 from perphd.batch.job import QueuedJob
 from perphd.batch.job_worth import preemption_cost, run_time_of, utility_of
-from perphd.batch.look import MEMORY, QueueView
+from perphd.batch.look import BANDWIDTH, CPU, MEMORY, WAYS, QueueView
 from perphd.batch.utility import expected
+
+_WORDS: Final = {CPU: "CPUs", MEMORY: "memory", WAYS: "cache", BANDWIDTH: "memory bandwidth"}
 
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """The jobs to freeze and to requeue, and the admission of the job for which they make room."""
+    """The jobs to freeze and to requeue, and the admission of the job for which they make room.
+
+    ``reasons``: by preempted job, why and at what cost.
+    """
 
     freeze: tuple[int, ...]
     requeue: tuple[int, ...]
     admission: Admission
+    reasons: Mapping[int, str]
 
 
 def preempted_for(
@@ -68,7 +75,19 @@ def preempted_for(
     host.restored(before)
     take(found)
     after = host.admission(job)
-    return Preemption(tuple(found), (), after) if freezes else Preemption((), tuple(found), after)
+    reasons = {number: _reason(job, lacking, costs[number], gain) for number in found}
+    if freezes:
+        return Preemption(tuple(found), (), after, reasons)
+    return Preemption((), tuple(found), after, reasons)
+
+
+def _reason(job: QueuedJob, lacking: Sequence[str], cost: float, gain: float) -> str:
+    """Why a job gives way to ``job``, with the cost and the gain in the planner's unit."""
+    what = " and ".join(_WORDS.get(name, name) for name in lacking)
+    return (
+        f"job {job.id} needs its {what} to meet a deadline (cost {cost:.2f}, gain {gain:.2f}, "
+        "in best-effort jobs)"
+    )
 
 
 def _gain(view: QueueView, host: HostLaws, job: QueuedJob, before: Saved) -> float:

@@ -48,6 +48,8 @@ SLOTS: Final = 20
 SLOT_S: Final = (15.0, 600.0)
 TRIED_PREEMPTIONS: Final = 4
 """Jobs per pass for which preemption is tried; all compete for the same room."""
+ROOM_AGAIN: Final = "the host has room for it again"
+NOT_ENFORCED: Final = "no job is enforced any more, so that none may stand still"
 Improve: TypeAlias = Callable[[PlanWindow, Sequence[WaitingJob], Sequence[RunningJob], JobPlan], JobPlan]
 
 
@@ -86,6 +88,7 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
     expected: list[ExpectedSum] = []
     frozen: list[int] = []
     requeued: list[int] = []
+    preempted: dict[int, str] = {}
     refused_urgent, tries = False, TRIED_PREEMPTIONS
     held_up: QueuedJob | None = None
     elastic = _Elastic(view)
@@ -106,6 +109,7 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
                 answer = made.admission
                 frozen += made.freeze
                 requeued += made.requeue
+                preempted |= made.reasons
         over[job.id] = answer.over
         planned_s = 0.0 if plan is None or job.id in elastic.served else plan.starts_s.get(str(job.id), 0.0)
         if has_deadline(view, job) and not refused_urgent:
@@ -164,6 +168,11 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
         times,
         over,
         tuple(expected),
+        {
+            **dict.fromkeys(thawed, ROOM_AGAIN if view.preempts else NOT_ENFORCED),
+            **elastic.reasons,
+            **preempted,
+        },
     )
 
 
@@ -181,7 +190,11 @@ def waiting_reason(view: QueueView, job: QueuedJob, over: Mapping[str, float]) -
         if over.get(name, 0.0) > view.epsilon.get(name, 1.0):
             words.append(f"{what} would be too little with a probability of {over[name]:.0%}")
     accepted = f"accepted: {view.epsilon[CPU]:.0%} for CPUs, {view.epsilon[MEMORY]:.0%} for memory"
-    return f"the host has no room: {' and '.join(words)} ({accepted})"
+    said = f"{' and '.join(words)} ({accepted})"
+    if view.copper_share < 1.0 and not job.spec.band.protected:
+        left = f"{view.copper_share:.0%} of what is unused" if view.copper_share > 0.0 else "nothing"
+        return f"an event leaves copper {left}{f': {said}' if words else ''}"
+    return f"the host has no room: {said}"
 
 
 def planned(
@@ -244,7 +257,10 @@ def _in_order(view: QueueView, tried: Sequence[QueuedJob], plan: JobPlan | None)
 
 
 class _Elastic:
-    """Shares of elastic jobs in one pass. ``revoked``: workers that lose their slots to the jobs in ``served``."""
+    """Shares of elastic jobs in one pass.
+
+    ``revoked``: workers that lose their slots to the jobs in ``served``; ``reasons``: why, by worker.
+    """
 
     def __init__(self, view: QueueView) -> None:
         self._view = view
@@ -253,6 +269,7 @@ class _Elastic:
         self._outlooks = {each.job.id: each.outlook for each in view.active} | dict(view.outlooks)
         self._shares = shares_of(self._room(), self._active, view.workers, self._cpus)
         self.revoked: list[int] = []
+        self.reasons: dict[int, str] = {}
         self.served: set[int] = set()
 
     def made_room(self, host: HostLaws, job: QueuedJob, answer: Admission) -> Admission:
@@ -271,6 +288,8 @@ class _Elastic:
             return answer
         self._shares = shares
         self.revoked += taken
+        why = f"job {job.id} is urgent and needs its slot (it stands still, and no work is lost)"
+        self.reasons |= dict.fromkeys(taken, why)
         self.served.add(job.id)  # a plan that includes the workers would start it later
         return after
 

@@ -99,9 +99,14 @@ def offer_text(offer: CopperOffer) -> str:
         return "copper's offer: not known before five minutes have passed"
     return (
         f"copper's offer {offer.generation}: {offer.cpus.copper:.1f} of {offer.cpus.capacity:g} CPUs, "
-        f"{format_bytes(offer.memory.copper)} of {format_bytes(offer.memory.capacity)}; earlier ones were too much in "
-        f"{_missed(offer.cpus)} (CPUs) and {_missed(offer.memory)} (memory)"
+        f"{format_bytes(offer.memory.copper)} of {format_bytes(offer.memory.capacity)}; {_checked(offer)}"
     )
+
+
+def _checked(offer: CopperOffer) -> str:
+    if not offer.cpus.windows and not offer.memory.windows:
+        return "no offer has been compared with what was used yet"
+    return f"earlier ones were too much in {_missed(offer.cpus)} (CPUs) and {_missed(offer.memory)} (memory)"
 
 
 def event_parts(event: EventStatus | None, offer: CopperOffer | None, now_s: float) -> Iterable[Part]:

@@ -197,7 +197,7 @@ def _restricted(
     if ratio >= 1.0:
         ratio = max(LEAST_SHARE, FIRST_SHARE**round_)
     restrictions = tuple(_restriction(each, _rung(each, round_), ratio) for each in antagonists)
-    names = ", ".join(f"{each.name} by {each.rung}" for each in restrictions)
+    names = ", ".join(map(_told, restrictions))
     started = replace(state, round=round_, round_ends_s=at_s + ROUND_S, calm=0, restrictions=restrictions)
     return ContentionStep(
         started,
@@ -209,6 +209,12 @@ def _restriction(antagonist: Contender, rung: RestrictionRung, ratio: float) -> 
     beyond = max(0, _RUNGS.index(rung) - _RUNGS.index(RestrictionRung.DEVICE_CEILING))
     ratio *= TIGHTER**beyond
     return Restriction(antagonist.name, rung, antagonist.demand_bytes_s * ratio, ratio)
+
+
+def _told(restriction: Restriction) -> str:
+    """The rung and what it costs."""
+    left = f"{restriction.limit_bytes_s / 1e6:.1f} MB/s, {restriction.limit_ratio:.0%} of its demand"
+    return f"{restriction.name} by {restriction.rung} ({left})"
 
 
 def _rung(antagonist: Contender, round_: int) -> RestrictionRung:

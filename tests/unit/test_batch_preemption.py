@@ -41,11 +41,13 @@ def copper(
 def test_memory_is_made_room_for_at_once_and_the_job_starts() -> None:
     step = look(copper(8))
     assert (step.requeue, step.freeze, step.start) == ((8,), (), (1,))
+    assert "job 1 needs its memory to meet a deadline (cost 1.03, gain " in step.causes[8]
 
 
 def test_processors_are_made_room_for_by_freezing() -> None:
     step = look(copper(8, gib=1, cpus=7.5))
     assert (step.requeue, step.freeze, step.start) == ((), (8,), (1,))
+    assert "job 1 needs its CPUs to meet a deadline (cost 1.03, gain " in step.causes[8]
 
 
 def test_nobody_is_preempted_who_is_expected_to_end_in_time() -> None:

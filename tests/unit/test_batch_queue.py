@@ -17,7 +17,9 @@ from perphd.batch.store import QueueError
 from perphd.batch.view import JobForecast
 from perphd.config.tables import QueueConfig
 from perphd.domain.errors import ConfigError
+from perphd.domain.host_account import CpuAccount, HostAccount
 from perphd.domain.reading import available
+from perphd.qos.bands import QosBand
 from tests.unit.queue_world import GIB, Killed, World, spec
 
 
@@ -166,7 +168,15 @@ async def test_a_job_that_can_never_start_does_not_keep_others_waiting(tmp_path:
     ("changes", "words"),
     [
         ({"cpus": 9.0}, "more than the host has"),
-        ({"memory_bytes": 17 * GIB}, "more than"),
+        ({"memory_bytes": 17 * GIB}, "never starts"),
+        (
+            {"memory_bytes": 13 * GIB},
+            r"a copper job of 13.0 GiB never starts.*at most 12.8 GiB, 80% of the host's",
+        ),
+        (
+            {"memory_bytes": 15 * GIB + GIB // 2, "band": QosBand.SILVER},
+            "a silver job of 15.5 GiB never starts.*95% of the host's",
+        ),
         ({"after": (7,)}, "no job 7"),
     ],
 )
@@ -176,6 +186,36 @@ async def test_what_the_host_can_never_run_is_refused(
     queue = World(tmp_path).daemon()
     with pytest.raises(ConfigError, match=words):
         await queue.submit([spec(**changes)])
+    queue.close()
+
+
+async def test_nothing_is_decided_before_the_hosts_use_is_measured_once(tmp_path: Path) -> None:
+    """Others use 7 of 8 CPUs. A daemon that starts does not take the host for empty."""
+    world = World(tmp_path)
+    queue = world.daemon()
+    await queue.submit([spec(cpus=1.0), spec(cpus=4.0)])
+    cpu = CpuAccount(8.0, 7.0, 0.0, 0.0, 0.0, 0.0, 1.0)
+    account = HostAccount(0.0, 1.0, cpu, memory_total_bytes=16.0 * GIB, memory_available_bytes=12.0 * GIB)
+    for second in range(3):
+        world.now_s += 1.0
+        queue.step(100.0 + second, {}, account if second else None)
+        await queue.settled()
+        if second == 0:
+            assert [state(queue, n) for n in (1, 2)] == [JobState.QUEUED] * 2, second
+    assert [state(queue, n) for n in (1, 2)] == [JobState.RUNNING, JobState.QUEUED]
+    queue.close()
+
+
+async def test_a_host_that_cannot_be_measured_runs_jobs_nevertheless(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    queue = world.daemon()
+    await queue.submit([spec()])
+    for now_s in (100.0, 115.0, 130.0):
+        assert state(queue, 1) is JobState.QUEUED
+        world.now_s += 15.0
+        queue.step(now_s, {}, None)
+        await queue.settled()
+    assert state(queue, 1) is JobState.RUNNING
     queue.close()
 
 
@@ -207,12 +247,17 @@ async def test_a_frozen_job_is_frozen_by_the_one_writer_for_a_job_with_a_deadlin
     await queue.submit([spec(cpus=8.0, memory_bytes=GIB, deadline_s=world.now_s + 1800.0)])
     await world.look(queue)
     assert [state(queue, n) for n in (1, 2)] == [JobState.FROZEN, JobState.RUNNING]
+    frozen = queue.find(1)
+    assert frozen is not None
+    assert "job 2 needs its CPUs to meet a deadline (cost " in frozen.reason
+    assert f"job 1 is frozen: {frozen.reason}" in world.side.told
     assert queue.over("job-1", UNTOUCHED).frozen is True
     assert queue.over("job-2", UNTOUCHED) == UNTOUCHED
     world.units.end(2)
     await world.look(queue)
     await world.look(queue)
     assert state(queue, 1) is JobState.RUNNING
+    assert "job 1 is running: the host has room for it again" in world.side.told
     assert world.units.begun == {1: 1, 2: 1}
     queue.close()
 

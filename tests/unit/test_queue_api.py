@@ -72,7 +72,7 @@ def test_readers_look_and_only_the_group_submits(served: Served) -> None:
         ({"name": "two\nlines"}, "one line"),
         ({"cores": 0}, "0.01"),
         ({"cores": 9}, "more than the host has"),
-        ({"memory_bytes": 17 * GIB}, "more than the host has"),
+        ({"memory_bytes": 17 * GIB}, "a copper job of 17.0 GiB never starts"),
         ({"elastic": [3, 2]}, "least first"),
         ({"elastic": [2]}, "least first"),
         ({"elastic": [0, 3]}, "from 1 to 256"),

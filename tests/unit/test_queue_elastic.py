@@ -16,6 +16,7 @@ from perphd.agent.queue.slots import QueueSlots
 from perphd.batch.gangs import admitted, gangs_of, is_elastic, led, revoked, shares_of, with_urgent
 from perphd.batch.job import JobState, QueuedJob
 from perphd.domain.errors import ConfigError
+from perphd.qos.bands import QosBand
 from tests.unit.queue_world import GIB, World, spec
 
 RUNNING, FROZEN, QUEUED = JobState.RUNNING, JobState.FROZEN, JobState.QUEUED
@@ -81,6 +82,11 @@ async def test_an_urgent_job_takes_the_youngest_gangs_workers_and_they_go_on_aft
     frozen = queue.find(8)
     assert frozen is not None
     assert frozen.preemptions == 0, "a slot that is taken back is no preemption"
+    assert (
+        frozen.reason
+        == f"job {urgent.id} is urgent and needs its slot (it stands still, and no work is lost)"
+    )
+    assert f"job 8 is frozen: {frozen.reason}" in world.side.told
     world.units.end(urgent.id)
     await world.look(queue)
     await world.look(queue)
@@ -97,7 +103,7 @@ async def test_no_slot_is_taken_where_that_would_not_be_enough_or_nothing_is_enf
     await world.look(queue, 1.0)
     await world.look(queue)
     assert states(queue, range(1, 5)) == [RUNNING] * 4
-    await queue.submit([spec(cpus=4.0, band="silver", deadline_s=world.now_s + 1800.0)])
+    await queue.submit([spec(cpus=4.0, band=QosBand.SILVER, deadline_s=world.now_s + 1800.0)])
     await world.look(queue)
     assert states(queue, [3, 4]) == [RUNNING] * 2, "2 CPUs of elastic workers are less than 4"
     world.side.enforces = False

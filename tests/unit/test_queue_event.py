@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 from perphd.agent.queue.event import STEP, QueueEvent
 from perphd.batch.job import JobState
 from perphd.commands.render_jobs import event_parts, event_text, queue_lines
+from perphd.config.tables import QueueConfig
 from perphd.control.metrics.collect import add_queue
 from perphd.control.metrics.text import Page
 from perphd.control.table import plain
 from perphd.domain.allocation import UNTOUCHED, Settings
 from perphd.domain.errors import ConfigError
 from perphd.domain.reading import available
+from perphd.qos.bands import MEMORY_LIMIT_RATIO, QosBand
 from perphd.qos.event_mode import CopperEvent, share_at
 from perphd.qos.offers import FollowedOffer, followed, shown, with_use
-from perphd.qos.overcommit import MEMORY_LIMIT_RATIO, WINDOW_S
+from perphd.qos.overcommit import WINDOW_S
 from tests.unit.queue_world import GIB, World, spec
 
 HOST = (8.0, 16.0 * GIB)
@@ -42,9 +44,35 @@ async def test_an_event_keeps_jobs_waiting_and_ends_by_itself(tmp_path: Path) ->
     queue.close()
 
 
-async def test_running_copper_gets_a_lower_ceiling_and_silver_none(tmp_path: Path) -> None:
-    from perphd.qos.bands import QosBand
+async def test_an_event_holds_copper_at_any_accepted_risk_and_silver_at_none(tmp_path: Path) -> None:
+    world = World(tmp_path, QueueConfig(enabled=True, cpu_risk=1.0, memory_risk=1.0))
+    queue = world.daemon()
+    await queue.begin_event(3600.0, 0.0, 0.0, "sale")
+    await queue.submit([spec(), spec(band=QosBand.SILVER, cpus=4.0), spec(band=QosBand.SILVER, cpus=4.0)])
+    await world.look(queue)
+    found = [job for n in (1, 2, 3) if (job := queue.find(n))]
+    assert [job.state for job in found] == [JobState.QUEUED, JobState.RUNNING, JobState.RUNNING]
+    row = await queue.row(found[0], True)
+    assert row.detail is not None
+    assert row.detail.reason == "an event leaves copper nothing"
+    queue.close()
 
+
+async def test_a_waiting_job_says_what_an_event_leaves(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    queue = world.daemon()
+    await queue.begin_event(3600.0, 0.1, 0.0, "sale")
+    (job,) = await queue.submit([spec(cpus=2.0)])
+    await world.look(queue)
+    row = await queue.row(job, True)
+    assert row.detail is not None
+    assert row.detail.reason.startswith(
+        "an event leaves copper 10% of what is unused: 2 CPUs would be too many"
+    )
+    queue.close()
+
+
+async def test_running_copper_gets_a_lower_ceiling_and_silver_none(tmp_path: Path) -> None:
     world = World(tmp_path)
     queue = world.daemon()
     await queue.submit([spec(cpus=4.0), spec(cpus=2.0, band=QosBand.SILVER)])

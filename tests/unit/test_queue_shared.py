@@ -109,9 +109,10 @@ def test_uses_are_averaged_by_resource_and_missing_ones_are_left_out() -> None:
             "queue": Sample("queue", 0.0, 3.0),
         }
         use.note(now_s, {1: "job-1", 2: "job-2", 3: "job-3"}, samples, host)
-    (found,) = use.taken()
+    first, found = use.taken()
+    assert first.others == {CPU: 2.5, MEMORY: 40.0, BANDWIDTH: 13.0}, "one round is enough to begin with"
     assert found.jobs == {1: {CPU: 1.0, MEMORY: 20.0, BANDWIDTH: 5.0}, 2: {CPU: 0.5}}
-    assert found.others == {CPU: 2.5, MEMORY: 40.0, BANDWIDTH: 16.0}
+    assert found.others == {CPU: 2.5, MEMORY: 40.0, BANDWIDTH: 17.5}
     assert use.taken() == []
 
 
@@ -129,8 +130,8 @@ def test_a_job_that_was_not_sampled_yet_does_not_count_as_others() -> None:
         samples = {"job-1": known if sampled else started} if 2 <= n < 5 else {}
         use.note(5.0 * (n + 1), {1: "job-1"} if 2 <= n < 5 else {}, samples, host)
         found += use.taken()
-    assert [each.others[CPU] for each in found] == [3.0] * 6
-    assert [each.others[MEMORY] for each in found] == [40.0] * 6
+    assert [each.others[CPU] for each in found] == [3.0] * 7
+    assert [each.others[MEMORY] for each in found] == [40.0] * 7
 
 
 def test_others_count_as_all_that_jobs_do_not_account_for_where_no_round_can_tell() -> None:
@@ -139,8 +140,7 @@ def test_others_count_as_all_that_jobs_do_not_account_for_where_no_round_can_tel
     host = HostAccount(0.0, 5.0, cpu, memory_total_bytes=100.0, memory_available_bytes=30.0)
     for now_s in (5.0, 10.0):
         use.note(now_s, {1: "job-1"}, {}, host)
-    (found,) = use.taken()
-    assert found.others == {CPU: 7.0, MEMORY: 70.0}
+    assert [found.others for found in use.taken()] == [{CPU: 7.0, MEMORY: 70.0}] * 2
     idle = replace(host, cpu=replace(cpu, idle=5.0), memory_available_bytes=60.0)
     use.note(15.0, {}, {}, host)
     for now_s in (20.0, 25.0):  # the second of these tells

@@ -27,6 +27,7 @@ from perphd.agent.queue.event import QueueEvent
 from perphd.agent.queue.jobs import QueueJobs
 from perphd.agent.queue.planning import QueuePlanner
 from perphd.agent.queue.rows import row_of, workload_name, workload_of
+from perphd.agent.queue.submitting import check, refused
 from perphd.agent.queue.units import QueueUnits
 from perphd.agent.queue.use import QueueUse
 from perphd.batch.gangs import Slots, gang_of, slots_of
@@ -52,7 +53,7 @@ from perphd.batch.view import JobRow
 from perphd.config.tables import QueueConfig
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.control import Actor
-from perphd.domain.errors import ConfigError, PerphError
+from perphd.domain.errors import PerphError
 from perphd.domain.host_account import HostAccount
 from perphd.domain.queue import CopperOffer, EventStatus, QueueSummary
 from perphd.domain.sample import Sample
@@ -72,6 +73,8 @@ START_PAUSE_S: Final = 10.0
 REFUSED_STATUS: Final = 126
 """Exit status of a job that can never be started; a shell uses it for a file that is not executable."""
 FORGET_S: Final = 3600.0
+UNMEASURED_S: Final = 30.0
+"""Longest wait of decisions for a first measurement of the host's use, after a start of the daemon."""
 LEAST_CEILING_CPUS: Final = 0.05
 """Least CPUs that an event leaves a job, unless copper's share is 0: then the job is frozen."""
 
@@ -115,6 +118,7 @@ class BatchQueue:
         self._task: asyncio.Task[None] | None = None
         self._looked_s = self._forgot_s = self._paused_until_s = 0.0
         self._decided_s = 0.0
+        self._first_step_s: float | None = None
         self._asked = True
         self._closed = False
         self._problem = ""
@@ -133,28 +137,7 @@ class BatchQueue:
             QueueError: they cannot be stored.
         """
         await self._open()
-        cpus, memory_bytes = self._capacity()
-        for spec in specs:
-            if spec.cpus > cpus:
-                raise _refused("cores", f"{spec.cpus:g} are more than the host has", f"at most {cpus:g}")
-            if spec.memory_bytes > memory_bytes:
-                raise _refused(
-                    "memory", "it is more than the host has", f"at most {int(memory_bytes) >> 20} MiB"
-                )
-            core = 1 if spec.elastic is None else spec.elastic[0]
-            if spec.cpus * core > cpus or spec.memory_bytes * core > memory_bytes:
-                raise _refused("elastic", f"the host has no room for {core} such workers", "a smaller core")
-            if core > self.config.most_running:
-                most = f"{self.config.most_running} ([queue] most_running)"
-                raise _refused("elastic", f"a core of {core} workers never runs", most)
-            for number in spec.after:
-                if self.find(number) is None:
-                    raise _refused("after", f"there is no job {number}", "the number of a job")
-        waiting = len(self._jobs.waiting)
-        if waiting + len(specs) > self.config.most_waiting:
-            raise _refused(
-                "queue", f"{waiting} jobs wait already", f"{self.config.most_waiting} ([queue] most_waiting)"
-            )
+        check(specs, self.config, self._capacity(), self.find, len(self._jobs.waiting))
         jobs = await self._jobs.submit(specs, self._wall_clock())
         self._asked = True
         return jobs
@@ -163,7 +146,7 @@ class BatchQueue:
         """Cancel a job; its processes are ended at once. Raises ConfigError if it has ended, QueueError."""
         after = await self._jobs.apply(job.id, CancelledBy(self._wall_clock(), f"cancelled by {by}"))
         if isinstance(after, TransitionRefused):
-            raise _refused("job", after.reason, "a job that has not ended")
+            raise refused("job", after.reason, "a job that has not ended")
         if job.attempt:
             self._units.leaving.add(job.unit)
         self._asked = True
@@ -251,7 +234,7 @@ class BatchQueue:
         await self._open()
         now_s = self._wall_clock()
         if self._event.status(now_s) is None:
-            raise _refused("event", "no event is in force", "perphctl event begin begins one")
+            raise refused("event", "no event is in force", "perphctl event begin begins one")
         self._asked = True
         return await self._in("file", lambda: self._event.end(now_s))
 
@@ -277,6 +260,8 @@ class BatchQueue:
     def step(self, now_s: float, samples: Mapping[str, Sample], account: HostAccount | None) -> None:
         """One round of the loop: record use, and begin a look if one is due."""
         self._use.note(now_s, self._workloads, samples, account)
+        if self._first_step_s is None:
+            self._first_step_s = self._wall_clock()
         if self._closed or (self._task is not None and not self._task.done()):
             return
         if self._asked or now_s - self._looked_s >= LOOK_S or now_s < self._looked_s:
@@ -333,13 +318,19 @@ class BatchQueue:
             await self._open()
             await self._follow()
             now_s = self._wall_clock()
-            if self._asked or not 0 <= now_s - self._decided_s < DECIDE_S:
+            due = self._asked or not 0 <= now_s - self._decided_s < DECIDE_S
+            if due and not self._waits_for_use(now_s):
                 self._asked, self._decided_s = False, now_s
                 await self._carry_out(await self._decided())
             if now_s - self._forgot_s >= FORGET_S:
                 self._forgot_s = now_s
                 await self._forget(now_s - 3600.0 * self.config.keep_h)
             await self._units.tidied(self._jobs.active, tuple(self._jobs.live.values()))
+
+    def _waits_for_use(self, now_s: float) -> bool:
+        """True while the host's use is about to be measured for the first time: until then, it counts as nothing."""
+        first_s = self._first_step_s
+        return first_s is not None and not self._use.measured and 0.0 <= now_s - first_s < UNMEASURED_S
 
     async def _follow(self) -> None:
         """Process ended units."""
@@ -389,22 +380,28 @@ class BatchQueue:
             job = self._jobs.live.get(number)
             if job is None:
                 continue
-            after = await self._jobs.apply(
-                number, RequeuedFor(now_s, "a job with a deadline needs its memory")
-            )
+            after = await self._jobs.apply(number, RequeuedFor(now_s, step.causes.get(number, "")))
             if not isinstance(after, TransitionRefused):
                 await self._left(job, after)
         for number in step.freeze:
-            await self._jobs.apply(number, FrozenFor(now_s, "a job with a deadline needs its processors"))
+            await self._moved(number, FrozenFor(now_s, step.causes.get(number, "")))
         for number in step.revoke:
-            await self._jobs.apply(number, FrozenFor(now_s, "its slot is needed by an urgent job", False))
+            await self._moved(number, FrozenFor(now_s, step.causes.get(number, ""), False))
         for number in step.thaw:
-            await self._jobs.apply(number, Thawed(now_s))
+            await self._moved(number, Thawed(now_s, step.causes.get(number, "")))
         if now_s < self._paused_until_s:
             return
         for number in step.start:
             if not await self._start(number):
                 return
+
+    async def _moved(self, number: int, event: FrozenFor | Thawed) -> None:
+        """Freeze or thaw one job, and announce it with the reason."""
+        after = await self._jobs.apply(number, event)
+        if not isinstance(after, TransitionRefused):
+            text = f"job {number} is {after.state}: {event.reason}"
+            log.info("%s", text)
+            self._tell(text, workload_name(after))
 
     async def _start(self, number: int) -> bool:
         """Start one job; False if nothing can be started now."""
@@ -441,7 +438,10 @@ class BatchQueue:
         now_s = self._wall_clock()
         await self._in("plans", lambda: self._planner.ended(after, now_s))
         status = "" if after.status is None else f", status {after.status}"
-        self._tell(f"job {job.id} is {after.state}{status}{f': {after.reason}' if after.reason else ''}")
+        text = f"job {job.id} is {after.state}{status}{f': {after.reason}' if after.reason else ''}"
+        if after.state is JobState.REQUEUED:
+            log.info("%s", text)
+        self._tell(text)
         self._asked = True
 
     async def _enter(self, job: QueuedJob) -> None:
@@ -492,7 +492,3 @@ class BatchQueue:
     def _tell(self, text: str, workload: str = "") -> None:
         if self._attached is not None:
             self._attached.tell(text, workload)
-
-
-def _refused(key: str, problem: str, allowed: str) -> ConfigError:
-    return ConfigError("request", key, problem, allowed)

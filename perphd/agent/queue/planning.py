@@ -28,10 +28,13 @@ from perphd.domain.reading import Unavailable
 from perphd.forecast.histogram import Histogram
 from perphd.forecast.history.features import JobFacts
 from perphd.forecast.history.store import JobHistory, Quantity
+from perphd.qos.bands import MEMORY_LIMIT_RATIO
 from perphd.qos.offers import FollowedOffer, followed, shown, with_use
 
 MEMORY_SHARE: Final = 0.95
 """Share of the host's memory that jobs and everything else may use together."""
+LEAST_OTHERS_SHARE: Final = MEMORY_SHARE - MEMORY_LIMIT_RATIO
+"""Least share of the host's memory that everything else counts with, so that jobs never get more than copper may."""
 ASKED: Final = (
     Quantity.RUN_TIME_S,
     Quantity.ENOUGH_CORES,
@@ -86,7 +89,8 @@ class QueuePlanner:
                 self._offer or followed(*capacity), use.seconds, use.others.get(CPU), use.others.get(MEMORY)
             )
             for resource, used in use.others.items():
-                self._observed.see_others(resource, max(0.0, used), use.seconds)
+                least = LEAST_OTHERS_SHARE * capacity[1] if resource == MEMORY else 0.0
+                self._observed.see_others(resource, max(least, used), use.seconds)
             for number, known in use.jobs.items():
                 job = active.get(number)
                 if job is None or job.state is not JobState.RUNNING:

@@ -1,4 +1,4 @@
-"""Use of the host by jobs and by everything else, averaged over a few seconds for the planner.
+"""Use of the host by jobs and by everything else, averaged over a few seconds for the planner; at first over one round.
 
 The use of everything else is the host's use less that of the jobs. It is unknown in a round in which a job has no
 sample yet, or has ended since the previous round, because that job's use would be attributed to others. Then the last
@@ -34,6 +34,8 @@ class QueueUse:
         self._sums: dict[int, Sums] = {}
         self._numbers: frozenset[int] = frozenset()
         self._known: dict[str, tuple[float, float]] = {}
+        self.measured = False
+        """True once averages of the host's use exist."""
 
     def taken(self) -> list[Use]:
         """The averages since the last call."""
@@ -80,10 +82,12 @@ class QueueUse:
             others[BANDWIDTH] = sum(measured)
         _add(self._others, others, account.interval_s)
         self._since_s = now_s if self._since_s is None else self._since_s
-        if now_s - self._since_s < USE_S:
+        lasted_s = now_s - self._since_s
+        if lasted_s < USE_S and (self.measured or not self._others):
             return
         means = {number: _means(each) for number, each in self._sums.items()}
-        self._uses.append(Use(now_s - self._since_s, _means(self._others), means))
+        self._uses.append(Use(max(lasted_s, account.interval_s), _means(self._others), means))
+        self.measured = True
         self._since_s, self._sums, self._others = now_s, {}, {}
 
     def _of_others(self, now_s: float, resource: str, most: float, exact: bool) -> float:
