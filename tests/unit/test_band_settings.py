@@ -77,15 +77,19 @@ async def test_the_executor_writes_it_in_enforce_and_gives_it_back(tmp_path: Pat
             WorkloadSpec("pi", Kind.BATCH, "/t/pi", band="copper"),
         ),
     )  # fmt: skip
-    path = f"{CGROUP_ROOT}/t/db/memory.min"
+    path, ceiling = f"{CGROUP_ROOT}/t/db/memory.min", f"{CGROUP_ROOT}/t/pi/memory.high"
     before = host.fs.read(path)
+    assert host.fs.read(ceiling) == b"max\n"
     agent = build_agent(config, fs=host.fs, opener=host.perf_opener, sli_opener=simulated_sli(host))
     for second in (1.0, 2.0, 3.0):
         host.advance(second)
         await agent.tick(second)
     assert int(host.fs.read(path)) == GIB
+    assert int(host.fs.read(ceiling)) == pytest.approx(0.8 * host.machine.memory_bytes, abs=1 << 16)
+    assert not agent.blocked("pi")
     await agent.stop(restore=True)
     assert host.fs.read(path) == before
+    assert host.fs.read(ceiling) == b"max\n"
 
 
 def test_copper_may_have_four_fifths_of_the_host_and_a_lower_ceiling_stays() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.topology import Core, L3Domain, Topology
-from perphd.qos.bands import MEANINGS, Aspect, QosBand, Size, chosen
+from perphd.qos.bands import MEANINGS, MEMORY_LIMIT_RATIO, Aspect, QosBand, Size, chosen
 from perphd.qos.ledger import (
     RESERVATION_TTL_S,
     Amounts,
@@ -32,7 +32,6 @@ from perphd.qos.ledger import (
     violations,
 )
 from perphd.qos.overcommit import (
-    MEMORY_LIMIT_RATIO,
     Backtest,
     Overcommit,
     Slack,
