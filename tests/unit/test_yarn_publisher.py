@@ -177,6 +177,15 @@ async def test_a_restart_of_the_publisher_changes_nothing_and_a_forgotten_capaci
     assert world.now == (4096, 4)
 
 
+async def test_a_long_list_of_containers_is_read_to_its_end(world: World) -> None:
+    world.apps[APP] = {"id": APP, "name": "x", "queue": "root.services", "applicationType": "X", "user": "u"}
+    world.total = {"memory": 16384, "vCores": 8}
+    world.containers = [container(number, mb=1, vcores=0) for number in range(3000)]
+    async with publisher(world, lras=(label_match("yarn.queue=services"),)) as publishing:
+        await publishing.round()
+    assert world.now == (3000 + 4096, 4)
+
+
 async def test_memory_stays_within_80_percent_of_the_node_with_the_lra_part(world: World) -> None:
     world.offer(4.0, 40.0)
     async with publisher(world, lra_part=Capacity(40 * 1024, 2)) as one:

@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 import aiohttp
 
 from perphd.adapters.backoff import Backoff
+from perphd.adapters.bodies import whole_body
 from perphd.adapters.kubernetes.client import ApiClient, ApiError, follow
 from perphd.adapters.kubernetes.objects import PROFILES, published_document
 from perphd.cluster.document import NodeDocument
@@ -198,7 +199,7 @@ async def follow_address(url: str, cache: DocumentCache, period_s: float) -> Non
             try:
                 async with http.get(url) as answer:
                     answer.raise_for_status()
-                    documents = json.loads(await answer.content.read(MOST_BYTES))
+                    documents = json.loads(await whole_body(answer, MOST_BYTES))
                     if not isinstance(documents, dict):
                         raise ValueError("the answer is not an object of documents by node")
                 for node, data in documents.items():

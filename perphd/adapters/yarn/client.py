@@ -16,11 +16,13 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from perphd.adapters.bodies import whole_body
 from perphd.domain.errors import PerphError
 
 TIMEOUT_S: Final = 5.0
 _SHOWN: Final = 200
-_MOST_BYTES: Final = 8 << 20
+_MOST_BYTES: Final = 64 << 20
+"""Largest answer: all nodes of a cluster of thousands, when the node is named by its host."""
 
 
 class YarnError(PerphError):
@@ -135,9 +137,9 @@ class YarnClient:
                 method, url, json=body, params=self._query, headers={"Accept": "application/json"},
                 allow_redirects=False,
             ) as answer:  # fmt: skip
-                text = (await answer.content.read(_MOST_BYTES)).decode(errors="replace")
+                text = (await whole_body(answer, _MOST_BYTES)).decode(errors="replace")
                 status = answer.status
-        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
             raise Unreachable(f"{shown}: {_reason(exc, self._timeout_s)}") from exc
         if 300 <= status < 400:
             raise Unreachable(f"{shown}: redirected: this ResourceManager is not the active one")

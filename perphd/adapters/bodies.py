@@ -1,0 +1,24 @@
+"""Bodies of HTTP answers, up to a size."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import aiohttp
+
+_PART: Final = 1 << 16
+
+
+async def whole_body(answer: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    """The whole body. ``content.read(n)`` returns only what has arrived by then.
+
+    Raises:
+        ValueError: it is longer than ``most_bytes``.
+    """
+    parts, size = list[bytes](), 0
+    async for part in answer.content.iter_chunked(_PART):
+        size += len(part)
+        if size > most_bytes:
+            raise ValueError(f"the answer is longer than {most_bytes} bytes")
+        parts.append(part)
+    return b"".join(parts)
