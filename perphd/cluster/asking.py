@@ -122,7 +122,8 @@ def items(data: Any, key: str) -> list[Any]:
 def _pod_requests(spec: Mapping[str, Any]) -> dict[str, float]:
     """What the pod needs at once at most: all containers together, or one init container at its turn.
 
-    Init containers with ``restartPolicy: Always`` (sidecars) go on beside all that start after them.
+    Init containers with ``restartPolicy: Always`` (sidecars) go on beside all that start after them. Requests of the
+    whole pod (``spec.resources``) take the place of those of its containers. Its runtime's overhead is added.
     """
     sidecars: dict[str, float] = {}
     starting: dict[str, float] = {}
@@ -136,7 +137,10 @@ def _pod_requests(spec: Mapping[str, Any]) -> dict[str, float]:
             starting[name] = max(starting.get(name, 0.0), now)
     for container in items(spec, "containers"):
         _add(sidecars, _requests(container))
-    return {name: max(sidecars.get(name, 0.0), starting.get(name, 0.0)) for name in {**sidecars, **starting}}
+    total = {name: max(sidecars.get(name, 0.0), starting.get(name, 0.0)) for name in {**sidecars, **starting}}
+    total |= _requests(spec)
+    _add(total, {str(name): quantity(amount) for name, amount in optional(spec, "overhead").items()})
+    return total
 
 
 def _add(amounts: dict[str, float], more: Mapping[str, float]) -> None:

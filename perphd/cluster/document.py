@@ -15,6 +15,11 @@ NODE_TTL_S: Final = 30.0
 """Time to live of a node document; with a stale one, a scheduler falls back on requests."""
 
 
+def is_current(made_s: float, ttl_s: float, now_s: float) -> bool:
+    """True if less than ``ttl_s`` has passed. A time further in the future is that of a clock that was set back."""
+    return abs(now_s - made_s) <= ttl_s
+
+
 @dataclass(frozen=True, slots=True)
 class NodeAmounts:
     """CPUs and memory."""

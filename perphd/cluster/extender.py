@@ -21,7 +21,15 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from perphd.cluster.asking import AskingPod, ExtenderError, asking_pod, items
+from perphd.cluster.asking import (
+    BAND_LABEL,
+    AskingPod,
+    ExtenderError,
+    asking_pod,
+    items,
+    member,
+    optional,
+)
 from perphd.cluster.calls import SchedulerCall
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.node_profile import profile_of
@@ -53,14 +61,11 @@ class KnownNodes:
         self._table: Table = np.zeros((64, 4))
 
     def put(self, node: str, document: NodeDocument) -> None:
-        """Accept a node's document unless a newer one is known.
+        """Accept a node's document. The last one counts, whatever its time: this host's clock may be set back.
 
         Raises:
             ExtenderError: the document lacks the node's size.
         """
-        known = self.documents.get(node)
-        if known is not None and document.made_unix_s < known.made_unix_s:
-            return
         self.fleet.put(profile_of(node, document))
         self.documents[node] = document
         row = self.fleet.row(node)
@@ -100,8 +105,8 @@ class KnownNodes:
         return np.fromiter((-1 if each is None else each for each in found), np.intp, len(nodes))
 
     def fresh(self, rows: Rows, now_s: float) -> Mask:
-        """True for each of these rows (not -1) whose document is within its time to live."""
-        result: Mask = now_s - self._table[rows, _MADE] <= self._table[rows, _TTL]
+        """True for each of these rows (not -1) whose document is within its time to live (``is_current``)."""
+        result: Mask = np.abs(now_s - self._table[rows, _MADE]) <= self._table[rows, _TTL]
         return result
 
     def room(self, rows: Rows) -> Table:
@@ -286,10 +291,12 @@ def preempted(call: Any, is_copper: Callable[[str], bool]) -> dict[str, Any]:
 
 
 def _copper_uid(victim: Any, is_copper: Callable[[str], bool]) -> str | None:
-    """The victim's UID if it is copper, by its own description or by ``is_copper``; else None."""
+    """The victim's UID if it is copper, by its own label or by ``is_copper``; else None."""
     if not isinstance(victim, Mapping):
         raise ExtenderError("a victim is not an object")
     if "metadata" in victim:
-        return asked.uid if (asked := asking_pod(victim)).band is QosBand.COPPER else None
+        metadata = member(victim, "Pod.metadata")
+        is_labelled = optional(metadata, "labels").get(BAND_LABEL) == QosBand.COPPER
+        return str(metadata.get("uid", "")) if is_labelled else None
     uid = victim.get("UID")
     return uid if isinstance(uid, str) and is_copper(uid) else None

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from perphd.cluster.document import is_current
+
 KEY: Final = "publisher"
 """The key in ``status``."""
 MOST_PROBLEM: Final = 300
@@ -36,7 +38,7 @@ class PublisherState:
 
     def is_silent(self, now_s: float) -> bool:
         """True if it has not been heard within its time to live."""
-        return now_s - self.heard_unix_s > self.ttl_s
+        return not is_current(self.heard_unix_s, self.ttl_s, now_s)
 
     def as_status(self) -> dict[str, Any]:
         """The value under ``KEY``."""

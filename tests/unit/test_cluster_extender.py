@@ -84,6 +84,14 @@ def test_a_pod_as_the_scheduler_describes_it() -> None:
     assert asked.pod.memory_bytes == 4 * GIB  # the init container wants more than all containers together
 
 
+def test_requests_of_the_whole_pod_and_its_overhead_count_as_the_scheduler_counts_them() -> None:
+    pod = json.loads(json.dumps(POD))
+    pod["spec"]["overhead"] = {"cpu": "250m", "memory": "128Mi"}
+    assert asking_pod(pod).amounts == Amounts(2.25, int(4.125 * GIB))
+    pod["spec"]["resources"] = {"requests": {"cpu": "3"}}
+    assert asking_pod(pod).amounts == Amounts(3.25, int(4.125 * GIB))
+
+
 def test_extended_resources_make_a_pod_copper() -> None:
     requests = {"perphd.io/copper-cpu": "2500", "perphd.io/copper-memory": "3Gi"}
     asked = asking_pod(
@@ -203,12 +211,13 @@ def test_an_explanation_names_the_terms_of_a_service_of_unknown_interference() -
     assert best.score == pytest.approx(sum(best.terms.values()))
 
 
-def test_an_older_document_does_not_replace_a_newer_one() -> None:
-    nodes = known(a=document(made=5.0))
-    nodes.put("a", document(free=0.0, made=4.0))
-    assert filtered(nodes, read(call("a")), "optum", 6.0)["NodeNames"] == ["a"]
-    nodes.put("a", document(free=0.0, made=6.0))
-    assert filtered(nodes, read(call("a")), "optum", 6.0)["NodeNames"] == []
+def test_when_the_clock_is_set_back_the_last_document_counts_and_an_earlier_one_grows_stale() -> None:
+    nodes = known(a=document(free=0.0, made=5000.0), b=document(free=0.0, made=5000.0))
+    nodes.put("a", document(free=4.0, made=100.0))
+    verdict = judged(nodes, read(call("a", "b")), "optum", 110.0)
+    assert [verdict.names[place] for place in verdict.places] == ["a"]
+    assert [verdict.names[place] for place in verdict.stale] == ["b"]
+    assert verdict.kept.all()
 
 
 def test_without_forecasts_what_is_reserved_counts_for_certain() -> None:

@@ -209,7 +209,12 @@ async def test_only_copper_is_preempted() -> None:
         assert answer == {"NodeNameToMetaVictims": {"a": victims("c1", "c2"), "c": victims()}}
         copper = {"metadata": {"name": "x", "uid": "u1", "labels": {"perphd.io/band": "copper"}}, "spec": {}}
         silver = {"metadata": {"name": "y", "uid": "u2"}, "spec": {}}
-        whole = {"a": {"Pods": [copper]}, "b": {"Pods": [copper, silver]}}
+        # Who requests copper's resources without the label is not preempted either.
+        asked_for = {"resources": {"requests": {"perphd.io/copper-cpu": "1"}}}
+        labels = {"perphd.io/band": "gold"}
+        spec = {"containers": [asked_for]}
+        gold = {"metadata": {"name": "z", "uid": "u3", "labels": labels}, "spec": spec}
+        whole = {"a": {"Pods": [copper]}, "b": {"Pods": [copper, silver]}, "c": {"Pods": [gold]}}
         answer = await (await client.post("/preempt", json={"Pod": POD, "NodeNameToVictims": whole})).json()
         assert answer == {"NodeNameToMetaVictims": {"a": victims("u1")}}
 
@@ -245,6 +250,8 @@ async def test_a_record_replays_to_the_same_answers(tmp_path: Path, most_bytes: 
     server = ExtenderServer(cache, "optum", recorder=recorder, clock=clock)
     secret = json.loads(json.dumps(POD))
     secret["spec"]["containers"][0]["env"] = [{"name": "PASSWORD", "value": "topsecret"}]
+    secret["spec"]["initContainers"][0]["restartPolicy"] = "Always"
+    secret["spec"]["overhead"] = {"cpu": "100m"}
     async with serving(server) as client:
         for step in range(60):
             clock.now_s += 1.0
@@ -274,6 +281,39 @@ async def test_a_record_replays_to_the_same_answers(tmp_path: Path, most_bytes: 
     )
     (tmp_path / "changed").write_text(changed)
     assert CliRunner().invoke(main, ["replay", str(tmp_path / "changed")]).exit_code == 1
+
+
+async def test_a_disk_that_refuses_the_next_file_ends_the_record_and_nothing_else(tmp_path: Path) -> None:
+    clock = Clock()
+    passing = Passing(clock)
+    cache = DocumentCache(passing, clock)
+    passing.recorder = recorder = Recorder(tmp_path / "record", cache.known, 5000)
+    (tmp_path / "record.1" / "taken").mkdir(parents=True)
+    cache.keep_only({})
+    for step in range(20):
+        cache.put("a", partial(_same, document(made=float(step))))
+    assert recorder.problem.startswith(str(tmp_path / "record"))
+    assert cache.known.documents["a"].made_unix_s == clock()
+    recorder.close()
+
+
+async def test_slots_that_are_older_than_the_file_are_in_it(tmp_path: Path) -> None:
+    clock = Clock()
+    passing = Passing(clock)
+    cache = DocumentCache(passing, clock)
+    passing.recorder = recorder = Recorder(tmp_path / "record", cache.known, 9000)
+    cache.keep_only({})
+    cache.hold("late", (Slot("batch/s", "u", Amounts(8.0, 1 << 30), clock.now_s),))
+    for step in range(9):
+        cache.put("other", partial(_same, document(made=float(step))))
+    assert (tmp_path / "record.1").exists()
+    cache.put("late", partial(_same, document(free=8.0)))
+    server = ExtenderServer(cache, "optum", recorder=recorder, clock=clock)
+    async with serving(server) as client:
+        assert (await (await client.post("/filter", json=call("late"))).json())["NodeNames"] == []
+    recorder.close()
+    with (tmp_path / "record").open() as lines:
+        assert [each.is_same for each in replayed(lines)] == [True]
 
 
 async def test_documents_come_from_a_folder_or_an_address(tmp_path: Path) -> None:
@@ -319,6 +359,9 @@ async def test_documents_come_from_a_folder_or_an_address(tmp_path: Path) -> Non
             await asyncio.sleep(0.2)
             answers[0] = {"y": encode(document(made=2.0))}
             await until(lambda: list(other.known.documents) == ["y"])
+            # More than arrives at once.
+            answers[0] = {f"n{i}": encode(document(made=3.0)) for i in range(400)}
+            await until(lambda: len(other.known.documents) == 400)
         finally:
             task.cancel()
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from perphd.adapters.kubernetes.client import JSON_PATCH, ApiClient, ApiError, Conflict, Missing
+from perphd.adapters.kubernetes.client import JSON_PATCH, ApiClient, ApiError, Conflict, Missing, Unreachable
 from perphd.adapters.kubernetes.objects import PROFILES, pod_path, published_document
 from perphd.cluster.asking import ExtenderError, asking_pod
 from perphd.cluster.slots import NoRoom, taken, without
@@ -20,6 +20,8 @@ from perphd.qos.bands import QosBand
 
 MOST_TRIES: Final = 8
 """Attempts to take a slot while others take slots on the same node."""
+TOO_MANY: Final = 429
+"""Status of a request that the API server did not begin."""
 _log: Final = logging.getLogger("perphd.extender")
 
 
@@ -52,8 +54,10 @@ class Binder:
                 return f"perphd: {node}: {refusal}"
             try:
                 await self._bound(namespace, name, uid, node)
-            except ApiError:
-                await self.release(node, uid)
+            except ApiError as exc:
+                if not isinstance(exc, Unreachable) or exc.status == TOO_MANY:
+                    await self.release(node, uid)
+                # Else the pod may be bound by now. Its slot stays until the node's publisher has seen it, or 60 s.
                 raise
         except ApiError as exc:
             return f"perphd: {exc}"

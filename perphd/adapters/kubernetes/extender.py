@@ -25,7 +25,7 @@ from perphd.adapters.kubernetes.metrics import TEXT, VERBS, ExtenderMetrics, Fle
 from perphd.adapters.kubernetes.recording import Recorder
 from perphd.cluster.asking import ExtenderError
 from perphd.cluster.calls import SchedulerCall, filter_call, json_value, prioritize_call
-from perphd.cluster.document import NodeDocument
+from perphd.cluster.document import NodeDocument, is_current
 from perphd.cluster.extender import (
     Explanation,
     Judged,
@@ -246,7 +246,7 @@ def _row(name: str, document: NodeDocument, now_s: float) -> Mapping[str, Any]:
         "node": name,
         "mode": document.mode.value,
         "age_s": age_s,
-        "stale": age_s > document.ttl_s,
+        "stale": not is_current(document.made_unix_s, document.ttl_s, now_s),
         "lras": len(document.lras),
         "degraded": [each.name for each in worst],
         "confidence": document.confidence,

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from perphd.cluster.document import NodeDocument
+from perphd.cluster.document import NodeDocument, is_current
 from perphd.domain.decision import Health
 from perphd.domain.reading import Reading, available
 
@@ -77,7 +77,9 @@ class FleetCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All gauges at this time."""
         now_s, documents = self._clock(), dict(self._documents)
-        stale = {name: now_s - each.made_unix_s > each.ttl_s for name, each in documents.items()}
+        stale = {
+            name: not is_current(each.made_unix_s, each.ttl_s, now_s) for name, each in documents.items()
+        }
         states = GaugeMetricFamily(
             "perphd_extender_nodes",
             "Nodes with a document, by whether it is within its time to live or unreadable.",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -100,15 +100,19 @@ class Recorder:
         self._names.clear()
         for node, document in self.known.documents.items():
             self._line({"at": document.made_unix_s, "put": node, "document": encode(document)})
-            if slots := self.known.slots.get(node):
-                self._line(_held(document.made_unix_s, node, slots))
+        for node, slots in self.known.slots.items():
+            self._line(_held(slots[0].since_unix_s if slots else 0.0, node, slots))
         self._written = 0
 
     def _write(self, line: dict[str, Any]) -> None:
         self._line(line)
         if self._written > self._most_bytes:
-            self.close()
-            self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+            try:
+                self.close()
+                self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+            except OSError as exc:
+                self.problem = f"{self.path}: {exc.strerror}"
+                return
             self._open()
 
     def _line(self, line: dict[str, Any]) -> None:
@@ -134,10 +138,15 @@ def recorded_pod(pod: Any) -> dict[str, Any]:
         values = metadata.get(key) or {}
         kept[key] = {name: value for name, value in values.items() if name.startswith("perphd.io/")}
     parts = {
-        key: [{"resources": each.get("resources") or {}} for each in spec.get(key) or []]
+        key: [
+            {name: each[name] for name in ("resources", "restartPolicy") if name in each}
+            for each in spec.get(key) or []
+            if isinstance(each, Mapping)
+        ]
         for key in ("containers", "initContainers")
     }
-    return {"metadata": kept, "spec": parts}
+    whole = {key: spec[key] for key in ("resources", "overhead") if key in spec}
+    return {"metadata": kept, "spec": {**parts, **whole}}
 
 
 @dataclass(frozen=True, slots=True)
