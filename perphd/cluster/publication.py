@@ -1,7 +1,8 @@
 """What a node publishes of its document, with hysteresis. Pure; one look after the other.
 
     level      CPUs and memory for copper: less counts at once; more after it was there at two looks, and then the
-               lesser of the two. Changes below 2 % of the node wait. Memory never takes the host beyond 80 %.
+               lesser of the two. Changes below 2 % of the node wait. Memory never takes the host beyond 80 %, for
+               which the smallest change counts.
     taint      set at the second look without room or with a degraded LRA, at once without a daemon; taken off
                after three looks in a row with at least 5 % of the node for copper and no degraded LRA
     conditions CopperAvailable and LrasOnTarget
@@ -128,16 +129,19 @@ def decided(look: NodeDocument | Unavailable, before: Kept) -> tuple[Publication
 
 def offered_level(document: NodeDocument) -> Level:
     """Capacity offered to all of copper; memory stays within 80 % of the host, including the use of others."""
-    offered, used, copper = document.copper.offered, document.used, document.copper.used
+    offered = document.copper.offered
     cpus = max(0.0, value_or(offered.cpus, 0.0))
     memory = max(0.0, value_or(offered.memory_bytes, 0.0))
-    whole = document.capacity.memory_bytes
+    return Level(int(cpus * 1000), min(int(memory) // _MIB * _MIB, _most_memory(document)))
+
+
+def _most_memory(document: NodeDocument) -> int:
+    """What others leave of 80 % of the host, in bytes; 0 if it is unknown."""
+    whole, used, copper = document.capacity.memory_bytes, document.used, document.copper.used
     if not available(whole):
-        memory = 0.0
-    else:
-        others = max(0.0, value_or(used.memory_bytes, whole) - value_or(copper.memory_bytes, 0.0))
-        memory = min(memory, max(0.0, MEMORY_LIMIT_RATIO * whole - others))
-    return Level(int(cpus * 1000), int(memory) // _MIB * _MIB)
+        return 0
+    others = max(0.0, value_or(used.memory_bytes, whole) - value_or(copper.memory_bytes, 0.0))
+    return int(max(0.0, MEMORY_LIMIT_RATIO * whole - others)) // _MIB * _MIB
 
 
 def _followed(document: NodeDocument, offered: Level, before: Kept) -> Level:
@@ -146,15 +150,16 @@ def _followed(document: NodeDocument, offered: Level, before: Kept) -> Level:
         return offered
     held = offered.lesser(before.seen) if before.seen is not None else offered
     whole = document.capacity
-    return Level(
-        _one(offered.cpu_milli, held.cpu_milli, before.published.cpu_milli, value_or(whole.cpus, 0.0) * 1000),
-        _one(
-            offered.memory_bytes,
-            held.memory_bytes,
-            before.published.memory_bytes,
-            value_or(whole.memory_bytes, 0.0),
-        ),
+    cpu_milli = _one(
+        offered.cpu_milli, held.cpu_milli, before.published.cpu_milli, value_or(whole.cpus, 0.0) * 1000
     )
+    memory = _one(
+        offered.memory_bytes,
+        held.memory_bytes,
+        before.published.memory_bytes,
+        value_or(whole.memory_bytes, 0.0),
+    )
+    return Level(cpu_milli, min(memory, _most_memory(document)))
 
 
 def _one(offered: int, held: int, published: int, whole: float) -> int:

@@ -203,6 +203,33 @@ async def test_a_budget_is_respected_and_publishing_goes_on(
     assert await world.names() == set()
 
 
+async def test_a_pod_that_two_budgets_cover_is_left_alone_and_another_goes(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The eviction API refuses such a pod for good, as a fault of the server."""
+    caplog.set_level(logging.WARNING, "perphd.publish")
+    for name in ("keep", "keep-too"):
+        await world.api.post(BUDGETS, {
+            "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": name},
+            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"twice": "yes"}}},
+        })  # fmt: skip
+    try:
+        twice = copper_pod("batch-twice", 100)
+        twice["metadata"]["labels"]["twice"] = "yes"
+        await world.pod("batch-once", copper_pod("batch-once", 100))
+        await asyncio.sleep(1.1)  # start times are whole seconds
+        await world.pod("batch-twice", twice)
+        await world.after(0.0)
+        await world.after(400.0)
+        assert await world.told() == []
+        assert any("batch-twice is not evicted" in each for each in caplog.messages)
+        await world.after(30.0)
+        assert await world.names() == {"batch-twice"}
+        assert [name for name, _ in await world.told()] == ["batch-once"]
+    finally:
+        await world.api.request("DELETE", f"{BUDGETS}/keep-too")
+
+
 async def test_without_the_right_nothing_goes_and_publishing_goes_on(
     world: World, plane: ControlPlane, caplog: pytest.LogCaptureFixture
 ) -> None:

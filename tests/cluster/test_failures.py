@@ -30,7 +30,7 @@ from perphd.adapters.kubernetes.client import (
 from perphd.adapters.kubernetes.documents import DocumentCache, follow_profiles
 from perphd.adapters.kubernetes.objects import NODES, PROFILES
 from perphd.adapters.kubernetes.own_pods import OwnPods
-from perphd.adapters.kubernetes.publisher import TAINT, Publisher
+from perphd.adapters.kubernetes.publisher import TAINT, Publisher, withdraw
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.slots import slots_of
 from tests.cluster.test_scheduling import Extender, scheduling
@@ -237,6 +237,23 @@ async def test_a_taint_written_by_somebody_else_meanwhile_stays(
     assert sorted(keys) == ["mine-0", TAINT]
 
 
+async def test_a_taint_written_while_perphd_withdraws_stays(api: ApiClient, admin: Access) -> None:
+    path = f"{NODES}/{NODE}"
+    await api.patch(path, {"spec": {"taints": [{"key": TAINT, "effect": "NoSchedule"}]}}, MERGE)
+
+    async def taint(number: int) -> None:
+        taints = (await api.get(path))["spec"]["taints"]
+        await api.patch(
+            path, {"spec": {"taints": [*taints, {"key": f"mine-{number}", "effect": "NoSchedule"}]}}
+        )
+
+    async with Raced(admin, path, taint, 3) as raced:
+        await withdraw(raced, NODE)
+        assert raced.conflicts == 3
+    keys = [each["key"] for each in (await api.get(path))["spec"]["taints"]]
+    assert sorted(keys) == ["mine-0", "mine-1", "mine-2"]
+
+
 def bind_call(pod: Any) -> dict[str, str]:
     metadata = pod["metadata"]
     return {
@@ -296,6 +313,8 @@ async def test_a_lost_answer_costs_a_try_and_neither_a_slot_nor_a_pod(
     async with Lossy(admin, method, lost) as lossy:
         binder = Binder(lossy, lambda node: True)
         assert "the answer was lost" in await binder.bind(bind_call(pod))
+        # Whether the pod is bound is unknown to the extender, so its room must stay taken.
+        assert [slot.pod for slot in slots_of(await api.get(f"{PROFILES}/{NODE}"))] == ["default/unlucky"]
         assert await binder.bind(bind_call(pod)) == ""
     assert await placed(api) == {"unlucky": NODE}
     assert [slot.pod for slot in slots_of(await api.get(f"{PROFILES}/{NODE}"))] == ["default/unlucky"]

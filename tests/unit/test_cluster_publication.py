@@ -52,6 +52,19 @@ def test_memory_stays_within_80_percent(offer: float, used: float) -> None:
     assert level.memory_bytes % 2**20 == 0
 
 
+@given(st.lists(st.tuples(st.floats(0, 64), st.floats(0, 64)), min_size=2, max_size=20))
+def test_what_is_published_stays_within_80_percent_at_every_look(looks: list[tuple[float, float]]) -> None:
+    published = after(*(offering(4.0, gib, used_gib=used) for gib, used in looks))
+    for (_, used), publication in zip(looks, published, strict=True):
+        assert publication.level.memory_bytes <= max(0.0, 0.8 * 64 - used) * GIB + 1
+
+
+def test_memory_that_others_take_beyond_the_limit_counts_however_little() -> None:
+    looks = [offering(4.0, 40.0, used_gib=used) for used in (12.0, 12.5, 12.0, 12.0)]  # 2 % are 1.28 GiB
+    levels = [each.level.memory_bytes / GIB for each in after(*looks)]
+    assert levels == pytest.approx([39.2, 38.7, 38.7, 38.7], abs=0.001)
+
+
 def test_what_is_unknown_is_not_offered() -> None:
     blind = replace(offering(4.0), used=NodeAmounts(NOT_MEASURED, NOT_MEASURED))
     assert offered_level(blind).memory_bytes == 0

@@ -19,6 +19,7 @@ from perphd.cluster.eviction import AFTER_S, CopperPod, Eviction, Shortage, cons
 from perphd.domain.reading import Unavailable
 
 _BUDGET: Final = 429
+_TWO_BUDGETS: Final = 500
 _log: Final = logging.getLogger("perphd.publish")
 
 
@@ -73,7 +74,7 @@ class Evictor:
         except Missing:
             return
         except ApiError as exc:
-            if isinstance(exc, Unreachable) and exc.status != _BUDGET:
+            if isinstance(exc, Unreachable) and not _is_by_budget(exc):
                 raise
             # A budget, a missing right, or another pod with this name must not stop publishing.
             self._shortage = left_alone(self._shortage, pod.uid, now_s, getattr(exc, "pause_s", 0.0))
@@ -90,3 +91,8 @@ class Evictor:
             await self._client.post(events_path(pod.namespace), event)
         except ApiError as exc:
             _log.warning("the event of an eviction is lost: %s", exc)
+
+
+def _is_by_budget(error: Unreachable) -> bool:
+    """True if a PodDisruptionBudget forbids the eviction: now, or for good as two budgets for one pod do."""
+    return error.status == _BUDGET or (error.status == _TWO_BUDGETS and "PodDisruptionBudget" in str(error))

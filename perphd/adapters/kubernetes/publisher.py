@@ -48,6 +48,8 @@ EVENTS: Final = events_path("default")
 """Namespace of events about nodes, which have no namespace."""
 MOST_EVENTS: Final = 100
 _TTL_PERIODS: Final = 3.0
+_MOST_TRIES: Final = 8
+"""Attempts to remove the taint while others write to the node."""
 _log: Final = logging.getLogger("perphd.publish")
 
 
@@ -292,21 +294,39 @@ async def withdraw(client: ApiClient, node: str) -> None:
     """
     found = await client.get(f"{NODES}/{node}")
     none = {COPPER_CPU: None, COPPER_MEMORY: None}
-    types = [each["type"] for each in found["status"].get("conditions") or []]
+    types = [each["type"] for each in (found.get("status") or {}).get("conditions") or []]
     deleted = [{"$patch": "delete", "type": each} for each in types if each.startswith(f"{GROUP}/")]
     status = {"capacity": none, "allocatable": none, "conditions": deleted}
     await client.patch(f"{NODES}/{node}/status", {"status": status}, STRATEGIC)
-    taints = found["spec"].get("taints") or []
-    others = [each for each in taints if each.get("key") != TAINT]
-    if len(others) < len(taints):
-        test = {"op": "test", "path": "/metadata/resourceVersion"}
-        version = (await client.get(f"{NODES}/{node}"))["metadata"]["resourceVersion"]
-        patch = [{**test, "value": version}, {"op": "add", "path": "/spec/taints", "value": others}]
-        await client.patch(f"{NODES}/{node}", patch, JSON_PATCH)
+    await _untainted(client, node)
     try:
         await client.request("DELETE", f"{PROFILES}/{node}")
     except Missing:
         return
+
+
+async def _untainted(client: ApiClient, node: str) -> None:
+    """Remove the taint, and leave those that others write meanwhile."""
+    for left in reversed(range(_MOST_TRIES)):
+        found = await client.get(f"{NODES}/{node}")
+        taints = (found.get("spec") or {}).get("taints") or []
+        others = [each for each in taints if each.get("key") != TAINT]
+        if len(others) == len(taints):
+            return
+        patch = [
+            {
+                "op": "test",
+                "path": "/metadata/resourceVersion",
+                "value": found["metadata"]["resourceVersion"],
+            },
+            {"op": "add", "path": "/spec/taints", "value": others},
+        ]
+        try:
+            await client.patch(f"{NODES}/{node}", patch, JSON_PATCH)
+            return
+        except Conflict:
+            if not left:
+                raise
 
 
 def _status(document: NodeDocument, publication: Publication, ttl_s: float) -> dict[str, Any]:
