@@ -13,7 +13,7 @@ import pytest
 
 from perphd.adapters.node_socket import NodeSocket
 from perphd.adapters.slurm.publisher import SlurmError, SlurmPublisher, checked_node, cores_to_hold, node_of
-from perphd.cluster.document import NodeAmounts
+from perphd.cluster.document import NodeAmounts, NodeDocument
 from tests.cluster.world import Daemon, background, until
 from tests.unit.test_cluster_extender import GIB, document
 from tools.cluster.engines import NoProgram
@@ -128,6 +128,38 @@ def test_what_scontrol_says_is_read() -> None:
     assert [cores_to_hold(node, milli) for milli in (0, 1999, 2000, 5000, 8000, 99000)] == [4, 4, 3, 2, 0, 0]
     with pytest.raises(SlurmError):
         node_of("n1", "No reservations in the system", "")
+
+
+class Recorded:
+    """A controller that answers as scontrol does, and what was written to it."""
+
+    def __init__(self, comment: str, held: int) -> None:
+        self.node = NODE.replace("perphd:Headroom:4000m", comment)
+        self.held = "\n".join(f"ReservationName=perphd_n1_{number}" for number in range(held))
+        self.written: list[tuple[str, ...]] = []
+
+    async def __call__(self, *arguments: str) -> str:
+        if arguments[0] == "show":
+            return self.node if arguments[1] == "node" else self.held
+        self.written.append(arguments)
+        return ""
+
+
+async def test_a_comment_of_somebody_else_stays_and_a_restart_raises_no_offer_at_its_first_look() -> None:
+    made = document()
+    made = replace(made, copper=replace(made.copper, offered=NodeAmounts(8.0, 8 * GIB)))
+
+    async def look() -> NodeDocument:
+        return made
+
+    controller = Recorded("disk_is_being_replaced", 3)
+    publisher = SlurmPublisher("n1", look, 1.0, controller)
+    await publisher.round()
+    assert controller.written == []
+    await publisher.round()
+    assert [each[0] for each in controller.written] == ["delete"] * 3
+    await publisher.withdraw()
+    assert not any("Comment" in word for each in controller.written for word in each)
 
 
 @pytest.mark.parametrize("name", ["", "n1 n2", "n[1-4]", "-x", "n1;reboot", "ALL\n"])

@@ -20,12 +20,13 @@ from typing import Final
 
 from perphd.adapters.rounds import repeat
 from perphd.cluster.document import NodeDocument
-from perphd.cluster.publication import Kept, decided
+from perphd.cluster.publication import Kept, Level, decided
 from perphd.domain.errors import PerphError
 from perphd.domain.reading import Unavailable
 
 TIMEOUT_S: Final = 10.0
 _NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
+_OWN_COMMENT: Final = "perphd:"
 _PAIR: Final = re.compile(r"(\w+)=(\S*)")
 _log: Final = logging.getLogger("perphd.slurm")
 
@@ -113,8 +114,17 @@ def node_of(node: str, shown: str, reservations: str) -> SlurmNode:
 
 def cores_to_hold(node: SlurmNode, copper_milli: int) -> int:
     """Number of whole cores that copper may not use."""
-    threads = max(1, node.cpus // max(1, node.cores))
-    return max(0, node.cores - math.floor(copper_milli / 1000.0 / threads + 1e-9))
+    return max(0, node.cores - math.floor(copper_milli / 1000.0 / _threads(node) + 1e-9))
+
+
+def _threads(node: SlurmNode) -> int:
+    return max(1, node.cpus // max(1, node.cores))
+
+
+def _as_published(node: SlurmNode) -> Kept:
+    """State published by an earlier process, so that a restart raises no offer at its first look."""
+    level = Level(max(0, node.cores - len(node.held)) * _threads(node) * 1000)
+    return Kept(level, level)
 
 
 class SlurmPublisher:
@@ -131,7 +141,7 @@ class SlurmPublisher:
         run: Callable[..., Awaitable[str]] = scontrol,
     ) -> None:
         self._node, self._look, self._period_s, self._run = checked_node(node), look, period_s, run
-        self._kept = Kept()
+        self._kept: Kept | None = None
 
     async def run(self) -> None:
         """Publish every ``period_s`` seconds until cancelled; retry failures with exponential backoff."""
@@ -144,10 +154,12 @@ class SlurmPublisher:
             SlurmError: something could not be published.
         """
         look = await self._look()
+        node = await self.seen()
+        if self._kept is None:
+            self._kept = _as_published(node)
         publication, self._kept = decided(look, self._kept)
         for notice in publication.notices:
             _log.log(logging.WARNING if notice.is_warning else logging.INFO, "%s", notice.message)
-        node = await self.seen()
         wanted = cores_to_hold(node, publication.level.cpu_milli)
         free = [n for n in range(node.cores) if n not in node.held]
         for number in free[: max(0, wanted - len(node.held))]:
@@ -159,8 +171,9 @@ class SlurmPublisher:
         for number in sorted(node.held, reverse=True)[:surplus]:
             await self._run("delete", f"reservation=perphd_{self._node}_{number}")
         condition = publication.conditions[0]
-        text = f"perphd:{condition.reason}:{publication.level.cpu_milli}m"
-        if node.comment != text:
+        text = f"{_OWN_COMMENT}{condition.reason}:{publication.level.cpu_milli}m"
+        # A comment of somebody else stays.
+        if node.comment != text and (not node.comment or node.comment.startswith(_OWN_COMMENT)):
             await self._run("update", f"NodeName={self._node}", f"Comment={text}")
 
     async def seen(self) -> SlurmNode:
@@ -182,5 +195,5 @@ class SlurmPublisher:
         node = await self.seen()
         for number in sorted(node.held):
             await self._run("delete", f"reservation=perphd_{self._node}_{number}")
-        if node.comment.startswith("perphd:"):
+        if node.comment.startswith(_OWN_COMMENT):
             await self._run("update", f"NodeName={self._node}", "Comment=")
