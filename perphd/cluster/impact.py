@@ -90,7 +90,9 @@ def pod_impact(
         terms,
         _over(forecast_of("cpu", facts.forecasts), pod.cpus + use.other_cpus, use.capacity.cpus),
         _over(
-            forecast_of("memory", facts.forecasts), float(pod.memory_bytes), float(use.capacity.memory_bytes)
+            forecast_of("memory", facts.forecasts),
+            float(pod.memory_bytes + use.other_bytes),
+            float(use.capacity.memory_bytes),
         ),
         confidence,
     )
@@ -133,7 +135,7 @@ def _scores(
     unknown = next((loss for loss in losses if isinstance(loss, Unavailable)), None)
     before = Amounts(
         use.predicted.cpus + use.copper_used.cpus + use.other_cpus,
-        use.predicted.memory_bytes + use.copper_used.memory_bytes,
+        use.predicted.memory_bytes + use.copper_used.memory_bytes + use.other_bytes,
     )
     after, room = before + pod, use.capacity
     u, v = before.cpus / room.cpus, before.memory_bytes / max(1, room.memory_bytes)

@@ -3,7 +3,8 @@
     reserved    declared memory reservations and reserved CPUs, of what is protected: LRAs and gold or silver batch.
                 A protected workload without a reservation counts at what it is predicted to use.
     predicted   the sum of the protected workloads' 99 % bounds of the next minute: all at their bound at once
-    copper      ``qos.overcommit.slack`` of both, memory within 80 % of the host, less what copper uses already
+    copper      ``qos.overcommit.slack`` of both, memory within 80 % of the host with all that others use, less what
+                copper uses already
     sensitivity the model's answer with one unit less, over its answer for what is in force
 
 Where the batch queue publishes an offer (``qos.offers``), that one is taken: it learns from windows that are over.
@@ -83,7 +84,8 @@ class NodeFacts:
 class NodeUse:
     """CPU and memory use of a node's workloads, protected and copper separately. Memory in bytes.
 
-    ``copper_cpus``: bound of the CPUs offered to copper; ``bound_by``: why, empty if there is none.
+    ``other_cpus``, ``other_bytes``: used by what nobody declared. ``copper_cpus``: bound of the CPUs offered to copper;
+    ``bound_by``: why, empty if there is none.
     """
 
     capacity: Amounts
@@ -95,6 +97,7 @@ class NodeUse:
     forecasts_known: bool
     copper_cpus: float = math.inf
     bound_by: str = ""
+    other_bytes: int = 0
 
 
 def protected(view: WorkloadView) -> bool:
@@ -167,17 +170,31 @@ def node_use(
     copper = [view for view in snapshot.workloads if not protected(view)]
     copper_used = _used(copper)
     bound, bound_by = _bound(snapshot, shielded, decisions or {}, copper_used)
+    protected_used = _used(shielded)
+    in_use = _memory_in_use(snapshot)
+    known_bytes = protected_used.memory_bytes + copper_used.memory_bytes
     return NodeUse(
         Amounts(float(len(topology.usable)), topology.memory_bytes),
         Amounts(reserved[0], int(reserved[1])),
         Amounts(predicted[0], int(predicted[1])),
-        _used(shielded),
+        protected_used,
         copper_used,
         other,
         complete,
         bound,
         bound_by,
+        0 if in_use is None else max(0, in_use - known_bytes),
     )
+
+
+def _memory_in_use(snapshot: Snapshot) -> int | None:
+    """Memory of the host that is not available, by whomever; None: not measured."""
+    account = snapshot.host.account
+    if account is None or not available(account.memory_total_bytes):
+        return None
+    if not available(account.memory_available_bytes):
+        return None
+    return int(account.memory_total_bytes - account.memory_available_bytes)
 
 
 def _bound(
@@ -231,14 +248,19 @@ def copper_offer(use: NodeUse, queue: QueueSummary | None = None) -> OfferToCopp
     room, held, q, unlearned = use.capacity, use.reserved, use.predicted, Overcommit()
     spare = slack(unlearned, room.cpus, held.cpus + use.other_cpus, q.cpus + use.other_cpus)
     limit = MEMORY_LIMIT_RATIO * room.memory_bytes
-    bytes_ = slack(unlearned, room.memory_bytes, held.memory_bytes, q.memory_bytes, limit)
+    undeclared = use.other_bytes
+    bytes_ = slack(
+        unlearned, room.memory_bytes, held.memory_bytes + undeclared, q.memory_bytes + undeclared, limit
+    )
     offered = Amounts(max(0.0, min(spare.copper, room.cpus - q.cpus - use.other_cpus)), int(bytes_.copper))
     return _bounded(OfferToCopper(offered, Amounts(spare.margin, int(bytes_.margin)), "forecast"), use)
 
 
 def _bounded(offer: OfferToCopper, use: NodeUse) -> OfferToCopper:
+    others = use.protected_used.memory_bytes + use.other_bytes
+    most_bytes = max(0, int(MEMORY_LIMIT_RATIO * use.capacity.memory_bytes) - others)
     cpus = min(offer.offered.cpus, use.copper_cpus)
-    return replace(offer, offered=Amounts(cpus, offer.offered.memory_bytes))
+    return replace(offer, offered=Amounts(cpus, min(offer.offered.memory_bytes, most_bytes)))
 
 
 def node_document(snapshot: Snapshot, facts: NodeFacts, ledger: HostLedger, now_s: float) -> NodeDocument:
@@ -251,14 +273,8 @@ def node_document(snapshot: Snapshot, facts: NodeFacts, ledger: HostLedger, now_
     unknown = "a protected workload has no forecast, so reserved capacity is not offered"
     reason = "; ".join(filter(None, (use.bound_by, "" if use.forecasts_known else unknown)))
     used = use.protected_used + use.copper_used
-    account = snapshot.host.account
-    whole = Amounts(used.cpus + use.other_cpus, used.memory_bytes)
-    if (
-        account is not None
-        and available(account.memory_total_bytes)
-        and available(account.memory_available_bytes)
-    ):
-        whole = replace(whole, memory_bytes=int(account.memory_total_bytes - account.memory_available_bytes))
+    in_use = _memory_in_use(snapshot)
+    whole = Amounts(used.cpus + use.other_cpus, used.memory_bytes if in_use is None else in_use)
     return NodeDocument(
         ledger.generation,
         facts.made_unix_s,
@@ -337,7 +353,7 @@ def _antagonists(decisions: Mapping[str, Decision]) -> tuple[NodeAntagonist, ...
 
 def _available(use: NodeUse, forecast: Sequence[ResourceForecast]) -> tuple[FreeInterval, ...]:
     """Free capacity in the next minute (by bounds) and the rest of the hour (by predicted peak); may be negative."""
-    room = (use.capacity.cpus - use.other_cpus, float(use.capacity.memory_bytes))
+    room = (use.capacity.cpus - use.other_cpus, float(use.capacity.memory_bytes - use.other_bytes))
 
     def free(values: Sequence[Reading]) -> NodeAmounts:
         left = [

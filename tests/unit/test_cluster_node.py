@@ -202,6 +202,31 @@ def test_what_nobody_declared_is_not_offered(world: Asking) -> None:
     assert taken == pytest.approx(free - 3.0, abs=0.16)  # the margin follows what is held
 
 
+@pytest.mark.parametrize("queue", [None, QueueSummary(offer=CopperOffer(
+    3, 0.0, OfferedResource(8.0, 0.0, 0.5, 7.5), OfferedResource(16.0 * GIB, 1.0 * GIB, 0.5 * GIB, 14.0 * GIB),
+))])  # fmt: skip
+def test_memory_that_nobody_declared_is_not_offered(world: Asking, queue: QueueSummary | None) -> None:
+    whole = float(world.last.host.topology.memory_bytes)
+    account = HostAccount(0.0, 1.0, CpuAccount(8.0, 0.0, 1.0, 2.5, 0.5, 0.0, 1.0))
+    account = replace(account, memory_total_bytes=whole, memory_available_bytes=0.5 * whole)
+    busy = replace(world.last, host=replace(world.last.host, account=account))
+    use = node_use(busy, forecasts(DB, PI))
+    offered = copper_offer(use, queue).offered.memory_bytes
+    others = 0.5 * whole - use.copper_used.memory_bytes
+    assert offered <= 0.8 * whole - others + 1
+    assert queue is None or offered > 0
+    ledger = opened(busy.host.topology, 1000, use, 0.0, queue).ledger
+    question = PodQuestion(Amounts(0.1, int(0.35 * whole)))
+    free, taken = (
+        pod_impact(each, question, facts(forecasts(DB, PI)), ledger, world.settings)
+        for each in (world.last, busy)
+    )
+    assert any("copper may still take" in each for each in taken.reasons)
+    assert isinstance(free.memory_over, float)
+    assert isinstance(taken.memory_over, float)
+    assert taken.memory_over > free.memory_over
+
+
 @given(
     st.floats(0, 40), st.floats(0, 40), st.floats(0, 20), st.integers(0, 64 * GIB), st.integers(0, 64 * GIB)
 )
