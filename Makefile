@@ -80,7 +80,7 @@ bench-trials: $(VENV)/.stamp-dev ## do trials and reports tell the truth? where 
 	$(PY) -m tools.bench.weeks --out $(OUT)/weeks
 
 # The control plane is PERPHD_KUBELAB, or lies packed beside the checkout, or is built by Go, once.
-# CLUSTER_ARGS="--hosts 10 --seconds 90" takes a minute.
+# CLUSTER_ARGS="--hosts 10 --seconds 90" takes some minutes.
 cluster: $(VENV)/.stamp-dev ## 50 simulated hosts on a real Kubernetes control plane, against the stock scheduler: 12 minutes on two busy cores
 	@packaging/apt-install cluster
 	$(PY) -m tools.cluster --out $(OUT)/cluster.txt $(CLUSTER_ARGS)

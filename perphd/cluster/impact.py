@@ -48,9 +48,14 @@ class PodQuestion:
 
 
 def pod_impact(
-    snapshot: Snapshot, question: PodQuestion, facts: NodeFacts, ledger: HostLedger, settings: PolicySettings
+    snapshot: Snapshot,
+    question: PodQuestion,
+    facts: NodeFacts,
+    ledger: HostLedger,
+    settings: PolicySettings,
+    use: NodeUse | None = None,
 ) -> PodImpact:
-    """The effect on every LRA and the node if the pod came now."""
+    """The effect on every LRA and the node if the pod came now. ``use``: of the snapshot, where it is known."""
     pod = question.amounts
     cores = pod.cpus * cores_per_cpu(snapshot)
     answer = whatif(snapshot, Arrival(cores, pod.memory_bytes), settings) if question.search else None
@@ -73,7 +78,7 @@ def pod_impact(
         if answer is None and after < 1.0 and loss > NEGLIGIBLE_LOSS:
             reasons.append(f"{name} would reach {after:.0%} of its target as it is protected now")
     reasons += _room(question, ledger)
-    use = node_use(snapshot, facts.forecasts, facts.decisions)
+    use = use if use is not None else node_use(snapshot, facts.forecasts, facts.decisions)
     running = [
         each.loss_ratio
         for each, view in zip(losses, lras(snapshot), strict=True)

@@ -19,7 +19,7 @@ that copper may share in, copper is offered only the CPUs that it uses: what run
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Final
@@ -263,9 +263,14 @@ def _bounded(offer: OfferToCopper, use: NodeUse) -> OfferToCopper:
     return replace(offer, offered=Amounts(cpus, min(offer.offered.memory_bytes, most_bytes)))
 
 
-def node_document(snapshot: Snapshot, facts: NodeFacts, ledger: HostLedger, now_s: float) -> NodeDocument:
-    """The node's document. ``ledger``: with the offer in force and all holdings."""
-    use = node_use(snapshot, facts.forecasts, facts.decisions)
+def node_document(
+    snapshot: Snapshot, facts: NodeFacts, ledger: HostLedger, now_s: float, use: NodeUse | None = None
+) -> NodeDocument:
+    """The node's document.
+
+    ``ledger``: with the offer in force and all holdings. ``use``: of the snapshot, where it is known.
+    """
+    use = use if use is not None else node_use(snapshot, facts.forecasts, facts.decisions)
     members = tuple(_lra(snapshot, view, facts.decisions.get(view.spec.name)) for view in lras(snapshot))
     confidences = [each.support / (each.support + VISITED) for each in members]
     offer = copper_offer(use, facts.queue)
@@ -321,8 +326,9 @@ def forecast_of(resource: str, forecasts: Forecasts | Unavailable) -> ResourceFo
     """Forecast use of ``cpu`` or ``memory`` by all workloads together."""
     if isinstance(forecasts, Unavailable):
         return ResourceForecast(resource, forecasts, forecasts, forecasts, forecasts)
-    series = [found for each in forecasts.workloads if (found := _series(each, resource)) is not None]
-    mean, p99 = _sum(series, lambda one: one.mean), _sum(series, lambda one: one.p99)
+    wanted = SERIES[resource]
+    series = [one for each in forecasts.workloads for one in each.series if one.series == wanted]
+    mean, p99 = _sum([one.mean for one in series]), _sum([one.p99 for one in series])
     sd: Reading = NO_FORECAST
     if available(mean) and available(p99):
         sd = max(0.0, p99 - mean) / P99
@@ -331,12 +337,11 @@ def forecast_of(resource: str, forecasts: Forecasts | Unavailable) -> ResourceFo
     return ResourceForecast(resource, mean, sd, p99, peak, "" if host is None else host.picked)
 
 
-def _sum(series: Sequence[SeriesForecasts], of: Callable[[SeriesForecasts], Reading]) -> Reading:
-    if not series:
+def _sum(values: Sequence[Reading]) -> Reading:
+    if not values:
         return NO_FORECAST
     total = 0.0
-    for each in series:
-        value = of(each)
+    for value in values:
         if isinstance(value, Unavailable):
             return value
         total += value

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from perphd.cluster.document import NodeDocument, Reserved
 from perphd.cluster.impact import PodQuestion, pod_impact
-from perphd.cluster.node import NodeFacts, amounts, is_protected, node_document, node_use
+from perphd.cluster.node import NodeFacts, NodeUse, amounts, is_protected, node_document, node_use
 from perphd.cluster.reservations import BANDS, NodeLedger, adjusted, closed, offered_bid, opened
 from perphd.config.schema import show
 from perphd.control.access import Peer
@@ -72,8 +72,8 @@ class NodeRoutes:
         if not isinstance(search, bool):
             raise ApiError(Code.REFUSED, f"{show(search)} is not accepted", "search", "true, false")
         question = PodQuestion(_amounts(body), _band(body), search)
-        snapshot, facts, ledger = self._now()
-        return encode(pod_impact(snapshot, question, facts, ledger.ledger, self._agent.config.policy))
+        snapshot, facts, ledger, use = self._now()
+        return encode(pod_impact(snapshot, question, facts, ledger.ledger, self._agent.config.policy, use))
 
     async def reserve(self, request: web.Request, peer: Peer) -> Any:
         """POST /v1/reserve: bid for room; the highest score of a window wins."""
@@ -84,7 +84,7 @@ class NodeRoutes:
             text = "that of the node document"
             raise ApiError(Code.REFUSED, f"{show(generation)} is not a generation", "generation", text)
         score = _number(body.get("score", 0.0), "score", -1e18, 1e18)
-        _, _, node = self._now()
+        node = self._now()[2]
         if len(self._waiting) >= MOST_BIDS:
             raise ApiError(
                 Code.BUSY, f"{MOST_BIDS} bids are waiting already", "holder", "ask again in a second"
@@ -130,11 +130,11 @@ class NodeRoutes:
         return {"released": holder}
 
     def _document(self) -> NodeDocument:
-        snapshot, facts, node = self._now()
-        return node_document(snapshot, facts, node.ledger, self._clock()["monotonic_s"])
+        snapshot, facts, node, use = self._now()
+        return node_document(snapshot, facts, node.ledger, self._clock()["monotonic_s"], use)
 
-    def _now(self) -> tuple[Snapshot, NodeFacts, NodeLedger]:
-        """The host's snapshot, facts that it lacks, and the ledger adjusted to both."""
+    def _now(self) -> tuple[Snapshot, NodeFacts, NodeLedger, NodeUse]:
+        """The host's snapshot, facts that it lacks, the ledger adjusted to both, and the snapshot's use."""
         clock, snapshot, forecasts = self._clock(), self._agent.snapshot(), self._forecasts()
         status = self._agent.status()
         decisions = {each.spec.name: each.decision for each in status.workloads if each.decision is not None}
@@ -151,7 +151,7 @@ class NodeRoutes:
             self._ledger = opened(topology, first, use, now_s, status.queue)
         self._close(now_s)
         self._ledger = adjusted(self._ledger, topology, use, now_s, status.queue)
-        return snapshot, facts, self._ledger
+        return snapshot, facts, self._ledger, use
 
     def _close(self, now_s: float) -> None:
         """Drop expired reservations, and answer all bids whose window is over."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -33,7 +33,7 @@ class Answer:
 
     def at_most(self, most: Floats | float) -> Answer:
         """The predictions with no value above ``most``."""
-        return replace(self, value=np.minimum(self.value, most))
+        return Answer(np.minimum(self.value, most), self.sd, self.support)
 
     def monotone(
         self, allocations: Sequence[Allocation], grants: CpuGrants, heavier_is_more: bool = False
@@ -45,6 +45,8 @@ class Answer:
         falls as its weight grows. More exclusive *cores* need not be better: on a small host a split can cost more than
         it saves.
         """
+        if len(self.value) < 2:
+            return self
         alike = _same_but_weight(allocations, grants)
         order = np.lexsort((grants.weight if heavier_is_more else -grants.weight, alike))
         sorted_alike, rising = alike[order], self.value[order]
@@ -56,7 +58,7 @@ class Answer:
         for members in np.split(order, begins):
             if len(members) > 1 and (np.diff(self.value[members]) < 0).any():
                 value[members] = _pooled(self.value[members], self.sd[members])
-        return replace(self, value=value)
+        return Answer(value, self.sd, self.support)
 
 
 def _same_but_weight(allocations: Sequence[Allocation], grants: CpuGrants) -> NDArray[np.int64]:

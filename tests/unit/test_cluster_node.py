@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -12,6 +15,7 @@ from perphd.cluster.document import NodeDocument
 from perphd.cluster.impact import PodQuestion, pod_impact
 from perphd.cluster.node import WORKLOADS, NodeFacts, NodeUse, copper_offer, node_document, node_use
 from perphd.cluster.reservations import REFRESH_S, NodeLedger, adjusted, closed, offered_bid, opened
+from perphd.control.node_routes import NodeRoutes
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.decision import Cause, Health
 from perphd.domain.forecast import (
@@ -449,3 +453,36 @@ def test_at_most_one_reservation_succeeds_for_each_generation(steps) -> None:
     now_s += 1.0
     settle(node)
     assert len(won) == len(set(won))
+
+
+async def test_a_what_if_on_a_node_with_100_pods_takes_at_most_5_ms(world: Asking) -> None:
+    by_name = {view.spec.name: view for view in world.last.workloads}
+    views, known = [], []
+    for number in range(100):
+        view, forecast = (by_name["db"], DB) if number < 10 else (by_name["pi"], PI)
+        name = f"{view.spec.name}{number}"
+        views.append(replace(view, spec=replace(view.spec, name=name, cgroup=f"/{number}")))
+        known.append(replace(forecast, workload=name))
+    snapshot = replace(world.last, workloads=tuple(views))
+    published = json.dumps(encode(forecasts(*known))).encode()
+    told = [SimpleNamespace(spec=view.spec, decision=world.history[-1], starved_s=0.0) for view in views]
+    status = SimpleNamespace(workloads=told, mode=Mode.OBSERVE, queue=None, problems=())
+    agent = SimpleNamespace(
+        snapshot=lambda: snapshot,
+        forecasts=lambda: published,
+        status=lambda: status,
+        config=SimpleNamespace(policy=world.settings),
+    )
+
+    async def body(*_: object) -> dict[str, object]:
+        return {"cpu": 1.0, "memory": "1Gi"}
+
+    clock = {"monotonic_s": 1e3, "unix_s": 1e9}
+    routes = NodeRoutes(agent, body, lambda: clock)
+    times, answer = [], ""
+    for _ in range(100):
+        start = time.thread_time()  # of this thread: others on the machine do not count
+        answer = json.dumps(await routes.whatif(None, None))  # type: ignore[arg-type]
+        times.append(1e3 * (time.thread_time() - start))
+    assert len(json.loads(answer)["losses"]) == 10
+    assert sorted(times)[len(times) // 2] <= 5.0
