@@ -90,12 +90,10 @@ class KnownNodes:
         self._table[row, _CPUS:] = left.cpus, left.memory_bytes
 
     def forget(self, node: str) -> None:
-        """Remove a node. Its row stays in case it returns."""
+        """Remove a node. The next new node takes its row, so that nodes that come and go cost no memory."""
         self.slots.pop(node, None)
         if self.documents.pop(node, None) is not None:
-            row = self.fleet.row(node)
-            assert row is not None
-            self._table[row, _MADE] = -np.inf
+            self.fleet.remove(node)
 
     def rows(self, nodes: Sequence[str]) -> Rows:
         """The row of each node; -1 for nodes without a document."""

@@ -220,6 +220,21 @@ def test_when_the_clock_is_set_back_the_last_document_counts_and_an_earlier_one_
     assert verdict.kept.all()
 
 
+@pytest.mark.parametrize("policy", ["optum", "distribution", "balanced"])
+def test_nodes_that_come_and_go_leave_nothing_behind(policy: str) -> None:
+    nodes = known(stays=document(used=2.0))
+    for number in range(50):
+        nodes.put(f"n{number}", document(used=float(number % 15), free=float(number % 8)))
+        prioritized(nodes, read(call(f"n{number}", "stays")), policy, 1.0)
+        nodes.forget(f"n{number}")
+    assert len(nodes.fleet) == 2
+    nodes.put("last", document(used=9.0, free=0.5))
+    fresh = known(stays=document(used=2.0), last=document(used=9.0, free=0.5))
+    asked = read(call("last", "stays", "n49"))
+    assert filtered(nodes, asked, policy, 1.0) == filtered(fresh, asked, policy, 1.0)
+    assert prioritized(nodes, asked, policy, 1.0) == prioritized(fresh, asked, policy, 1.0)
+
+
 def test_without_forecasts_what_is_reserved_counts_for_certain() -> None:
     missing = Unavailable("no forecast")
     blind = tuple(ResourceForecast(name, missing, missing, missing, missing) for name in ("cpu", "memory"))

@@ -36,6 +36,7 @@ class Api:
         self.objects: dict[str, int] = {}
         self.changes: list[tuple[int, str, str]] = []
         self.status = 200
+        self.is_hasty = False
         self.lists = self.watches = 0
         self.changed = asyncio.Event()
         self.cut = asyncio.Event()
@@ -74,6 +75,8 @@ class Api:
         self.watches += 1
         response = web.StreamResponse()
         await response.prepare(request)
+        if self.is_hasty:
+            return response
         at = int(request.query["resourceVersion"])
 
         async def say(kind: str, item: dict[str, Any]) -> None:
@@ -173,6 +176,34 @@ async def test_a_follower_loses_nothing_whatever_ends_its_watch(api: tuple[Api, 
         assert fake.lists > 3
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_watches_that_end_at_once_are_not_repeated_without_a_pause(api: tuple[Api, str]) -> None:
+    fake, url = api
+    fake.change("ADDED", "a")
+    fake.is_hasty = True
+    pauses: list[float] = []
+    mirror = Mirror()
+
+    async def paused(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 5:
+            fake.is_hasty = False
+        await asyncio.sleep(0)
+
+    async with ApiClient(Access(url)) as client:
+        following = follow(
+            client, "/things", mirror.replaced, mirror.changed, mirror.troubled, paused, lambda: 0.0
+        )
+        task = asyncio.create_task(following)
+        await _until(lambda: len(pauses) == 5)
+        assert fake.watches <= 6  # the last one goes on
+        assert pauses[4] >= 4.0  # from 0.5 s, doubled four times, less the jitter
+        fake.change("ADDED", "b")
+        await _until(lambda: mirror.names == {"a", "b"})
+        task.cancel()
+    assert fake.lists == 1
+    assert mirror.troubles == []
 
 
 @pytest.mark.parametrize(

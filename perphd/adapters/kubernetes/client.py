@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ WATCH_S: Final = 290.0
 """Time after which the server ends a watch; the next watch continues from the same version."""
 SILENT_S: Final = 330.0
 """Time without a byte after which a watch is considered dead."""
+LEAST_WATCH_S: Final = 1.0
+"""A watch that ends sooner and without an event is a failure, as between a server that starts and a proxy."""
 PAGE: Final = 500
 _LINE_BYTES: Final = 1 << 22
 """Longest line of a watch: etcd refuses objects over 1.5 MiB."""
@@ -232,6 +235,7 @@ async def follow(
     changed: Callable[[str, Any], None],
     troubled: Callable[[ApiError, float], None],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    clock: Callable[[], float] = time.monotonic,
     **query: str,
 ) -> None:
     """List, then watch, forever. No change is lost: after a failure the watch resumes or lists again.
@@ -243,6 +247,7 @@ async def follow(
         changed: called with (ADDED, MODIFIED or DELETED, object).
         troubled: called with each failure and the pause before the next try; an expired version (410) is not a failure.
         sleep: waits for a number of seconds.
+        clock: monotonic time in seconds.
         query: label and field selectors.
     """
     backoff, version = Backoff(), ""
@@ -251,12 +256,17 @@ async def follow(
             if not version:
                 items, version = await client.list_all(path, **query)
                 replaced(items)
+            begun_s, is_silent = clock(), True
             async for kind, item in client.watch(path, version, **query):
+                is_silent = False
                 version = item["metadata"]["resourceVersion"]
                 backoff.succeeded()
                 if kind != "BOOKMARK":
                     changed(kind, item)
-            backoff.succeeded()
+            if is_silent and clock() - begun_s < LEAST_WATCH_S:
+                await sleep(backoff.failed())
+            else:
+                backoff.succeeded()
         except Expired:
             version = ""
             await sleep(backoff.failed())

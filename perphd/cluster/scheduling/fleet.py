@@ -45,6 +45,7 @@ class Fleet:
         self.usage = usage if usage is not None else UsageProfile()
         self.profiles: list[NodeProfile] = []
         self._rows: dict[str, int] = {}
+        self._free: list[int] = []
         self._groups: dict[type[Any], Any] = {}
         self._memory_ratios: dict[str, float] = {}
         for profile in profiles:
@@ -68,6 +69,8 @@ class Fleet:
     def put(self, profile: NodeProfile) -> None:
         """Accept a node's new profile."""
         row = self._rows.get(profile.node)
+        if row is None and self._free:
+            row = self._rows[profile.node] = self._free.pop()
         if row is None:
             self._rows[profile.node] = len(self.profiles)
             self.profiles.append(profile)
@@ -76,6 +79,12 @@ class Fleet:
         self.profiles[row] = profile
         for group in self._groups.values():
             group.put(row, profile)
+
+    def remove(self, node: str) -> None:
+        """Forget a node. Its row keeps the last profile until another node takes it: ask only about rows of nodes."""
+        row = self._rows.pop(node, None)
+        if row is not None:
+            self._free.append(row)
 
     def columns(self, group: type[_C]) -> _C:
         """The columns of one policy."""
