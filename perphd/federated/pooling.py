@@ -3,7 +3,16 @@
 Problem. Estimates v_k of hosts k at one point, with evidence e_k and likeness l_k. Some are wrong, and some hosts lie
 about their evidence as well.
 
-Approach. Weights w_k = l_k min(e_k, median of all e > 0), clipped to the third largest. Sorted by value, they lie
+Approach. First, hosts that are far from the others are left out. At each point, m is the median of the hosts that know
+it, weighted by likeness, and s their median distance from m:
+
+    far       |v_k - m| > FAR max(1.4826 s, ALIKE)
+    left out  host k, if more than half of its points are far
+
+A host that is left out has no influence at all, so that gross nonsense costs no accuracy. Evidence plays no part in it,
+since a host can claim any. Whole hosts are left out, not points: the order of values at different points stays.
+
+Then weights w_k = l_k min(e_k, median of all e > 0), clipped to the third largest. Sorted by value, they lie
 side by side on [0, 1]; the mean of the middle part [t, 1 - t] is the result:
 
     t = max(TRIM, greatest share of one host)
@@ -35,6 +44,15 @@ TRIM: Final = 0.25
 """Share of the weight that is cut off at each end."""
 QUORUM: Final = 3
 """Hosts that must know a point."""
+FAR: Final = 3.0
+"""Robust standard deviations from the median beyond which an estimate is far from the others."""
+ALIKE: Final = 0.05
+"""Least standard deviation for that: estimates of honest hosts with equal hardware differ by as much (log units)."""
+LEAST_JUDGES: Final = 5
+"""Hosts that must know a point for one of them to be far there; fewer cannot tell who is wrong."""
+FAR_AWAY: Final = "its estimates are far from those of the other hosts"
+_NORMAL: Final = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
 KNOWN_RATIO: Final = 0.8
 """Share of the hosts that speak about a topic, and are heard, which must know a point."""
 OTHER_VERSION: Final = 0.5
@@ -118,6 +136,15 @@ def pool(
         else:
             rows.append((each, statistic, apart))
     left_out += [LeftOut(n, "withdrawn") for n in _hidden(ledger, topic)]
+    away = far_from_others(
+        np.array([statistic.values for _, statistic, _ in rows]),
+        np.array([statistic.evidence for _, statistic, _ in rows]),
+        np.array([likeness(apart) for _, _, apart in rows]),
+    )
+    left_out += [
+        LeftOut(each.contributor, FAR_AWAY) for (each, _, _), is_far in zip(rows, away, strict=True) if is_far
+    ]
+    rows = [row for row, is_far in zip(rows, away, strict=True) if not is_far]
     if not rows:
         nothing = np.zeros(count)
         return Pooled(nothing, nothing, nothing, np.zeros(count, dtype=np.int64), (), tuple(left_out))
@@ -139,6 +166,19 @@ def pool(
     )
     hosts = np.asarray((weights > 0).sum(axis=0), dtype=np.int64)
     return Pooled(value, spread, clipped.sum(axis=0), hosts, sources, tuple(left_out))
+
+
+def far_from_others(values: Floats, evidence: Floats, alike: Floats) -> NDArray[np.bool_]:
+    """The hosts (k,) that are left out: ``values`` and ``evidence`` (k, n), likeness to the asking host (k,)."""
+    known = evidence > 0
+    if len(values) < LEAST_JUDGES:
+        return np.zeros(len(values), dtype=bool)
+    weights = np.where(known, alike[:, None], 0.0)
+    off = np.abs(values - _median(values, weights))
+    scale = np.maximum(_NORMAL * _median(off, weights), ALIKE)
+    judged = known & (known.sum(axis=0) >= LEAST_JUDGES)
+    far = judged & (off > FAR * scale)
+    return np.asarray(2 * far.sum(axis=1) > judged.sum(axis=1))
 
 
 def believed(evidence: Floats) -> Floats:
@@ -177,6 +217,14 @@ def trimmed(values: Floats, weights: Floats) -> tuple[Floats, Floats, Floats]:
     mean = np.where(known, (middle * sorted_values).sum(axis=0) / kept, 0.0)
     low, high = (_quantile(sorted_values, above, level) for level in (1 / 6, 5 / 6))
     return mean, np.where(known, (high - low) / 2, 0.0), clipped
+
+
+def _median(values: Floats, weights: Floats) -> Floats:
+    """The weighted median of each column."""
+    order = np.argsort(values, axis=0, kind="stable")
+    shares = np.take_along_axis(weights, order, axis=0)
+    above = np.cumsum(shares, axis=0) / np.maximum(shares.sum(axis=0), _TINY)
+    return _quantile(np.take_along_axis(values, order, axis=0), above, 0.5)
 
 
 def _quantile(sorted_values: Floats, above: Floats, level: float) -> Floats:

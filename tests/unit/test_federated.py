@@ -20,7 +20,19 @@ from perphd.federated.contribution import (
 )
 from perphd.federated.hardware import UNLIKE, Hardware, distance, likeness
 from perphd.federated.ledger import EVERY_GENERATION, Ledger, Withdrawal, merged, of_documents, withdraw
-from perphd.federated.pooling import QUORUM, TRIM, Asking, believed, pool, trimmed
+from perphd.federated.pooling import (
+    ALIKE,
+    FAR,
+    FAR_AWAY,
+    LEAST_JUDGES,
+    QUORUM,
+    TRIM,
+    Asking,
+    believed,
+    far_from_others,
+    pool,
+    trimmed,
+)
 
 XEON = Hardware("Intel Xeon Gold 6226R", 16, 2.0, 22 * 2**20)
 EPYC = Hardware("AMD EPYC 7543", 32, 1.0, 256 * 2**20)
@@ -246,6 +258,36 @@ def test_one_host_in_ten_that_claims_all_evidence_stays_within_the_honest_range(
     honest = np.array([each.statistics[0].values for each in said])
     assert (found.value >= honest.min(0) - 1e-9).all()
     assert (found.value <= honest.max(0) + 1e-9).all()
+
+
+@pytest.mark.parametrize("evidence", [0.5, MOST_EVIDENCE])
+def test_a_host_that_is_far_from_the_others_is_left_out_as_if_it_had_said_nothing(evidence):
+    said = [contribution(f"h{n}", 0.1 * n, -0.1 * n, 0.5) for n in range(9)]
+    liar = contribution("liar", 3.0, -3.0, 0.5, evidence=evidence)
+    found, without = (pool(of_documents(each), TOPIC, 3, ASKING) for each in ([*said, liar], said))
+    assert [(left.contributor, left.reason) for left in found.left_out] == [("liar", FAR_AWAY)]
+    assert found.value.tolist() == without.value.tolist()
+    assert found.evidence.tolist() == without.evidence.tolist()
+    assert found.sources == without.sources
+
+
+def test_too_few_hosts_cannot_tell_who_is_far():
+    said = [contribution(f"h{n}", 0.0) for n in range(LEAST_JUDGES - 2)]
+    found = pool(of_documents([*said, contribution("liar", 3.0)]), TOPIC, 1, ASKING)
+    assert len(found.sources) == LEAST_JUDGES - 1
+    assert found.value[0] == 0.0
+
+
+@given(
+    st.lists(st.tuples(*[st.floats(0.0, FAR * ALIKE)] * 3), min_size=5, max_size=30),
+    st.lists(st.tuples(*[st.floats(-100, 100)] * 3), max_size=30),
+    st.floats(0.0, 1e6),
+)
+def test_no_minority_can_have_an_honest_host_left_out(honest, lies, evidence):
+    lies = lies[: (len(honest) - 1) // 2]
+    values = np.array([*honest, *lies])
+    claimed = np.vstack([np.ones((len(honest), 3)), np.full((len(lies), 3), evidence)])
+    assert not far_from_others(values, claimed, np.ones(len(values)))[: len(honest)].any()
 
 
 def test_a_point_that_only_some_of_the_hosts_know_does_not_count():

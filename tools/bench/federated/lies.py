@@ -1,4 +1,8 @@
-"""Effect of lying hosts on the decisions of a host, compared with their spread among honest hosts."""
+"""Effect of lying hosts on the decisions of a host, compared with their spread among honest hosts.
+
+The spread of a decision is its range over ``HALVES`` random halves of the honest hosts, and all of them. How often
+other halves of the honest hosts leave it is measured too.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,12 @@ LOADS: Final = (0.35, 0.55, 0.7)
 LIARS: Final = 10
 """One host in this many lies."""
 HALVES: Final = 12
+OTHER_HALVES: Final = 6
+"""Halves of the honest hosts that are compared with the spread, as lies are."""
+BETTER: Final = 0.1
+"""Size of a lie that hides among the differences of honest hosts (log units)."""
+
+_HALF: Final = "half"
 
 Floats = NDArray[np.float64]
 Lie = Callable[[Contribution, np.random.Generator], Contribution]
@@ -53,6 +63,12 @@ LIES: Final[Mapping[str, Lie]] = {
     "nothing ever harms": lambda said, rng: _changed(said, lambda v: np.full(len(v), MOST), MOST_EVIDENCE),
     "everything harms": lambda said, rng: _changed(said, lambda v: np.full(len(v), -MOST), MOST_EVIDENCE),
     "the opposite, with honest evidence": lambda said, rng: _changed(said, lambda v: -v, None),
+    f"all {BETTER:g} better than the truth": lambda said, rng: _changed(
+        said, lambda v: v + BETTER, MOST_EVIDENCE
+    ),
+    f"all {BETTER:g} worse than the truth": lambda said, rng: _changed(
+        said, lambda v: v - BETTER, MOST_EVIDENCE
+    ),
 }
 
 
@@ -113,6 +129,7 @@ def table(
     halves = [_without(contributions, 2, rng) for _ in range(HALVES)]
     others = {"nobody; one honest host in ten is missing": _without(contributions, LIARS, rng)}
     others |= {name: of_documents(lying(contributions, lie, LIARS, rng)) for name, lie in LIES.items()}
+    others |= {f"{_HALF}, {n}": _without(contributions, 2, rng) for n in range(OTHER_HALVES)}
     found: dict[str, list[tuple[bool, bool, float]]] = {name: [] for name in others}
     base: list[float] = []
     for host in hosts:
@@ -132,12 +149,14 @@ def table(
         f"## Decisions with one host in {LIARS} lying",
         "",
         f"Of {len(base)} decisions ({len(hosts)} hosts, {applications} applications, {len(LOADS)} loads); the spread "
-        f"is the range of {HALVES} random halves of the honest hosts. Told by all honest hosts, the true score lacks "
-        f"{np.mean(base):.4f} of the target in the mean.",
+        f"is the range of {HALVES} random halves of the honest hosts and all of them. Told by all honest hosts, the "
+        f"true score lacks {np.mean(base):.4f} of the target in the mean.",
         "",
         "| lie | decisions changed | beyond the spread | lacks of the target |",
         "| --- | ---: | ---: | ---: |",
     ]
+    half = "nobody; half of the honest hosts are missing"
+    found[half] = [row for name in list(found) if name.startswith(_HALF) for row in found.pop(name)]
     for name, rows in found.items():
         changed, beyond_, lacks = (float(np.mean([row[i] for row in rows])) for i in range(3))
         lines.append(f"| {name} | {changed:.1%} | {beyond_:.2%} | {lacks:.4f} |")
