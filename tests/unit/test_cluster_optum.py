@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perphd.cluster.scheduling import optum as module
 from perphd.cluster.scheduling.fleet import Fleet
 from perphd.cluster.scheduling.optum import (
     AS_PRINTED,
@@ -203,3 +204,16 @@ def _random_pod(rng, name):
         kind=kind,
         interference=surface_of(model),
     )
+
+
+def test_remembered_pairings_are_those_of_the_equation(monkeypatch):
+    asked = []
+    direct = module.matched
+    pods = [pod(f"p{n}", "abc"[n % 3], cores=1.0 + n % 2) for n in range(7)]
+    columns = module.MatchedColumns(Fleet([], PAIRS))
+    monkeypatch.setattr(module, "matched", lambda host: asked.append(host) or direct(host))
+    for count in range(len(pods)):
+        found = [columns.cores(pods[:count]), columns.cores(list(reversed(pods[:count])))]
+        assert len(asked) == count + 1
+        assert found == pytest.approx([predicted_cores(PAIRS, pods[:count], tightest=True)] * 2)
+        asked.pop()
