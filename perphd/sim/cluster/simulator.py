@@ -31,6 +31,7 @@ from perphd.cluster.scheduling.placement import (
 from perphd.cluster.scheduling.profile import NodeProfile, Pod, PodKind
 from perphd.forecast.grid import GridDistribution, added, nothing, of_outcomes
 from perphd.qos.bands import QosBand
+from perphd.sim.cluster.bands import CopperOffers, CopperSettings
 from perphd.sim.cluster.contention import BY_POD, Conditions, NodeModel, part_of, put_back
 from perphd.sim.cluster.division import Floats, Places
 from perphd.sim.cluster.fleet_events import FleetEvent, FleetEventKind
@@ -44,6 +45,8 @@ from perphd.sim.node.population import population
 EVICTION_RATIO: Final = 0.97
 """Share of a node's memory beyond which batch is evicted, before the kernel kills."""
 HISTORY_TICKS: Final = 288
+LEAST_CORES: Final = 1e-3
+"""CPUs of copper that an event stops."""
 _NEW_ROUNDS: Final = 8
 _KNOWN_ROUNDS: Final = 3
 _GIVEN_UP: Final = 40
@@ -56,7 +59,8 @@ class FleetSettings:
     ``Learned``. ``placed``: pods submitted at 0 run already, one node after the other, as the fleet was
     found. ``agents``: judge services beside the same node without batch, and act on nodes if they are active; None:
     ``targets.late_services``. ``rounds``: of the node model a tick. ``together``: places up to ``group`` waiting
-    services at once, in place of the policy.
+    services at once, in place of the policy. ``copper``: batch is placed by the nodes' offers to copper, in place of
+    the policy.
     """
 
     placement: PlacementSettings
@@ -69,6 +73,7 @@ class FleetSettings:
     rounds: int = _KNOWN_ROUNDS
     together: Callable[[Sequence[NodeProfile], Sequence[Pod]], Sequence[str | None]] | None = None
     group: int = 15
+    copper: CopperSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,7 @@ class FleetSimulator:
         self._made: dict[int, Pod] = {}
         self._fleet = Fleet([self._profile(row) for row in range(nodes)], self._learned.usage)
         self._learner = self._made_learner() if settings.learn else None
+        self._copper = None if settings.copper is None else CopperOffers(nodes, machine, settings.copper)
         self._new: set[int] = set()
         self._cores = np.zeros(count)
         self._ticked = np.zeros(count)
@@ -230,7 +236,7 @@ class FleetSimulator:
                 (passed if (known.application, known.cores) in hopeless else asked).append(pod)
             proposals = []
             for place, pod in enumerate(asked):
-                decision = self._decided(pod, now_s)
+                decision = self.decide(pod, now_s)
                 if decision.chosen is None:
                     known = self.workload.pods[pod]
                     hopeless.add((known.application, known.cores))
@@ -268,8 +274,11 @@ class FleetSimulator:
                     changed.add(self._start(pod, int(node), now_s))
         return changed, [pod for pod in services if self._node[pod] < 0]
 
-    def _decided(self, pod: int, now_s: float) -> PlacementDecision:
+    def decide(self, pod: int, now_s: float) -> PlacementDecision:
+        """The policy's decision for one pod on the fleet as it is; nothing starts."""
         self.result.decisions += 1
+        if self._copper is not None and not self._service[pod]:
+            return self._copper.decided(self._fleet, self._pod(pod), now_s)
         return decided(self._fleet, self._pod(pod), now_s, self.settings.placement)
 
     def _start(self, pod: int, node: int, now_s: float) -> int:
@@ -284,6 +293,8 @@ class FleetSimulator:
     def _run(self, pod: int, node: int, now_s: float) -> None:
         self._node[pod], self._since_s[pod] = node, now_s
         self._here[node].append(pod)
+        if self._copper is not None and not self._service[pod]:
+            self._copper.hold(node, self._pod(pod), 1)
         self._new.add(pod)
         if math.isnan(self.result.started_s[pod]):
             self.result.started_s[pod] = now_s
@@ -306,6 +317,8 @@ class FleetSimulator:
     def _remove(self, pod: int, at_s: float, kind: FleetEventKind) -> int:
         node = int(self._node[pod])
         self._here[node].remove(pod)
+        if self._copper is not None and not self._service[pod]:
+            self._copper.hold(node, self._pod(pod), -1)
         self._node[pod], self._ends_s[pod], self._rate[pod] = -1, math.inf, 0.0
         self._laws[node] = None
         self.result.events.append(FleetEvent(at_s, kind, pod, node))
@@ -346,6 +359,9 @@ class FleetSimulator:
         number[chosen] = np.arange(len(chosen))
         node, kind = number[self._node[pods]], self._kind[pods]
         load = self._loads.at(now_s, pods)
+        if self._copper is not None:
+            ceiling = np.maximum(self._copper.share(now_s) * self._request[pods], LEAST_CORES)
+            load = np.where(self._service[pods], load, np.minimum(load, ceiling))
         fresh = (
             np.isin(pods, np.fromiter(self._new, dtype=np.intp)) if self._new else np.zeros(len(pods), bool)
         )
@@ -365,6 +381,12 @@ class FleetSimulator:
         self._new.difference_update(pods.tolist())
         self._progress(pods, told.rate, now_s)
         self._cores[pods] = told.cores
+        if self._copper is not None:
+            cores, held = (
+                np.bincount(node, np.where(self._service[pods], used, 0.0), len(chosen)).astype(np.float64)
+                for used in (told.cores, self._held[pods])
+            )
+            self._copper.used(chosen, cores, held, now_s)
         stall = np.where(self._service[pods], told.stall, 0.0)
         self.result.worst_stall[pods] = np.maximum(self.result.worst_stall[pods], stall)
         self._last = (pods, told)
@@ -390,9 +412,7 @@ class FleetSimulator:
         wanted = np.bincount(node, told.wanted, self.nodes)
         service = self._service[pods]
         judged = self._judged
-        late = service & (
-            late_services(told, self._alone_s[pods]) if judged is None else judged.late
-        )
+        late = service & (late_services(told, self._alone_s[pods]) if judged is None else judged.late)
         self._ticked[pods] += 1.0
         self._slow[pods] += late
         if self._learner is not None:
