@@ -68,6 +68,7 @@ def test_a_trace_without_cpu_is_refused():
 
 def test_a_traced_run_is_written_and_replays(tmp_path: Path):
     parquet = pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("matplotlib")
     workload = workload_of(_records())
     run = FleetSimulator(workload, 2, FleetSettings(PlacementSettings("balanced"))).run(1200.0)
     write_results(tmp_path / "run", workload, run)
@@ -76,6 +77,7 @@ def test_a_traced_run_is_written_and_replays(tmp_path: Path):
     assert [round(value) for value in pods["work_done"][1:]] == [600] * 6
     assert len(replayed(run.events)) == 1  # the service
     assert parquet.read_table(tmp_path / "run" / "events.parquet").num_rows == len(run.events)
+    assert (tmp_path / "run" / "fleet.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(FileExistsError):
         write_results(tmp_path / "run", workload, run)
 

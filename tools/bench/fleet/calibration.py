@@ -53,6 +53,22 @@ class Calibration:
         return float(np.corrcoef(_ranks(self.detailed), _ranks(self.cheap))[0, 1])
 
 
+@dataclass(frozen=True, slots=True)
+class CalibrationFigures:
+    """The error of the fleet's node model for one seed."""
+
+    workloads: int
+    rank_correlation: float
+    median_error: float
+    p90_error: float
+
+
+def calibration_of(count: int, seed: int) -> CalibrationFigures:
+    """Both models on ``count`` random co-locations, and their differences."""
+    found = calibrated(count, seed)
+    return CalibrationFigures(len(found.kind), found.rank_correlation, found.median_error, found.p90_error)
+
+
 def calibrated(count: int, seed: int, machine: Machine = SILVER_4110) -> Calibration:
     """Both models on ``count`` random co-locations."""
     rng = np.random.default_rng(seed)

@@ -1,7 +1,7 @@
 """Gangs with deadlines on a simulated cluster: 3Sigma, its ablations and what it is compared with (chapter 4).
 
 64 nodes, an hour, load 1.4 of which half have deadlines. The history has 40 jobs of each kind, and the jobs that end.
-``sampled``: 3Sigma with a history of n jobs of each kind alone, beside perfect point estimates.
+``sampled_run``: 3Sigma with a history of n jobs of each kind alone, beside perfect point estimates.
 """
 
 from __future__ import annotations
@@ -21,36 +21,27 @@ from perphd.sim.cluster.planned import (
 NODES: Final = 64
 SHAPE: Final = GangShape(hours=1.0, load=1.4)
 PAST: Final = 40
-SAMPLES: Final = (5, 10, 25, 50)
+SAMPLES: Final = (0, 5, 10, 25, 50)
+"""Earlier jobs of each kind; 0: perfect point estimates instead."""
 FIXED: Final = PlannedSettings(learns=False)
 
 
-def planned_runs(
-    seed: int, shape: GangShape = SHAPE, policies: tuple[PlannedPolicy, ...] = tuple(PlannedPolicy)
-) -> list[PlannedOutcome]:
-    """All policies on one seed's jobs, in their order."""
+def planned_run(policy: PlannedPolicy, seed: int, shape: GangShape = SHAPE) -> PlannedOutcome:
+    """One policy on one seed's jobs."""
     drawn = _drawn(shape, seed, PAST)
-    known = list(learned(drawn.past).exported())
-    return [_run(drawn, shape, policy, _copied(known)) for policy in policies]
+    return _run(drawn, shape, policy, learned(drawn.past))
 
 
-def sampled(seed: int, shape: GangShape = SHAPE, samples: tuple[int, ...] = SAMPLES) -> list[PlannedOutcome]:
-    """Perfect point estimates, then 3Sigma with each number of earlier jobs of a kind."""
-    drawn = _drawn(shape, seed, max(samples))
-    found = [_run(drawn, shape, PlannedPolicy.PERFECT, JobHistory(":memory:"), FIXED)]
-    for most in samples:
-        found.append(_run(drawn, shape, PlannedPolicy.DISTRIBUTION, learned(drawn.past, most), FIXED))
-    return found
+def sampled_run(samples: int, seed: int, shape: GangShape = SHAPE) -> PlannedOutcome:
+    """3Sigma with this number of earlier jobs of a kind; 0: perfect point estimates."""
+    drawn = _drawn(shape, seed, max(SAMPLES))
+    if not samples:
+        return _run(drawn, shape, PlannedPolicy.PERFECT, JobHistory(":memory:"), FIXED)
+    return _run(drawn, shape, PlannedPolicy.DISTRIBUTION, learned(drawn.past, samples), FIXED)
 
 
 def _drawn(shape: GangShape, seed: int, past: int) -> DrawnGangs:
     return drawn_gangs(shape, seed, lambda work: work.tasks / NODES, past)
-
-
-def _copied(lines: list[str]) -> JobHistory:
-    history = JobHistory(":memory:")
-    history.merge(lines, "memory")
-    return history
 
 
 def _run(

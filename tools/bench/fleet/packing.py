@@ -15,19 +15,13 @@ SHAPE: Final = GangShape(hours=0.5, load=0.8, most_tasks=16, memory_median=4.0 *
 PAST: Final = 40
 
 
-def packed_runs(
-    seed: int, shape: GangShape = SHAPE, policies: tuple[PackedPolicy, ...] = tuple(PackedPolicy)
-) -> list[PackedOutcome]:
-    """All policies on one seed's jobs, in their order."""
+def packed_run(policy: PackedPolicy, seed: int, shape: GangShape = SHAPE) -> PackedOutcome:
+    """One policy on one seed's jobs."""
 
     def share(work: GangWork) -> float:
         used = max(work.cores / shape.cores_most, work.memory_bytes / shape.memory_most)
         return work.tasks * used / MACHINES
 
     drawn = drawn_gangs(shape, seed, share, PAST)
-    return [
-        PackedCluster(drawn.works, drawn.past, MACHINES, policy, shape.cores_most, shape.memory_most).run(
-            shape.hours * 3600.0
-        )
-        for policy in policies
-    ]
+    cluster = PackedCluster(drawn.works, drawn.past, MACHINES, policy, shape.cores_most, shape.memory_most)
+    return cluster.run(shape.hours * 3600.0)

@@ -8,12 +8,15 @@ pod under the alignment; batch, if it takes longer than there.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
 from perphd.cluster.scheduling.placement import PlacementSettings
 from perphd.cluster.scheduling.profile import bucketed
+from perphd.qos.event_mode import CopperEvent
+from perphd.sim.cluster.bands import CopperSettings
 from perphd.sim.cluster.fleet_workload import FleetShape, FleetWorkload, drawn
 from perphd.sim.cluster.learning import Learned
 from perphd.sim.cluster.simulator import FleetRun, FleetSettings, FleetSimulator
@@ -22,9 +25,14 @@ from tools.bench.fleet.medea import GROUP_PODS, medea
 SHAPE: Final = FleetShape(nodes=6, hours=0.75, service_requests=0.6, jobs_per_h=1000, memory_per_core=1.2)
 MEDEA: Final = "medea"
 """Not a placement policy: services by an integer program for the group, batch by requests."""
+BANDS: Final = "bands"
+BANDS_EVENT: Final = "bands, event"
+"""Services by requests, batch by the nodes' offers to copper, with ``SCHEDULERS`` at once."""
+SCHEDULERS: Final = 2
+EVENT: Final = CopperEvent(1500.0, 600.0, 0.3, 300.0)
 POLICIES: Final = (
     "alignment", "optum", "optum-eq11", "resource-central", "n-sigma", "borg", "distribution",
-    "balanced", "optum-matched", MEDEA,
+    "balanced", "optum-matched", MEDEA, BANDS, BANDS_EVENT,
 )  # fmt: skip
 BASE: Final = "alignment"
 CYCLE_S: Final = 60.0
@@ -50,14 +58,18 @@ class PlacingFigures:
     missed: float
 
 
-def runs_of(
-    seed: int, shape: FleetShape = SHAPE, policies: tuple[str, ...] = POLICIES
-) -> list[PlacingFigures]:
-    """All policies on one seed's workload, in their order; the first one is the base."""
+def placed(policy: str, seed: int, shape: FleetShape = SHAPE) -> PlacingFigures:
+    """One policy on one seed's workload, beside ``BASE``."""
+    workload, learned, base = _of_seed(seed, shape)
+    return _figures(workload, shape, base if policy == BASE else _run(workload, shape, policy, learned), base)
+
+
+@lru_cache(8)
+def _of_seed(seed: int, shape: FleetShape) -> tuple[FleetWorkload, Learned | None, FleetRun]:
+    """The workload, what another day of it taught, and the base run."""
     learned = _run(drawn(shape, seed, day=0), shape, BASE, None, learn=True).learned
     workload = drawn(shape, seed, day=1)
-    found = [_run(workload, shape, policy, learned) for policy in policies]
-    return [_figures(workload, shape, each, found[0]) for each in found]
+    return workload, learned, _run(workload, shape, BASE, learned)
 
 
 def _run(
@@ -67,6 +79,11 @@ def _run(
     if policy == MEDEA:
         settings = FleetSettings(
             PlacementSettings("balanced"), cycle_s=CYCLE_S, learn=learn, together=medea, group=GROUP_PODS
+        )
+    elif policy in (BANDS, BANDS_EVENT):
+        copper = CopperSettings(EVENT if policy == BANDS_EVENT else None)
+        settings = FleetSettings(
+            PlacementSettings("balanced"), cycle_s=CYCLE_S, learn=learn, schedulers=SCHEDULERS, copper=copper
         )
     return FleetSimulator(workload, shape.nodes, settings, learned).run(shape.hours * 3600.0)
 

@@ -1,14 +1,25 @@
-"""A simulated run as Parquet files: ``pods``, ``ticks`` and ``events``."""
+"""A simulated run as Parquet files, ``pods``, ``ticks`` and ``events``, and as a plot, ``fleet.png``."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from perphd.dataset.stores import pyarrow
 from perphd.sim.cluster.fleet_workload import FleetWorkload
-from perphd.sim.cluster.simulator import FleetRun
+from perphd.sim.cluster.simulator import FleetRun, FleetTick
+
+_LABELS: Final[Mapping[str, str]] = {
+    "cpu_ratio": "CPUs used",
+    "memory_ratio": "memory used",
+    "requested_ratio": "CPUs requested",
+    "running": "running",
+    "waiting": "waiting",
+    "violations": "nodes whose CPUs are not enough",
+    "late_services": "late services",
+}
 
 
 def write_results(folder: Path, workload: FleetWorkload, run: FleetRun) -> None:
@@ -32,6 +43,29 @@ def write_results(folder: Path, workload: FleetWorkload, run: FleetRun) -> None:
         for event in run.events
     ]
     _write(folder / "events.parquet", _columns(events))
+    _plot(folder / "fleet.png", run.ticks)
+
+
+def _plot(path: Path, ticks: Sequence[FleetTick]) -> None:
+    """Draw the fleet over time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    hours = [tick.at_s / 3600.0 for tick in ticks]
+    figure, axes = pyplot.subplots(1, 3, figsize=(14, 4), layout="constrained")
+    for axis, title, names in (
+        (axes[0], "share of the nodes in use", ("cpu_ratio", "memory_ratio", "requested_ratio")),
+        (axes[1], "pods", ("running", "waiting")),
+        (axes[2], "out of bounds", ("violations", "late_services")),
+    ):
+        for name in names:
+            axis.plot(hours, [getattr(tick, name) for tick in ticks], label=_LABELS[name])
+        axis.set(title=title, xlabel="hours", ylim=(0, None))
+        axis.legend()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:

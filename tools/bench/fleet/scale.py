@@ -1,4 +1,4 @@
-"""Time and memory of the simulated fleet as it grows."""
+"""Time and memory of the simulated fleet as it grows, and the time of one decision on it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,24 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from perphd.cluster.scheduling.placement import PlacementSettings
 from perphd.sim.cluster.fleet_workload import FleetShape, drawn
 from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
 
 FLEETS: Final = ((126, 0.5, 4.0), (1258, 0.5, 4.0), (12583, 0.5, 4.0), (6000, 0.17, 0.42))
 """Nodes, hours, and the median request of an application, in cores."""
+DECISIONS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleFigures:
-    """One run. ``made_cpu_s``: until it starts; ``cpu_s``: of the simulated time; ``peak_mib``: of the process."""
+    """One run. ``made_cpu_s``: until it starts; ``cpu_s``: of the simulated time; ``peak_mib``: of the process.
+
+    ``decision_ms``, ``decision_p99_ms``: CPU time of one decision (median and 99th percentile) on the fleet as it is at
+    the end, over ``DECISIONS`` pods of the workload.
+    """
 
     nodes: int
     pods: int
@@ -26,6 +33,8 @@ class ScaleFigures:
     peak_mib: float
     decisions: int
     ended: int
+    decision_ms: float
+    decision_p99_ms: float
 
 
 def scaled(
@@ -41,4 +50,18 @@ def scaled(
     done = time.process_time()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
     ended = int((run.ended_s == run.ended_s).sum())
-    return ScaleFigures(nodes, len(workload.pods), made - began, done - made, peak, run.decisions, ended)
+    took = decision_times(simulator, len(workload.pods), hours * 3600.0)
+    median, p99 = (float(np.quantile(took, level)) for level in (0.5, 0.99))
+    return ScaleFigures(
+        nodes, len(workload.pods), made - began, done - made, peak, run.decisions, ended, median, p99
+    )
+
+
+def decision_times(simulator: FleetSimulator, pods: int, now_s: float) -> list[float]:
+    """CPU time of each of ``DECISIONS`` decisions, in ms."""
+    found = []
+    for pod in np.linspace(0, pods - 1, DECISIONS).astype(int).tolist():
+        began = time.process_time_ns()
+        simulator.decide(pod, now_s)
+        found.append((time.process_time_ns() - began) / 1e6)
+    return found

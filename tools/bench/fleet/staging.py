@@ -45,14 +45,11 @@ class StagedFigures:
     rounds: int
 
 
-def staged_runs(seed: int, kappa: float = KAPPA) -> list[StagedFigures]:
-    """All contestants on one seed's applications, in their order."""
-    apps = ninety_applications(seed)
-    found = []
-    for settings in CONTESTANTS.values():
-        factor = settings.kappa if settings.kappa == IDEAL else 1.0
-        found.append(_of(StagedServer(apps, replace(settings, kappa=kappa * factor)).run()))
-    return found
+def staged_run(contestant: str, seed: int, kappa: float = KAPPA) -> StagedFigures:
+    """One contestant on one seed's applications."""
+    settings = CONTESTANTS[contestant]
+    factor = settings.kappa if settings.kappa == IDEAL else 1.0
+    return _of(StagedServer(ninety_applications(seed), replace(settings, kappa=kappa * factor)).run())
 
 
 def _of(outcome: StagedOutcome) -> StagedFigures:
