@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -13,7 +13,9 @@ from perphd.commands.pause import Duration
 from perphd.control.table import Part, table, text
 from perphd.domain.errors import PerphError
 from perphd.domain.reading import available
-from perphd.domain.whatif import Arrival, Effect, WhatIf
+
+if TYPE_CHECKING:
+    from perphd.domain.whatif import Effect
 
 _WORK = "batch:cpu=CORES[,mem=SIZE]"
 ASK_AGAIN_S: Final = 5.0
@@ -64,6 +66,8 @@ def add_admission_commands(cli: click.Group) -> None:
 
 def _check_work(work: str) -> None:
     """Refuse an invalid work specification as wrong usage. Raises click.UsageError."""
+    from perphd.domain.whatif import Arrival  # slow to import
+
     try:
         Arrival.parse(work)
     except (ValueError, PerphError) as exc:
@@ -72,6 +76,7 @@ def _check_work(work: str) -> None:
 
 def whatif_parts(data: Any) -> Iterator[Part]:
     """The answer of whatif, in words and a table."""
+    from perphd.domain.whatif import WhatIf
     from perphd.domain.wire import decode
 
     answer = decode(WhatIf, data)

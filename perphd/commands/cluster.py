@@ -9,7 +9,6 @@ from typing import Any, Final
 import click
 
 from perphd.commands.base import Out, command
-from perphd.commands.render_cluster import explained_parts, fleet_parts
 from perphd.control.client import Unreachable
 
 DEFAULT_URL: Final = "http://127.0.0.1:9466"
@@ -34,6 +33,8 @@ def add_cluster_command(cli: click.Group) -> None:
         Nodes with degraded LRAs come first, then by what copper may still take. Needs a running perphd-extender, and no
         daemon on this host.
         """
+        from perphd.commands.render_cluster import explained_parts, fleet_parts  # slow to import
+
         if pod is not None:
             data = _answer(f"{extender}/explain?pod={urllib.parse.quote(pod)}")
             out.show(data, lambda: list(explained_parts(data)))

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from perphd.commands.render_host import group_name, host_lines
-from perphd.control.render import HEALTH_STYLE, NONE, delay_unit, duration, number, settings_text
+from perphd.control.numbers import NONE, duration, number
+from perphd.control.render import HEALTH_STYLE, delay_unit, settings_text
 from perphd.control.table import Cell, Part, Styled, table, text
 from perphd.domain.decision import Action, Cause, Consequences, Decision, Evidence, Health, Prediction
 from perphd.domain.errors import ParseError

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from perphd.agent.known_programs import program_of
 from perphd.config.match import named
-from perphd.control.render import NONE, number
+from perphd.control.numbers import NONE, number
 from perphd.control.table import Part, table
 from perphd.domain.host_facts import GroupFact
 from perphd.domain.units import format_bytes

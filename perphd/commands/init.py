@@ -109,10 +109,10 @@ def run(out: Out, main: Path, *, yes: bool, dry_run: bool, force: bool) -> None:
 
 def look(before: Config | None) -> tuple[HostFacts, Any]:
     """Facts about this machine, and its control group hierarchies."""
-    from perphd.host.capabilities.tcp import tcp_refusal
     from perphd.host.cgroup.hierarchy import discover, own_cgroups
     from perphd.host.fs import RealFs
     from perphd.host.survey import survey
+    from perphd.host.tcp_latency import probe_refusal
 
     root = before.host.root if before is not None else ""
     if root:
@@ -120,7 +120,7 @@ def look(before: Config | None) -> tuple[HostFacts, Any]:
     fs = RealFs()
     hierarchies = discover(fs)
     own = frozenset(path for _, path in own_cgroups(fs) if path != "/")
-    return survey(fs, hierarchies, own, not tcp_refusal()), hierarchies
+    return survey(fs, hierarchies, own, not probe_refusal()), hierarchies
 
 
 def _configured(main: Path, without: Path | None) -> Config | None:
@@ -209,7 +209,7 @@ def _next(main: Path, before: Config | None) -> list[str]:
 
 
 def _parts(proposal: Proposal, measured: Sequence[Measured], passwords: dict[str, str]) -> list[Part]:
-    from perphd.control.render import number
+    from perphd.control.numbers import number
     from perphd.control.table import table, text
     from perphd.domain.units import format_bytes
 
@@ -245,7 +245,7 @@ def _is_lra(item: Proposed) -> bool:
 
 def _measuring(item: Proposed, measured: Measured | None) -> str:
     from perphd.commands.init_check import answers
-    from perphd.control.render import number
+    from perphd.control.numbers import number
 
     name = item.spec.name
     if item.spec.sli is None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from perphd.cluster.document import NodeAmounts, NodeDocument, NodeLra
 from perphd.commands.base import Out, command
 from perphd.control.table import Part, table, text
 from perphd.domain.reading import Reading, available
+
+if TYPE_CHECKING:
+    from perphd.cluster.document import NodeAmounts, NodeLra
 
 _GIB = float(1 << 30)
 
@@ -30,6 +32,7 @@ def add_node_command(cli: click.Group) -> None:
 
 
 def _parts(data: Any) -> Iterator[Part]:
+    from perphd.cluster.document import NodeDocument  # slow to import
     from perphd.domain.wire import decode
 
     doc = decode(NodeDocument, data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from perphd.control.render import duration
+from perphd.control.numbers import duration
 from perphd.control.table import Part, Styled, table, text
 
 _GIB: Final = float(1 << 30)

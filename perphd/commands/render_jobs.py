@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from perphd.batch.job import JobState
 from perphd.batch.view import JobDetail, JobForecast, JobRow, Times
-from perphd.control.render import duration
+from perphd.control.numbers import duration
 from perphd.control.table import Part, Styled, table, text
 from perphd.domain.queue import CopperOffer, EventStatus, OfferedResource, QueueSummary
 from perphd.domain.reading import available

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from perphd.control.render import NONE, duration
+from perphd.control.numbers import NONE, duration
 from perphd.control.table import Cell, Part, Styled, table, text
 from perphd.domain.allocation import IDLE
 from perphd.domain.belief import AllocationBelief, ModelOrigin, ModelSummary, ModelView, ReferenceBelief

@@ -8,7 +8,7 @@ from typing import Final
 
 from perphd.commands import html_page, svg
 from perphd.commands.render_sizing import amount
-from perphd.control.render import duration
+from perphd.control.numbers import duration
 from perphd.control.table import Part, Styled, table, text
 from perphd.domain.reading import Reading, available
 from perphd.domain.workload import Mode

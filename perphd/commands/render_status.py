@@ -13,14 +13,12 @@ from typing import Final
 
 from perphd.commands.render_host import group_name, host_lines
 from perphd.commands.render_jobs import queue_lines
+from perphd.control.numbers import NONE, duration, number
 from perphd.control.render import (
     HEALTH_STYLE,
-    NONE,
     declared_lines,
     delay_unit,
-    duration,
     limited_notes,
-    number,
     pause_text,
     self_cost,
     settings_text,

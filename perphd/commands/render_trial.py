@@ -6,7 +6,8 @@ import datetime
 from typing import Final
 
 from perphd.commands import html_page, svg
-from perphd.control.render import duration, number, trial_text
+from perphd.control.numbers import duration, number
+from perphd.control.render import trial_text
 from perphd.control.table import Part, Styled, table, text
 from perphd.domain.status import TrialStatus
 from perphd.domain.workload import Mode

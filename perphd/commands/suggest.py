@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from perphd.commands.base import Out, command
-from perphd.commands.render_host import group_name
-from perphd.control.render import duration
 from perphd.control.table import Part, table, text
 from perphd.domain.reading import Reading, available
-from perphd.domain.suggestion import Gain, Suggestion
+
+if TYPE_CHECKING:
+    from perphd.domain.suggestion import Gain
 
 
 def add_suggest_command(cli: click.Group) -> None:
@@ -30,6 +30,8 @@ def add_suggest_command(cli: click.Group) -> None:
 
 
 def _parts(data: Any) -> Iterator[Part]:
+    from perphd.commands.render_host import group_name  # slow to import
+    from perphd.domain.suggestion import Suggestion
     from perphd.domain.wire import decode
 
     found = decode(tuple[Suggestion, ...], data["suggestions"])
@@ -49,6 +51,8 @@ def _parts(data: Any) -> Iterator[Part]:
 def _gain_cells(gains: tuple[Gain, ...]) -> tuple[str, str, str]:
     if not gains:
         return "-", "-", "-"
+    from perphd.control.numbers import duration
+
     most = max(gains, key=lambda gain: gain.named_s)
     return f"{most.lra} for {duration(most.named_s)}", _times(most.work_ratio), _times(most.delay_ratio)
 

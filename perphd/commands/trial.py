@@ -58,7 +58,7 @@ def start(
     application is harmed, and when the mode, the workloads or the policy are changed. Afterwards the earlier modes
     apply again. It continues after a restart of perphd, unless the configured modes have changed.
     """
-    from perphd.control.render import duration
+    from perphd.control.numbers import duration
     from perphd.domain.wire import decode
     from perphd.trial.design import DEFAULT_BOUND_PCT, DesignRefused, Request
     from perphd.trial.record import TrialRecord

@@ -5,16 +5,17 @@ Uses only the standard library, so that perphctl starts quickly.
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-import socket
 import urllib.parse
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perphd.domain.errors import PerphError
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
 
 DEFAULT_SOCKET = "/run/perphd/perphd.sock"
 SOCKET_VARIABLE = "PERPHD_SOCKET"
@@ -51,17 +52,6 @@ class Refused(PerphError):
         if (allowed := error.get("allowed", "")) and allowed not in text:
             text += f" (allowed: {allowed})"
         super().__init__(text)
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 class Client:
@@ -119,8 +109,12 @@ class Client:
     @contextmanager
     def _request(
         self, method: str, route: str, body: Mapping[str, Any] | None, timeout_s: float | None = None
-    ) -> Iterator[http.client.HTTPResponse]:
-        connection = _UnixConnection(self.path, self._timeout_s if timeout_s is None else timeout_s)
+    ) -> Iterator[HTTPResponse]:
+        from http.client import HTTPException  # imported here so that perphctl starts quickly
+
+        from perphd.control.unix_http import UnixConnection
+
+        connection = UnixConnection(self.path, self._timeout_s if timeout_s is None else timeout_s)
         data = None if body is None else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
@@ -137,12 +131,12 @@ class Client:
                 f"no daemon answers on {self.path} ({reason}); "
                 f"is perphd running? (--socket or {SOCKET_VARIABLE} names another socket)"
             ) from exc
-        except (OSError, http.client.HTTPException) as exc:
+        except (OSError, HTTPException) as exc:
             raise Unreachable(f"{self.path}: {exc}") from exc
         finally:
             connection.close()
 
-    def _json(self, response: http.client.HTTPResponse, data: bytes) -> Any:
+    def _json(self, response: HTTPResponse, data: bytes) -> Any:
         try:
             answer = json.loads(data)
         except ValueError as exc:

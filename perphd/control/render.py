@@ -6,19 +6,21 @@ import datetime
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from perphd.control.numbers import NONE, number
 from perphd.control.table import Cell, Part, Styled, table, text
 from perphd.control.verdict import verdict
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
-from perphd.domain.capability import Area, Capability
-from perphd.domain.control import Pause
+from perphd.domain.capability import Area
 from perphd.domain.decision import Health
-from perphd.domain.reading import Reading, available
-from perphd.domain.status import AgentStatus, SelfCost, TrialStatus, WorkloadStatus
-from perphd.domain.topology import Topology
+from perphd.domain.reading import available
 from perphd.domain.units import format_bytes
 from perphd.domain.workload import Mode
 
 if TYPE_CHECKING:
+    from perphd.domain.capability import Capability
+    from perphd.domain.control import Pause
+    from perphd.domain.status import AgentStatus, SelfCost, TrialStatus, WorkloadStatus
+    from perphd.domain.topology import Topology
     from perphd.isolation.restore_report import RestoreReport  # its package loads asyncio
 
 HEALTH_STYLE = {
@@ -29,7 +31,6 @@ HEALTH_STYLE = {
     Health.UNKNOWN: "dim",
 }
 _AREAS = {Area.MEASURE: "Measuring", Area.ENFORCE: "Enforcing", Area.SERVICE: "Running as a service"}
-NONE = "-"
 
 
 def doctor_parts(
@@ -139,27 +140,6 @@ def settings_text(settings: Settings) -> str:
     if settings.frozen is not KEEP:
         words.append("frozen" if settings.frozen else "not frozen")
     return ", ".join(words) if words else "as found"
-
-
-def duration(seconds: float) -> str:
-    """Text such as ``2 h 03 min``."""
-    whole = max(0, round(seconds))
-    if whole < 120:
-        return f"{whole} s"
-    if whole < 7200:
-        return f"{whole // 60} min"
-    if whole < 172800:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
-
-
-def number(reading: Reading, unit: str = "") -> str:
-    """A number with three to four digits; ``-`` if there is none."""
-    if not available(reading):
-        return NONE
-    size = abs(reading)
-    shown = f"{reading:.0f}" if size >= 100 else f"{reading:.3g}"
-    return f"{shown} {unit}".rstrip()
 
 
 def delay_unit(source: str) -> str:

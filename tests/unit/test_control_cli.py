@@ -25,7 +25,8 @@ from perphd.commands.render_model import BAR, bar
 from perphd.commands.render_status import status_parts
 from perphd.commands.sim import sim
 from perphd.control.client import Client, NotPermitted, Refused, Unreachable
-from perphd.control.render import NONE, duration, limitations, number, settings_text
+from perphd.control.numbers import NONE, duration, number
+from perphd.control.render import limitations, settings_text
 from perphd.control.table import Styled, Table, plain, table, text, with_bars_within
 from perphd.domain.allocation import UNTOUCHED
 from perphd.domain.decision import Action, Outcome
@@ -323,7 +324,26 @@ def test_a_reader_that_leaves_early_is_no_error_to_talk_about(served: Served):
 
 
 def test_heavy_modules_stay_out():
-    code = "import sys, perphd.commands.cli; print(sorted({'rich', 'aiohttp', 'numpy', 'asyncio'} & set(sys.modules)))"
+    heavy = {
+        "rich",
+        "aiohttp",
+        "numpy",
+        "asyncio",
+        "http.client",
+        "perphd.domain.status",
+        "perphd.cluster.document",
+    }
+    code = f"import sys, perphd.commands.cli; print(sorted({heavy} & set(sys.modules)))"
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_init_needs_no_numpy():
+    code = (
+        "import sys, perphd.commands.init_check, perphd.host.survey, perphd.host.tcp_latency\n"
+        "print(sorted({'numpy', 'perphd.domain.status', 'perphd.host.capabilities'} & set(sys.modules)))"
+    )
     root = str(Path(__file__).parents[2])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
     assert done.stdout.strip() == "[]"
@@ -336,7 +356,7 @@ def test_a_socket_that_may_not_be_opened(monkeypatch: pytest.MonkeyPatch):
     def refuse(_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("perphd.control.client._UnixConnection.connect", refuse)
+    monkeypatch.setattr("perphd.control.unix_http.UnixConnection.connect", refuse)
     with pytest.raises(NotPermitted, match="read group"):
         Client("/run/x").get("status")
 

@@ -16,7 +16,7 @@ from perphd.commands.top.rows import ORDERS, batch_columns, lra_columns, ordered
 from perphd.commands.top.state import State
 from perphd.commands.top.widgets import Lines, Rows, cell_of, lines_of, strip_of
 from perphd.commands.view import BatchView, LraView
-from perphd.control.render import duration
+from perphd.control.numbers import duration
 from perphd.control.table import Styled, clean
 
 TALL: Final = 34

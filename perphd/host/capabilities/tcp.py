@@ -19,7 +19,7 @@ _COST: Final = 'no rate and latency by source = "tcp"; the other sources of [lra
 
 def tcp_refusal() -> str:
     """Reason why this machine cannot load the programs; empty if it can. Loads and discards them without attaching."""
-    from perphd.host.tcp_latency import probe_refusal  # imports numpy
+    from perphd.host.tcp_latency import probe_refusal
 
     return probe_refusal()
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-import numpy.typing as npt
+from perphd.host.tcp_latency.histogram import BUCKETS
 
-from perphd.host.tcp_latency.histogram import BUCKETS, Histogram
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from perphd.host.tcp_latency.histogram import Histogram
 
 SHARDS: Final = 8
 """Copies of every count, selected by CPU modulo this number: little contention, and reading stays cheap."""
@@ -64,6 +67,8 @@ class TcpCounts:
     @classmethod
     def from_memory(cls, counters: memoryview, histograms: memoryview) -> TcpCounts:
         """Add up the shards of the two maps."""
+        import numpy as np  # not needed to find out whether the programs load
+
         by_shard = np.frombuffer(counters, np.uint64, SHARDS * COUNTERS).reshape(SHARDS, COUNTERS)
         buckets = np.frombuffer(histograms, np.uint64, SHARDS * SHARD_BUCKETS).reshape(
             SHARDS, len(Region), BUCKETS

@@ -13,13 +13,16 @@ times.
 from __future__ import annotations
 
 from functools import cache
-from typing import Final
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Final
 
 from perphd.domain.reading import Reading, Unavailable
 from perphd.host.bpf.assembler import Assembler, Register
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Histogram = npt.NDArray[np.uint32]
 
 UNIT_SHIFT: Final = 10
 """One unit is 2**10 ns."""
@@ -30,8 +33,6 @@ _SUB_SHIFT: Final = 6
 _STEPS: Final = (16, 8, 4, 2, 1)
 BUCKETS: Final = SUB_BUCKETS * 20 + 2 * SUB_BUCKETS
 """The first 128 units, and twenty octaves above them, which begin at 2**7 ... 2**26."""
-
-Histogram = npt.NDArray[np.uint32]
 
 
 def bucket_of(nanoseconds: int) -> int:
@@ -68,11 +69,15 @@ def emit_bucket(code: Assembler, result: Register, scratch: Register, labels: st
 
 @cache
 def _bounds_ms() -> npt.NDArray[np.float64]:
+    import numpy as np  # slow to import
+
     return np.array([lower_bound_ns(bucket) for bucket in range(BUCKETS + 1)]) / 1e6
 
 
 def percentile_ms(histogram: Histogram, share: float) -> Reading:
     """The time in ms below which this share of the requests lies, interpolated within its bucket."""
+    import numpy as np
+
     upto = np.cumsum(histogram, dtype=np.uint64)
     total = int(upto[-1])
     if total == 0:
