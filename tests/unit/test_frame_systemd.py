@@ -6,6 +6,7 @@ import configparser
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,25 @@ def test_the_package_has_the_version_and_the_pins_of_the_project() -> None:
     assert packaged.items() <= pins[1].items(), "make lock"
     assert {"systemd-python", "dbus-fast", "pyroute2"} <= packaged.keys()
     assert not {"highspy", "lightgbm", "river", "scipy"} & packaged.keys()
+
+
+def test_installing_compiles_whatever_the_daemons_start_imports() -> None:
+    later = re.search(r"(?m)^later='\^/usr/lib/perphd/\((.*)\)\\b'$", (DEBIAN / "postinst").read_text())
+    assert later is not None
+    left = re.compile(rf"({later[1]})\b")
+    code = (
+        "import sys, perphd.commands.cli, perphd.commands.daemon, perphd.agent.service, perphd.control.servers\n"
+        "print(*(name.replace('.', '/') for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    found = done.stdout.split()
+    assert "aiohttp" in found
+    # The package has no start-up files; those of a checkout's environment may import anything.
+    start = subprocess.run(
+        [sys.executable, "-c", "import sys; print(*sys.modules)"], capture_output=True, text=True, check=True
+    )
+    assert [name for name in found if left.match(name) and name not in start.stdout.split()] == []
+    assert _unit("perphd.service")["Unit"]["Wants"] == "perphd-bytecode.service"
 
 
 def _pins(path: Path) -> dict[str, str]:

@@ -56,6 +56,12 @@ def test_once_installed_it_runs_confined_and_says_what_this_host_lacks(vm: Vm) -
         "700 root root",
         "640 root root",
     ]
+    vm.wait_until(
+        "test -e /usr/lib/perphd/textual/widgets/__pycache__ && ! systemctl -q is-active perphd-bytecode",
+        "the rest is not compiled",
+        INSTALL_S,
+    )
+    assert vm.sh("systemctl show --value -p Result perphd-bytecode") == "success"
     assert vm.sh("dpkg --verify perphd") == ""
     assert vm.sh("dpkg-query -W -f '${Conffiles}' perphd").split()[0] == "/etc/perphd/perphd.toml"
     exposure = re.search(
