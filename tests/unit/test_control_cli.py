@@ -593,7 +593,10 @@ def test_bars_have_one_length(low: float, more: float, most: float):
 
 def test_bars_give_way_to_figures_on_a_narrow_terminal() -> None:
     def drawn(width: int) -> Table:
-        rows = [("8/8", "█" * 10 + "▒" * 5 + "·" * 5, "0.58"), ("7/8", Styled("█" * 20, "dim"), "1.00")]
+        rows: list[tuple[str | Styled, ...]] = [
+            ("8/8", "█" * 10 + "▒" * 5 + "·" * 5, "0.58"),
+            ("7/8", Styled("█" * 20, "dim"), "1.00"),
+        ]
         return with_bars_within(table("t", ("BATCH ON", "WORK", ""), rows, right=(2,)), width)
 
     assert str(drawn(80).rows[0][1]) == "█" * 10 + "▒" * 5 + "·" * 5
