@@ -213,6 +213,8 @@ def _band(body: dict[str, Any]) -> QosBand:
 
 def _holder(value: object) -> str:
     allowed = f"a name of 1 to {MOST_HOLDER} printable characters, as namespace.pod"
+    if value is None:
+        raise ApiError(Code.REFUSED, "it is missing", "holder", allowed)
     if not isinstance(value, str) or not 0 < len(value) <= MOST_HOLDER or not value.isprintable():
         raise ApiError(Code.REFUSED, f"{show(value)} is not a holder", "holder", allowed)
     return value

@@ -376,6 +376,7 @@ def test_pause_and_resume_say_who_asked(served: Served):
 def test_pause_refuses(served: Served, body: dict[str, Any], status: int, key: str):
     error = error_of(served, "POST", "/v1/pause", body)
     assert (error["status"], error["key"]) == (status, key)
+    assert "reading" not in error["message"]
     assert served.agent.calls == []
 
 

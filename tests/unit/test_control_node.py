@@ -81,6 +81,7 @@ def test_a_reservation_is_committed_by_its_token_and_released(served: Served) ->
     ("change", "key"),
     [
         ({"holder": ""}, "holder"),
+        ({"holder": None}, "holder"),
         ({"holder": "x" * 254}, "holder"),
         ({"generation": "1"}, "generation"),
         ({"generation": True}, "generation"),
@@ -97,6 +98,7 @@ def test_nonsense_is_refused(served: Served, change: dict[str, Any], key: str) -
     body = {"holder": "pod", "cpu": 1.0, "memory": 0, "band": "silver", "generation": now} | change
     status, body = ask(served, "POST", "/v1/reserve", body)
     assert (status, body["error"]["key"]) == (400, key)
+    assert "None" not in body["error"]["message"]
 
 
 def test_what_a_pod_would_cost_and_who_may_reserve(served: Served) -> None:
