@@ -138,13 +138,9 @@ class Models:
             elif life.fresh:
                 self._take_up(spec, life, version, now_s)
             life.fresh = False
-            life.version = (
-                version  # the version of what was learned so far was unknown; assume this one
-            )
+            life.version = version  # the version of what was learned so far was unknown; assume this one
 
-    def _longest_unseen(
-        self, specs: Iterable[WorkloadSpec], now_s: float
-    ) -> list[tuple[WorkloadSpec, Life]]:
+    def _longest_unseen(self, specs: Iterable[WorkloadSpec], now_s: float) -> list[tuple[WorkloadSpec, Life]]:
         """LRAs whose version is due for a check, longest unchecked first, so that long ticks do not starve
         the last ones.
         """

@@ -153,7 +153,11 @@ class LraModel:
         made._work = corrections.restored(made.learner, "work", state.work, now_s, elapsed_s)
         made._delay = corrections.restored(made.learner, "delay", state.delay, now_s, elapsed_s)
         made._batch.restore(state.batch, now_s, elapsed_s)
-        for learned, known in ((made._work, state.work), (made._delay, state.delay), (made._batch, state.batch)):
+        for learned, known in (
+            (made._work, state.work),
+            (made._delay, state.delay),
+            (made._batch, state.batch),
+        ):
             if isinstance(learned, Boosted) and known.boosted is None and known.staged is not None:
                 x, _, y = rows_of(known.staged)
                 if len(y):
@@ -426,9 +430,9 @@ class LraModel:
         cores.
         """
         asked = self._question(_as_seen(allocations), context)
-        answer = self._answer(self._work, asked.prior.work, asked, self.work_gate, corrections.WORK_SD).at_most(
-            _MOST_WORK
-        )
+        answer = self._answer(
+            self._work, asked.prior.work, asked, self.work_gate, corrections.WORK_SD
+        ).at_most(_MOST_WORK)
         if not isinstance(self._work, Staged):
             answer = answer.monotone(asked.allocations, asked.grants)
         return answer.bands()
@@ -436,7 +440,9 @@ class LraModel:
     def predict_delay(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Delay relative to the reference; never rises where work never falls."""
         asked = self._question(_as_seen(allocations), context)
-        return self._answer(self._delay, asked.prior.delay, asked, self.delay_gate, corrections.DELAY_SD).bands()
+        return self._answer(
+            self._delay, asked.prior.delay, asked, self.delay_gate, corrections.DELAY_SD
+        ).bands()
 
     def batch_cores(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Predicted CPU of batch in cores: what sharing leaves it, with the learned correction."""
