@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.cluster.scheduling import optum as module
 from perphd.cluster.scheduling.fleet import Fleet
 from perphd.cluster.scheduling.optum import (
     AS_PRINTED,
     MARGINAL,
+    MatchedColumns,
     OptumSettings,
     host_value,
     optum,
@@ -21,6 +21,7 @@ from perphd.cluster.scheduling.optum import (
 )
 from perphd.cluster.scheduling.profile import PodKind, bucketed, surface_of
 from perphd.cluster.scheduling.together import placed_together
+from perphd.forecast.peaks import matched
 from perphd.forecast.usage_profile import UsageProfile, with_memory
 from tests.unit.cluster_world import GIB, flat, node, pod, pressure, slowdown, used_together
 
@@ -206,14 +207,12 @@ def _random_pod(rng, name):
     )
 
 
-def test_remembered_pairings_are_those_of_the_equation(monkeypatch):
+def test_remembered_pairings_are_those_of_the_equation():
     asked = []
-    direct = module.matched
     pods = [pod(f"p{n}", "abc"[n % 3], cores=1.0 + n % 2) for n in range(7)]
-    columns = module.MatchedColumns(Fleet([], PAIRS))
-    monkeypatch.setattr(module, "matched", lambda host: asked.append(host) or direct(host))
+    columns = MatchedColumns(Fleet([], PAIRS))
+    columns.pairing = lambda host: asked.append(host) or matched(host)
     for count in range(len(pods)):
         found = [columns.cores(pods[:count]), columns.cores(list(reversed(pods[:count])))]
         assert len(asked) == count + 1
         assert found == pytest.approx([predicted_cores(PAIRS, pods[:count], tightest=True)] * 2)
-        asked.pop()

@@ -19,7 +19,7 @@ published one and tighter. It costs a matching for each candidate host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -123,11 +123,12 @@ class MatchedColumns:
     """Pairings of least sum. A sum depends only on the applications and requests of a node's pods, in any order.
 
     The state before a decision is the one after an earlier decision, and a pod that waits asks about the same states
-    again, so most sums are known already.
+    again, so most sums are known already. ``pairing`` computes a sum that is not.
     """
 
     def __init__(self, fleet: Fleet) -> None:
         self._usage = fleet.usage
+        self.pairing: Callable[[HostUsage], float] = matched
         self._least = lru_cache(PAIRINGS_KEPT)(self._matched)
 
     def put(self, row: int, profile: NodeProfile) -> None:
@@ -139,7 +140,7 @@ class MatchedColumns:
 
     def _matched(self, pods: tuple[tuple[str, float], ...]) -> float:
         tenants = [Tenant(application, cores, _NO_USAGE) for application, cores in pods]
-        return matched(HostUsage(tenants, _NO_USAGE, self._usage))
+        return self.pairing(HostUsage(tenants, _NO_USAGE, self._usage))
 
 
 def optum(fleet: Fleet, pod: Pod, rows: Rows, settings: OptumSettings = MARGINAL) -> Scores:

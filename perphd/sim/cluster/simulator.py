@@ -21,6 +21,7 @@ import numpy as np
 from perphd.batch.sharing import MemoryUser, evicted
 from perphd.cluster.scheduling.distribution import FLEET_CELLS
 from perphd.cluster.scheduling.fleet import BaseColumns, Fleet
+from perphd.cluster.scheduling.optum import MatchedColumns
 from perphd.cluster.scheduling.placement import (
     PlacementDecision,
     PlacementSettings,
@@ -30,6 +31,7 @@ from perphd.cluster.scheduling.placement import (
 )
 from perphd.cluster.scheduling.profile import NodeProfile, Pod, PodKind
 from perphd.forecast.grid import GridDistribution, added, nothing, of_outcomes
+from perphd.forecast.peaks import HostUsage
 from perphd.qos.bands import QosBand
 from perphd.sim.cluster.bands import CopperOffers, CopperSettings
 from perphd.sim.cluster.contention import BY_POD, Conditions, NodeModel, part_of, put_back
@@ -60,7 +62,7 @@ class FleetSettings:
     found. ``agents``: judge services beside the same node without batch, and act on nodes if they are active; None:
     ``targets.late_services``. ``rounds``: of the node model a tick. ``together``: places up to ``group`` waiting
     services at once, in place of the policy. ``copper``: batch is placed by the nodes' offers to copper, in place of
-    the policy.
+    the policy. ``pairing``: computes the sums of Optum's least pairs; None: the product's own.
     """
 
     placement: PlacementSettings
@@ -74,6 +76,7 @@ class FleetSettings:
     together: Callable[[Sequence[NodeProfile], Sequence[Pod]], Sequence[str | None]] | None = None
     group: int = 15
     copper: CopperSettings | None = None
+    pairing: Callable[[HostUsage], float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +158,8 @@ class FleetSimulator:
         )  # fmt: skip
         self._made: dict[int, Pod] = {}
         self._fleet = Fleet([self._profile(row) for row in range(nodes)], self._learned.usage)
+        if settings.pairing is not None:
+            self._fleet.columns(MatchedColumns).pairing = settings.pairing
         self._learner = self._made_learner() if settings.learn else None
         self._copper = None if settings.copper is None else CopperOffers(nodes, machine, settings.copper)
         self._new: set[int] = set()

@@ -20,6 +20,7 @@ from perphd.sim.cluster.bands import CopperSettings
 from perphd.sim.cluster.fleet_workload import FleetShape, FleetWorkload, drawn
 from perphd.sim.cluster.learning import Learned
 from perphd.sim.cluster.simulator import FleetRun, FleetSettings, FleetSimulator
+from tools.bench.fleet.least_pairs import least_pairs
 from tools.bench.fleet.medea import GROUP_PODS, medea
 
 SHAPE: Final = FleetShape(nodes=6, hours=0.75, service_requests=0.6, jobs_per_h=1000, memory_per_core=1.2)
@@ -75,7 +76,7 @@ def _of_seed(seed: int, shape: FleetShape) -> tuple[FleetWorkload, Learned | Non
 def _run(
     workload: FleetWorkload, shape: FleetShape, policy: str, learned: Learned | None, *, learn: bool = False
 ) -> FleetRun:
-    settings = FleetSettings(PlacementSettings(policy), cycle_s=CYCLE_S, learn=learn)
+    settings = FleetSettings(PlacementSettings(policy), cycle_s=CYCLE_S, learn=learn, pairing=least_pairs)
     if policy == MEDEA:
         settings = FleetSettings(
             PlacementSettings("balanced"), cycle_s=CYCLE_S, learn=learn, together=medea, group=GROUP_PODS
