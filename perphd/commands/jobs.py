@@ -13,6 +13,7 @@ import click
 from perphd.commands.base import EXIT_FAILED, Out, command
 from perphd.commands.number import Number
 from perphd.commands.pause import Duration
+from perphd.control.client import Unreachable
 from perphd.domain.errors import ParseError, PerphError
 from perphd.domain.units import parse_size_bytes
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 KEPT_VARIABLES: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ")
 """Variables passed to every job, with LC_*. Others need --env, because an environment may hold secrets."""
 POLL_S: Final = 0.5
+SILENCE_S: Final = 300.0
+"""Time for which a waiting command asks a daemon that does not answer."""
+ABSENT_S: Final = 60.0
+"""The same where a daemon has answered and is gone: an upgrade of the package takes less."""
 _RANGE: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 MOST_NAMED: Final = 10_000
 MOST_LINES: Final = 10
@@ -218,6 +223,7 @@ def wait(out: Out, numbers: tuple[str, ...]) -> None:
     """Wait until jobs have ended.
 
     Exits with the status of the first job that failed, or with 1 if that job was cancelled or its status is unknown.
+    A restart of the daemon does not end it.
     """
     _wait(out, [number for text in numbers for number in _numbers(text)])
 
@@ -297,11 +303,11 @@ def _wait(out: Out, numbers: list[int]) -> None:
     ended: list[JobRow] = []
     with waiting(len(numbers), not out.as_json) as tell:
         for number in numbers:
-            row = _row(out, number)
+            row = _patient_row(out, number, answered=bool(ended))
             while not row.state.ended:
                 tell(len(ended), row)
                 time.sleep(POLL_S)
-                row = _row(out, number)
+                row = _patient_row(out, number, answered=True)
             ended.append(row)
     from perphd.domain.wire import encode
 
@@ -322,6 +328,23 @@ def _show(out: Out, number: int) -> None:
 
 def _row(out: Out, number: int) -> JobRow:
     return _decoded(out.client.get(f"jobs/{number}"))
+
+
+def _patient_row(out: Out, number: int, *, answered: bool) -> JobRow:
+    """The job, also if the daemon is too busy to answer, or is being restarted after it has ``answered`` once.
+
+    Jobs go on meanwhile.
+    """
+    began_s = time.monotonic()
+    while True:
+        try:
+            return _row(out, number)
+        except Unreachable as exc:
+            absent = not isinstance(exc.__cause__, TimeoutError)
+            patience_s = SILENCE_S if not absent else ABSENT_S if answered else 0.0
+            if time.monotonic() - began_s >= patience_s:
+                raise
+            time.sleep(POLL_S)
 
 
 def _decoded(data: Any) -> JobRow:

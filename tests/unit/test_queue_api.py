@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
-from perphd.control.client import Client, NotPermitted, Refused
+from perphd.commands.cli import cli
+from perphd.control.client import Client, NotPermitted, Refused, Unreachable
 from perphd.control.limits import Limits
 from tests.unit.control_fake import ADMIN, READER, ROOT, SUBMITTER, Served, serving
 from tests.unit.queue_world import GIB, World
@@ -134,3 +137,49 @@ def test_without_a_queue_it_says_how_to_get_one(served: Served) -> None:
         Client(served.socket).get("jobs")
     assert refused.value.error["key"] == "queue.enabled"
     served.agent.queue = queue
+
+
+def test_a_waiting_command_outlives_a_restart_of_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([_late(), _row("running"), _gone(), _gone(), _late(), _row("done")])
+    assert _waited(answers, monkeypatch).exit_code == 0
+    assert next(answers, None) is None
+
+
+def test_where_no_daemon_is_at_first_or_for_long_a_waiting_command_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert _waited(iter([_gone()]), monkeypatch).exit_code == 3
+    started = [_row("running")]
+    assert _waited(itertools.chain(started, itertools.repeat(_gone())), monkeypatch).exit_code == 3
+
+
+def _late() -> Unreachable:
+    exc = Unreachable("it took too long")
+    exc.__cause__ = TimeoutError()
+    return exc
+
+
+def _gone() -> Unreachable:
+    exc = Unreachable("no daemon answers")
+    exc.__cause__ = FileNotFoundError()
+    return exc
+
+
+def _row(state: str) -> dict[str, Any]:
+    return {"job": {"id": 1, "name": "a", "state": state, "detail": None}}
+
+
+def _waited(answers: Iterator[Any], monkeypatch: pytest.MonkeyPatch) -> Result:
+    """What ``perphctl wait 1`` does with these answers; a second passes between any two looks at the clock."""
+
+    def get(_client: Client, _route: str, **_query: object) -> Any:
+        answer = next(answers)
+        if isinstance(answer, Unreachable):
+            raise answer
+        return answer
+
+    clock = itertools.count()
+    monkeypatch.setattr(Client, "get", get)
+    monkeypatch.setattr("perphd.commands.jobs.time.sleep", lambda _s: None)
+    monkeypatch.setattr("perphd.commands.jobs.time.monotonic", lambda: float(next(clock)))
+    return CliRunner().invoke(cli, ["wait", "1"])
