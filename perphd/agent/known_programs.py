@@ -148,6 +148,11 @@ def is_system(process: ProcessFact) -> bool:
     return program in SYSTEM or process.name in SYSTEM or program.startswith(("systemd-", "(sd-"))
 
 
+def is_perphds(unit: str) -> bool:
+    """True for the units of perphd's package, and for those of the batch queue's jobs, which it limits anyway."""
+    return unit.startswith(("perphd.", "perphd-"))
+
+
 def server_of(process: ProcessFact) -> Server | None:
     """The server that this process is; None if it neither listens nor is a known server."""
     program = program_of(process)

@@ -19,6 +19,7 @@ from perphd.agent.known_programs import (
     JAVA_OTHER,
     OTHER,
     Server,
+    is_perphds,
     is_system,
     program_of,
     server_of,
@@ -78,7 +79,7 @@ def propose(facts: HostFacts, declared: Sequence[WorkloadSpec] = ()) -> Proposal
     left: list[LeftOut] = []
     groups = sorted(facts.groups, key=lambda group: group.cgroup)
     for group in groups:
-        if any(relation_of(group.cgroup, own) for own in facts.own):
+        if any(relation_of(group.cgroup, own) for own in facts.own) or is_perphds(group.unit):
             continue
         item = _lra(group, facts) or _batch(group, facts)
         if isinstance(item, LeftOut):
@@ -279,7 +280,7 @@ def _timers(facts: HostFacts, found: Sequence[Proposed]) -> list[Proposed]:
     proposed = []
     for unit in sorted(facts.timed - HOUSEKEEPING):
         match = _match(f"unit:{unit}")
-        if match is None or match in there or unit.startswith("systemd-"):
+        if match is None or match in there or unit.startswith("systemd-") or is_perphds(unit):
             continue
         spec = WorkloadSpec(_clean(unit.removesuffix(".service")), Kind.BATCH, cgroup="", match=match)
         proposed.append(Proposed(spec, f"a timer starts {unit}, which does not run now", False))

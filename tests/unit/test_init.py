@@ -262,6 +262,14 @@ def test_no_two_are_in_each_other_s_way_and_perphd_is_in_none(facts: HostFacts):
         assert not any(relation_of(item.cgroup, other.cgroup) for other in placed[:n])
 
 
+def test_units_of_perphds_own_package_are_not_proposed():
+    busy = ProcessFact(9, "python3", ("/usr/bin/python3", "-m", "compileall"), 0.9, 1 << 20, nice=19)
+    group = GroupFact("/system.slice/perphd-bytecode.service", (busy,), "perphd-bytecode.service")
+    other = replace(group, cgroup="/system.slice/reports.service", unit="reports.service")
+    facts = HostFacts(2, (group, other), frozenset({"perphd-ship.service"}))
+    assert [item.spec.match for item in propose(facts).workloads] == ["unit:reports.service"]
+
+
 @settings(max_examples=100, deadline=None)
 @given(_HOST)
 def test_what_a_proposal_declares_is_not_proposed_again(facts: HostFacts):
