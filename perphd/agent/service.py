@@ -77,17 +77,20 @@ class Service:
         agent = self._simulated() if self._config.host.kind == "simulated" else self._real()
         self._notifier.starting("opening the socket")
         server = self._serve(agent, lambda by: self._reload(agent, by))
+        testing: asyncio.Task[None] | None = None
         try:
             self._watch_signals(agent)  # before any other process can know that it runs, and stop it
             await server.start()
             asyncio.get_running_loop().set_exception_handler(Complaints(time.monotonic))
             self._notifier.ready(f"{self._config.daemon.mode}, {self._config.count} workloads")
-            agent.test_detector()
+            testing = asyncio.create_task(asyncio.to_thread(agent.test_detector))  # rounds do not wait for it
             spare_the_start()
             log.info("ready: mode %s, policy %s", self._config.daemon.mode, self._config.daemon.policy)
             await self._loop(agent)
         finally:
             self._notifier.stopping()
+            if testing is not None:
+                testing.cancel()
             try:
                 await server.stop()
             finally:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -207,9 +209,17 @@ async def test_every_step_of_a_slow_start_gets_time_and_readiness_waits_for_no_s
 
     class Tested(FakeAgent):
         def test_detector(self) -> None:
+            assert threading.current_thread() is not threading.main_thread(), "rounds would wait for it"
+            tested.wait(30.0)
             done.append("the detector is tested")
-            raise OSError("that is all")
+            loop.call_soon_threadsafe(service._stop.set)
 
+    async def rounds(agent: FakeAgent) -> None:
+        done.append("the first round")
+        tested.set()
+        await service._stop.wait()
+
+    tested, loop = threading.Event(), asyncio.get_running_loop()
     service, agent = service_of(Answering(None, None)), Tested()
     service._notifier._daemon = Systemd()
 
@@ -219,14 +229,15 @@ async def test_every_step_of_a_slow_start_gets_time_and_readiness_waits_for_no_s
 
     monkeypatch.setattr(service, "_real", real)
     monkeypatch.setattr(service, "_watch_signals", lambda agent: None)
-    with pytest.raises(OSError, match="that is all"):
-        await service.run()
+    monkeypatch.setattr(service, "_loop", rounds)
+    await service.run()
     assert [text.partition("\n")[0] for text in done] == [
         "EXTEND_TIMEOUT_USEC=60000000",
         "restored",
         "EXTEND_TIMEOUT_USEC=60000000",
         "the socket answers",
         "READY=1",
+        "the first round",
         "the detector is tested",
         "STOPPING=1",
     ]
