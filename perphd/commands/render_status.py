@@ -24,7 +24,7 @@ from perphd.control.render import (
     settings_text,
     trial_text,
 )
-from perphd.control.table import WIDTH, Cell, Part, Styled, Table, folded, plain, table, text
+from perphd.control.table import WIDTH, Cell, Part, Styled, folded, plain, table, text
 from perphd.domain.allocation import IDLE, Allocation, CpuInstrument
 from perphd.domain.condition import BatchCondition, LraCondition
 from perphd.domain.decision import AWAITED, Action, Cause, Health
@@ -85,7 +85,7 @@ def status_parts(status: AgentStatus, now_s: float, verbose: bool = False) -> li
     if verbose:
         parts.append(text(*(Styled(line, "dim") for line in _itself(status))))
     if lras:
-        parts.append(_lras([lra_row(item, status) for item in lras]))
+        parts += _lras([lra_row(item, status) for item in lras])
         if lines := [line for item in lras for line in why_lines(item, status, now_s, verbose)]:
             parts.append(text(*(part for line in lines for part in folded(line))))
     if batch:
@@ -218,17 +218,30 @@ def lra_row(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, ...]:
     )
 
 
-def _lras(rows: Sequence[tuple[Cell, ...]]) -> Table:
+def _lras(rows: Sequence[tuple[Cell, ...]]) -> list[Part]:
     """The LRAs; less important columns are dropped if the table would be wider than a terminal."""
-    made = table("", LRA_HEADS, rows, right=range(2, 7))
-    for count in range(1, len(_DROPPED) + 1):
-        if all(len(line) <= WIDTH for line in plain([made]).splitlines()):
-            break
+
+    def without(count: int) -> tuple[list[str], list[list[Cell]], list[int]]:
         columns = [n for n, head in enumerate(LRA_HEADS) if head not in _DROPPED[:count]]
         right = [place for place, n in enumerate(columns) if 2 <= n <= 6]
-        heads = [LRA_HEADS[n] for n in columns]
-        made = table("", heads, [[row[n] for n in columns] for row in rows], right=right)
-    return made
+        return [LRA_HEADS[n] for n in columns], [[row[n] for n in columns] for row in rows], right
+
+    for count in range(len(_DROPPED) + 1):
+        heads, kept, right = without(count)
+        made = table("", heads, kept, right=right)
+        if _fits(made):
+            return [made]
+    return _last_below(*without(len(_DROPPED)))
+
+
+def _fits(part: Part) -> bool:
+    return all(len(line) <= WIDTH for line in plain([part]).splitlines())
+
+
+def _last_below(heads: Sequence[str], rows: Sequence[Sequence[Cell]], right: Sequence[int]) -> list[Part]:
+    """A table whose last column is too long for a terminal: its cells follow as lines."""
+    short = table("", heads[:-1], [row[:-1] for row in rows], right=right)
+    return [short, text(*(part for row in rows for part in folded(f"{row[0]}: {row[-1]}")))]
 
 
 def _health_cell(item: WorkloadStatus) -> Styled:
@@ -256,12 +269,8 @@ def compact(reading: Reading, unit: str = "") -> str:
 def _batch(items: Sequence[WorkloadStatus], status: AgentStatus) -> list[Part]:
     """Batch in a table; settings in force follow below if too long for a column."""
     rows = [batch_row(item, status) for item in items]
-    table_of = table("", BATCH_HEADS, rows, right=range(2, 5))
-    if all(len(line) <= WIDTH for line in plain([table_of]).splitlines()):
-        return [table_of]
-    below = [f"{row[0]}: {row[-1]}" for row in rows]
-    short = table("", BATCH_HEADS[:-1], [row[:-1] for row in rows], right=range(2, 5))
-    return [short, text(*(part for line in below for part in folded(line)))]
+    made = table("", BATCH_HEADS, rows, right=range(2, 5))
+    return [made] if _fits(made) else _last_below(BATCH_HEADS, rows, range(2, 5))
 
 
 def batch_row(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, ...]:

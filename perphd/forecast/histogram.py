@@ -143,7 +143,7 @@ def shares_to(histogram: Histogram, values: Floats) -> Floats:
     at = _scaled_many(histogram.scale, values)
     left = np.clip(np.searchsorted(knots, at, side="right") - 1, 0, len(knots) - 2)
     width = knots[left + 1] - knots[left]
-    z = np.clip((at - knots[left]) / np.where(width > 0, width, 1.0), 0.0, 1.0)
+    z = np.clip(at - knots[left], 0.0, width) / np.where(width > 0, width, 1.0)
     start, slope = weights[left], weights[left + 1] - weights[left]
     found = sums[left] + start * z + slope * z * z / 2
     shares = np.asarray(found / histogram.count, dtype=np.float64)

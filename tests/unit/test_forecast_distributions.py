@@ -61,6 +61,13 @@ def test_the_published_example_of_five_bins() -> None:
     assert quantiles(merged, np.array([1 / 3, 2 / 3])) == pytest.approx([15.223, 28.963], abs=5e-4)
 
 
+def test_values_that_nearly_coincide_divide_nothing_beyond_a_number() -> None:
+    histogram = of_values([0.0, 2.225e-309, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], bins=10)
+    with np.errstate(all="raise"):
+        assert share_to(histogram, -1.0) == 0.0
+        assert share_to(histogram, 6.5) > share_to(histogram, 0.1) > 0.0
+
+
 @given(VALUES, st.sampled_from(Scale))
 def test_number_sum_and_extremes_are_exact_and_the_share_rises(values: list[float], scale: Scale) -> None:
     histogram = of_values(values, scale, bins=10)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from perphd.commands import admission as cli_admission
@@ -88,6 +88,10 @@ _HOST = HostAccount(
     st.sampled_from(["mysql", "elasticsearch"]),
     st.booleans(),
 )
+@example(
+    Health.SUSPECT, Cause.MBW, Allocation(CpuGrant(96, 10, 100, False), 1 << 34, 4, 10),
+    Allocation(CpuGrant(96, 1, 100, False), 0, 0, 10), 174894.0, "mysql", False,
+)  # fmt: skip
 def test_status_fits_80_columns(
     health: Health, cause: Cause, now: Allocation, wanted: Allocation, rate: float, name: str, verbose: bool
 ):
