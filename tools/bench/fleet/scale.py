@@ -13,7 +13,7 @@ from perphd.cluster.scheduling.placement import PlacementSettings
 from perphd.sim.cluster.fleet_workload import FleetShape, drawn
 from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
 
-FLEETS: Final = ((126, 0.5, 4.0), (1258, 0.5, 4.0), (12583, 0.5, 4.0), (6000, 0.17, 0.42))
+FLEETS: Final = ((126, 0.5, 4.0), (1258, 0.5, 4.0), (12583, 0.5, 4.0), (6000, 0.17, 0.36))
 """Nodes, hours, and the median request of an application, in cores."""
 DECISIONS: Final = 500
 
