@@ -21,7 +21,7 @@ from perphd.cluster.scheduling.optum import (
 )
 from perphd.cluster.scheduling.profile import PodKind, bucketed, surface_of
 from perphd.cluster.scheduling.together import placed_together
-from perphd.forecast.peaks import matched
+from perphd.forecast.peaks import HostUsage, matched
 from perphd.forecast.usage_profile import UsageProfile, with_memory
 from tests.unit.cluster_world import GIB, flat, node, pod, pressure, slowdown, used_together
 
@@ -209,9 +209,14 @@ def _random_pod(rng, name):
 
 def test_remembered_pairings_are_those_of_the_equation():
     asked = []
+
+    def counted(host: HostUsage) -> float:
+        asked.append(host)
+        return matched(host)
+
     pods = [pod(f"p{n}", "abc"[n % 3], cores=1.0 + n % 2) for n in range(7)]
     columns = MatchedColumns(Fleet([], PAIRS))
-    columns.pairing = lambda host: asked.append(host) or matched(host)
+    columns.pairing = counted
     for count in range(len(pods)):
         found = [columns.cores(pods[:count]), columns.cores(list(reversed(pods[:count])))]
         assert len(asked) == count + 1
