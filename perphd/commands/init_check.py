@@ -13,11 +13,13 @@ from perphd.domain.errors import PerphError
 from perphd.domain.reading import Awaited, Reading, Unavailable, available
 from perphd.domain.workload import SliSpec
 from perphd.host.cgroup.hierarchy import Hierarchies
-from perphd.monitor.sli import open_source
+from perphd.monitor.sli import OPTIONS, open_source
 
 BETWEEN_S = 1.2
 """Time between two queries: a rate needs both, and PostgreSQL reports once a second."""
 _WITHIN_S = 15.0
+_ANSWER_S = 6.0
+"""Time for one answer: the first connects and loads the client's library, on a host that may be busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ async def measure(items: Sequence[Proposed], hierarchies: Hierarchies) -> tuple[
 
 async def _ask(item: Proposed, hierarchies: Hierarchies) -> Measured:
     assert item.spec.sli is not None
-    spec, name = _with_what_exists(item.spec.sli), item.spec.name
+    spec, name = with_what_exists(item.spec.sli), item.spec.name
     try:
         source = open_source(spec, item.cgroup, hierarchies)
     except PerphError as exc:
@@ -64,11 +66,14 @@ def answers(measured: Measured) -> bool:
     return available(measured.rate_per_s) or isinstance(measured.rate_per_s, Awaited)
 
 
-def _with_what_exists(spec: SliSpec) -> SliSpec:
+def with_what_exists(spec: SliSpec) -> SliSpec:
     """The source without a password file that does not exist yet, since some servers admit root without one,
-    and without tcp.
+    without tcp, and with time for each answer.
     """
     path = spec.get("password_file")
     missing = {"password_file"} if path and not Path(path).exists() else set()
     without = missing | ({"latency"} if spec.get("latency") == "tcp" else set())
-    return replace(spec, options=tuple(pair for pair in spec.options if pair[0] not in without))
+    options = {key: value for key, value in spec.options if key not in without}
+    if any(option.key == "timeout_s" for option in OPTIONS[spec.source]):
+        options.setdefault("timeout_s", f"{_ANSWER_S:g}")
+    return replace(spec, options=tuple(sorted(options.items())))

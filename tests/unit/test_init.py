@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from perphd.agent.known_programs import BATCH, CRON, HOUSEKEEPING, PROGRAMS, SYSTEM
 from perphd.agent.proposal import config_text, password_path, propose
 from perphd.commands import init as cli_init
+from perphd.commands import init_check
 from perphd.commands.cli import cli
 from perphd.commands.init_check import Measured
 from perphd.config.file import load, parse
 from perphd.config.workloads import relation_of
 from perphd.domain.host_facts import GroupFact, HostFacts, ProcessFact
 from perphd.domain.reading import NOT_MEASURED, Unavailable
-from perphd.domain.workload import Kind, Touch
+from perphd.domain.workload import Kind, SliSpec, Touch
 from perphd.host.cgroup.hierarchy import Hierarchies, Layout
 from perphd.host.survey import timed_units
 
@@ -278,6 +279,13 @@ def test_what_a_proposal_declares_is_not_proposed_again(facts: HostFacts):
     again = propose(facts, (*config.workloads, *config.matches))
     before = {(item.spec.cgroup, item.spec.match) for item in first.workloads if item.sure}
     assert not before & {(item.spec.cgroup, item.spec.match) for item in again.workloads}
+
+
+def test_a_busy_server_has_time_to_answer():
+    asked = init_check.with_what_exists(SliSpec("redis", (("socket", "/run/redis.sock"),)))
+    assert float(asked.get("timeout_s")) > 1.0
+    assert init_check.with_what_exists(SliSpec("redis", (("timeout_s", "2"),))).get("timeout_s") == "2"
+    assert init_check.with_what_exists(SliSpec("push")) == SliSpec("push")
 
 
 # --- the command --------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_three_commands_lead_to_a_protected_mariadb(vm: Vm) -> None:
     assert 'match = "unit:mariadb.service"' in written
     assert re.search(r'(?m)^match = "(slice:batch.slice|unit:nightly.service)"$', written), written
     assert vm.sh("perphd config check")
-    vm.wait_until(ticked(3), "it does not tick", pause_s=2.0)
+    vm.wait_until(ticked(3), "it does not tick", INSTALL_S, pause_s=2.0)
     status = json.loads(vm.sh("perphctl --json status"))
     assert status["mode"] == "observe"
     assert problems(status) == []
@@ -85,7 +85,7 @@ def test_the_indicator_answers_after_the_account_is_made(vm: Vm) -> None:
     assert "\n[lra.sli]\n" in written, written
     assert "# [lra.sli]" not in written
     assert vm.sh("mariadb -N -e 'SHOW GRANTS FOR perphd@localhost'").startswith("GRANT USAGE ON *.*")
-    vm.wait_until(ticked(5), "it does not tick", pause_s=2.0)
+    vm.wait_until(ticked(5), "it does not tick", INSTALL_S, pause_s=2.0)
     assert problems(json.loads(vm.sh("perphctl --json status"))) == []
 
 
