@@ -205,8 +205,9 @@ class Daemon:
 
 def test_an_lra_pod_is_protected_and_given_back_whatever_restarts(world: World, tmp_path: Path) -> None:
     said = {"perphd.io/tolerance-pct": "12", "perphd.io/band": "silver"}
-    lra = world.pod("db", BURSTS, {"requests": {"cpu": "500m"}}, annotations=said)
-    batch = world.pod("crunch", SPIN, {"requests": {"cpu": "100m"}}, labels={"app": "crunch"})
+    # kubelet's weights favour the batch pod: an LRA that is on target without protection would give it back
+    lra = world.pod("db", BURSTS, {"requests": {"cpu": "20m"}}, annotations=said)
+    batch = world.pod("crunch", SPIN, {"requests": {"cpu": "1"}}, labels={"app": "crunch"})
     before = settings_of(lra, batch)
     daemon = Daemon(world, tmp_path)
     daemon.publish()
@@ -227,7 +228,7 @@ def test_an_lra_pod_is_protected_and_given_back_whatever_restarts(world: World, 
         {"kubelet": world.node.start_kubelet, "containerd": world.node.start_containerd}[restarted]()
         daemon.go_on(30)
         assert daemon.workloads() == named
-    assert protected()
+    assert protected(), daemon.log()
     assert "another program" not in daemon.log()
     world.node.end("perphd")
     assert settings_of(lra, batch) == before
