@@ -17,9 +17,10 @@ from perphd.cluster.scheduling.placement import PlacementSettings
 from perphd.cluster.scheduling.profile import bucketed
 from perphd.qos.event_mode import CopperEvent
 from perphd.sim.cluster.bands import CopperSettings
+from perphd.sim.cluster.fleet_results import FleetRun
 from perphd.sim.cluster.fleet_workload import FleetShape, FleetWorkload, drawn
 from perphd.sim.cluster.learning import Learned
-from perphd.sim.cluster.simulator import FleetRun, FleetSettings, FleetSimulator
+from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
 from tools.bench.fleet.least_pairs import least_pairs
 from tools.bench.fleet.medea import GROUP_PODS, medea
 

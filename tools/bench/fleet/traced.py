@@ -29,8 +29,9 @@ from perphd.domain.reading import Reading, available
 from perphd.domain.trace import TraceRecord, TraceWorkload, WorkloadUse
 from perphd.domain.workload import Kind
 from perphd.sim.cluster.fleet_events import digest
+from perphd.sim.cluster.fleet_results import FleetTick
 from perphd.sim.cluster.fleet_workload import FLEET_NODE, FleetPod, FleetWorkload, batch_type, service_type
-from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator, FleetTick
+from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
 from perphd.sim.node.machine import Machine
 from perphd.sim.node.workload import NodeWorkload
 from tools.bench.fleet.results import write_results
