@@ -440,9 +440,8 @@ class LraModel:
     def predict_delay(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Delay relative to the reference; never rises where work never falls."""
         asked = self._question(_as_seen(allocations), context)
-        return self._answer(
-            self._delay, asked.prior.delay, asked, self.delay_gate, corrections.DELAY_SD
-        ).bands()
+        answer = self._answer(self._delay, asked.prior.delay, asked, self.delay_gate, corrections.DELAY_SD)
+        return answer.bands()
 
     def batch_cores(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Predicted CPU of batch in cores: what sharing leaves it, with the learned correction."""
