@@ -169,8 +169,8 @@ def test_placing_together_comes_within_a_tenth_of_the_exact_optimum():
             fleet.put(node(known.node, (*known.pods, new), cores=16, gib=48))
         one_by_one.append(sum(_value(usage, each.pods) for each in fleet.profiles) / best[255])
         assert together[-1] <= 1 + 1e-9  # the enumeration is exact
-    assert sum(each >= 0.9 for each in together) >= 11
-    assert np.mean(together) >= 0.97
+    assert min(together) >= 0.9
+    assert np.mean(together) >= 0.98
     assert np.mean(one_by_one) < np.mean(together)
 
 

@@ -1,21 +1,23 @@
-"""Pods that wait at the same time, placed together: greedy ascent of Optum's objective, then moves and swaps.
+"""Pods that wait at the same time, placed together: greedy ascent of Optum's objective, then moves and exchanges.
 
-    1. starts: every pod in order of arrival on its best host; and, of all (pod, host), always the pair that gains most
+    1. starts: every pod on its best host, in order of arrival, the largest first, the smallest first; and, of all
+       (pod, host), always the pair that gains most
     2. from each start: while some move of one of these pods, or a swap of two of them, raises the objective, the best
-       one is made
+       one is made; if there is none, the best exchange of up to two pods of one host for up to two of another
     3. of the ends that place most pods, the one of the highest objective
 
 Only pods of this call are moved: none of them has been bound yet. One pod at a time in order of arrival loses more of
 the objective than its marginal form suggests. The product of CPU and memory use rewards full hosts, and Eq. 8 lets a
-pod that completes a pair look cheaper than one that opens the next. On 40 random instances of 4 hosts by 8 pods,
-arrival order alone reached .79 of the exact optimum on average (.60 at least), this search .998 (.947 at least). On 16
-instances with other usage profiles, one of 16 ended below nine tenths (.897).
+pod that completes a pair look cheaper than one that opens the next. Arrival order alone reached .79 of the exact
+optimum on average (.60 at least, 40 random instances of 4 hosts by 8 pods). This search reached .998 on 160 instances,
+120 of which were drawn after it was made: one ended below nine tenths (.885), the next at .949.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import combinations, product
 
 from perphd.cluster.scheduling.optum import MARGINAL, OptumSettings, host_value
 from perphd.cluster.scheduling.profile import NodeProfile, Pod
@@ -58,10 +60,13 @@ def placed_together(
     state = _Hosts(usage, hosts, pods, settings)
     usable = [host for host in range(len(hosts)) if math.isfinite(state.value(host, 0))]
     ends = []
-    for at_once in (False, True):
+    arrived = list(range(len(pods)))
+    large = sorted(arrived, key=lambda pod: -pods[pod].cores)
+    starts = ((arrived, True), (arrived, False), (large, False), (large[::-1], False))
+    for order, at_once in starts:
         state.masks = [0] * len(hosts)
-        _fill(state, usable, len(pods), at_once=at_once)
-        while (step := _best_step(state, usable, len(pods))) is not None:
+        _fill(state, usable, order, at_once=at_once)
+        while step := _best_step(state, usable, len(pods)) or _best_exchange(state, usable, len(pods)):
             for host, mask in step:
                 state.masks[host] = mask
         value = sum(state.value(host, state.masks[host]) for host in usable)
@@ -73,9 +78,9 @@ def placed_together(
     )
 
 
-def _fill(state: _Hosts, usable: Sequence[int], pods: int, *, at_once: bool) -> None:
-    """Put each pod on the host with the largest gain: in order of arrival, or with ``at_once`` the best pair first."""
-    waiting = list(range(pods))
+def _fill(state: _Hosts, usable: Sequence[int], order: Sequence[int], *, at_once: bool) -> None:
+    """Put each pod on the host with the largest gain: in this order, or with ``at_once`` the best pair first."""
+    waiting = list(order)
     while waiting and usable:
         asked = waiting if at_once else waiting[:1]
         gains = [
@@ -107,6 +112,24 @@ def _best_step(state: _Hosts, usable: Sequence[int], pods: int) -> tuple[tuple[i
                     if gained > best:
                         best, found = gained, step
     return found
+
+
+def _best_exchange(state: _Hosts, usable: Sequence[int], pods: int) -> tuple[tuple[int, int], ...] | None:
+    """The exchange of up to two pods of one host for up to two of another that gains most; None if none gains."""
+    best, found = _GAIN, None
+    for a, b in combinations(usable, 2):
+        for one, other in product(_parts(state.masks[a], pods), _parts(state.masks[b], pods)):
+            step = ((a, state.masks[a] ^ one | other), (b, state.masks[b] ^ other | one))
+            gained = state.gain(*step)
+            if gained > best:
+                best, found = gained, step
+    return found
+
+
+def _parts(mask: int, pods: int) -> list[int]:
+    """No pod, each pod and each pair of pods of a host, as masks."""
+    each = [1 << pod for pod in _set(mask, pods)]
+    return [0, *each, *(one | other for one, other in combinations(each, 2))]
 
 
 def _set(mask: int, pods: int) -> list[int]:
