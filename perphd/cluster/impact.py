@@ -24,9 +24,11 @@ from perphd.admission.whatif import whatif
 from perphd.cluster.document import PodImpact, PodLoss, ResourceForecast, ScoreTerm
 from perphd.cluster.node import NodeFacts, NodeUse, forecast_of, node_use, predicted_score, present
 from perphd.cluster.scheduling.optum import SERVICE_WEIGHT
-from perphd.domain.policy import Snapshot, WorkloadView
+from perphd.domain.allocation import Allocation
+from perphd.domain.policy import ModelContext, ResPerfModel, Snapshot, WorkloadView
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.whatif import Arrival
+from perphd.domain.workload import Objective
 from perphd.qos.bands import QosBand
 from perphd.qos.ledger import Amounts, HostLedger
 
@@ -47,6 +49,34 @@ class PodQuestion:
     search: bool = False
 
 
+class PresentScores:
+    """Scores of LRAs without any pod, which all questions between two rounds share."""
+
+    def __init__(self) -> None:
+        self._tick = -1
+        self._known: dict[tuple[str, Allocation, Objective], tuple[ModelContext, float, float]] = {}
+
+    def of(
+        self, snapshot: Snapshot, view: WorkloadView, model: ResPerfModel
+    ) -> tuple[ModelContext, float, float]:
+        """The LRA's context, its score, and the score's support."""
+        if snapshot.tick != self._tick:
+            self._tick = snapshot.tick
+            self._known.clear()
+        now = in_force(snapshot, view)
+        key = view.spec.name, now, view.spec.objective
+        found = self._known.get(key)
+        if found is None:
+            context = model_context(snapshot, view, model)
+            found = self._known[key] = context, *predicted_score(model, view.spec.objective, now, context)
+        return found
+
+
+def in_force(snapshot: Snapshot, view: WorkloadView) -> Allocation:
+    """The LRA's protection, or that of an untouched host."""
+    return view.protection if view.protection is not None else untouched(total_cores(snapshot))
+
+
 def pod_impact(
     snapshot: Snapshot,
     question: PodQuestion,
@@ -54,8 +84,13 @@ def pod_impact(
     ledger: HostLedger,
     settings: PolicySettings,
     use: NodeUse | None = None,
+    scores: PresentScores | None = None,
 ) -> PodImpact:
-    """The effect on every LRA and the node if the pod came now. ``use``: of the snapshot, where it is known."""
+    """The effect on every LRA and the node if the pod came now.
+
+    ``use``: of the snapshot, where it is known. ``scores``: kept from one question to the next.
+    """
+    scores = scores if scores is not None else PresentScores()
     pod = question.amounts
     cores = pod.cpus * cores_per_cpu(snapshot)
     answer = whatif(snapshot, Arrival(cores, pod.memory_bytes), settings) if question.search else None
@@ -64,7 +99,7 @@ def pod_impact(
     losses, suffered, confidence = [], 0.0, 1.0
     for view in lras(snapshot):
         name = view.spec.name
-        loss, before, support = _loss(snapshot, view, cores)
+        loss, before, support = _loss(snapshot, view, cores, scores)
         losses.append(PodLoss(name, loss, effects.get(name)))
         if present(view) is None:
             continue
@@ -117,14 +152,15 @@ def _room(question: PodQuestion, ledger: HostLedger) -> list[str]:
     return [f"it asks for {question.amounts}, and {left} {words}"]
 
 
-def _loss(snapshot: Snapshot, view: WorkloadView, cores: float) -> tuple[Reading, Reading, float]:
+def _loss(
+    snapshot: Snapshot, view: WorkloadView, cores: float, scores: PresentScores
+) -> tuple[Reading, Reading, float]:
     """The share of the score lost with the pod, the score without it, and the support of both."""
     model = view.model
     if present(view) is None or model is None:
         return _UNKNOWN_LOSS, _UNKNOWN_LOSS, 0.0
-    context = model_context(snapshot, view, model)
-    now = view.protection if view.protection is not None else untouched(total_cores(snapshot))
-    before, support = predicted_score(model, view.spec.objective, now, context)
+    context, before, support = scores.of(snapshot, view, model)
+    now = in_force(snapshot, view)
     demand = min(context.batch_demand_cores + cores, context.total_cores)
     after, support_after = predicted_score(
         model, view.spec.objective, now, replace(context, batch_demand_cores=demand)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from perphd.cluster.document import NodeDocument, Reserved
-from perphd.cluster.impact import PodQuestion, pod_impact
+from perphd.cluster.impact import PodQuestion, PresentScores, pod_impact
 from perphd.cluster.node import NodeFacts, NodeUse, amounts, is_protected, node_document, node_use
 from perphd.cluster.reservations import BANDS, NodeLedger, adjusted, closed, offered_bid, opened
 from perphd.config.schema import show
@@ -58,6 +58,7 @@ class NodeRoutes:
     ) -> None:
         self._agent, self._body, self._clock = agent, body, clock
         self._known: tuple[bytes, Forecasts] | None = None
+        self._scores = PresentScores()
         self._ledger: NodeLedger | None = None
         self._waiting: dict[str, asyncio.Future[Holding | Refusal]] = {}
 
@@ -73,7 +74,8 @@ class NodeRoutes:
             raise ApiError(Code.REFUSED, f"{show(search)} is not accepted", "search", "true, false")
         question = PodQuestion(_amounts(body), _band(body), search)
         snapshot, facts, ledger, use = self._now()
-        return encode(pod_impact(snapshot, question, facts, ledger.ledger, self._agent.config.policy, use))
+        policy = self._agent.config.policy
+        return encode(pod_impact(snapshot, question, facts, ledger.ledger, policy, use, self._scores))
 
     async def reserve(self, request: web.Request, peer: Peer) -> Any:
         """POST /v1/reserve: bid for room; the highest score of a window wins."""

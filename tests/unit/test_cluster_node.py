@@ -11,9 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perphd.cluster import impact
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.impact import PodQuestion, pod_impact
-from perphd.cluster.node import WORKLOADS, NodeFacts, NodeUse, copper_offer, node_document, node_use
+from perphd.cluster.node import (
+    WORKLOADS,
+    NodeFacts,
+    NodeUse,
+    copper_offer,
+    node_document,
+    node_use,
+    predicted_score,
+)
 from perphd.cluster.reservations import REFRESH_S, NodeLedger, adjusted, closed, offered_bid, opened
 from perphd.control.node_routes import NodeRoutes
 from perphd.domain.allocation import Allocation, CpuGrant
@@ -330,6 +339,36 @@ def test_a_pod_that_nobody_protects_against_is_refused() -> None:
     ledger = opened(made.last.host.topology, 0, node_use(made.last, NO), 0.0).ledger
     answer = pod_impact(made.last, PodQuestion(Amounts(2.0, 0)), facts(), ledger, made.settings)
     assert any("of its target as it is protected now" in reason for reason in answer.reasons)
+
+
+def test_questions_between_two_rounds_share_the_scores_without_a_pod(
+    world: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Allocation] = []
+    direct = predicted_score
+
+    def counted(model, objective, allocation, context):
+        asked.append(allocation)
+        return direct(model, objective, allocation, context)
+
+    monkeypatch.setattr(impact, "predicted_score", counted)
+    ledger, scores = (
+        opened(world.last.host.topology, 0, node_use(world.last, NO), 0.0).ledger,
+        impact.PresentScores(),
+    )
+
+    def answer(snapshot: Snapshot, cpus: float):
+        pod = PodQuestion(Amounts(cpus, GIB))
+        return pod_impact(snapshot, pod, facts(), ledger, world.settings, scores=scores)
+
+    for cpus, questions in ((1.0, 2), (2.0, 3)):  # with and without the pod; with it alone
+        assert answer(world.last, cpus) == pod_impact(
+            world.last, PodQuestion(Amounts(cpus, GIB)), facts(), ledger, world.settings
+        )
+        del asked[-2:]  # of the answer that shares nothing
+        assert len(asked) == questions
+    answer(replace(world.last, tick=world.last.tick + 1), 1.0)
+    assert len(asked) == 5
 
 
 def test_without_forecasts_a_chance_is_not_made_up(world: Asking) -> None:
