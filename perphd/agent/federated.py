@@ -80,7 +80,7 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What a look at the folder gave.
+    """Result of one look at the folder.
 
     ``answers``: by LRA; None: what the others say cannot be used. ``is_empty``: no other host's document could be read.
     """

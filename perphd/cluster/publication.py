@@ -136,7 +136,7 @@ def offered_level(document: NodeDocument) -> Level:
 
 
 def _most_memory(document: NodeDocument) -> int:
-    """What others leave of 80 % of the host, in bytes; 0 if it is unknown."""
+    """The part of 80 % of the host that others leave, in bytes; 0 if unknown."""
     whole, used, copper = document.capacity.memory_bytes, document.used, document.copper.used
     if not available(whole):
         return 0
