@@ -21,7 +21,7 @@ from tools.lab.stats import spread
 _COLOURS = {
     "alone": "#555555", "native": "#d62728", "sbs-1024": "#ff7f0e", "sbs-64": "#bcbd22", "static": "#9467bd",
     "idle": "#2ca02c", "confined": "#98df8a", "koordinator": "#8c564b", "parties": "#e377c2",
-    "perphd": "#1f77b4", "perphd-30": "#17becf",
+    "perphd": "#1f77b4", "perphd-30": "#17becf", "perphd-tcp": "#0b3d91", "perphd-blind": "#7fb2e5",
 }  # fmt: skip
 
 
