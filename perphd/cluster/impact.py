@@ -17,12 +17,20 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Final
 
-from perphd.admission.context import cores_per_cpu, lras, model_context, total_cores
-from perphd.admission.inferer import VISITED, untouched
+from perphd.admission.context import cores_per_cpu, lras, model_context
+from perphd.admission.inferer import VISITED
 from perphd.admission.settings import PolicySettings
 from perphd.admission.whatif import whatif
 from perphd.cluster.document import PodImpact, PodLoss, ResourceForecast, ScoreTerm
-from perphd.cluster.node import NodeFacts, NodeUse, forecast_of, node_use, predicted_score, present
+from perphd.cluster.node import (
+    NodeFacts,
+    NodeUse,
+    forecast_of,
+    node_use,
+    predicted_score,
+    present,
+    protection_of,
+)
 from perphd.cluster.scheduling.optum import SERVICE_WEIGHT
 from perphd.domain.allocation import Allocation
 from perphd.domain.policy import ModelContext, ResPerfModel, Snapshot, WorkloadView
@@ -63,18 +71,13 @@ class PresentScores:
         if snapshot.tick != self._tick:
             self._tick = snapshot.tick
             self._known.clear()
-        now = in_force(snapshot, view)
+        now = protection_of(snapshot, view)
         key = view.spec.name, now, view.spec.objective
         found = self._known.get(key)
         if found is None:
             context = model_context(snapshot, view, model)
             found = self._known[key] = context, *predicted_score(model, view.spec.objective, now, context)
         return found
-
-
-def in_force(snapshot: Snapshot, view: WorkloadView) -> Allocation:
-    """The LRA's protection, or that of an untouched host."""
-    return view.protection if view.protection is not None else untouched(total_cores(snapshot))
 
 
 def pod_impact(
@@ -160,7 +163,7 @@ def _loss(
     if present(view) is None or model is None:
         return _UNKNOWN_LOSS, _UNKNOWN_LOSS, 0.0
     context, before, support = scores.of(snapshot, view, model)
-    now = in_force(snapshot, view)
+    now = protection_of(snapshot, view)
     demand = min(context.batch_demand_cores + cores, context.total_cores)
     after, support_after = predicted_score(
         model, view.spec.objective, now, replace(context, batch_demand_cores=demand)

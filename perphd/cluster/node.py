@@ -410,6 +410,11 @@ def _lra(snapshot: Snapshot, view: WorkloadView, decision: Decision | None) -> N
     )
 
 
+def protection_of(snapshot: Snapshot, view: WorkloadView) -> Allocation:
+    """The LRA's protection, or that of an untouched host."""
+    return view.protection if view.protection is not None else untouched(total_cores(snapshot))
+
+
 def predicted_score(
     model: ResPerfModel, objective: Objective, allocation: Allocation, context: ModelContext
 ) -> tuple[float, float]:
@@ -434,7 +439,7 @@ def _sensitivity(snapshot: Snapshot, view: WorkloadView) -> tuple[tuple[UnitCost
         missing = _NO_SAMPLE if present(view) is None else _NO_MODEL
         return tuple(UnitCost(name, unit, missing) for name, unit in _UNITS), 0.0
     context = model_context(snapshot, view, model)
-    now = view.protection if view.protection is not None else untouched(total_cores(snapshot))
+    now = protection_of(snapshot, view)
     before, support = predicted_score(model, view.spec.objective, now, context)
 
     def loss(allocation: Allocation, around: ModelContext) -> Reading:
