@@ -40,7 +40,8 @@ def test_redis_under_the_lab_gives_a_report_and_leaves_nothing(tmp_path: Path) -
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        check=False, timeout=240,
+        check=False,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads((tmp_path / "results.json").read_text())
