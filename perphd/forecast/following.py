@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from perphd.domain.quick import replace
 from perphd.domain.reading import Unavailable
 from perphd.forecast.calibration import appended, pinball
 from perphd.forecast.histogram import Floats
@@ -26,9 +27,11 @@ from perphd.forecast.ladder import (
     SeriesLadder,
     due,
     forecast,
+    forecast_all,
     observed,
     refitted,
     with_fits,
+    with_miss,
 )
 from perphd.forecast.series import NEVER
 
@@ -75,12 +78,15 @@ class NextWindow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Followed:
-    """A series: its ladder, which has forecast the window after ``number``, and the latest scores of its choice."""
+    """A series: its ladder, which has forecast the window after ``number``, and the latest scores of its choice.
+
+    ``missed``: as of a track.
+    """
 
     number: int
     ladder: SeriesLadder
     losses: Floats = field(default_factory=lambda: np.empty(0))
-    missed: Floats = field(default_factory=lambda: np.empty(0))
+    missed: int = 0
 
 
 def started(numbers: Sequence[int], values: Sequence[float], replayed: int) -> Followed | None:
@@ -94,17 +100,23 @@ def started(numbers: Sequence[int], values: Sequence[float], replayed: int) -> F
         return None
     known = max(min(GRACE, len(stretch)), len(stretch) - replayed)
     ladder = SeriesLadder(values=stretch[max(0, known - _KEPT) : known], seen=known)
-    series = Followed(numbers[first + known - 1], _forecast(ladder))
+    series = Followed(numbers[first + known - 1], forecast(_fitted(ladder)))
     return _continued(series, numbers[first + known :], stretch[known:].tolist())
 
 
 def continued(
-    series: Followed, numbers: Sequence[int], values: Sequence[float], *, may_fit: bool = True
+    series: Followed,
+    numbers: Sequence[int],
+    values: Sequence[float],
+    *,
+    may_fit: bool = True,
+    ahead: bool = True,
 ) -> Followed:
     """The series after further windows; known ones are ignored, and a long gap restarts it.
 
     ``may_fit``: False defers the most expensive part: ``HEAVY`` models that are due for a fit forecast with
-    their present parameters.
+    their present parameters. ``ahead``: False leaves the forecast of the next window to ``forecast_together``, which
+    must follow.
     """
     new = [(number, value) for number, value in zip(numbers, values, strict=True) if number > series.number]
     if not new:
@@ -112,7 +124,13 @@ def continued(
     later, given = [number for number, _ in new], [value for _, value in new]
     if later[0] - series.number > LONG_GAP or _latest_start(later):
         return started(later, given, len(later)) or series
-    return _continued(series, later, given, may_fit)
+    return _continued(series, later, given, may_fit, ahead)
+
+
+def forecast_together(series: Sequence[Followed]) -> list[Followed]:
+    """These series with the forecast of their next window, which ``continued`` has left out."""
+    ladders = forecast_all([each.ladder for each in series])
+    return [replace(each, ladder=ladder) for each, ladder in zip(series, ladders, strict=True)]
 
 
 def next_window(series: Followed, most: float = math.inf) -> NextWindow | Unavailable:
@@ -167,26 +185,32 @@ def heavy_fits(series: Followed) -> int:
 
 
 def _continued(
-    series: Followed, numbers: Sequence[int], values: Sequence[float], may_fit: bool = True
+    series: Followed,
+    numbers: Sequence[int],
+    values: Sequence[float],
+    may_fit: bool = True,
+    ahead: bool = True,
 ) -> Followed:
     ladder, losses, missed, last = series.ladder, series.losses, series.missed, series.number
-    for number, value in zip(numbers, values, strict=True):
+    for place, (number, value) in enumerate(zip(numbers, values, strict=True), 1):
         if ladder.bound is not None:
             losses = appended(losses, pinball(COVERAGE, ladder.bound, value), LOSSES)
-            missed = appended(missed, float(value > ladder.bound), LOSSES)
-        ladder, last = _forecast(observed(ladder, value), may_fit), number
+            missed = with_miss(missed, value > ladder.bound)
+        ladder, last = _fitted(observed(ladder, value), may_fit), number
+        if ahead or place < len(numbers):
+            ladder = forecast(ladder)
     return Followed(last, ladder, losses, missed)
 
 
-def _forecast(ladder: SeriesLadder, may_fit: bool = True) -> SeriesLadder:
+def _fitted(ladder: SeriesLadder, may_fit: bool = True) -> SeriesLadder:
     names = due(ladder)
     if not may_fit:
         names = tuple(name for name in names if name not in HEAVY or ladder.tracks[name].fitted_at is None)
-    return forecast(with_fits(ladder, refitted(ladder.values, names)))
+    return with_fits(ladder, refitted(ladder.values, names))
 
 
-def _score(name: str, losses: Floats, missed: Floats) -> ModelScore | None:
+def _score(name: str, losses: Floats, missed: int) -> ModelScore | None:
     n = len(losses)
     if not n:
         return None
-    return ModelScore(name, n, float(np.add.reduce(losses)) / n, 1.0 - float(np.add.reduce(missed)) / n)
+    return ModelScore(name, n, float(np.add.reduce(losses)) / n, 1.0 - missed.bit_count() / n)

@@ -14,10 +14,12 @@ s^2 is then  y' (K / s^2)^-1 y / N.  The grid needs one eigendecomposition per l
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perphd.forecast.histogram import Floats
 from perphd.forecast.series import Fitted, SeriesForecast
@@ -26,6 +28,8 @@ LENGTHS: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Candidate lengths, in units of the square root of the number of columns."""
 NOISES: Final = (1e-4, 1e-3, 1e-2, 0.05, 0.2, 1.0)
 """Candidate noise shares."""
+_TOGETHER: Final = 8
+"""Series that are forecast in one call of the library: with more, their kernels leave the cache and the allocator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +53,10 @@ class GaussianProcess:
 
     def fit(self, values: Floats) -> Fitted | None:
         """Length, share of noise and s^2 (on standardised targets)."""
-        columns, targets, _ = self._standardised(values)
-        if targets is None:
+        patterns = self._standardised(np.asarray(values[-self.history :])[None, :])
+        if not len(patterns.places):
             return 1.0, 1.0, 0.0
+        columns, targets = patterns.columns[0], patterns.targets[0]
         distances = _distances(columns[:-1], columns[:-1])
         best, found = -math.inf, (1.0, 1.0, 1.0)
         for length in LENGTHS:
@@ -67,55 +72,83 @@ class GaussianProcess:
 
     def predict(self, fitted: Fitted, values: Floats) -> SeriesForecast:
         """Mean and spread of the next observation; the spread of a constant series is 0."""
-        columns, targets, (middle, scale) = self._standardised(values)
-        if targets is None:
-            return SeriesForecast(float(values[-1]), 0.0)
-        mean, variance = conditioned(columns, targets, *fitted)
-        return SeriesForecast(middle + scale * mean, scale * math.sqrt(max(0.0, variance)))
+        return self.predict_all([fitted], [values])[0]
 
-    def _standardised(self, values: Floats) -> tuple[Floats, Floats | None, tuple[float, float]]:
-        """Columns of all patterns, the one to forecast last; targets; middle and scale. No targets if constant."""
-        recent = np.ascontiguousarray(values[-self.history :])
-        targets = recent[self.lags :]
-        n = len(targets)
-        # numpy's mean and std take three times as long for so few values.
-        middle = float(np.add.reduce(targets)) / n
-        centred = targets - middle
-        scale = math.sqrt(float(np.add.reduce(centred * centred)) / n)
-        if scale <= 1e-9 * max(1e-300, float(np.max(np.abs(recent)))):
-            return np.empty((0, 0)), None, (middle, 0.0)
-        columns = np.empty((n + 1, self.lags + 1))
-        columns[:, 0] = np.arange(n + 1)
-        size = recent.itemsize
-        columns[:, 1:] = np.lib.stride_tricks.as_strided(recent, (n + 1, self.lags), (size, size))
-        columns -= np.add.reduce(columns[:-1]) / n
-        spread = np.sqrt(np.einsum("ij,ij->j", columns[:-1], columns[:-1]) / n)
-        columns /= np.where(spread > 0, spread, 1.0)
-        return columns, centred / scale, (middle, scale)
+    def predict_all(self, fitted: Sequence[Fitted], values: Sequence[Floats]) -> list[SeriesForecast]:
+        """``predict`` of many series. Together they take a quarter of the time: the matrices are small."""
+        found = [SeriesForecast(float(each[-1]), 0.0) for each in values]
+        of_length: dict[int, list[int]] = {}
+        for place, each in enumerate(values):
+            of_length.setdefault(min(len(each), self.history), []).append(place)
+        for length, places in of_length.items():
+            for first in range(0, len(places), _TOGETHER):
+                some = places[first : first + _TOGETHER]
+                patterns = self._standardised(np.stack([values[place][-length:] for place in some]))
+                varying = [some[place] for place in patterns.places]
+                parameters = np.array([fitted[place] for place in varying]).reshape(-1, 3).T
+                means, variances = conditioned(patterns.columns, patterns.targets, *parameters)
+                means = patterns.middles + patterns.scales * means
+                spreads = patterns.scales * np.sqrt(np.maximum(0.0, variances))
+                for place, mean, spread in zip(varying, means.tolist(), spreads.tolist(), strict=True):
+                    found[place] = SeriesForecast(mean, spread)
+        return found
+
+    def _standardised(self, recent: Floats) -> _Patterns:
+        """The patterns of these series (rows) of one length; constant ones are left out."""
+        middles = np.add.reduce(recent[:, self.lags :], axis=1) / (recent.shape[1] - self.lags)
+        centred = recent[:, self.lags :] - middles[:, None]
+        n = centred.shape[1]
+        scales = np.sqrt(np.add.reduce(centred * centred, axis=1) / n)
+        greatest = np.maximum.reduce(np.abs(recent), axis=1)
+        places = np.flatnonzero(scales > 1e-9 * np.maximum(1e-300, greatest))
+        recent, middles, scales = np.ascontiguousarray(recent[places]), middles[places], scales[places]
+        columns = np.empty((len(places), n + 1, self.lags + 1))
+        columns[:, :, 0] = np.arange(n + 1)
+        row, size = recent.strides
+        columns[:, :, 1:] = np.lib.stride_tricks.as_strided(
+            recent, (len(places), n + 1, self.lags), (row, size, size)
+        )
+        columns -= np.add.reduce(columns[:, :-1], axis=1, keepdims=True) / n
+        spread = np.sqrt(np.einsum("kij,kij->kj", columns[:, :-1], columns[:, :-1]) / n)
+        columns /= np.where(spread > 0, spread, 1.0)[:, None, :]
+        return _Patterns(places, columns, centred[places] / scales[:, None], middles, scales)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Patterns:
+    """Standardised patterns of some series, first axis: series.
+
+    ``places``: which rows they were. ``columns``: all patterns, the one to forecast last. A value of series k is
+    ``middles[k] + scales[k] * target``.
+    """
+
+    places: NDArray[np.intp]
+    columns: Floats
+    targets: Floats
+    middles: Floats
+    scales: Floats
 
 
 def conditioned(
-    columns: Floats, targets: Floats, length: float, noise: float, signal: float
-) -> tuple[float, float]:
+    columns: Floats, targets: Floats, length: Floats, noise: Floats, signal: Floats
+) -> tuple[Floats, Floats]:
     """Mean and variance of the next observation, given targets of mean 0 (Eqs. 4.1 and 4.2, plus noise).
 
-    ``columns``: the pattern before each target, and last the one before the next observation.
+    ``columns``: the pattern before each target, and last the one before the next observation. Further axes before
+    these two, and before the targets' one, are further series; the other arguments have one value for each.
     """
-    n = len(targets)
-    kernel = np.exp(_distances(columns[:-1], columns) / -length)
-    to_new = kernel[:, n]
-    known = kernel[:, :n]
-    known.flat[:: n + 1] += noise
-    both = np.empty((n, 2))
-    both[:, 0] = targets
-    both[:, 1] = to_new
-    solved = np.linalg.solve(known, both)
-    mean, explained = (to_new @ solved).tolist()
-    return mean, signal * (1.0 + noise - explained)
+    n = targets.shape[-1]
+    kernel = np.exp(_distances(columns[..., :-1, :], columns) / -np.asarray(length)[..., None, None])
+    to_new, known = kernel[..., n], kernel[..., :n]
+    diagonal = np.arange(n)
+    known[..., diagonal, diagonal] += np.asarray(noise)[..., None]
+    solved = np.linalg.solve(known, np.stack((targets, to_new), axis=-1))
+    found = (to_new[..., None, :] @ solved)[..., 0, :]
+    return found[..., 0], signal * (1.0 + noise - found[..., 1])
 
 
 def _distances(first: Floats, second: Floats) -> Floats:
-    squares = first @ (-2.0 * second.T)
-    squares += np.einsum("ij,ij->i", first, first)[:, None]
-    squares += np.einsum("ij,ij->i", second, second)
+    squares = first @ np.swapaxes(-2.0 * second, -1, -2)
+    squares += np.einsum("...ij,...ij->...i", first, first)[..., None]
+    squares += np.einsum("...ij,...ij->...i", second, second)[..., None, :]
     return np.asarray(np.sqrt(np.maximum(squares, 0.0, out=squares), out=squares), dtype=np.float64)

@@ -33,7 +33,14 @@ import numpy as np
 
 from perphd.domain.quick import changer
 from perphd.forecast.arima import Arima
-from perphd.forecast.calibration import Calibration, appended, pinball, with_residual
+from perphd.forecast.calibration import (
+    Calibration,
+    appended,
+    multipliers,
+    pinball,
+    root_mean_squares,
+    with_residual,
+)
 from perphd.forecast.gaussian_process import GaussianProcess
 from perphd.forecast.histogram import Floats
 from perphd.forecast.series import (
@@ -44,6 +51,7 @@ from perphd.forecast.series import (
     Seasonal,
     SeriesForecast,
     Smoothing,
+    predictions,
 )
 
 COVERAGE: Final = 0.99
@@ -80,7 +88,8 @@ class Track:
     calibration: Calibration = field(default_factory=lambda: Calibration(COVERAGE, COVERAGE))
     errors: Floats = field(default_factory=lambda: np.empty(0))
     losses: Floats = field(default_factory=lambda: np.empty(0))
-    missed: Floats = field(default_factory=lambda: np.empty(0))
+    missed: int = 0
+    """Bits of the last ``LOSSES`` scores, the newest one lowest: 1 where the value exceeded the bound."""
 
     @property
     def loss(self) -> float:
@@ -90,7 +99,7 @@ class Track:
     @property
     def misses(self) -> int:
         """Misses among the last ``WINDOW`` scores."""
-        return int(np.add.reduce(self.missed[-WINDOW:]))
+        return newest_misses(self.missed, WINDOW)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +123,7 @@ class SeriesLadder:
 
 
 _NEW_TRACK: Final = Track()
+_ALL_MISSES: Final = (1 << LOSSES) - 1
 _scored_as = changer(Track, "forecast", "bound", "scale", "calibration", "errors", "losses", "missed")
 _fitted_as = changer(Track, "fitted", "fitted_at")
 _forecast_as = changer(Track, "forecast", "bound", "scale")
@@ -175,13 +185,44 @@ def with_fits(ladder: SeriesLadder, fits: Mapping[str, Fitted | None]) -> Series
 
 def forecast(ladder: SeriesLadder, models: Sequence[Forecaster] = MODELS) -> SeriesLadder:
     """The ladder with forecasts of every fitted model, and the acting model chosen."""
-    least = LEAST_SPREAD_RATIO * max(_greatest(ladder.values), LEAST_VALUE)
-    tracks = {
-        model.name: _forecast(ladder.tracks.get(model.name, _NEW_TRACK), model, ladder.values, least)
-        for model in models
-    }
+    return forecast_all([ladder], models)[0]
+
+
+def forecast_all(
+    ladders: Sequence[SeriesLadder], models: Sequence[Forecaster] = MODELS
+) -> list[SeriesLadder]:
+    """``forecast`` of many series."""
+    leasts = [LEAST_SPREAD_RATIO * max(_greatest(ladder.values), LEAST_VALUE) for ladder in ladders]
+    tracks: list[dict[str, Track]] = [{} for _ in ladders]
+    for model in models:
+        known = [ladder.tracks.get(model.name, _NEW_TRACK) for ladder in ladders]
+        places = [place for place, track in enumerate(known) if track.fitted is not None]
+        fitted = [track.fitted for track in known if track.fitted is not None]
+        found = predictions(model, fitted, [ladders[place].values for place in places])
+        scored = [known[place] for place in places]
+        many = multipliers([track.calibration for track in scored])
+        errors = root_mean_squares([track.errors for track in scored])
+        for place, each, multiplier, error in zip(places, found, many, errors, strict=True):
+            scale = max(math.hypot(each.spread, error), leasts[place])
+            known[place] = _with_forecast(known[place], each, multiplier, scale)
+        for own, track in zip(tracks, known, strict=True):
+            own[model.name] = track
+    return [_chosen(ladder, own) for ladder, own in zip(ladders, tracks, strict=True)]
+
+
+def _chosen(ladder: SeriesLadder, tracks: Mapping[str, Track]) -> SeriesLadder:
     acting = _best(tracks, ladder.acting) if ladder.seen >= GRACE else None
     return _chosen_as(ladder, tracks, acting, _bound(tracks[acting], ladder.widening) if acting else None)
+
+
+def with_miss(missed: int, miss: bool) -> int:
+    """The bits of the last ``LOSSES`` scores after one more."""
+    return (missed << 1 | int(miss)) & _ALL_MISSES
+
+
+def newest_misses(missed: int, scores: int) -> int:
+    """Misses among the newest scores."""
+    return (missed & ((1 << scores) - 1)).bit_count()
 
 
 def _greatest(values: Floats) -> float:
@@ -200,7 +241,7 @@ def _is_due(track: Track, model: Forecaster, seen: int) -> bool:
     if age >= min(model.refit_every, young):
         return True
     surprising = model.refit_every < NEVER and age >= LEAST_AGE
-    return surprising and int(np.add.reduce(track.missed[-LEAST_AGE:])) >= SURPRISES
+    return surprising and newest_misses(track.missed, LEAST_AGE) >= SURPRISES
 
 
 def _scored(track: Track, value: float) -> Track:
@@ -216,19 +257,14 @@ def _scored(track: Track, value: float) -> Track:
         with_residual(track.calibration, error / track.scale, missed),
         appended(track.errors, error, WINDOW),
         appended(track.losses, pinball(COVERAGE, track.bound, value), LOSSES),
-        appended(track.missed, float(missed), LOSSES),
+        with_miss(track.missed, missed),
     )
 
 
-def _forecast(track: Track, model: Forecaster, values: Floats, least: float) -> Track:
-    if track.fitted is None:
-        return track
-    found = model.predict(track.fitted, values)
+def _with_forecast(track: Track, found: SeriesForecast, multiplier: float, scale: float) -> Track:
     if not (math.isfinite(found.mean) and math.isfinite(found.spread)):
         return _forecast_as(track, None, math.nan, track.scale)
-    typical = math.sqrt(float(track.errors @ track.errors) / len(track.errors)) if len(track.errors) else 0.0
-    scale = max(math.hypot(found.spread, typical), least)
-    return _forecast_as(track, found, found.mean + track.calibration.multiplier * scale, scale)
+    return _forecast_as(track, found, found.mean + multiplier * scale, scale)
 
 
 def _bound(track: Track, widening: float) -> float:

@@ -13,7 +13,7 @@ from perphd.forecast.calibration import Calibration
 from perphd.forecast.following import Followed
 from perphd.forecast.histogram import Floats
 from perphd.forecast.host_peaks import HostPeaks, Pending
-from perphd.forecast.ladder import COVERAGE, MODELS, SeriesLadder, Track
+from perphd.forecast.ladder import COVERAGE, LOSSES, MODELS, SeriesLadder, Track
 from perphd.forecast.series import SeriesForecast
 
 Record: TypeAlias = tuple[dict[str, Any], dict[str, Floats]]
@@ -30,14 +30,14 @@ def series_record(series: Followed) -> Record:
         "acting": ladder.acting,
         "bound": ladder.bound,
         "widening": ladder.widening,
+        "missed": series.missed,
         "tracks": {name: _track_about(track) for name, track in ladder.tracks.items()},
     }
-    arrays = {"values": ladder.values, "losses": series.losses, "missed": series.missed}
+    arrays = {"values": ladder.values, "losses": series.losses}
     for name, track in ladder.tracks.items():
         kept = {
             "errors": track.errors,
             "losses": track.losses,
-            "missed": track.missed,
             "residuals": track.calibration.residuals,
         }
         arrays |= {f"{name}{_SEPARATOR}{key}": array for key, array in kept.items()}
@@ -65,7 +65,7 @@ def series_from(about: Mapping[str, Any], arrays: Mapping[str, Floats]) -> Follo
     )
     if not len(ladder.values):
         raise ValueError("a series has values")
-    return Followed(int(about["number"]), ladder, _finite(arrays["losses"]), _finite(arrays["missed"]))
+    return Followed(int(about["number"]), ladder, _finite(arrays["losses"]), _bits(about["missed"]))
 
 
 def host_record(host: HostPeaks) -> Record:
@@ -109,21 +109,19 @@ def _track_about(track: Track) -> dict[str, Any]:
         "fitted_at": track.fitted_at,
         "forecast": None if forecast is None else [forecast.mean, forecast.spread, track.bound, track.scale],
         "level": track.calibration.level,
+        "missed": track.missed,
     }
 
 
 def _track(about: Mapping[str, Any], name: str, arrays: Mapping[str, Floats]) -> Track:
-    found = {
-        key: _finite(arrays[f"{name}{_SEPARATOR}{key}"])
-        for key in ("errors", "losses", "missed", "residuals")
-    }
+    found = {key: _finite(arrays[f"{name}{_SEPARATOR}{key}"]) for key in ("errors", "losses", "residuals")}
     track = Track(
         fitted=None if about["fitted"] is None else tuple(map(float, about["fitted"])),
         fitted_at=None if about["fitted_at"] is None else int(about["fitted_at"]),
         calibration=Calibration(COVERAGE, float(about["level"]), found["residuals"]),
         errors=found["errors"],
         losses=found["losses"],
-        missed=found["missed"],
+        missed=_bits(about["missed"]),
     )
     if about["forecast"] is None:
         return track
@@ -138,6 +136,12 @@ def _finite(array: Floats) -> Floats:
     if found.ndim != 1 or not np.isfinite(found).all():
         raise ValueError("the record contains numbers that are not finite")
     return found
+
+
+def _bits(missed: object) -> int:
+    if not isinstance(missed, int) or not 0 <= missed < 1 << LOSSES:
+        raise ValueError("the record's misses are not those of its scores")
+    return missed
 
 
 def _numbers(found: Mapping[str, Any]) -> dict[str, float]:

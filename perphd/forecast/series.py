@@ -8,10 +8,11 @@ series.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -61,6 +62,23 @@ class Forecaster(Protocol):
 
     def predict(self, fitted: Fitted, values: Floats) -> SeriesForecast:
         """Forecast the value after ``values``."""
+
+
+@runtime_checkable
+class ManyAtOnce(Protocol):
+    """A model that forecasts many series faster together than one by one."""
+
+    def predict_all(self, fitted: Sequence[Fitted], values: Sequence[Floats]) -> list[SeriesForecast]:
+        """``predict`` of each."""
+
+
+def predictions(
+    model: Forecaster, fitted: Sequence[Fitted], values: Sequence[Floats]
+) -> list[SeriesForecast]:
+    """The model's forecasts of many series, each with its parameters."""
+    if isinstance(model, ManyAtOnce):
+        return model.predict_all(fitted, values)
+    return [model.predict(each, own) for each, own in zip(fitted, values, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

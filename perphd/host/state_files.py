@@ -44,14 +44,15 @@ def replace_text(target: Path, text: str, mode: int | None = None, *, synced: bo
                 os.fsync(file.fileno())
         os.replace(temporary, target)
         if synced:
-            _sync_directory(target.parent)
+            sync_directory(target.parent)
     except OSError as exc:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise ConfigError(str(target), "", f"cannot be written: {exc.strerror}") from exc
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path | str) -> None:
+    """Wait until the names in this directory are on the disk. Raises OSError."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)

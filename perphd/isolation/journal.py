@@ -17,6 +17,7 @@ from types import MappingProxyType, TracebackType
 from typing import Final, TypeAlias
 
 from perphd.domain.errors import Busy, KernelError, PerphError, kernel_error
+from perphd.host.state_files import sync_directory
 from perphd.isolation.journal_format import (
     COPY,
     VERSION,
@@ -382,7 +383,7 @@ class Journal:
                 os.fsync(fd)
                 self._copy.replace(data)
                 os.rename(temporary, self.path)
-                _sync_directory(self.state_dir)
+                sync_directory(self.state_dir)
             except OSError:
                 os.close(fd)
                 raise
@@ -406,10 +407,3 @@ def _write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]
 
-
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

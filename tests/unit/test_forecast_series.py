@@ -163,6 +163,22 @@ def test_the_posterior_is_that_of_scikit_learn() -> None:
     assert (found, math.sqrt(variance)) == pytest.approx((float(mean[0]), float(deviation[0])))
 
 
+@given(st.lists(st.tuples(st.integers(45, 90), st.integers(0, 5)), min_size=1, max_size=40))
+@settings(max_examples=20, deadline=None)
+def test_many_processes_together_forecast_what_each_forecasts_alone(chosen: list[tuple[int, int]]) -> None:
+    model = GaussianProcess()
+    series = []
+    for length, seed in chosen:
+        random = np.random.default_rng(seed)
+        series.append(random.normal(10.0, 1.0, length) if seed else np.full(length, 3.0))  # 0: constant
+    fitted = [model.fit(values) for values in series]
+    together = model.predict_all([each for each in fitted if each is not None], series)
+    for each, values, found in zip(fitted, series, together, strict=True):
+        assert each is not None
+        alone = model.predict(each, values)
+        assert (found.mean, found.spread) == pytest.approx((alone.mean, alone.spread), rel=1e-9, abs=1e-12)
+
+
 def test_a_longer_history_than_the_period_is_what_a_process_needs() -> None:
     period = np.tile(np.linspace(0.2, 0.8, 9), 40) + np.random.default_rng(3).normal(0, 0.01, 360)
     wide: list[float] = []
@@ -300,7 +316,7 @@ def test_a_model_whose_fit_is_withdrawn_does_not_act() -> None:
 
 def test_where_no_model_reaches_its_coverage_the_reservation_stands() -> None:
     state = _run(np.random.default_rng(3).normal(1, 0.1, 200), (LastValue(),))[-1]
-    tracks = {"last": replace(state.tracks["last"], missed=np.ones(ladder.GREATEST_MISSES + 1))}
+    tracks = {"last": replace(state.tracks["last"], missed=(1 << ladder.GREATEST_MISSES + 1) - 1)}
     found = ladder.forecast(replace(state, tracks=tracks), (LastValue(),))
     assert (found.acting, found.bound) == (None, None)
 

@@ -34,7 +34,16 @@ from perphd.domain.forecast import MEMORY_FILE, PUBLISHED_FILE, SUMMARY_FILE, Fo
 from perphd.domain.job import HISTORY_FILE, EndedJob
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.wire import decode
-from perphd.forecast.following import HEAVY, LEAST_WINDOWS, LONG_GAP, continued, next_window, started
+from perphd.forecast.following import (
+    HEAVY,
+    LEAST_WINDOWS,
+    LONG_GAP,
+    Followed,
+    continued,
+    forecast_together,
+    next_window,
+    started,
+)
 from perphd.forecast.headroom import HORIZON
 from perphd.forecast.history.features import JobFacts
 from perphd.forecast.history.store import JobHistory, Quantity
@@ -297,6 +306,35 @@ def test_a_series_that_defeats_a_model_starts_again_alone(
     monkeypatch.setattr("perphd.control.forecast_cycle.continued", fails)
     cycles.take(found, ["db"], REQUESTS)
     assert {name for _, name in cycles.known.series} == {"cpu_usage_cores", "memory_working_set_bytes"}
+    assert "db load_per_s: its forecasts restart" in caplog.text
+
+
+def test_a_forecast_that_fails_among_others_restarts_only_its_series(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = [1.0, 2.0, 1.5] * 30
+    given = {"cpu_usage_cores": values, "load_per_s": [*values[:80], 99.0, *values[81:]]}
+
+    def fails(series: list[Followed]) -> list[Followed]:
+        if any(each.ladder.values[-1] == 99.0 for each in series):
+            raise np.linalg.LinAlgError("Singular matrix")
+        return forecast_together(series)
+
+    monkeypatch.setattr("perphd.control.forecast_cycle.forecast_together", fails)
+    cycles = Cycles(Known(), UsageProfile(), "n")
+    for end, load_seen in ((80, 80), (81, None), (82, 82)):
+        series = {
+            name: SeriesWindows(tuple(range(end)), tuple(given[name][:end]))
+            if name in given
+            else SeriesWindows()
+            for name in SERIES
+        }
+        found = StoreWindows(60.0 * end, ("db",), (WorkloadWindows("db", 60.0 * end, series),), ())
+        cycles.take(found, ["db"], {})
+        known = {name: each.ladder for (_, name), each in cycles.known.series.items()}
+        assert known["cpu_usage_cores"].seen == end
+        assert known["cpu_usage_cores"].forecast is not None
+        assert (known["load_per_s"].seen if "load_per_s" in known else None) == load_seen
     assert "db load_per_s: its forecasts restart" in caplog.text
 
 
