@@ -11,7 +11,7 @@ from dataclasses import replace
 from perphd.admission.attention import advance
 from perphd.agent import counting
 from perphd.agent.forecasts import Message, set_limits
-from perphd.agent.learning import ObservationMerger
+from perphd.agent.learning import START_S, ObservationMerger
 from perphd.agent.modes import Modes
 from perphd.agent.protections import Protections
 from perphd.agent.state import State
@@ -59,7 +59,7 @@ class ControlLoop:
         self._recorded_s = -math.inf
         self._busy_cores: Reading = NOT_MEASURED
         self._network_pct: Reading = NOT_MEASURED
-        self._lessons = ObservationMerger()
+        self._lessons = ObservationMerger(START_S)
 
     async def tick(self, now_s: float, period_s: float | None = None) -> None:
         """One round at ``now_s`` (monotonic seconds). Failures of single workloads do not lose the round.

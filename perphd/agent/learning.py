@@ -26,13 +26,15 @@ from perphd.admission.origin import is_contended
 from perphd.domain.allocation import Allocation
 from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, Reading, available, value_or
-from perphd.domain.sample import Sample, is_short
+from perphd.domain.sample import Sample, is_short, reach_s
 from perphd.predictor import Observation
 
 STALLED_PCT = 5.0
 """Memory stalls, above an LRA's usual ones, from which even sleeping batch may be the cause."""
 
 
+START_S: Final = 3.0
+"""How long perphd's own start takes; see ``ObservationMerger``."""
 LEARNED_EVENTS: Final = 25.0
 """Least number of events per observation. The mean logarithm of n events is too low by 1 / (2 n), that of
 none undefined."""
@@ -43,16 +45,28 @@ class ObservationMerger:
 
     If an application answers one request per second, every other sample has none. If each were learned
     separately, only those with requests would count, and the learned rate would be twice the true one.
+
+    ``start_s``: seconds after the first tick in which a full host teaches no undisturbed performance: perphd's own
+    start fills it. On two CPUs, PostgreSQL answers a third less meanwhile.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, start_s: float = 0.0) -> None:
         self._open: dict[str, Observation] = {}
+        self._start_s, self._until_s = start_s, -math.inf
 
     def of(
         self, snapshot: Snapshot, protections: Sequence[Allocation], batch_idle_cores: float
     ) -> Iterator[tuple[str, Observation]]:
         """The observations of this tick, see ``observations``."""
+        if self._until_s == -math.inf:
+            self._until_s = snapshot.at_s + self._start_s
         for name, seen in observations(snapshot, protections, batch_idle_cores):
+            if (
+                seen.contended
+                and seen.undisturbed
+                and seen.sample.at_s - reach_s(seen.sample) < self._until_s
+            ):
+                continue
             before = self._open.pop(name, None)
             if not available(seen.sample.work_events):
                 yield name, seen

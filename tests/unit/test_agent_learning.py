@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from perphd.admission.inferer import untouched
 from perphd.agent.learning import ObservationMerger, observations
+from perphd.domain.host_account import CpuAccount, HostAccount
 from perphd.domain.policy import HostView, Snapshot, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 from perphd.domain.sample import Quality, Sample
@@ -167,6 +168,18 @@ def test_what_was_taken_under_other_circumstances_is_not_merged() -> None:
     assert [*lessons.of(slow(4.0, 10), (), 0.05)] == []
     ((_, flagged),) = lessons.of(slow(5.0, 30, quality=(Quality.SETTLING,)), (), 0.05)
     assert flagged.count == 1
+
+
+@pytest.mark.parametrize("undeclared", [1.5, 0.0])
+def test_while_perphd_itself_starts_a_full_host_teaches_nothing(undeclared: float) -> None:
+    cpu = CpuAccount(4.0, 2.0, 0.0, undeclared, 0.1, 0.0, 1.9 - undeclared)
+    lessons, taught = ObservationMerger(start_s=3.0), []
+    for t in (10.0, 11.0, 12.0, 13.0, 14.0, 15.0):
+        snapshot = slow(t, 50)
+        host = replace(snapshot.host, account=HostAccount(t, 1.0, cpu))
+        taught += [one.sample.at_s for _, one in lessons.of(replace(snapshot, host=host), (), 0.05)]
+    # A host with CPUs to spare has some for perphd's start.
+    assert taught == ([14.0, 15.0] if undeclared else [10.0, 11.0, 12.0, 13.0, 14.0, 15.0])
 
 
 def test_a_model_doubts_rates_that_few_events_tell() -> None:
