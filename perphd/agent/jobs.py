@@ -65,6 +65,7 @@ class _Run:
     peak_bytes: float = 0.0
     cores: _Peak = field(default_factory=_Peak)
     bytes_per_s: _Peak = field(default_factory=_Peak)
+    disk_bytes_per_s: _Peak = field(default_factory=_Peak)
     cache_bytes: _Peak = field(default_factory=_Peak)
     looked: bool = False
     process: FirstProcess | None = None
@@ -149,7 +150,11 @@ class Jobs:
             took["memory_bytes"] = run.peak_bytes
         if run.instructions > 0 and run.counted_s >= 0.9 * lasted_s:
             took["instructions"] = run.instructions
-        for quantity, peak in (("enough_cores", run.cores), ("enough_bytes_per_s", run.bytes_per_s)):
+        for quantity, peak in (
+            ("enough_cores", run.cores),
+            ("enough_bytes_per_s", run.bytes_per_s),
+            ("enough_disk_bytes_per_s", run.disk_bytes_per_s),
+        ):
             if (found := peak.found()) is not None:
                 took[quantity] = found
         cache_bytes = run.cache_bytes.found()
@@ -188,3 +193,6 @@ def _take(run: _Run, sample: Sample) -> None:
         run.cache_bytes.add(sample.llc_occupancy_bytes, passed_s)
     if not isinstance(sample.mbw_bytes_per_s, Unavailable):
         run.bytes_per_s.add(sample.mbw_bytes_per_s, passed_s)
+    read, written = sample.read_bytes_per_s, sample.write_bytes_per_s
+    if not isinstance(read, Unavailable) and not isinstance(written, Unavailable):
+        run.disk_bytes_per_s.add(read + written, passed_s)

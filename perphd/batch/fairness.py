@@ -2,7 +2,11 @@
 
 Each job becomes overdue three times the average wait after its arrival. An overdue job starts before all
 others, as soon as it fits. Otherwise the choice is among the longest-waiting half, by how well a job fits the
-resources that will be available. Jobs that would over-allocate too much are left out.
+resources that will be available.
+
+``next_start`` is the published rule: it leaves out jobs that would over-allocate too much, and the half that
+arrived last. The queue of a host (``perphd.batch.choice``) uses the same tiers. It considers the last half after
+the first one, since a host that has room for a job should not leave it waiting.
 """
 
 from __future__ import annotations
@@ -33,22 +37,57 @@ class StartCandidate:
     over_ratio: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class StartTiers:
+    """Waiting jobs by who may be chosen first, each tier by arrival.
+
+    ``overdue``: in this order. ``longest``: the longest-waiting half without them. ``others``: the rest.
+    """
+
+    overdue: tuple[StartCandidate, ...]
+    longest: tuple[StartCandidate, ...]
+    others: tuple[StartCandidate, ...]
+
+
 def overdue_after(arrived_s: float, average_wait_s: float) -> float:
-    """The time from which a job that arrives now goes first."""
+    """The time from which a job that arrived then goes first."""
     return arrived_s + PATIENCE * average_wait_s
 
 
-def longest_waiting(waiting: Sequence[StartCandidate]) -> list[StartCandidate]:
-    """The longest-waiting half, rounded up, longest first."""
-    return sorted(waiting, key=lambda job: (job.arrived_s, job.name))[: math.ceil(len(waiting) / 2)]
+def longest_waiting(waiting: Sequence[StartCandidate], among: int | None = None) -> list[StartCandidate]:
+    """The longest-waiting half, rounded up, longest first.
+
+    ``among``: the number of all waiting jobs, if ``waiting`` are only those that have waited longest.
+    """
+    return sorted(waiting, key=_by_arrival)[: math.ceil((len(waiting) if among is None else among) / 2)]
+
+
+def tiers(waiting: Sequence[StartCandidate], now_s: float, among: int | None = None) -> StartTiers:
+    """Divide the waiting jobs; the half is one of all of them. ``among``: as for ``longest_waiting``."""
+    order, longest = sorted(waiting, key=_by_arrival), longest_waiting(waiting, among)
+    return StartTiers(
+        tuple(job for job in order if now_s > job.overdue_s),
+        tuple(job for job in longest if now_s <= job.overdue_s),
+        tuple(job for job in order[len(longest) :] if now_s <= job.overdue_s),
+    )
+
+
+def by_fit(job: StartCandidate) -> tuple[float, float, str]:
+    """Sorting key: the best fit first, then the oldest."""
+    return job.distance, job.arrived_s, job.name
 
 
 def next_start(
     waiting: Sequence[StartCandidate], now_s: float, greatest_over_ratio: float = GREATEST_OVER_RATIO
 ) -> StartCandidate | None:
     """The job to start next, or None if none may start now."""
-    overdue = [job for job in waiting if job.fits and now_s > job.overdue_s]
-    if overdue:
-        return min(overdue, key=lambda job: (job.arrived_s, job.name))
-    suited = [job for job in longest_waiting(waiting) if job.fits and job.over_ratio <= greatest_over_ratio]
-    return min(suited, key=lambda job: (job.distance, job.arrived_s, job.name), default=None)
+    found = tiers(waiting, now_s)
+    overdue = next((job for job in found.overdue if job.fits), None)
+    if overdue is not None:
+        return overdue
+    suited = [job for job in found.longest if job.fits and job.over_ratio <= greatest_over_ratio]
+    return min(suited, key=by_fit, default=None)
+
+
+def _by_arrival(job: StartCandidate) -> tuple[float, str]:
+    return job.arrived_s, job.name

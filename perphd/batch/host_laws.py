@@ -27,7 +27,7 @@ from perphd.batch.admission import (
 )
 from perphd.batch.calibration import Calibration
 from perphd.batch.job import JobState, QueuedJob
-from perphd.batch.job_worth import PLANNED_SHARE, left_of
+from perphd.batch.job_worth import PLANNED_SHARE, left_of, run_time_of
 from perphd.batch.look import CPU, MEMORY, ActiveJob, ExpectedSum, JobOutlook, QueueView
 from perphd.forecast.grid import (
     GridDistribution,
@@ -60,6 +60,8 @@ class HostLaws:
         self.ending: Final = tuple(each.job.id for each in active if each.job.state is JobState.RUNNING)
         """Jobs running at the start of the pass, by expected end."""
         self.expected_ends_s: Final = tuple(ends[number] for number in self.ending)
+        self.ends_s: Final = ends
+        """Median time left of each job, by number, including those that this pass adds."""
         self._places = {each.job.id: place for place, each in enumerate(active)}
         self._jobs: Saved = {
             name: {each.job.id: self._active(name, each) for each in active} for name in names
@@ -99,9 +101,12 @@ class HostLaws:
 
     def add(self, job: QueuedJob) -> None:
         """Treat the job, and those that start together with it, as running."""
-        for resource in self._view.resources:
-            for number in (job.id, *self._view.together.get(job.id, ())):
-                self._places.setdefault(number, len(self._places))
+        outlook = self._view.outlooks.get(job.id, JobOutlook())
+        ends_s = run_time_of(outlook).median_s
+        for number in (job.id, *self._view.together.get(job.id, ())):
+            self._places.setdefault(number, len(self._places))
+            self.ends_s[number] = ends_s
+            for resource in self._view.resources:
                 self._jobs[resource][number] = self._task(resource, job)
         self._sums.clear()
 
@@ -137,10 +142,12 @@ class HostLaws:
         """Mean use of a running job."""
         return self.expected_share(resource, number) * self._capacity[resource]
 
-    def planned_use(self, resource: str, number: int) -> float:
-        """90 % quantile of a running job's use, at most the capacity."""
-        law = self._jobs[resource][number]
-        return min(law.capacity, quantile_of(law, PLANNED_SHARE))
+    def planned_uses(self, resource: str) -> dict[int, float]:
+        """90 % quantile of each running job's use, at most the capacity."""
+        return {
+            number: min(law.capacity, quantile_of(law, PLANNED_SHARE))
+            for number, law in self._jobs[resource].items()
+        }
 
     def capacity(self, resource: str) -> float:
         """Capacity for jobs and everything else together."""

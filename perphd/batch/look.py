@@ -20,7 +20,9 @@ BANDWIDTH: Final = "memory_bandwidth"
 RESOURCES: Final = (CPU, MEMORY)
 SHARED: Final = (WAYS, BANDWIDTH)
 """Resources that admission considers if the host's capacity is known."""
-EVERY: Final = (*RESOURCES, *SHARED)
+DISK: Final = "disk"
+"""Bytes per second that a job reads and writes; counts for the choice of the next job, not for admission."""
+EVERY: Final = (*RESOURCES, *SHARED, DISK)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +30,7 @@ class JobOutlook:
     """What the history of similar jobs says. An empty histogram: no history.
 
     ``run_time_s``, ``cpus`` and ``memory_bytes`` are those of one attempt; ``shared``: use of ``SHARED``
-    resources.
+    resources and of disks.
     """
 
     run_time_s: Histogram = field(default_factory=Histogram)
@@ -77,7 +79,8 @@ class QueueView:
     ``together``: the jobs that start with a waiting one, or not at all. ``workers``: elastic workers that
     could start. ``doubted``: chance to meet a deadline below which the history is assumed to over-estimate
     the job. ``calibration``: by resource. ``shared``: the host's capacity of each ``SHARED`` resource, if
-    known; ``others_shared``: the others' usage of it. ``earlier``: usage of earlier attempts, by waiting job.
+    known; ``scored``: of resources that count for the choice of the next job alone; ``others_shared``: the
+    others' usage of both. ``earlier``: usage of earlier attempts, by waiting job.
     """
 
     now_s: float
@@ -100,6 +103,7 @@ class QueueView:
     shared: Mapping[str, float] = field(default_factory=dict)
     others_shared: Mapping[str, Histogram] = field(default_factory=dict)
     earlier: Mapping[int, EarlierUse] = field(default_factory=dict)
+    scored: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -131,7 +135,8 @@ class QueueStep:
     """The output of a scheduling pass: actions in this order. ``reasons``: why jobs wait; ``plan``: planned starts.
 
     ``revoke``: elastic workers that lose their slots. ``expected``: the distributions that admission used.
-    ``causes``: by job in ``requeue``, ``freeze``, ``revoke`` and ``thaw``, why; of what gives way, also the cost.
+    ``causes``: by job that starts, stops or goes on, why; of what gives way, also the cost. ``order``: by waiting job
+    that was considered, when it is considered and why.
     """
 
     requeue: tuple[int, ...] = ()
@@ -144,3 +149,4 @@ class QueueStep:
     over: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     expected: tuple[ExpectedSum, ...] = ()
     causes: Mapping[int, str] = field(default_factory=dict)
+    order: Mapping[int, str] = field(default_factory=dict)

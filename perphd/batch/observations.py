@@ -19,7 +19,7 @@ from perphd.batch.admission import LEAST_OBSERVED_S
 from perphd.batch.calibration import Calibration, score, with_job, with_scores, with_sum
 from perphd.batch.job import QueuedJob
 from perphd.batch.job_worth import with_overrun
-from perphd.batch.look import CPU, EVERY, MEMORY, SHARED, ActiveJob, EarlierUse, ExpectedSum, JobOutlook
+from perphd.batch.look import CPU, EVERY, MEMORY, RESOURCES, ActiveJob, EarlierUse, ExpectedSum, JobOutlook
 from perphd.forecast.histogram import Histogram, insert, merge
 from perphd.forecast.running import Overrun
 
@@ -84,7 +84,7 @@ class Observations:
         """The job for a scheduling pass; its end is extended if it has outlived its history."""
         use = self.of(job)
         known = self._with_earlier(job, use)
-        seen, shared = known.seen, {name: known.seen[name] for name in SHARED}
+        seen, shared = known.seen, {name: known.seen[name] for name in EVERY if name not in RESOURCES}
         each = ActiveJob(job, outlook, seen[CPU], seen[MEMORY], known.seconds, use.overrun, shared)
         use.overrun = with_overrun(each, now_s, cycle_s)
         return each

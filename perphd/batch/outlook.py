@@ -18,10 +18,10 @@ from typing import Final
 
 import numpy as np
 
+from perphd.batch.choice import candidates
 from perphd.batch.job import QueuedJob
 from perphd.batch.job_worth import demand_of, left_of, planned_use, run_time_of
 from perphd.batch.look import CPU, MEMORY, JobOutlook, QueueView
-from perphd.batch.scheduling import candidates
 from perphd.batch.utility import RunTime
 from perphd.batch.view import JobForecast, Times
 from perphd.domain.reading import NOT_MEASURED, Unavailable

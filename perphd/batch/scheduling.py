@@ -2,7 +2,7 @@
 
     candidates = jobs with a deadline ahead, by deadline, then overdue jobs, then the others by arrival
     plan       = the planner's start times for the candidates, if one of them has a deadline
-    start now  = in that order, each job that is admitted beside everything that runs
+    start now  = in the order of ``choice``, each job that is admitted beside everything that runs
 
 A job is admitted by the distribution of its usage (``admission``). Everything on the host that is not a job
 of the queue counts as one more usage, with its observed distribution.
@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from perphd.batch.admission import Admission
-from perphd.batch.fairness import PATIENCE
+from perphd.batch.choice import StartChoice, candidates, is_overdue, is_urgent
 from perphd.batch.gangs import admitted, gangs_of, is_elastic, revoked, shares_of, with_urgent
 from perphd.batch.host_laws import HostLaws
 from perphd.batch.job import JobState, QueuedJob
@@ -42,8 +42,6 @@ from perphd.batch.look import BANDWIDTH, CPU, MEMORY, WAYS, ExpectedSum, JobOutl
 from perphd.batch.planner import JobPlan, PlanWindow, RunningJob, WaitingJob, greedy
 from perphd.batch.preemption import preempted_for
 
-CONSIDERED: Final = 20
-"""Jobs considered per pass. With 32 running jobs and all candidates refused, a pass takes 0.03 s of CPU time."""
 SLOTS: Final = 20
 SLOT_S: Final = (15.0, 600.0)
 TRIED_PREEMPTIONS: Final = 4
@@ -51,29 +49,6 @@ TRIED_PREEMPTIONS: Final = 4
 ROOM_AGAIN: Final = "the host has room for it again"
 NOT_ENFORCED: Final = "no job is enforced any more, so that none may stand still"
 Improve: TypeAlias = Callable[[PlanWindow, Sequence[WaitingJob], Sequence[RunningJob], JobPlan], JobPlan]
-
-
-def candidates(view: QueueView) -> list[QueuedJob]:
-    """The jobs that a pass considers, in order.
-
-    Jobs with deadlines go before overdue jobs: on a busy host, most jobs without a deadline are overdue.
-    """
-    urgent = [job for job in view.waiting if has_deadline(view, job)]
-    urgent.sort(key=lambda job: (job.spec.deadline_s or 0.0, job.id))
-    others = [job for job in view.waiting if not has_deadline(view, job)]
-    others.sort(key=lambda job: (not is_overdue(view, job), job.submitted_s, job.id))
-    return [*urgent, *others][:CONSIDERED]
-
-
-def is_overdue(view: QueueView, job: QueuedJob) -> bool:
-    """True for a job without a deadline ahead that has waited three times the average."""
-    waited_s = view.now_s - job.submitted_s
-    return not has_deadline(view, job) and waited_s > max(PATIENCE * view.average_wait_s, SLOT_S[0])
-
-
-def is_urgent(view: QueueView, job: QueuedJob) -> bool:
-    """True for a job for which elastic workers are frozen."""
-    return has_deadline(view, job) or is_overdue(view, job)
 
 
 def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
@@ -92,7 +67,8 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
     refused_urgent, tries = False, TRIED_PREEMPTIONS
     held_up: QueuedJob | None = None
     elastic = _Elastic(view)
-    for job in _in_order(view, tried, plan):
+    choice = StartChoice(view, host, tried, plan)
+    while (job := choice.next()) is not None:
         if len(starts) + view.tasks(job) > room:
             reasons[job.id] = f"{view.most_running} jobs are running, the limit ([queue] most_running)"
             continue
@@ -119,6 +95,7 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
         elif answer.admitted:
             starts += [job.id, *view.together.get(job.id, ())]
             host.add(job)
+            choice.started(job)
             expected += host.expected(job)
         else:
             reasons[job.id] = waiting_reason(view, job, answer.over)
@@ -172,7 +149,9 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
             **dict.fromkeys(thawed, ROOM_AGAIN if view.preempts else NOT_ENFORCED),
             **elastic.reasons,
             **preempted,
+            **{number: why for number, why in choice.causes.items() if number in starts},
         },
+        choice.order(),
     )
 
 
@@ -236,24 +215,6 @@ def stated(
             RunningJob(str(each.job.id), demand, left_of(each, view.now_s), preemption_cost(view, each))
         )
     return PlanWindow(capacity, slot_s, SLOTS), waiting, running
-
-
-def _in_order(view: QueueView, tried: Sequence[QueuedJob], plan: JobPlan | None) -> list[QueuedJob]:
-    """Jobs with deadlines that the plan starts now, then overdue jobs, then the others that it starts now.
-
-    Within each group the order of the candidates is kept.
-    """
-    if plan is None:
-        return list(tried)
-    now = set(plan.now)
-    return sorted(
-        tried,
-        key=lambda job: (
-            not (has_deadline(view, job) and str(job.id) in now),
-            not is_overdue(view, job),
-            str(job.id) not in now,
-        ),
-    )
 
 
 class _Elastic:

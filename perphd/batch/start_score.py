@@ -1,4 +1,4 @@
-"""How well a job fits the host if it starts now: the F/O score over CPUs, memory, bandwidth and cache (Prophet).
+"""How well a job fits the host if it starts now: the F/O score over all that jobs share (Prophet).
 
 For each resource, what runs now is laid on a time line (``perphd.qos.availability``):
 
@@ -13,15 +13,16 @@ measures occupancy).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
 
 from perphd.batch.host_laws import HostLaws
-from perphd.batch.job import QueuedJob
-from perphd.batch.job_worth import demand_of, left_of, planned_use, run_time_of
-from perphd.batch.look import BANDWIDTH, CPU, MEMORY, JobOutlook, QueueView
+from perphd.batch.job import JobState, QueuedJob
+from perphd.batch.job_worth import demand_of, planned_use, run_time_of
+from perphd.batch.look import BANDWIDTH, CPU, DISK, MEMORY, ActiveJob, JobOutlook, QueueView
 from perphd.domain.reading import Unavailable
 from perphd.qos.availability import (
     GREATEST_OVER_RATIO,
@@ -34,9 +35,13 @@ from perphd.qos.availability import (
 )
 
 CACHE: Final = "cache"
-SCORED: Final = (CPU, MEMORY, BANDWIDTH, CACHE)
+SCORED: Final = (CPU, MEMORY, BANDWIDTH, CACHE, DISK)
+_DECIMALS: Final = 9
+"""Candidates whose norms differ by less than a rounding error are equal."""
 NOT_STATED: Final = "the candidate's use of it is not known"
 NO_BANDWIDTH: Final = "the host's memory bandwidth is not known: set [queue] memory_bandwidth"
+NO_DISK: Final = "nothing has moved data on this host's disks yet, as far as perphd saw"
+NO_CACHE: Final = Unavailable("the choice among jobs does not count the cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,45 +92,89 @@ class StartScore:
     left_out: Mapping[str, str]
 
 
-def stages_of(job: QueuedJob, outlook: JobOutlook) -> tuple[CandidateStage, ...]:
-    """A waiting job as one stage: its median run time, and what plans count with. What nobody knows is absent."""
+def stages_of(view: QueueView, job: QueuedJob) -> tuple[CandidateStage, ...]:
+    """A waiting job, and those that start with it, as one stage: the median run time, and what plans count with.
+
+    What nobody knows is absent.
+    """
+    outlook, tasks = view.outlooks.get(job.id, JobOutlook()), view.tasks(job)
     peaks = demand_of(job, outlook)
-    if (traffic := outlook.of(BANDWIDTH)).count:
-        peaks[BANDWIDTH] = planned_use(traffic)
-    return (CandidateStage(run_time_of(outlook).median_s, peaks),)
+    peaks |= {name: planned_use(known) for name in (BANDWIDTH, DISK) if (known := outlook.of(name)).count}
+    whole = {name: tasks * peak for name, peak in peaks.items()}
+    return (CandidateStage(run_time_of(outlook).median_s, whole),)
+
+
+class TimeLines:
+    """What is available of each resource from now on. ``host``: includes the jobs that this pass has started."""
+
+    def __init__(self, view: QueueView, host: HostLaws, cache: CacheFill | Unavailable = NO_CACHE) -> None:
+        self._view, self._host, self._cache = view, host, cache
+        self._lines: dict[str, tuple[float, tuple[AvailableInterval, ...]]] = {}
+
+    def changed(self) -> None:
+        """Forget the lines: a job has started."""
+        self._lines.clear()
+
+    def of(self, resource: str) -> tuple[float, tuple[AvailableInterval, ...]] | Unavailable:
+        """The capacity and the line of one resource."""
+        if resource not in self._lines:
+            found = self._found(resource)
+            if isinstance(found, Unavailable):
+                return found
+            capacity, others, peaks = found
+            left = max(0.0, capacity - others) * self._view.copper_share
+            ends_s = self._host.ends_s
+            stages = [
+                [DemandStage(0.0, ends_s[number], peak)] for number, peak in peaks.items() if number in ends_s
+            ]
+            self._lines[resource] = capacity, availability(left, stages)
+        return self._lines[resource]
+
+    def _found(self, resource: str) -> tuple[float, float, Mapping[int, float]] | Unavailable:
+        """Capacity, use by others, and the peak of each running job."""
+        view, host = self._view, self._host
+        if resource == CACHE:
+            known = self._cache
+            return known if isinstance(known, Unavailable) else (known.capacity, known.others, known.jobs)
+        if resource in view.resources:
+            return host.capacity(resource), planned_use(view.others(resource)), host.planned_uses(resource)
+        if resource not in view.scored:
+            return Unavailable(NO_DISK if resource == DISK else NO_BANDWIDTH)
+        peaks = {each.job.id: _peak(each, resource) for each in view.active}
+        for number in host.ends_s.keys() - peaks.keys():  # those that this pass has started
+            peaks[number] = planned_use(view.outlooks.get(number, JobOutlook()).of(resource))
+        return view.scored[resource], planned_use(view.others(resource)), peaks
 
 
 def start_score(
     view: QueueView, stages: Sequence[CandidateStage], cache: CacheFill | Unavailable
 ) -> StartScore:
     """The score of a candidate whose stages follow each other from now on; each names the same resources."""
+    return score_on(TimeLines(view, HostLaws(view), cache), stages)
+
+
+def score_on(lines: TimeLines, stages: Sequence[CandidateStage]) -> StartScore:
+    """The score of a candidate on these lines."""
     left_out: dict[str, str] = {}
-    lines: dict[str, tuple[float, tuple[AvailableInterval, ...]]] = {}
-    host = HostLaws(view)
-    ends_s = {each.job.id: left_of(each, view.now_s).median_s for each in view.active}
+    known: dict[str, tuple[float, tuple[AvailableInterval, ...]]] = {}
     for name in SCORED:
+        line = lines.of(name)
         if any(name not in stage.peaks for stage in stages):
             left_out[name] = NOT_STATED
-        elif name == CACHE:
-            if isinstance(cache, Unavailable):
-                left_out[name] = cache.reason
-            else:
-                lines[name] = _line(view, cache.capacity, cache.others, cache.jobs, ends_s)
-        elif name not in view.resources:
-            left_out[name] = NO_BANDWIDTH
+        elif isinstance(line, Unavailable):
+            left_out[name] = line.reason
         else:
-            peaks = {number: host.planned_use(name, number) for number in ends_s}
-            lines[name] = _line(view, host.capacity(name), planned_use(view.others(name)), peaks, ends_s)
+            known[name] = line
     times = [0.0, *accumulate(stage.seconds for stage in stages)]
     demands = {
         name: [
             DemandStage(start_s, end_s, stage.peaks[name])
             for stage, (start_s, end_s) in zip(stages, pairwise(times), strict=True)
         ]
-        for name in lines
+        for name in known
     }
-    fits = {name: fit(demands[name], line) for name, (_, line) in lines.items()}
-    capacities = {name: capacity for name, (capacity, _) in lines.items()}
+    fits = {name: fit(demands[name], line) for name, (_, line) in known.items()}
+    capacities = {name: capacity for name, (capacity, _) in known.items()}
     over = over_ratio(fits, capacities, times[-1])
     return StartScore(
         times[-1],
@@ -133,17 +182,36 @@ def start_score(
         over,
         over <= GREATEST_OVER_RATIO,
         tuple(
-            ResourceScore(name, capacities[name], each.unused, each.over, each.overall, lines[name][1])
+            ResourceScore(name, capacities[name], each.unused, each.over, each.overall, known[name][1])
             for name, each in fits.items()
         ),
         left_out,
     )
 
 
-def _line(
-    view: QueueView, capacity: float, others: float, peaks: Mapping[int, float], ends_s: Mapping[int, float]
-) -> tuple[float, tuple[AvailableInterval, ...]]:
-    """The capacity and the time line of one resource."""
-    left = max(0.0, capacity - others) * view.copper_share
-    running = [[DemandStage(0.0, ends_s[number], peak)] for number, peak in peaks.items() if number in ends_s]
-    return capacity, availability(left, running)
+def distances(scores: Mapping[int, StartScore]) -> dict[int, float]:
+    """The norm of each candidate over all resources that any of them is known to use."""
+    parts = {
+        number: {
+            each.resource: each.overall / (each.capacity * score.seconds)
+            for each in score.resources
+            if score.seconds > 0 and each.capacity > 0
+        }
+        for number, score in scores.items()
+    }
+    means = {}
+    for name in SCORED:
+        known = [own[name] for own in parts.values() if name in own]
+        if known:
+            means[name] = math.fsum(known) / len(known)
+    return {
+        number: round(math.hypot(*(own.get(name, mean) for name, mean in means.items())), _DECIMALS)
+        for number, own in parts.items()
+    }
+
+
+def _peak(active: ActiveJob, resource: str) -> float:
+    """What a running job is expected to use of a resource without a distribution on the host."""
+    if active.job.state is JobState.FROZEN:
+        return 0.0
+    return max(planned_use(active.outlook.of(resource)), planned_use(active.of(resource)))

@@ -33,7 +33,8 @@ class JobDetail:
 
     Times are in seconds since 1970. ``ran_s``: run time of the present attempt; ``lost_s``: of earlier ones.
     ``array``: index and size. ``output``: the file that the job's owner named. ``failures``: attempts with a
-    status other than 0. ``elastic``: least and greatest number of workers, for a worker of an elastic job.
+    status other than 0. ``elastic``: least and greatest number of workers, for a worker of an elastic job. ``order``:
+    when a waiting job is considered, and why then; empty while it is not one of the next.
     """
 
     user: str
@@ -60,6 +61,7 @@ class JobDetail:
     workload: str
     forecast: JobForecast | Unavailable = NOT_MEASURED
     elastic: tuple[int, int] | None = None
+    order: str = ""
 
 
 @dataclass(frozen=True, slots=True)

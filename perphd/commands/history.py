@@ -250,6 +250,7 @@ _TITLES: Final = {
     "enough_cores": "enough cores",
     "enough_ways": "enough ways",
     "enough_bytes_per_s": "enough bandwidth",
+    "enough_disk_bytes_per_s": "enough of disks",
 }
 
 

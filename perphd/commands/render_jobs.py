@@ -58,6 +58,8 @@ def job_parts(row: JobRow, now_s: float) -> Iterable[Part]:
     ]
     if detail.reason:
         lines.insert(2, f"why       {detail.reason}")
+    if detail.order:
+        lines.insert(3 if detail.reason else 2, f"order     {detail.order}")
     if detail.elastic is not None and detail.array is not None:
         least, most = detail.elastic
         part = "core" if detail.array[0] < least else "elastic"

@@ -17,7 +17,6 @@ from aiohttp import web
 from perphd.agent.queue.batch_queue import BatchQueue
 from perphd.agent.queue.rows import workload_name
 from perphd.batch.job import JobSpec, QueuedJob
-from perphd.batch.look import JobOutlook
 from perphd.batch.start_score import SCORED, CacheFill, CandidateStage, stages_of, start_score
 from perphd.config.schema import show
 from perphd.control.access import Access, Peer, Right
@@ -140,7 +139,7 @@ class QueueRoutes:
             if job.state.active or job.state.ended:
                 raise ApiError(Code.CONFLICT, f"job {job.id} is {job.state}", "job", "a job that waits")
             view = await queue.view(job)
-            stages = stages_of(job, view.outlooks.get(job.id, JobOutlook()))
+            stages = stages_of(view, job)
         numbers = {workload_name(each.job): each.job.id for each in view.active}
         cache = _cache(self._agent.snapshot(), numbers)
         return {"score": encode(await asyncio.to_thread(start_score, view, stages, cache))}

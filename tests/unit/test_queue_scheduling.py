@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perphd.agent.queue.solver import QueueSolver
+from perphd.batch.choice import CONSIDERED, candidates
 from perphd.batch.host_laws import HostLaws
 from perphd.batch.job import JobState, QueuedJob
 from perphd.batch.launching import dependencies
 from perphd.batch.look import CPU, EVERY, MEMORY, ActiveJob, EarlierUse, JobOutlook, QueueView
 from perphd.batch.observations import Observations
 from perphd.batch.planner import JobPlan
-from perphd.batch.scheduling import CONSIDERED, candidates, planned, scheduled, stated
+from perphd.batch.scheduling import planned, scheduled, stated
 from perphd.forecast.histogram import Histogram, of_values
 from perphd.qos.bands import QosBand
 from tests.unit.queue_world import GIB, spec

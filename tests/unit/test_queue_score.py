@@ -87,7 +87,7 @@ def test_bandwidth_and_cache_count_where_the_host_s_are_known() -> None:
     )
     score = start_score(sees, (stage,), CacheFill(16e6, {8: 10e6}, 3e6))
     assert [each.resource for each in score.resources] == [CPU, MEMORY, BANDWIDTH, CACHE]
-    assert not score.left_out
+    assert set(score.left_out) == {"disk"}
     assert resource(score, BANDWIDTH).over == pytest.approx(10 * GB * 100.0, rel=0.05)
     assert resource(score, CACHE).over == pytest.approx(1e6 * 100.0)
     assert resource(score, CACHE).unused == 0.0
@@ -103,10 +103,10 @@ def test_others_and_an_event_leave_less() -> None:
 
 def test_a_waiting_job_is_what_its_history_says_or_what_it_asked_for() -> None:
     job = waiting(1, cpus=3.0, memory_bytes=2 * GIB)
-    (asked,) = stages_of(job, JobOutlook())
+    (asked,) = stages_of(view(job), job)
     assert asked.peaks == {CPU: 3.0, MEMORY: 2.0 * GIB}
     known = JobOutlook(of_values([600.0] * 9), of_values([1.0] * 9), shared={BANDWIDTH: of_values([GB] * 9)})
-    (stage,) = stages_of(job, known)
+    (stage,) = stages_of(view(job, outlooks={1: known}), job)
     assert stage.seconds == pytest.approx(600.0, rel=0.02)
     assert stage.peaks[CPU] == pytest.approx(1.0)
     assert stage.peaks[BANDWIDTH] == pytest.approx(GB)
@@ -133,7 +133,7 @@ def test_anybody_who_may_read_asks_about_stages_and_owners_about_their_job(serve
     assert [each["resource"] for each in mine["resources"]] == ["cpu", "memory"]
     assert mine["resources"][0]["capacity"] == 8.0
     assert mine["resources"][0]["available"] == [{"start_s": 0.0, "end_s": "inf", "available": 8.0}]
-    assert set(mine["left_out"]) == {"memory_bandwidth", "cache"}
+    assert set(mine["left_out"]) == {"memory_bandwidth", "cache", "disk"}
     served.peer = READER
     fits = asked(served, stages=[{"seconds": 60, "cpu": 8}])
     assert (fits["distance"], fits["over_ratio"], fits["suits"]) == (0.0, 0.0, True)
@@ -156,7 +156,7 @@ def test_anybody_who_may_read_asks_about_stages_and_owners_about_their_job(serve
         ({"stages": [{"seconds": 10}]}, "some of cpu"),
         ({"stages": [{"cpu": 1}]}, "some of cpu"),
         ({"stages": [{"seconds": 10, "cpu": 1}, {"seconds": 10, "memory": 1}]}, "same keys"),
-        ({"stages": [{"seconds": 10, "disk": 1}]}, "some of cpu"),
+        ({"stages": [{"seconds": 10, "network": 1}]}, "some of cpu"),
         ({"stages": [{"seconds": 0, "cpu": 1}]}, "a number from 0.001"),
         ({"stages": [{"seconds": 10, "cpu": -1}]}, "a number from 0"),
         ({"stages": [7]}, "some of cpu"),

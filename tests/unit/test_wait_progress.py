@@ -19,7 +19,7 @@ def running(ran_s: float) -> JobRow:
     job = QueuedJob(
         7, spec("x", name="pack"), NOW_S - 100.0, JobState.RUNNING, since_s=NOW_S - ran_s, attempt=1
     )
-    return row_of(job, True, {}, NOW_S)
+    return row_of(job, True, {}, {}, NOW_S)
 
 
 def test_a_running_job_shows_how_much_of_its_predicted_run_is_over() -> None:

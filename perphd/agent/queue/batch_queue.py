@@ -113,6 +113,7 @@ class BatchQueue:
         self._opening = asyncio.Lock()
         self._looking = asyncio.Lock()
         self._reasons: Mapping[int, str] = {}
+        self._order: Mapping[int, str] = {}
         self._attached: Attached | None = None
         self._workloads: dict[int, str] = {}
         self._task: asyncio.Task[None] | None = None
@@ -164,19 +165,19 @@ class BatchQueue:
         """Jobs as rows: running, waiting, and with ``everything`` ended ones, newest first."""
         await self._open()
         live, ended = list(self._jobs.live.values()), list(self._jobs.ended.values()) if everything else []
-        reasons, now_s = self._reasons, self._wall_clock()
+        reasons, order, now_s = self._reasons, self._order, self._wall_clock()
 
         def made() -> list[JobRow]:
             live.sort(key=lambda job: (not job.state.active, job.id))
             ended.sort(key=lambda job: -job.since_s)
-            return [row_of(job, sees(job), reasons, now_s) for job in [*live, *ended][:limit]]
+            return [row_of(job, sees(job), reasons, order, now_s) for job in [*live, *ended][:limit]]
 
         return await self._in("plans", made)
 
     async def row(self, job: QueuedJob, sees: bool) -> JobRow:
         """One job, with its forecast."""
         now_s = self._wall_clock()
-        row = row_of(job, sees, self._reasons, now_s)
+        row = row_of(job, sees, self._reasons, self._order, now_s)
         if row.detail is None or job.state.ended:
             return row
         found = await self._asked_about(lambda *known: self._planner.forecast(job, *known))
@@ -370,6 +371,7 @@ class BatchQueue:
             return step, {**step.reasons, **found.blocked}, found.impossible
 
         step, self._reasons, impossible = await self._in("plans", made)
+        self._order = step.order
         for number, reason in impossible.items():
             await self._jobs.apply(number, CancelledBy(now_s, reason))
         return step
@@ -392,7 +394,7 @@ class BatchQueue:
         if now_s < self._paused_until_s:
             return
         for number in step.start:
-            if not await self._start(number):
+            if not await self._start(number, step.causes.get(number, "")):
                 return
 
     async def _moved(self, number: int, event: FrozenFor | Thawed) -> None:
@@ -403,9 +405,9 @@ class BatchQueue:
             log.info("%s", text)
             self._tell(text, workload_name(after))
 
-    async def _start(self, number: int) -> bool:
-        """Start one job; False if nothing can be started now."""
-        job = await self._jobs.apply(number, Started(self._wall_clock(), "", self._boot))
+    async def _start(self, number: int, why: str) -> bool:
+        """Start one job; False if nothing can be started now. ``why``: it was chosen before others."""
+        job = await self._jobs.apply(number, Started(self._wall_clock(), why, self._boot))
         if isinstance(job, TransitionRefused):
             return True
         try:
@@ -424,11 +426,11 @@ class BatchQueue:
             self._reasons = {**self._reasons, number: str(exc)}
             return False
         else:
-            after = await self._jobs.apply(number, Confirmed(self._wall_clock(), "", cgroup))
+            after = await self._jobs.apply(number, Confirmed(self._wall_clock(), why, cgroup))
         if not isinstance(after, TransitionRefused) and after.state.active:
             await self._in("plans", lambda: self._planner.started(after))
             await self._enter(after)
-            self._tell(f"job {number} was started", workload_name(after))
+            self._tell(f"job {number} was started{f': {why}' if why else ''}", workload_name(after))
         return True
 
     async def _left(self, job: QueuedJob, after: QueuedJob) -> None:
@@ -469,6 +471,8 @@ class BatchQueue:
                 raise QueueError("the daemon is stopping")
             await self._in("file", self._prepare)
             await self._jobs.open()
+            jobs = [*self._jobs.live.values(), *self._jobs.ended.values()]
+            await self._in("plans", lambda: self._planner.remember(jobs))
         await self._units.found(self.find)
 
     def _prepare(self) -> None:

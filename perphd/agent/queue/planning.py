@@ -5,7 +5,7 @@ from __future__ import annotations
 import pwd
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -13,12 +13,13 @@ from typing import Final
 from perphd.agent.queue.calibration import KeptCalibration
 from perphd.agent.queue.solver import QueueSolver
 from perphd.batch.admission import EPSILON_SOFT
+from perphd.batch.choice import candidates
 from perphd.batch.gangs import led
 from perphd.batch.job import JobState, QueuedJob
-from perphd.batch.look import BANDWIDTH, CPU, MEMORY, JobOutlook, QueueStep, QueueView
+from perphd.batch.look import BANDWIDTH, CPU, DISK, MEMORY, JobOutlook, QueueStep, QueueView
 from perphd.batch.observations import Observations
 from perphd.batch.outlook import forecast_of
-from perphd.batch.scheduling import candidates, scheduled
+from perphd.batch.scheduling import scheduled
 from perphd.batch.view import JobForecast
 from perphd.config.tables import QueueConfig
 from perphd.domain.errors import PerphError
@@ -27,7 +28,7 @@ from perphd.domain.queue import CopperOffer
 from perphd.domain.reading import Unavailable
 from perphd.forecast.histogram import Histogram
 from perphd.forecast.history.features import JobFacts
-from perphd.forecast.history.store import JobHistory, Quantity
+from perphd.forecast.history.store import JobHistory, JobPrediction, Quantity
 from perphd.qos.bands import MEMORY_LIMIT_RATIO
 from perphd.qos.offers import FollowedOffer, followed, shown, with_use
 
@@ -40,8 +41,11 @@ ASKED: Final = (
     Quantity.ENOUGH_CORES,
     Quantity.MEMORY_BYTES,
     Quantity.ENOUGH_BYTES_PER_S,
+    Quantity.ENOUGH_DISK_BYTES_PER_S,
 )
-"""Quantities of the history, in the order of an outlook's fields."""
+"""Quantities of the history that an outlook needs."""
+WAITS: Final = 100
+"""Jobs over which the wait is averaged: those that started last."""
 CYCLE_S: Final = 10.0
 """Seconds: the expected end of a job that outlasts its prediction moves by 1, 2, 4, 8 ... of these."""
 
@@ -67,6 +71,8 @@ class QueuePlanner:
         self._observed = Observations(self._kept.read())
         self._outlooks: dict[tuple[object, ...], JobOutlook] = {}
         self._waits: list[float] = []
+        self._disk_most = 0.0
+        """The most that the host's disks moved per second while this daemon ran."""
         self._solver = QueueSolver()
         self._offer: FollowedOffer | None = None
         self._problem = ""
@@ -91,6 +97,8 @@ class QueuePlanner:
             for resource, used in use.others.items():
                 least = LEAST_OTHERS_SHARE * capacity[1] if resource == MEMORY else 0.0
                 self._observed.see_others(resource, max(least, used), use.seconds)
+            moved = use.others.get(DISK, 0.0) + sum(known.get(DISK, 0.0) for known in use.jobs.values())
+            self._disk_most = max(self._disk_most, moved)
             for number, known in use.jobs.items():
                 job = active.get(number)
                 if job is None or job.state is not JobState.RUNNING:
@@ -131,7 +139,16 @@ class QueuePlanner:
 
     def started(self, job: QueuedJob) -> None:
         """Note that a job began to run; its wait enters the average."""
-        self._waits = [*self._waits[-99:], max(0.0, job.since_s - job.submitted_s)]
+        self._waits = [*self._waits[1 - WAITS :], max(0.0, job.since_s - job.submitted_s)]
+
+    def remember(self, jobs: Iterable[QueuedJob]) -> None:
+        """Take the waits of jobs that started before this daemon; those with several attempts are left out."""
+        starts = [
+            (job.since_s - job.ran_s, job.submitted_s)
+            for job in jobs
+            if job.attempt == 1 and not job.preemptions
+        ]
+        self._waits = [max(0.0, at_s - since_s) for at_s, since_s in sorted(starts)[-WAITS:]]
 
     def ended(self, job: QueuedJob, now_s: float) -> None:
         """Learn from a job that completed; discard the measurements of one that failed or was cancelled."""
@@ -148,6 +165,8 @@ class QueuePlanner:
                 took[Quantity.MEMORY_BYTES] = memory.most
             if (traffic := seen.seen[BANDWIDTH]).count:
                 took[Quantity.ENOUGH_BYTES_PER_S] = traffic.most
+            if (disk := seen.seen[DISK]).count:
+                took[Quantity.ENOUGH_DISK_BYTES_PER_S] = disk.most
         try:
             with JobHistory(self._path) as history:
                 history.complete(facts_of(job, now_s), took, now_s)
@@ -186,14 +205,20 @@ class QueuePlanner:
             copper_share=copper_share,
             calibration=self._observed.calibration,
             shared=self._shared,
-            others_shared={name: self._observed.others[name].whole for name in self._shared},
+            others_shared={name: self._observed.others[name].whole for name in (*self._shared, DISK)},
             earlier=self._observed.earlier,
         )
         tried = {job.id: job for job in candidates(view)}
         tried |= {} if also is None else {also.id: also}
         outlooks = {number: self._outlook(job, now_s) for number, job in tried.items()}
         outlooks |= {each.job.id: each.outlook for each in running}
-        return replace(view, outlooks=outlooks)
+        return replace(view, outlooks=outlooks, scored=self._disks(outlooks.values()))
+
+    def _disks(self, outlooks: Iterable[JobOutlook]) -> dict[str, float]:
+        """What the disks can move: the most that they or one job are known to have moved; empty: not known."""
+        known = [disk.most for each in outlooks if (disk := each.of(DISK)).count]
+        most = max([self._disk_most, *known])
+        return {DISK: most} if most > 0 else {}
 
     def _outlook(self, job: QueuedJob, now_s: float) -> JobOutlook:
         """The history's predictions for jobs like this one."""
@@ -209,14 +234,28 @@ class QueuePlanner:
             return JobOutlook()
         try:
             with JobHistory(self._path) as history:
-                found = [history.predict(facts, quantity) for quantity in ASKED]
+                found = _predicted(history, facts, ASKED)
         except (PerphError, sqlite3.Error, ValueError) as exc:
             self._problem = f"the history of jobs cannot be asked: {exc}"
             return JobOutlook()
-        run_time_s, cpus, memory, traffic = (
-            Histogram() if each is None else each.distribution for each in found
+        law = {quantity: each.distribution for quantity, each in found.items()}
+        return JobOutlook(
+            law.get(Quantity.RUN_TIME_S, Histogram()),
+            law.get(Quantity.ENOUGH_CORES, Histogram()),
+            law.get(Quantity.MEMORY_BYTES, Histogram()),
+            {
+                BANDWIDTH: law.get(Quantity.ENOUGH_BYTES_PER_S, Histogram()),
+                DISK: law.get(Quantity.ENOUGH_DISK_BYTES_PER_S, Histogram()),
+            },
         )
-        return JobOutlook(run_time_s, cpus, memory, {BANDWIDTH: traffic})
+
+
+def _predicted(
+    history: JobHistory, facts: JobFacts, asked: Sequence[Quantity]
+) -> dict[Quantity, JobPrediction]:
+    """The predictions that the history has."""
+    found = ((quantity, history.predict(facts, quantity)) for quantity in asked)
+    return {quantity: each for quantity, each in found if each is not None}
 
 
 def facts_of(job: QueuedJob, now_s: float) -> JobFacts:

@@ -11,8 +11,13 @@ from perphd.domain.reading import NOT_MEASURED, Unavailable
 from perphd.domain.workload import Kind, WorkloadSpec
 
 
-def row_of(job: QueuedJob, sees: bool, reasons: Mapping[int, str], now_s: float) -> JobRow:
-    """One job as a row. ``sees``: the requester may see all of it; ``reasons``: why jobs wait, by number."""
+def row_of(
+    job: QueuedJob, sees: bool, reasons: Mapping[int, str], order: Mapping[int, str], now_s: float
+) -> JobRow:
+    """One job as a row. ``sees``: the requester may see all of it.
+
+    By number of a waiting job, ``reasons``: why it waits; ``order``: when it is considered.
+    """
     if not sees:
         return JobRow(job.id, job.spec.name, job.state)
     spec = job.spec
@@ -44,6 +49,7 @@ def row_of(job: QueuedJob, sees: bool, reasons: Mapping[int, str], now_s: float)
         workload_name(job) if job.state.active else "",
         forecast,
         spec.elastic,
+        order.get(job.id, "") if waits else "",
     )
     return JobRow(job.id, spec.name, job.state, detail)
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 from perphd.agent.queue.planning import Use
-from perphd.batch.look import BANDWIDTH, CPU, MEMORY
+from perphd.batch.look import BANDWIDTH, CPU, DISK, MEMORY
 from perphd.domain.host_account import HostAccount
-from perphd.domain.reading import Reading, available
+from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Quality, Sample
 
 USE_S: Final = 5.0
@@ -58,6 +58,7 @@ class QueueUse:
                 CPU: sample.cpu_usage_cores,
                 MEMORY: sample.memory_working_set_bytes,
                 BANDWIDTH: sample.mbw_bytes_per_s,
+                DISK: _disk_use(sample),
             }
             for number, name in workloads.items()
             if (sample := samples.get(name)) is not None
@@ -68,6 +69,7 @@ class QueueUse:
         whole: dict[str, Reading] = {CPU: account.cpu.capacity - account.cpu.idle}
         if available(account.memory_available_bytes):
             whole[MEMORY] = account.memory_total_bytes - account.memory_available_bytes  # type: ignore[operator]
+        whole[DISK] = account.disk_bytes_per_s
         gone, self._numbers = bool(self._numbers - workloads.keys()), frozenset(workloads)
         others: dict[str, Reading] = {}
         for resource, used in whole.items():
@@ -97,6 +99,12 @@ class QueueUse:
             return most
         at_s, known = self._known.get(resource, (-STALE_S, most))
         return min(most, known) if 0.0 <= now_s - at_s < STALE_S else most
+
+
+def _disk_use(sample: Sample) -> Reading:
+    """Bytes per second that a job reads and writes."""
+    read, written = sample.read_bytes_per_s, sample.write_bytes_per_s
+    return read + written if available(read) and available(written) else NOT_MEASURED
 
 
 def _add(sums: Sums, row: Mapping[str, Reading], seconds: float) -> None:

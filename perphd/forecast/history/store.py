@@ -60,6 +60,7 @@ class Quantity(Enum):
     ENOUGH_CORES = "enough_cores"
     ENOUGH_WAYS = "enough_ways"
     ENOUGH_BYTES_PER_S = "enough_bytes_per_s"
+    ENOUGH_DISK_BYTES_PER_S = "enough_disk_bytes_per_s"
 
 
 class HistoryRefused(PerphError):

@@ -14,6 +14,7 @@ from typing import Final
 
 from perphd.batch import scheduling
 from perphd.batch.admission import EPSILON_HARD, EPSILON_SOFT, Reliability, with_prediction
+from perphd.batch.choice import candidates
 from perphd.batch.job import (
     Confirmed,
     Exited,
@@ -29,7 +30,6 @@ from perphd.batch.job import (
 )
 from perphd.batch.look import CPU, MEMORY, JobOutlook, QueueStep, QueueView
 from perphd.batch.observations import Observations
-from perphd.batch.scheduling import candidates
 from perphd.batch.sharing import MemoryUser, divided, evicted
 from perphd.batch.utility import OVERESTIMATE_THRESHOLD
 from perphd.forecast.histogram import Histogram, insert, quantile, share_to
