@@ -102,7 +102,7 @@ class HostLaws:
     def add(self, job: QueuedJob) -> None:
         """Treat the job, and those that start together with it, as running."""
         outlook = self._view.outlooks.get(job.id, JobOutlook())
-        ends_s = run_time_of(outlook).median_s
+        ends_s = run_time_of(outlook, self._view.given(job)).median_s
         for number in (job.id, *self._view.together.get(job.id, ())):
             self._places.setdefault(number, len(self._places))
             self.ends_s[number] = ends_s

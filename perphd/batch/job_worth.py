@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from perphd.batch.job import JobState, QueuedJob
@@ -15,6 +16,15 @@ from perphd.batch.utility import (
     remaining,
     uniform,
 )
+from perphd.batch.work import (
+    RunTimeBasis,
+    WorkKind,
+    WorkOutlook,
+    by_work,
+    running_rate,
+    waiting_rate,
+    work_left,
+)
 from perphd.forecast.histogram import Histogram, quantile
 from perphd.forecast.running import Overrun, moved_end
 
@@ -27,6 +37,7 @@ PREEMPTION_COST: Final = 1.0
 UNKNOWN_RUN_S: Final = (60.0, 3600.0)
 """Run time of a job without history: uniform up to an hour."""
 LEAST_COST: Final = 1e-3
+UNMEASURED: Final = "perphd did not measure all of its run"
 PLANNED_SHARE: Final = 0.9
 """Quantile of usage for forecasts and elastic shares."""
 
@@ -36,18 +47,68 @@ def has_deadline(view: QueueView, job: QueuedJob) -> bool:
     return job.spec.deadline_s is not None and job.spec.deadline_s > view.now_s
 
 
-def run_time_of(outlook: JobOutlook) -> RunTime:
-    """Distribution of a job's run time."""
-    return of_history(outlook.run_time_s) if outlook.run_time_s.count else uniform(*UNKNOWN_RUN_S)
+def run_time_of(outlook: JobOutlook, given: float = math.inf) -> RunTime:
+    """Distribution of a waiting job's run time with at most ``given`` CPUs."""
+    return run_time_with_basis(outlook, given)[0]
+
+
+def run_time_with_basis(outlook: JobOutlook, given: float = math.inf) -> tuple[RunTime, RunTimeBasis]:
+    """Distribution of a waiting job's run time, and what it is based on."""
+    history = outlook.run_time_s
+    if not history.count:
+        return uniform(*UNKNOWN_RUN_S), RunTimeBasis(WorkKind.NOTHING)
+    why = ""
+    if outlook.works:
+        work = outlook.works[0]
+        better, why = by_work(work, history)
+        if better:
+            rate = waiting_rate(work, given)
+            law = work_left(work.law, 0.0, rate)
+            return law, RunTimeBasis(work.kind, why, 0.0, quantile(work.law, 0.5), rate)
+    return of_history(history), RunTimeBasis(WorkKind.RUN_TIME, why, 0.0, quantile(history, 0.5))
 
 
 def left_of(active: ActiveJob, now_s: float) -> RunTime:
     """Distribution of a running job's remaining time. Without history: about its run time so far."""
+    return left_with_basis(active, now_s)[0]
+
+
+def left_with_basis(active: ActiveJob, now_s: float) -> tuple[RunTime, RunTimeBasis]:
+    """Distribution of a running job's remaining time, and what it is based on."""
     ran_s = active.job.has_run_s(now_s)
     history = active.outlook.run_time_s
-    if history.count:
-        return remaining(history, ran_s, active.overrun)
-    return uniform(0.0, max(UNKNOWN_RUN_S[0], 2.0 * ran_s))
+    if not history.count:
+        return uniform(0.0, max(UNKNOWN_RUN_S[0], 2.0 * ran_s)), RunTimeBasis(WorkKind.NOTHING)
+    by, why = _by_work(active, ran_s), UNMEASURED if active.outlook.works else ""
+    if by is not None:
+        work, done, rate = by
+        better, why = by_work(work, history)
+        if better:
+            law = work_left(work.law, done, rate)
+            return law, RunTimeBasis(work.kind, why, done, quantile(work.law, 0.5), rate)
+    law = remaining(history, ran_s, active.overrun)
+    return law, RunTimeBasis(WorkKind.RUN_TIME, why, ran_s, quantile(history, 0.5))
+
+
+def both_ends(active: ActiveJob, now_s: float) -> tuple[float, float] | None:
+    """The whole run time of a running job as predicted by its work and by the clock; None unless both are known."""
+    ran_s = active.job.has_run_s(now_s)
+    by = _by_work(active, ran_s)
+    if by is None or not active.outlook.run_time_s.count:
+        return None
+    work, done, rate = by
+    clock = remaining(active.outlook.run_time_s, ran_s, active.overrun)
+    return ran_s + work_left(work.law, done, rate).median_s, ran_s + clock.median_s
+
+
+def _by_work(active: ActiveJob, ran_s: float) -> tuple[WorkOutlook, float, float] | None:
+    """The kind of work to count, work done and rate; None if the job's work is not known."""
+    for work in active.outlook.works:
+        found = active.done.of(work.kind, ran_s)
+        if found is not None:
+            done, rate = found[0], running_rate(work, active.done, found[1], active.given)
+            return (work, done, rate) if rate > 0.0 else None
+    return None
 
 
 def with_overrun(active: ActiveJob, now_s: float, cycle_s: float) -> Overrun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 from perphd.batch.calibration import Calibration
 from perphd.batch.job import QueuedJob
 from perphd.batch.utility import OVERESTIMATE_THRESHOLD
+from perphd.batch.work import WorkDone, WorkOutlook
 from perphd.forecast.grid import GridDistribution
 from perphd.forecast.histogram import Histogram
 from perphd.forecast.running import Overrun
@@ -23,6 +25,10 @@ SHARED: Final = (WAYS, BANDWIDTH)
 DISK: Final = "disk"
 """Bytes per second that a job reads and writes; counts for the choice of the next job, not for admission."""
 EVERY: Final = (*RESOURCES, *SHARED, DISK)
+INSTRUCTIONS: Final = "instructions"
+"""Instructions per second, in measurements of jobs; a rate of work, not a resource."""
+LEAST_CEILING_CPUS: Final = 0.05
+"""Least CPUs that an event leaves a job, unless copper's share is 0: then the job is frozen."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,13 +36,14 @@ class JobOutlook:
     """What the history of similar jobs says. An empty histogram: no history.
 
     ``run_time_s``, ``cpus`` and ``memory_bytes`` are those of one attempt; ``shared``: use of ``SHARED``
-    resources and of disks.
+    resources and of disks; ``works``: their work, the kind to use first.
     """
 
     run_time_s: Histogram = field(default_factory=Histogram)
     cpus: Histogram = field(default_factory=Histogram)
     memory_bytes: Histogram = field(default_factory=Histogram)
     shared: Mapping[str, Histogram] = field(default_factory=dict)
+    works: tuple[WorkOutlook, ...] = ()
 
     def of(self, resource: str) -> Histogram:
         """Usage of one resource."""
@@ -46,7 +53,10 @@ class JobOutlook:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActiveJob:
-    """A job with a unit: its observed usage, and its extended end if it has outlived its history."""
+    """A job with a unit: its observed usage, and its extended end if it has outlived its history.
+
+    ``done``: work of the present attempt; ``given``: CPUs that it may use now.
+    """
 
     job: QueuedJob
     outlook: JobOutlook
@@ -55,6 +65,8 @@ class ActiveJob:
     observed_s: float = 0.0
     overrun: Overrun = Overrun()
     shared: Mapping[str, Histogram] = field(default_factory=dict)
+    done: WorkDone = WorkDone()
+    given: float = math.inf
 
     def of(self, resource: str) -> Histogram:
         """Observed usage of one resource."""
@@ -80,7 +92,8 @@ class QueueView:
     could start. ``doubted``: chance to meet a deadline below which the history is assumed to over-estimate
     the job. ``calibration``: by resource. ``shared``: the host's capacity of each ``SHARED`` resource, if
     known; ``scored``: of resources that count for the choice of the next job alone; ``others_shared``: the
-    others' usage of both. ``earlier``: usage of earlier attempts, by waiting job.
+    others' usage of both. ``earlier``: usage of earlier attempts, by waiting job. ``batch_cpus``: the CPUs to
+    which batch is confined.
     """
 
     now_s: float
@@ -104,6 +117,7 @@ class QueueView:
     others_shared: Mapping[str, Histogram] = field(default_factory=dict)
     earlier: Mapping[int, EarlierUse] = field(default_factory=dict)
     scored: Mapping[str, float] = field(default_factory=dict)
+    batch_cpus: float = math.inf
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -115,9 +129,22 @@ class QueueView:
         known = {CPU: self.others_cpus, MEMORY: self.others_memory}
         return known[resource] if resource in known else self.others_shared.get(resource, Histogram())
 
+    def given(self, job: QueuedJob) -> float:
+        """The CPUs that a waiting job may expect to have at most: batch's, less what others use."""
+        left = max(0.0, self.cpus - (self.others_cpus.mean if self.others_cpus.count else 0.0))
+        most = min(self.batch_cpus, left)
+        if self.copper_share < 1.0 and not job.spec.band.protected:
+            most = min(most, event_ceiling(self.copper_share, job))
+        return most
+
     def tasks(self, job: QueuedJob) -> int:
         """Number of jobs that start with this one, itself included."""
         return 1 + len(self.together.get(job.id, ()))
+
+
+def event_ceiling(copper_share: float, job: QueuedJob) -> float:
+    """The CPUs that an event leaves a copper job."""
+    return max(LEAST_CEILING_CPUS, copper_share * job.spec.cpus)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

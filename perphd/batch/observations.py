@@ -10,6 +10,7 @@ would admit the job again at every pass.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -18,8 +19,19 @@ from typing import Final
 from perphd.batch.admission import LEAST_OBSERVED_S
 from perphd.batch.calibration import Calibration, score, with_job, with_scores, with_sum
 from perphd.batch.job import QueuedJob
-from perphd.batch.job_worth import with_overrun
-from perphd.batch.look import CPU, EVERY, MEMORY, RESOURCES, ActiveJob, EarlierUse, ExpectedSum, JobOutlook
+from perphd.batch.job_worth import both_ends, with_overrun
+from perphd.batch.look import (
+    CPU,
+    EVERY,
+    INSTRUCTIONS,
+    MEMORY,
+    RESOURCES,
+    ActiveJob,
+    EarlierUse,
+    ExpectedSum,
+    JobOutlook,
+)
+from perphd.batch.work import FIRST_LOOK_S, WorkDone
 from perphd.forecast.histogram import Histogram, insert, merge
 from perphd.forecast.running import Overrun
 
@@ -50,13 +62,17 @@ class Window:
 
 @dataclass(slots=True)
 class JobUse:
-    """Usage of one attempt so far. ``first``: peaks of the first minute; ``scores``: relative to its history."""
+    """Usage of one attempt so far. ``first``: peaks of the first minute; ``scores``: relative to its history.
+
+    ``predicted``: its run time as predicted by its work and by the clock, at 1, 2, 4, 8 ... minutes.
+    """
 
     attempt: int
     failures: int = 0
     seen: dict[str, Histogram] = field(default_factory=lambda: {name: Histogram() for name in EVERY})
     seconds: float = 0.0
-    cpu_s: float = 0.0
+    done: WorkDone = WorkDone()
+    predicted: list[tuple[float, float]] = field(default_factory=list)
     overrun: Overrun = Overrun()
     first: dict[str, float] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
@@ -80,13 +96,23 @@ class Observations:
             use = self._uses[job.id] = JobUse(job.attempt, job.failures)
         return use
 
-    def active(self, job: QueuedJob, outlook: JobOutlook, now_s: float, cycle_s: float) -> ActiveJob:
-        """The job for a scheduling pass; its end is extended if it has outlived its history."""
+    def active(
+        self, job: QueuedJob, outlook: JobOutlook, now_s: float, cycle_s: float, given: float = math.inf
+    ) -> ActiveJob:
+        """The job for a scheduling pass; its end is extended if it has outlived its history.
+
+        ``given``: CPUs that it may use now.
+        """
         use = self.of(job)
         known = self._with_earlier(job, use)
         seen, shared = known.seen, {name: known.seen[name] for name in EVERY if name not in RESOURCES}
-        each = ActiveJob(job, outlook, seen[CPU], seen[MEMORY], known.seconds, use.overrun, shared)
+        each = ActiveJob(
+            job, outlook, seen[CPU], seen[MEMORY], known.seconds, use.overrun, shared, use.done, given
+        )
         use.overrun = with_overrun(each, now_s, cycle_s)
+        if use.done.seconds >= FIRST_LOOK_S * 2 ** len(use.predicted):
+            both = both_ends(each, now_s)
+            use.predicted += [] if both is None else [both]
         return each
 
     def decided(self, sums: Sequence[ExpectedSum]) -> None:
@@ -104,9 +130,11 @@ class Observations:
         """Record the job's usage over the last ``seconds``, by resource."""
         use = self.of(job)
         use.seconds += seconds
-        use.cpu_s += seconds * used.get(CPU, 0.0)
+        if CPU in used:
+            use.done = use.done.with_use(seconds, used[CPU], used.get(INSTRUCTIONS))
         for resource, value in used.items():
-            use.seen[resource] = insert(use.seen[resource], max(0.0, value))
+            if resource in use.seen:
+                use.seen[resource] = insert(use.seen[resource], max(0.0, value))
         for sums in self._expected.values():
             for expected, found in sums:
                 if job.id in expected.members and expected.resource in used:

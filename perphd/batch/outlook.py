@@ -20,7 +20,14 @@ import numpy as np
 
 from perphd.batch.choice import candidates
 from perphd.batch.job import QueuedJob
-from perphd.batch.job_worth import demand_of, left_of, planned_use, run_time_of
+from perphd.batch.job_worth import (
+    demand_of,
+    left_of,
+    left_with_basis,
+    planned_use,
+    run_time_of,
+    run_time_with_basis,
+)
 from perphd.batch.look import CPU, MEMORY, JobOutlook, QueueView
 from perphd.batch.utility import RunTime
 from perphd.batch.view import JobForecast, Times
@@ -46,10 +53,11 @@ def forecast_of(
         ran_s = running.job.has_run_s(view.now_s)
         if not running.outlook.run_time_s.count:
             return Unavailable("no similar job has completed yet")
-        ends = view.now_s + _quantiles(left_of(running, view.now_s))
+        left, basis = left_with_basis(running, view.now_s)
+        ends = view.now_s + _quantiles(left)
         began_s = view.now_s - ran_s
         return JobForecast(
-            Times(began_s, began_s, began_s), _times(ends), _met(ends, running.job.spec.deadline_s)
+            Times(began_s, began_s, began_s), _times(ends), _met(ends, running.job.spec.deadline_s), basis
         )
     ahead = _ahead(view, number)
     job = next((each for each in view.waiting if each.id == number), None)
@@ -60,7 +68,8 @@ def forecast_of(
     if not outlook(job).run_time_s.count:
         return Unavailable("no similar job has completed yet")
     starts, ends = _played(view, job, ahead, outlook)
-    return JobForecast(_times(starts), _times(ends), _met(ends, job.spec.deadline_s))
+    basis = run_time_with_basis(outlook(job), view.given(job))[1]
+    return JobForecast(_times(starts), _times(ends), _met(ends, job.spec.deadline_s), basis)
 
 
 def _ahead(view: QueueView, number: int) -> list[QueuedJob]:
@@ -77,13 +86,14 @@ def _played(
 ) -> tuple[Floats, Floats]:
     draws = int(min(DRAWS, max(LEAST_DRAWS, MOST_STARTS // (len(ahead) + 1))))
     chosen = random.Random(job.id)
-    laws: dict[int, tuple[list[float], dict[str, float]]] = {}
+    laws: dict[tuple[int, float], list[float]] = {}
 
     def law(each: QueuedJob) -> tuple[list[float], dict[str, float]]:
-        known = outlook(each)
-        if id(known) not in laws:
-            laws[id(known)] = (_quantiles(run_time_of(known)).tolist(), demand_of(each, known))
-        return laws[id(known)][0], demand_of(each, known)
+        known, given = outlook(each), view.given(each)
+        key = id(known), given
+        if key not in laws:
+            laws[key] = _quantiles(run_time_of(known, given)).tolist()
+        return laws[key], demand_of(each, known)
 
     queue = [law(each) for each in (*ahead, job)]
     active = [

@@ -95,7 +95,7 @@ def _gain(view: QueueView, host: HostLaws, job: QueuedJob, before: Saved) -> flo
     ends = host.ending
     count = _fewest(host, before, job, len(ends), lambda n: host.without(ends[:n]))
     host.restored(before)
-    run_time = run_time_of(view.outlooks[job.id])
+    run_time = run_time_of(view.outlooks[job.id], view.given(job))
     utility = utility_of(job, run_time, view.now_s, view.doubted)
     now = expected(utility, 0.0, run_time)
     return now if count > len(ends) else now - expected(utility, host.expected_ends_s[count - 1], run_time)

@@ -203,7 +203,7 @@ def stated(
         capacity[name] = max(0.0, (whole[name] - used) * view.copper_share - host.margin(name))
     waiting = []
     for job in tried:
-        run_time = run_time_of(view.outlooks[job.id])
+        run_time = run_time_of(view.outlooks[job.id], view.given(job))
         demand = {name: view.tasks(job) * host.expected_need(name, job) for name in view.resources}
         waiting.append(
             WaitingJob(str(job.id), demand, run_time, utility_of(job, run_time, view.now_s, view.doubted))

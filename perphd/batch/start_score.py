@@ -101,7 +101,7 @@ def stages_of(view: QueueView, job: QueuedJob) -> tuple[CandidateStage, ...]:
     peaks = demand_of(job, outlook)
     peaks |= {name: planned_use(known) for name in (BANDWIDTH, DISK) if (known := outlook.of(name)).count}
     whole = {name: tasks * peak for name, peak in peaks.items()}
-    return (CandidateStage(run_time_of(outlook).median_s, whole),)
+    return (CandidateStage(run_time_of(outlook, view.given(job)).median_s, whole),)
 
 
 class TimeLines:

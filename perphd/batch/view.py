@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perphd.batch.job import JobState
+from perphd.batch.work import RunTimeBasis, WorkKind
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 from perphd.qos.bands import QosBand
 
@@ -20,11 +21,15 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class JobForecast:
-    """When a job will start and end, and the probability of meeting its deadline (Unavailable: it has none)."""
+    """When a job will start and end, and the probability of meeting its deadline (Unavailable: it has none).
+
+    ``basis``: what its run time is predicted from.
+    """
 
     start: Times
     end: Times
     meets_deadline: Reading = NOT_MEASURED
+    basis: RunTimeBasis = RunTimeBasis(WorkKind.NOTHING)
 
 
 @dataclass(frozen=True, slots=True)

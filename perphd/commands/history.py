@@ -251,6 +251,7 @@ _TITLES: Final = {
     "enough_ways": "enough ways",
     "enough_bytes_per_s": "enough bandwidth",
     "enough_disk_bytes_per_s": "enough of disks",
+    "work_error_share": "error of work",
 }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from perphd.batch.job import JobState
 from perphd.batch.view import JobDetail, JobForecast, JobRow, Times
+from perphd.batch.work import RunTimeBasis, WorkKind
 from perphd.control.numbers import duration
 from perphd.control.table import Part, Styled, table, text
 from perphd.domain.queue import CopperOffer, EventStatus, OfferedResource, QueueSummary
@@ -191,9 +192,23 @@ def _forecast(row: JobRow, detail: JobDetail, now_s: float) -> list[str]:
     if not row.state.active:
         lines.append(f"starts    {_times(found.start, now_s)}")
     lines.append(f"ends      {_times(found.end, now_s)}")
+    lines += _basis(found.basis)
     if available(found.meets_deadline):
         lines.append(f"chance    {found.meets_deadline:.0%} to meet its deadline")
     return lines
+
+
+def _basis(basis: RunTimeBasis) -> list[str]:
+    """What the run time is predicted from: how much is done of what jobs like it do, and at which rate."""
+    if basis.by is WorkKind.NOTHING:
+        return []
+    done, usual, rate = duration(basis.done), duration(basis.usual), ""
+    if basis.by is WorkKind.CPU_TIME:
+        rate = f", at {basis.rate:.2g} CPUs"
+    elif basis.by is WorkKind.INSTRUCTIONS:
+        done, usual, rate = f"{basis.done:.3g}", f"{basis.usual:.3g}", f", at {basis.rate:.3g} per second"
+    why = f" ({basis.why})" if basis.why else ""
+    return [f"run time  by {basis.by}: {done} of {usual} done{rate}{why}"]
 
 
 def _times(times: Times, now_s: float) -> str:

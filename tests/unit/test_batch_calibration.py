@@ -104,7 +104,7 @@ def test_a_sum_is_compared_with_the_law_that_admitted_it_when_the_first_minute_i
     assert list(seen.calibration[CPU].levels) == pytest.approx([0.5]), (
         "1 + 2 + 2.5 lies between the two outcomes"
     )
-    assert seen.of(second).cpu_s == pytest.approx(2.5 * 60.0)
+    assert seen.of(second).done.cpu_s == pytest.approx(2.5 * 60.0)
     seen.see(second, 65.0, {CPU: 2.5}, known)
     used = seen.forget(second, True)
     assert used is not None

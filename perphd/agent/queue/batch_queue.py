@@ -24,6 +24,7 @@ from typing import Final, TypeVar
 
 from perphd.agent.queue.attached import Attached
 from perphd.agent.queue.event import QueueEvent
+from perphd.agent.queue.given import QueueGiven
 from perphd.agent.queue.jobs import QueueJobs
 from perphd.agent.queue.planning import QueuePlanner
 from perphd.agent.queue.rows import row_of, workload_name, workload_of
@@ -51,7 +52,7 @@ from perphd.batch.runner import JobRefused, JobRunner, StartFailed
 from perphd.batch.store import QueueError
 from perphd.batch.view import JobRow
 from perphd.config.tables import QueueConfig
-from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.allocation import Settings
 from perphd.domain.control import Actor
 from perphd.domain.errors import PerphError
 from perphd.domain.host_account import HostAccount
@@ -75,8 +76,6 @@ REFUSED_STATUS: Final = 126
 FORGET_S: Final = 3600.0
 UNMEASURED_S: Final = 30.0
 """Longest wait of decisions for a first measurement of the host's use, after a start of the daemon."""
-LEAST_CEILING_CPUS: Final = 0.05
-"""Least CPUs that an event leaves a job, unless copper's share is 0: then the job is frozen."""
 
 
 class BatchQueue:
@@ -110,6 +109,7 @@ class BatchQueue:
             runner, boot, self._folder / "logs", slots, hints, lambda call: self._in("units", call)
         )
         self._use = QueueUse()
+        self._given = QueueGiven()
         self._opening = asyncio.Lock()
         self._looking = asyncio.Lock()
         self._reasons: Mapping[int, str] = {}
@@ -245,22 +245,12 @@ class BatchQueue:
         """The settings for a workload: the planner may freeze a job, and an event lowers copper's CPU ceiling."""
         number = next((number for number, each in self._workloads.items() if each == name), None)
         job = None if number is None else self._jobs.live.get(number)
-        if job is None:
-            return wanted
-        if job.state is JobState.FROZEN:
-            return replace(wanted, frozen=True)
-        share = self.copper_share
-        if share >= 1.0 or job.spec.band.protected:
-            return wanted
-        if share <= 0.0:
-            return replace(wanted, frozen=True)
-        ceiling = max(LEAST_CEILING_CPUS, share * job.spec.cpus)
-        given = wanted.cpu_max_cores
-        return replace(wanted, cpu_max_cores=ceiling if given is KEEP else min(ceiling, given))
+        return wanted if job is None else self._given.over(job, wanted, self.copper_share)
 
     def step(self, now_s: float, samples: Mapping[str, Sample], account: HostAccount | None) -> None:
         """One round of the loop: record use, and begin a look if one is due."""
         self._use.note(now_s, self._workloads, samples, account)
+        self._given.round_over()
         if self._first_step_s is None:
             self._first_step_s = self._wall_clock()
         if self._closed or (self._task is not None and not self._task.done()):
@@ -357,13 +347,13 @@ class BatchQueue:
         now_s = self._wall_clock()
         live, active = list(self._jobs.live.values()), self._jobs.active
         ended = dict(self._jobs.ended)
-        uses, leaving = self._use.taken(), self._units.leaving_numbers
+        uses, leaving, given = self._use.taken(), self._units.leaving_numbers, self._given.cpus
         preempts = self._attached is not None and any(
             self._attached.enforced(name) for name in self._workloads.values()
         )
 
         def made() -> tuple[QueueStep, Mapping[int, str], Mapping[int, str]]:
-            self._planner.take(uses, {job.id: job for job in active}, self._capacity())
+            self._planner.take(uses, {job.id: job for job in active}, self._capacity(), given)
             self._offer = self._planner.offer(now_s)
             found = dependencies(live, ended)
             waiting = [job for job in found.startable if job.id not in leaving]

@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Final
 
 from perphd.agent.queue.calibration import KeptCalibration
+from perphd.agent.queue.given import GivenCpus
 from perphd.agent.queue.solver import QueueSolver
 from perphd.batch.admission import EPSILON_SOFT
 from perphd.batch.choice import candidates
 from perphd.batch.gangs import led
 from perphd.batch.job import JobState, QueuedJob
 from perphd.batch.look import BANDWIDTH, CPU, DISK, MEMORY, JobOutlook, QueueStep, QueueView
-from perphd.batch.observations import Observations
+from perphd.batch.observations import JobUse, Observations
 from perphd.batch.outlook import forecast_of
 from perphd.batch.scheduling import scheduled
 from perphd.batch.view import JobForecast
+from perphd.batch.work import LEAST_SCORED, WorkKind, WorkOutlook, error_share
 from perphd.config.tables import QueueConfig
 from perphd.domain.errors import PerphError
 from perphd.domain.job import HISTORY_FILE
@@ -44,6 +46,8 @@ ASKED: Final = (
     Quantity.ENOUGH_DISK_BYTES_PER_S,
 )
 """Quantities of the history that an outlook needs."""
+ASKED_OF_WORK: Final = (Quantity.CPU_TIME_S, Quantity.INSTRUCTIONS, Quantity.WORK_ERROR_SHARE)
+"""Quantities that it needs as well if the run time is known."""
 WAITS: Final = 100
 """Jobs over which the wait is averaged: those that started last."""
 CYCLE_S: Final = 10.0
@@ -71,6 +75,7 @@ class QueuePlanner:
         self._observed = Observations(self._kept.read())
         self._outlooks: dict[tuple[object, ...], JobOutlook] = {}
         self._waits: list[float] = []
+        self._given = GivenCpus({})
         self._disk_most = 0.0
         """The most that the host's disks moved per second while this daemon ran."""
         self._solver = QueueSolver()
@@ -87,9 +92,14 @@ class QueuePlanner:
         return None if self._offer is None else shown(self._offer, now_s)
 
     def take(
-        self, uses: Sequence[Use], active: Mapping[int, QueuedJob], capacity: tuple[float, float]
+        self,
+        uses: Sequence[Use],
+        active: Mapping[int, QueuedJob],
+        capacity: tuple[float, float],
+        given: GivenCpus | None = None,
     ) -> None:
-        """Add the measurements since the last look."""
+        """Add the measurements since the last look. ``given``: CPUs in force for running jobs."""
+        self._given = given or GivenCpus({})
         for use in uses:
             self._offer = with_use(
                 self._offer or followed(*capacity), use.seconds, use.others.get(CPU), use.others.get(MEMORY)
@@ -160,13 +170,14 @@ class QueuePlanner:
         if seen is not None:
             cpus, memory = seen.seen[CPU], seen.seen[MEMORY]
             if cpus.count:
-                took |= {Quantity.ENOUGH_CORES: cpus.most, Quantity.CPU_TIME_S: seen.cpu_s}
+                took[Quantity.ENOUGH_CORES] = cpus.most
             if memory.count:
                 took[Quantity.MEMORY_BYTES] = memory.most
             if (traffic := seen.seen[BANDWIDTH]).count:
                 took[Quantity.ENOUGH_BYTES_PER_S] = traffic.most
             if (disk := seen.seen[DISK]).count:
                 took[Quantity.ENOUGH_DISK_BYTES_PER_S] = disk.most
+            took |= _work_of(seen, job.ran_s)
         try:
             with JobHistory(self._path) as history:
                 history.complete(facts_of(job, now_s), took, now_s)
@@ -187,7 +198,10 @@ class QueuePlanner:
         preempts: bool = False,
     ) -> QueueView:
         """The input of a look. ``also``: a job whose outlook is included even if no look considers it yet."""
-        running = [self._observed.active(job, self._outlook(job, now_s), now_s, CYCLE_S) for job in active]
+        running = [
+            self._observed.active(job, self._outlook(job, now_s), now_s, CYCLE_S, self._given.of(job.id))
+            for job in active
+        ]
         average_s = sum(self._waits) / len(self._waits) if self._waits else 0.0
         view = QueueView(
             now_s=now_s,
@@ -207,6 +221,7 @@ class QueuePlanner:
             shared=self._shared,
             others_shared={name: self._observed.others[name].whole for name in (*self._shared, DISK)},
             earlier=self._observed.earlier,
+            batch_cpus=self._given.batch,
         )
         tried = {job.id: job for job in candidates(view)}
         tried |= {} if also is None else {also.id: also}
@@ -235,6 +250,8 @@ class QueuePlanner:
         try:
             with JobHistory(self._path) as history:
                 found = _predicted(history, facts, ASKED)
+                if Quantity.RUN_TIME_S in found:
+                    found |= _predicted(history, facts, ASKED_OF_WORK)
         except (PerphError, sqlite3.Error, ValueError) as exc:
             self._problem = f"the history of jobs cannot be asked: {exc}"
             return JobOutlook()
@@ -247,6 +264,7 @@ class QueuePlanner:
                 BANDWIDTH: law.get(Quantity.ENOUGH_BYTES_PER_S, Histogram()),
                 DISK: law.get(Quantity.ENOUGH_DISK_BYTES_PER_S, Histogram()),
             },
+            _works(found),
         )
 
 
@@ -256,6 +274,33 @@ def _predicted(
     """The predictions that the history has."""
     found = ((quantity, history.predict(facts, quantity)) for quantity in asked)
     return {quantity: each for quantity, each in found if each is not None}
+
+
+def _work_of(seen: JobUse, ran_s: float) -> dict[Quantity, float]:
+    """The work of a completed job, as far as it is known, and how well its run time was predicted from it."""
+    kinds = {Quantity.CPU_TIME_S: WorkKind.CPU_TIME, Quantity.INSTRUCTIONS: WorkKind.INSTRUCTIONS}
+    done = {quantity: seen.done.of(kind, ran_s) for quantity, kind in kinds.items()}
+    took = {quantity: each[0] for quantity, each in done.items() if each is not None and each[0] > 0.0}
+    share = error_share(seen.predicted, ran_s)
+    return took if share is None else took | {Quantity.WORK_ERROR_SHARE: share}
+
+
+def _works(found: Mapping[Quantity, JobPrediction]) -> tuple[WorkOutlook, ...]:
+    """The work of jobs like this one: instructions first, since contention does not change them."""
+    run, cores = found.get(Quantity.RUN_TIME_S), found.get(Quantity.ENOUGH_CORES)
+    cpu = found.get(Quantity.CPU_TIME_S)
+    if run is None or cpu is None or not run.estimate > 0.0:
+        return ()
+    scored = found.get(Quantity.WORK_ERROR_SHARE)
+    share = None if scored is None or scored.distribution.count < LEAST_SCORED else scored.estimate
+    cpus = cpu.estimate / run.estimate
+    peak = max(cpus, cores.estimate) if cores is not None else cpus
+    kinds = ((WorkKind.INSTRUCTIONS, found.get(Quantity.INSTRUCTIONS)), (WorkKind.CPU_TIME, cpu))
+    return tuple(
+        WorkOutlook(kind, each.distribution, each.estimate / run.estimate, cpus, peak, share)
+        for kind, each in kinds
+        if each is not None and each.estimate > 0.0
+    )
 
 
 def facts_of(job: QueuedJob, now_s: float) -> JobFacts:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 from perphd.agent.queue.planning import Use
-from perphd.batch.look import BANDWIDTH, CPU, DISK, MEMORY
+from perphd.batch.look import BANDWIDTH, CPU, DISK, INSTRUCTIONS, MEMORY
 from perphd.domain.host_account import HostAccount
 from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Quality, Sample
@@ -59,6 +59,7 @@ class QueueUse:
                 MEMORY: sample.memory_working_set_bytes,
                 BANDWIDTH: sample.mbw_bytes_per_s,
                 DISK: _disk_use(sample),
+                INSTRUCTIONS: 1e6 * sample.mips if available(sample.mips) else NOT_MEASURED,
             }
             for number, name in workloads.items()
             if (sample := samples.get(name)) is not None

@@ -61,6 +61,7 @@ class Quantity(Enum):
     ENOUGH_WAYS = "enough_ways"
     ENOUGH_BYTES_PER_S = "enough_bytes_per_s"
     ENOUGH_DISK_BYTES_PER_S = "enough_disk_bytes_per_s"
+    WORK_ERROR_SHARE = "work_error_share"
 
 
 class HistoryRefused(PerphError):
