@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ from perphd.domain.capability import Capabilities
 from perphd.domain.errors import KernelError, Unsupported
 from perphd.domain.plan import Write
 from perphd.domain.policy import Policy
+from perphd.domain.throttle import whole_bandwidth
 from perphd.domain.topology import Topology
 from perphd.domain.window import Window
 from perphd.domain.workload import Mode
@@ -208,7 +210,10 @@ def build_agent(
     hinting = (_runtime_folder(config) if real else Path(config.daemon.state_dir).absolute()) / HINTS
     hints = Hints(hinting)
     wanted = real or runner is not None
-    queue = _queue(config, fs, hierarchies, units, topology, wall_clock, runner, hinting) if wanted else None
+    measured = _with_bandwidth(config, topology, bounds)
+    queue = (
+        _queue(measured, fs, hierarchies, units, topology, wall_clock, runner, hinting) if wanted else None
+    )
     parts = Parts(
         topology=topology,
         processors=processors,
@@ -315,6 +320,20 @@ def _backoff(
 def _runtime_folder(config: Config) -> Path:
     """The folder of the socket and of files that workloads may read."""
     return Path(config.daemon.socket).absolute().parent
+
+
+def _with_bandwidth(config: Config, topology: Topology, bounds: Actuators) -> Config:
+    """``config`` with the calibrated memory bandwidth, if the operator states none."""
+    if config.queue.memory_bandwidth_bytes:
+        return config
+    cores = {
+        domain.domain: sum(bool(core.cpus & domain.cpus) for core in topology.cores)
+        for domain in topology.l3_domains
+    }
+    whole = whole_bandwidth(bounds.throttle.curves, cores)
+    if whole is None:
+        return config
+    return replace(config, queue=replace(config.queue, memory_bandwidth_bytes=int(whole)))
 
 
 def _queue(

@@ -39,7 +39,7 @@ SCORED: Final = (CPU, MEMORY, BANDWIDTH, CACHE, DISK)
 _DECIMALS: Final = 9
 """Candidates whose norms differ by less than a rounding error are equal."""
 NOT_STATED: Final = "the candidate's use of it is not known"
-NO_BANDWIDTH: Final = "the host's memory bandwidth is not known: set [queue] memory_bandwidth"
+NO_BANDWIDTH: Final = "the host's memory bandwidth is not known: set [queue] memory_bandwidth, or calibrate"
 NO_DISK: Final = "nothing has moved data on this host's disks yet, as far as perphd saw"
 NO_CACHE: Final = Unavailable("the choice among jobs does not count the cache")
 

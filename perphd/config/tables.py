@@ -266,7 +266,7 @@ class QueueConfig:
     memory_bandwidth_bytes: int = setting(
         0,
         "memory bandwidth of the host, in bytes per second: jobs then start only if it suffices as well "
-        "(needs resctrl's monitors); 0: it is not considered",
+        "(needs resctrl's monitors); 0: what perphctl calibrate measured, else it is not considered",
         kind="size",
         key="memory_bandwidth",
         expert=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -32,3 +32,16 @@ def curve_for(curves: Iterable[ThrottleCurve], domain: int, cores: float) -> Thr
     """The domain's curve for the nearest number of cores; on a tie, for fewer cores."""
     mine = [curve for curve in curves if curve.domain == domain]
     return min(mine, key=lambda curve: (abs(curve.cores - cores), curve.cores), default=None)
+
+
+def whole_bandwidth(curves: Iterable[ThrottleCurve], cores: Mapping[int, int]) -> float | None:
+    """Bytes per second that the host's memory moves at most, as calibrated; None unless all of it was measured.
+
+    ``cores``: physical cores by L3 domain. Fewer than half of a domain's cores may not fill its memory channels.
+    """
+    most: dict[int, float] = {}
+    for curve in curves:
+        unthrottled = curve.at(100)
+        if unthrottled is not None and 2 * curve.cores >= cores.get(curve.domain, 0):
+            most[curve.domain] = max(most.get(curve.domain, 0.0), unthrottled)
+    return sum(most.values()) if cores and most.keys() >= cores.keys() else None

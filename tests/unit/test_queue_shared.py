@@ -8,15 +8,22 @@ from typing import Any
 
 import pytest
 
+from perphd.agent.composition import _with_bandwidth
 from perphd.agent.queue.planning import QueuePlanner, Use
 from perphd.agent.queue.use import QueueUse
 from perphd.batch.job import JobState, QueuedJob
 from perphd.batch.look import BANDWIDTH, CPU, MEMORY, WAYS, JobOutlook, QueueStep
 from perphd.batch.scheduling import scheduled
+from perphd.config.file import Config
 from perphd.config.tables import QueueConfig
+from perphd.domain.cpuset import CpuSet
 from perphd.domain.host_account import CpuAccount, HostAccount
 from perphd.domain.sample import Quality, Sample
+from perphd.domain.throttle import ThrottleCurve, whole_bandwidth
+from perphd.domain.topology import Core, L3Domain, Topology
 from perphd.forecast.histogram import Histogram, of_values
+from perphd.host.actuators import Actuators
+from perphd.host.throttle import Throttle
 from tests.unit.queue_world import spec
 from tests.unit.test_queue_scheduling import NOW_S, running, view, waiting
 
@@ -151,3 +158,29 @@ def test_others_count_as_all_that_jobs_do_not_account_for_where_no_round_can_tel
     assert later[2] == 3.0
     assert later[5] == 3.0
     assert later[-1] == 7.0, "what was known is too old"
+
+
+def test_the_hosts_bandwidth_is_that_of_all_domains_measured_with_enough_cores() -> None:
+    curves = [
+        ThrottleCurve(0, 1, ((50, 5e9), (100, 10e9))),
+        ThrottleCurve(0, 4, ((50, 15e9), (100, 30e9))),
+        ThrottleCurve(1, 8, ((50, 14e9), (100, 28e9))),
+    ]
+    assert whole_bandwidth(curves, {0: 8, 1: 8}) == 58e9
+    assert whole_bandwidth(curves, {0: 9, 1: 8}) is None, "four of nine cores may not fill its channels"
+    assert whole_bandwidth(curves, {0: 8, 1: 8, 2: 8}) is None
+    assert whole_bandwidth([], {}) is None
+
+
+@pytest.mark.parametrize(("stated", "expected"), [(0, 58e9), (int(7e9), 7e9)])
+def test_the_queue_counts_with_what_was_calibrated_unless_the_operator_states_it(
+    stated: int, expected: float
+) -> None:
+    cores = tuple(Core(n, n, CpuSet.of([n])) for n in range(2))
+    domains = tuple(L3Domain(n, CpuSet.of([n]), 1 << 20) for n in range(2))
+    topology = Topology(cores, domains, (), CpuSet.of(range(2)))
+    curves = (ThrottleCurve(0, 1, ((100, 30e9),)), ThrottleCurve(1, 1, ((100, 28e9),)))
+    config = Config(queue=QueueConfig(memory_bandwidth_bytes=stated))
+    bounds = Actuators(throttle=Throttle(curves=curves))
+    assert _with_bandwidth(config, topology, bounds).queue.memory_bandwidth_bytes == expected
+    assert _with_bandwidth(config, topology, Actuators()) is config
