@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from perphd.agent.devices.latency import KNOB
 from perphd.agent.modes import Modes
 from perphd.agent.state import State
 from perphd.domain.workload import Mode
 
 
 def band_lines(state: State, modes: Modes) -> tuple[str, ...]:
-    """One line for each workload that declares its band, one for copper, and one for the host's own daemons."""
+    """Lines for workloads that declare their band, for copper and the host's own daemons, and for latency targets."""
+    return (*_bands(state, modes), *_latencies(state, modes))
+
+
+def _latencies(state: State, modes: Modes) -> tuple[str, ...]:
+    """One line for each workload with a latency target on disks."""
+    latency = state.parts.disk_latency
+    asking = [spec for spec in state.specs.values() if spec.io_latency_ms]
+    if latency is None or not asking:
+        return ()
+    from perphd.qos.band_report import latency_line
+
+    disks, lines = latency.disks(state.now_s), []
+    for spec in asking:
+        known = state.enforceable.get(spec.name)
+        missing = () if known is None else known.missing
+        reason = next((each.reason for each in missing if each.knob == KNOB), "")
+        others = [each for each in state.specs.values() if each.name != spec.name]
+        lines.append(latency_line(spec, modes.of(spec) is Mode.ENFORCE, disks, reason, others))
+    return tuple(lines)
+
+
+def _bands(state: State, modes: Modes) -> tuple[str, ...]:
     declared = [
         spec for spec in state.specs.values() if spec.band is not None and spec.name not in state.jobs
     ]

@@ -18,6 +18,7 @@ from perphd.admission.perph import PerphPolicy
 from perphd.admission.windowed import Windowed
 from perphd.agent.agent import Agent
 from perphd.agent.devices.hints import HINTS, Hints
+from perphd.agent.devices.latency import DiskLatency
 from perphd.agent.fitting import Fitting
 from perphd.agent.forecasts import ForecastProcess
 from perphd.agent.jobs import Jobs
@@ -269,6 +270,7 @@ def build_agent(
         queue=queue,
         backoff=_backoff(config, fs, hierarchies, bounds),
         hints=hints,
+        disk_latency=DiskLatency(fs),
         owned=(
             *(() if queue is None else (queue,)),
             hints,

@@ -54,6 +54,7 @@ from perphd.monitor.sampler import Monitor
 if TYPE_CHECKING:
     from perphd.agent.devices.backoff import DeviceBackoff
     from perphd.agent.devices.hints import Hints
+    from perphd.agent.devices.latency import DiskLatency
     from perphd.agent.queue.batch_queue import BatchQueue
 
 log = logging.getLogger("perphd")
@@ -105,6 +106,7 @@ class Parts:
     backoff: DeviceBackoff | None = None
     hints: Hints | None = None
     oom_order: OomOrder | None = None
+    disk_latency: DiskLatency | None = None
     owned: tuple[Closable, ...] = ()
 
 

@@ -48,6 +48,8 @@ def _completed(state: State, name: str, wanted: Settings) -> Settings:
     fitting = state.parts.fitting
     wanted = wanted if fitting is None else fitting.over(name, wanted)
     wanted = _banded(state, spec, wanted, knobs)
+    latency = state.parts.disk_latency
+    wanted = wanted if latency is None else latency.over(spec, wanted, state.now_s)
     backoff = state.parts.backoff
     wanted = wanted if backoff is None else backoff.over(name, wanted)
     queue = state.parts.queue

@@ -43,6 +43,11 @@ _BAND_DOC = (
     "for copper the idle CPU class, the least I/O weight and memory.high at 80 % of the host; see Bands for what "
     "it does with reserved_cpus"
 )
+_IO_LATENCY_DOC = (
+    "while its reads and writes take longer than this on a disk, the kernel slows down the disk access of its sibling "
+    "control groups (io.latency on cgroup v2, where the kernel has it); {}0: no target"
+)
+_IO_LATENCY: Mapping[str, Any] = {"low": 0.0, "high": 60_000.0, "unit": "ms"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,7 @@ class LraTable:
         high=4096.0,
         unit="CPUs",
     )
+    io_latency_ms: float = setting(0.0, _IO_LATENCY_DOC.format(""), **_IO_LATENCY)
     shape: Literal["no", "core", "elastic"] = setting("no", f"{_SHAPE_DOC}. Never while it is degraded")
     application: str = setting("", _APPLICATION_DOC, kind="name")
     touch: Touch = setting(
@@ -169,6 +175,7 @@ class BatchTable:
         "perphd then asks it before limiting it",
     )
     reserved_memory_bytes: int = setting(0, _RESERVED_DOC, kind="size", key="reserved_memory")
+    io_latency_ms: float = setting(0.0, _IO_LATENCY_DOC.format('needs band = "silver"; '), **_IO_LATENCY)
     shape: Literal["no", "core", "elastic"] = setting("no", _SHAPE_DOC)
     application: str = setting("", _APPLICATION_DOC, kind="name")
 
@@ -234,6 +241,9 @@ def read_workload(kind: Kind, raw: object, source: str, key: str) -> WorkloadSpe
     """
     if kind is Kind.BATCH:
         values = _placed(read_values(BatchTable, raw, source, key), source, key)
+        if values.get("io_latency_ms") and values.get("band") != "silver":
+            problem = "only LRAs and silver batch may have a latency target on disks"
+            raise ConfigError(source, f"{key}.io_latency_ms", problem, 'band = "silver" beside it')
         return WorkloadSpec(kind=Kind.BATCH, **values)
     values = _placed(read_values(LraTable, raw, source, key, extra=("sli", "policy")), source, key)
     assert isinstance(raw, Mapping)

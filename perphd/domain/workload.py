@@ -109,6 +109,7 @@ class WorkloadSpec:
       ``label:KEY``.
     - ``band``: gold, silver or copper; None: silver for an LRA, copper for batch.
     - ``reserved_memory_bytes``: 0 if undeclared. ``reserved_cpus`` (LRAs with a band): likewise.
+    - ``io_latency_ms`` (LRAs, silver batch): target of ``io.latency`` on every disk; 0: none.
     - ``shape``: ``no``, ``core`` or ``elastic``.
     - ``application``: the application that it is part of; empty if it stands alone.
     - ``touch``, ``exploration``: what perphd may change and try to protect an LRA. If declared in a file or
@@ -142,6 +143,7 @@ class WorkloadSpec:
     declared_by: str = ""
     takes_hints: bool = False
     reserved_cpus: float = 0.0
+    io_latency_ms: float = 0.0
 
     @property
     def gives_way(self) -> bool:

@@ -55,6 +55,36 @@ def report(members: Iterable[BandMember], division: Division | None, host: HostC
     return (*lines, f"copper: {_copper(division, host)}", f"system daemons: {_system(division)}")
 
 
+def latency_line(
+    spec: WorkloadSpec, enforced: bool, disks: Iterable[str], reason: str, others: Iterable[WorkloadSpec]
+) -> str:
+    """What a workload's latency target on disks does here.
+
+    ``reason``: why it cannot be set; empty if it can. ``others``: all other workloads.
+    """
+    head = f"{spec.name} (io_latency_ms): "
+    if reason:
+        return f"{head}no target on disks: {reason}"
+    if not enforced:
+        return f"{head}nothing is set: it is only observed"
+    if not spec.cgroup:
+        return f"{head}its control group does not exist: nothing is set"
+    known = list(others)
+    peers = [each.name for each in known if each.cgroup and _parent(each.cgroup) == _parent(spec.cgroup)]
+    apart = [
+        each.name for each in known if each.kind is Kind.BATCH and each.cgroup and each.name not in peers
+    ]
+    words = [f"io.latency of {spec.io_latency_ms:g} ms on {', '.join(disks) or 'no disk'}"]
+    words.append(f"the kernel slows down sibling groups for it: {', '.join(peers) or 'no workload'}")
+    if apart:
+        words.append(f"it has no effect on {', '.join(apart)}, whose parent group is another one")
+    return f"{head}{'; '.join(words)}"
+
+
+def _parent(cgroup: str) -> str:
+    return cgroup.rstrip("/").rpartition("/")[0]
+
+
 def _member(each: BandMember, division: Division | None, host: HostControls) -> str:
     spec = each.spec
     if not each.enforced:

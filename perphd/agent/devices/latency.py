@@ -1,0 +1,46 @@
+"""Disk latency targets of workloads that ask for one (``io_latency_ms``), for all whole disks of the host.
+
+The kernel slows down the sibling groups of a group that waits longer than its target, those without a target and
+those with a higher one. Groups below other parents are not affected (Documentation/admin-guide/cgroup-v2.rst, "IO
+Latency").
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.workload import WorkloadSpec
+from perphd.host.disk_use import disk_counters
+from perphd.host.fs import KernelFs
+
+LOOK_S: Final = 60.0
+"""Seconds between two looks at which disks there are."""
+KNOB: Final = "io_latency_us"
+
+
+class DiskLatency:
+    """Targets for the disks that are there now."""
+
+    def __init__(self, fs: KernelFs) -> None:
+        self._fs = fs
+        self._disks: tuple[str, ...] = ()
+        self._looked_s: float | None = None
+
+    def disks(self, now_s: float) -> tuple[str, ...]:
+        """The whole disks, ``MAJOR:MINOR``."""
+        if self._looked_s is None or not 0.0 <= now_s - self._looked_s < LOOK_S:
+            self._disks, self._looked_s = tuple(sorted(disk_counters(self._fs))), now_s
+        return self._disks
+
+    def over(self, spec: WorkloadSpec, wanted: Settings, now_s: float) -> Settings:
+        """``wanted`` with the workload's target on every disk; unchanged if it asks for none.
+
+        It is asked for even where the kernel has no ``io.latency``: the status then says so.
+        """
+        if not spec.io_latency_ms or wanted.io_latency_us is not KEEP:
+            return wanted
+        target_us = max(1, round(1000.0 * spec.io_latency_ms))
+        disks = self.disks(now_s)
+        return replace(wanted, io_latency_us=tuple((disk, target_us) for disk in disks)) if disks else wanted
