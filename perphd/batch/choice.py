@@ -7,7 +7,8 @@
 
 Jobs without a deadline ahead are ordered as in Prophet (``fairness``). They become overdue after three times the
 average wait. In 3 and 4 the half of them that has waited longest goes before the rest. Within either, the job goes
-first that fits best what the running jobs leave free over its run (``start_score``). Every start changes these scores.
+first that fits best what the running jobs leave free of disks and memory bandwidth over its run (``start_score``); of
+equals the older one. Every start changes these scores.
 
 Whether the job starts is decided by admission.
 """
@@ -103,7 +104,11 @@ class StartChoice:
         for each in tier.longest:
             number = _number(each)
             place = f"place {places.index(number) + 1} of {len(places)}"
-            fits = f", by its fit to what is free ({near[number]:.2f}, {place})" if len(places) > 1 else ""
+            fits = (
+                f", by its fit to what is free ({near[number]:.2f}, {place})"
+                if len(set(near.values())) > 1
+                else ""
+            )
             found[number] = f"in the half that has waited longest{fits}{self._overdue_in(each)}"
         for each in tier.others:
             found[_number(each)] = f"after the half that has waited longest{self._overdue_in(each)}"

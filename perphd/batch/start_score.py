@@ -36,6 +36,9 @@ from perphd.qos.availability import (
 
 CACHE: Final = "cache"
 SCORED: Final = (CPU, MEMORY, BANDWIDTH, CACHE, DISK)
+CHOSEN_BY: Final = (BANDWIDTH, DISK)
+"""What the choice among waiting jobs counts, as Prophet does. CPUs and memory are admission's, which knows their
+distributions; a fit that counts them prefers large jobs, and the mean wait grows."""
 _DECIMALS: Final = 9
 """Candidates whose norms differ by less than a rounding error are equal."""
 NOT_STATED: Final = "the candidate's use of it is not known"
@@ -190,17 +193,17 @@ def score_on(lines: TimeLines, stages: Sequence[CandidateStage]) -> StartScore:
 
 
 def distances(scores: Mapping[int, StartScore]) -> dict[int, float]:
-    """The norm of each candidate over all resources that any of them is known to use."""
+    """The norm of each candidate over what the choice counts and any of them is known to use."""
     parts = {
         number: {
             each.resource: each.overall / (each.capacity * score.seconds)
             for each in score.resources
-            if score.seconds > 0 and each.capacity > 0
+            if each.resource in CHOSEN_BY and score.seconds > 0 and each.capacity > 0
         }
         for number, score in scores.items()
     }
     means = {}
-    for name in SCORED:
+    for name in CHOSEN_BY:
         known = [own[name] for own in parts.values() if name in own]
         if known:
             means[name] = math.fsum(known) / len(known)
