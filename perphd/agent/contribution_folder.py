@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -36,8 +37,13 @@ _SUFFIX, _WITHDRAWN = ".json", ".withdrawn"
 _UNUSUAL: Final = re.compile(r"[^A-Za-z0-9_.@-]")
 
 
+def this_host() -> str:
+    """The name of this host; in a pod that of its node (``NODE_NAME``), since pods have names of their own."""
+    return os.environ.get("NODE_NAME") or socket.gethostname()
+
+
 def contributor_name(host: str) -> str:
-    """The name under which this host contributes."""
+    """The name under which a host contributes."""
     name = _UNUSUAL.sub("-", host)[:63]
     return name if name[:1].isalnum() else f"h{name}"[:63]
 
@@ -78,6 +84,37 @@ class ContributionFolder:
     def has(self, contributor: str) -> bool:
         """True if there is a document of this name, readable or not."""
         return (self.folder / (contributor + _SUFFIX)).exists()
+
+    def contributors(self) -> tuple[str, ...]:
+        """The hosts whose documents are here, readable or not; none where the folder cannot be read."""
+        with contextlib.suppress(OSError):
+            names = sorted(entry.name for entry in os.scandir(self.folder))
+            return tuple(n.removesuffix(_SUFFIX) for n in names if n.endswith(_SUFFIX) and n[0] != ".")
+        return ()
+
+    def remove(self, contributor: str) -> None:
+        """Remove the document of this contributor, if there is one.
+
+        Raises:
+            KernelError: it could not be removed.
+        """
+        path = self.folder / (contributor + _SUFFIX)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as exc:
+            raise kernel_error(exc, str(path), "remove") from exc
+
+    def take(self, other: ContributionFolder, contributor: str) -> None:
+        """Move a contributor's document from a folder on the same file system to here.
+
+        Raises:
+            KernelError: it could not be moved.
+        """
+        name = contributor + _SUFFIX
+        try:
+            (other.folder / name).replace(self.folder / name)
+        except OSError as exc:
+            raise kernel_error(exc, str(self.folder / name), "write") from exc
 
     def own(self, contributor: str) -> Contribution | None:
         """The present document of this contributor; None if there is none, or it cannot be read."""

@@ -14,7 +14,6 @@ import json
 import logging
 import math
 import shutil
-import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Final
 
-from perphd.agent.contribution_folder import ContributionFolder, contributor_name
+from perphd.agent.contribution_folder import ContributionFolder, contributor_name, this_host
 from perphd.agent.records import Records
 from perphd.config.file import Config
 from perphd.domain.belief import ModelOrigin, OriginHost, OriginLeftOut
@@ -361,7 +360,7 @@ def document_of(files: Iterable[ModelFile], folder: ContributionFolder, now_unix
     """This host's document about saved models, later than the one in the folder."""
     fs = RealFs()
     topology = read_topology(fs)
-    hardware, name = hardware_of(fs, topology), contributor_name(socket.gethostname())
+    hardware, name = hardware_of(fs, topology), contributor_name(this_host())
     statistics = [each for file in files for each in contributed(file, hardware.threads_per_core)]
     before = folder.own(name)
     generation = max(int(now_unix_s), before.generation + 1 if before is not None else 0)
@@ -378,9 +377,7 @@ def open_federated(
 ) -> Federated:
     """The exchange as configured; requires a folder in ``[federated]``."""
     keys = config.federated
-    here = Membership(
-        socket.gethostname(), hardware_of(fs, topology), keys.expire_days * 86400.0, keys.contribute
-    )
+    here = Membership(this_host(), hardware_of(fs, topology), keys.expire_days * 86400.0, keys.contribute)
     origins = Path(config.daemon.state_dir) / "models" / "origins"
     return Federated(ContributionFolder(keys.folder), origins, here, records, wall_clock, inline)
 

@@ -24,7 +24,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     control = ControlPlane(tmp_path_factory.mktemp("plane"))
     try:
         control.start()
-        for name in ("crd", "rbac", "rbac-bind"):
+        for name in ("crd", "rbac", "rbac-bind", "rbac-models"):
             control.kubectl("apply", "-f", str(MANIFESTS / f"{name}.yaml"))
         control.kubectl("wait", "--for=condition=Established", "crd/nodeprofiles.perphd.io", "--timeout=60s")
         yield control

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -19,8 +20,15 @@ from tests.cluster.test_webhook import documents_of
 from tools.cluster.control_plane import ControlPlane
 
 CHART = MANIFESTS / "helm" / "perphd"
-EVERYTHING = ("webhook.enabled=true", "extender.bind=true", "publisher.evict=true")
-PLAIN = ("rbac", "rbac-bind", "rbac-evict", "own-node", "extender", "webhook")
+EVERYTHING = (
+    "webhook.enabled=true",
+    "extender.bind=true",
+    "publisher.evict=true",
+    "publisher.shareModels=true",
+)
+PLAIN = ("rbac", "rbac-bind", "rbac-evict", "rbac-models", "own-node", "extender", "webhook")
+FLEET = "/var/lib/perphd/fleet"
+MODELS = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default-models"}}
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +84,10 @@ def test_the_chart_renders_the_plain_manifests(
         if not is_plain:
             arguments.remove("--bind")
             publisher(found)["command"].remove("--evict")
+            publisher(found)["command"].remove(f"--share-models={FLEET}")
+            publisher(found)["volumeMounts"].remove({"name": "fleet", "mountPath": FLEET})
+            volumes = pod(found)["volumes"]
+            volumes.remove(next(each for each in volumes if each["name"] == "fleet"))
     assert chart.keys() == plain.keys()
     for name, each in plain.items():
         assert chart[name] == each, name
@@ -85,10 +97,16 @@ def test_the_chart_carries_the_crd_that_is_shipped() -> None:
     assert (CHART / "crds/nodeprofiles.yaml").read_text() == (MANIFESTS / "crd.yaml").read_text()
 
 
+def pod(found: dict[tuple[str, str], Any]) -> dict[str, Any]:
+    """The pod of the DaemonSet."""
+    made = next(each for (kind, _), each in found.items() if kind == "DaemonSet")
+    spec: dict[str, Any] = made["spec"]["template"]["spec"]
+    return spec
+
+
 def publisher(found: dict[tuple[str, str], Any]) -> dict[str, Any]:
     """The publisher's container."""
-    made = next(each for (kind, _), each in found.items() if kind == "DaemonSet")
-    container: dict[str, Any] = made["spec"]["template"]["spec"]["containers"][-1]
+    container: dict[str, Any] = pod(found)["containers"][-1]
     return container
 
 
@@ -102,6 +120,22 @@ def test_the_right_to_evict_comes_with_the_option_alone(helm: str, plane: Contro
     )
     assert {("ClusterRole", "perphd-evict"), ("ClusterRoleBinding", "perphd-evict")} == given.keys() - without
     assert publisher(given)["command"][-2:] == ["--evict", "--evict-after=60"]
+
+
+@pytest.mark.parametrize("daemon", ["package", "container"])
+def test_models_are_shared_on_request_alone(helm: str, plane: ControlPlane, daemon: str) -> None:
+    without = objects(plane, rendered(helm, f"daemon={daemon}"))
+    assert ("Namespace", "perphd-models") not in without
+    assert "--share-models" not in str(without)
+    values = (f"daemon={daemon}", "publisher.shareModels=true")
+    given = objects(plane, rendered(helm, *values))
+    kinds = ("Namespace", "Role", "RoleBinding")
+    assert {(kind, "perphd-models") for kind in kinds} == given.keys() - without
+    assert publisher(given)["command"][-1] == f"--share-models={FLEET}"
+    (volume,) = (each for each in pod(given)["volumes"] if each["name"] == "fleet")
+    assert volume["hostPath"]["path"] == FLEET
+    moved = objects(plane, rendered(helm, *values, namespace="other"))
+    assert publisher(moved)["command"][-1] == "--models-namespace=other-models"
 
 
 def test_manifests_and_chart_name_the_image_of_this_version() -> None:
@@ -122,13 +156,14 @@ def test_the_api_server_accepts_what_the_chart_renders(
     assert "namespace: perphd" not in text
     file = tmp_path / "rendered.yaml"
     file.write_text(text)
-    # Into a namespace that exists, because a dry run creates none for the objects that follow.
+    # Into namespaces that exist, because a dry run creates none for the objects that follow.
+    plane.kubectl("apply", "-f", "-", given=json.dumps(MODELS))
     try:
         told = plane.kubectl("apply", "--dry-run=server", "--validate=strict", "-o", "name", "-f", str(file))
     except subprocess.CalledProcessError as exc:
         pytest.fail(exc.stderr)
     assert len(told.splitlines()) == text.count("\nkind: ")
-    assert publisher(objects(plane, text))["command"][-3:] == ["--taint=none", "--period=5", "--evict"]
+    assert publisher(objects(plane, text))["command"][-5:-2] == ["--taint=none", "--period=5", "--evict"]
 
 
 def test_the_daemons_configuration_is_one(plane: ControlPlane, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from perphd.adapters.kubernetes.binding import MOST_TRIES, Binder
 from perphd.adapters.kubernetes.client import (
+    JSON,
     JSON_PATCH,
     MERGE,
     Access,
@@ -295,9 +296,15 @@ class Lossy(ApiClient):
         self._lost = (method, lost)
 
     async def request(
-        self, method: str, path: str, body: Any = None, kind: str = "application/json", query: Any = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        kind: str = JSON,
+        query: Any = None,
+        accept: str = JSON,
     ) -> Any:
-        answer = await super().request(method, path, body, kind, query)
+        answer = await super().request(method, path, body, kind, query, accept)
         if method == self._lost[0] and self._lost[1] in path:
             self._lost = ("", "")
             raise Unreachable(f"{method} {path}", 0, "the answer was lost")

@@ -136,7 +136,18 @@ async def test_a_publisher_may_change_its_own_node_only(
 
 @pytest.mark.parametrize(
     "name",
-    ["crd", "rbac", "rbac-bind", "rbac-evict", "own-node", "publisher", "daemon", "extender", "webhook"],
+    [
+        "crd",
+        "rbac",
+        "rbac-bind",
+        "rbac-evict",
+        "rbac-models",
+        "own-node",
+        "publisher",
+        "daemon",
+        "extender",
+        "webhook",
+    ],
 )
 def test_manifests_are_accepted_by_the_api_server(plane: ControlPlane, name: str) -> None:
     file = str(MANIFESTS / f"{name}.yaml")

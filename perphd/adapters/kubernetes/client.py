@@ -42,6 +42,13 @@ _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MERGE: Final = "application/merge-patch+json"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
+APPLY: Final = "application/apply-patch+yaml"
+"""Server-side apply; JSON is YAML."""
+JSON: Final = "application/json"
+METADATA: Final = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+"""Asks a list for its objects' metadata alone."""
+MANAGER: Final = "perphd-publish"
+"""Owner of the fields that are applied."""
 
 
 class ApiError(PerphError):
@@ -145,6 +152,11 @@ class ApiClient:
         """Patch an object with a patch of this kind; returns the result."""
         return await self.request("PATCH", path, body, kind)
 
+    async def apply(self, path: str, body: Any) -> Any:
+        """Create the object or take over the fields given here (server-side apply); returns the result."""
+        query = {"fieldManager": MANAGER, "force": "true"}
+        return await self.request("PATCH", path, body, APPLY, query)
+
     async def post(self, path: str, body: Any) -> Any:
         """Create an object; returns it."""
         return await self.request("POST", path, body)
@@ -154,8 +166,9 @@ class ApiClient:
         method: str,
         path: str,
         body: Any = None,
-        kind: str = "application/json",
+        kind: str = JSON,
         query: Mapping[str, str] | None = None,
+        accept: str = JSON,
     ) -> Any:
         """Send one request; returns the JSON answer.
 
@@ -166,7 +179,7 @@ class ApiClient:
         data = None if body is None else json.dumps(body)
         try:
             async with self._http().request(
-                method, path, data=data, params=query, headers=self._headers(kind)
+                method, path, data=data, params=query, headers=self._headers(kind, accept)
             ) as answer:
                 text = await answer.text()
                 if answer.status >= 400:
@@ -177,17 +190,18 @@ class ApiClient:
         except ValueError as exc:
             raise Unreachable(shown, 0, f"the answer is not JSON: {exc}") from exc
 
-    async def list_all(self, path: str, **query: str) -> tuple[list[Any], str]:
-        """All objects, read in pages, and the resource version from which to watch."""
+    async def list_all(self, path: str, accept: str = JSON, **query: str) -> tuple[list[Any], str]:
+        """All objects, read in pages, and the resource version from which to watch. ``accept``: JSON or METADATA."""
         items: list[Any] = []
         page = {**query, "limit": str(PAGE)}
         while True:
-            answer = await self.get(path, **page)
+            answer = await self.request("GET", path, query=page, accept=accept)
             items += answer.get("items") or []
             metadata = answer.get("metadata", {})
             if not metadata.get("continue"):
                 return items, str(metadata.get("resourceVersion", ""))
             page["continue"] = metadata["continue"]
+            page.pop("resourceVersion", None)  # the API server refuses both
 
     async def watch(self, path: str, version: str, **query: str) -> AsyncIterator[tuple[str, Any]]:
         """Yield (kind, object) for every change after ``version``, bookmarks included, until the server ends the watch.
@@ -218,8 +232,8 @@ class ApiClient:
         assert self._session is not None, "used outside its context manager"
         return self._session
 
-    def _headers(self, kind: str = "application/json") -> dict[str, str]:
-        headers = {"Content-Type": kind, "Accept": "application/json"}
+    def _headers(self, kind: str = JSON, accept: str = JSON) -> dict[str, str]:
+        headers = {"Content-Type": kind, "Accept": accept}
         if self._access.token_file:
             try:
                 headers["Authorization"] = f"Bearer {Path(self._access.token_file).read_text().strip()}"

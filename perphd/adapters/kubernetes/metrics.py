@@ -144,6 +144,7 @@ class PublisherMetrics(Collector):
 
     def __init__(self) -> None:
         self.rounds = {"published": 0, "failed": 0}
+        self.models: Callable[[], Mapping[str, int]] | None = None
         self.published_unix_s = 0.0
         self.cpu_milli = self.memory_bytes = self.slots = 0
         self.is_tainted = False
@@ -162,6 +163,15 @@ class PublisherMetrics(Collector):
         for result, count in self.rounds.items():
             rounds.add_metric([result], count)
         yield rounds
+        if self.models is not None:
+            models = GaugeMetricFamily(
+                "perphd_publish_models",
+                "Contributions to models: shared (this host's), carried here, refused.",
+                labels=("state",),
+            )
+            for state, number in self.models().items():
+                models.add_metric([state], number)
+            yield models
         if not self.published_unix_s:
             return
         for name, text, value in (

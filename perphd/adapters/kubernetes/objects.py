@@ -22,6 +22,11 @@ def events_path(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/events"
 
 
+def config_maps_path(namespace: str) -> str:
+    """API path of the ConfigMaps of a namespace."""
+    return f"/api/v1/namespaces/{namespace}/configmaps"
+
+
 def pod_path(namespace: str, name: str) -> str:
     """API path of one pod."""
     return f"/api/v1/namespaces/{namespace}/pods/{name}"

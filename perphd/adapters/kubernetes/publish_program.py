@@ -6,13 +6,16 @@ import asyncio
 import logging
 import os
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import click
 
 from perphd import __version__
-from perphd.adapters.kubernetes.client import Access, ApiClient, follow
+from perphd.adapters.kubernetes.client import Access, ApiClient, Forbidden, follow
+from perphd.adapters.kubernetes.contributions import Contributions
+from perphd.adapters.kubernetes.contributions import withdraw as withdraw_models
 from perphd.adapters.kubernetes.documents import troubled
 from perphd.adapters.kubernetes.evictor import Evictor
 from perphd.adapters.kubernetes.held_slots import HeldSlots
@@ -24,6 +27,8 @@ from perphd.adapters.kubernetes.publisher import Publisher, withdraw
 from perphd.adapters.kubernetes.serving import Address, address, listening
 from perphd.adapters.node_socket import NodeSocket
 from perphd.adapters.rounds import stop_signal, until_stopped
+from perphd.agent.contribution_folder import ContributionFolder
+from perphd.cluster.contribution_objects import NAMESPACE
 from perphd.cluster.eviction import AFTER_S
 from perphd.control.client import DEFAULT_SOCKET
 from perphd.control.journal_log import start_logging
@@ -33,11 +38,29 @@ from perphd.host.containers import PUBLISHED_PODS
 PERIOD_S: Final = 10.0
 METRICS_EXAMPLE: Final = "127.0.0.1:9467"
 _log: Final = logging.getLogger("perphd.publish")
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The exchange of models: see ``Contributions``."""
+
+    folder: ContributionFolder
+    host: str
+    namespace: str
+
+
 _node_option = click.option(
     "--node",
     envvar="NODE_NAME",
     required=True,
     help="The node's name in the cluster [environment: NODE_NAME].",
+)
+_namespace_option = click.option(
+    "--models-namespace",
+    default=NAMESPACE,
+    show_default=True,
+    metavar="NAME",
+    help="Namespace of the exchanged models.",
 )
 
 
@@ -49,7 +72,9 @@ def main() -> None:
 
 @main.command()
 @_node_option
-@click.option("--socket", default=DEFAULT_SOCKET, show_default=True, help="Socket of the daemon on this node.")
+@click.option(
+    "--socket", default=DEFAULT_SOCKET, show_default=True, help="Socket of the daemon on this node."
+)
 @click.option("--period", "period_s", type=click.FloatRange(0.2, 300), default=PERIOD_S, show_default=True,
               help="Seconds between two rounds.")  # fmt: skip
 @click.option(
@@ -87,6 +112,18 @@ def main() -> None:
     show_default=True,
     help="Seconds for which copper must have been short of room.",
 )
+@click.option(
+    "--share-models",
+    "models_folder",
+    metavar="FOLDER",
+    help="Exchange learned models with other nodes as ConfigMaps; FOLDER is that of [federated] [default: no].",
+)
+@click.option(
+    "--models-host",
+    metavar="NAME",
+    help="Name of this host's own file in FOLDER without .json [default: the node's name].",
+)
+@_namespace_option
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 @access_options
 def run(
@@ -99,6 +136,9 @@ def run(
     metrics: str | None,
     evict: bool,
     evict_after_s: float,
+    models_folder: str | None,
+    models_host: str | None,
+    models_namespace: str,
     log_level: str,
     **access: str | None,
 ) -> None:
@@ -108,8 +148,13 @@ def run(
         effect = "" if taint == "none" else taint
         at = address(metrics, METRICS_EXAMPLE) if metrics else None
         after_s = evict_after_s if evict else None
+        models = (
+            Models(ContributionFolder(models_folder), models_host or "", models_namespace)
+            if models_folder
+            else None
+        )
         asyncio.run(
-            _run(node, socket, period_s, effect, pods_file, holds, at, after_s, chosen_access(access))
+            _run(node, socket, period_s, effect, pods_file, holds, at, after_s, models, chosen_access(access))
         )
     except PerphError as exc:
         raise click.ClickException(str(exc)) from exc
@@ -117,13 +162,18 @@ def run(
 
 @main.command("withdraw")
 @_node_option
+@_namespace_option
 @access_options
-def take_back(node: str, **access: str | None) -> None:
-    """Take back resources, conditions, the taint and the NodeProfile of a node."""
+def take_back(node: str, models_namespace: str, **access: str | None) -> None:
+    """Take back resources, conditions, the taint, the NodeProfile and the shared models of a node."""
 
     async def once() -> None:
         async with ApiClient(chosen_access(access)) as client:
             await withdraw(client, node)
+            try:
+                await withdraw_models(client, node, models_namespace)
+            except Forbidden as exc:
+                click.echo(f"shared models of {node}, if any, are not taken back: {exc}", err=True)
 
     try:
         asyncio.run(once())
@@ -140,6 +190,7 @@ async def _run(
     holds: bool,
     metrics_at: Address | None,
     evict_after_s: float | None,
+    models: Models | None,
     access: Access,
 ) -> None:
     stop = stop_signal()
@@ -166,7 +217,12 @@ async def _run(
         watching = follow(
             client, PODS, pods.replaced, pods.changed, troubled("pods of this node"), fieldSelector=selector
         )
-        await until_stopped(stop, watching, publisher.run())
+        work = [watching, publisher.run()]
+        if models is not None:
+            carried = Contributions(client, node, models.folder, models.host, models.namespace)
+            metrics.models = lambda: carried.counts
+            work.append(carried.run())
+        await until_stopped(stop, *work)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,160 @@
+"""Contributions of hosts as ConfigMaps: their form, and which of them a node reads. Pure.
+
+Each node has one ConfigMap, named after it, in a namespace for contributions alone, owned by the Node object. It holds
+the host's document as the daemon wrote it, under the contributor ``NODE@kubernetes``. A ConfigMap speaks for the node
+of its name only, so the rights on ConfigMaps decide who may speak for whom.
+
+Reading all of N documents on all of N nodes would cost N^2. A node therefore reads at most ``HOSTS_PER_APPLICATION``
+documents about each application: the first ones in an order of its own, by a hash of both names. Nobody can choose a
+place in that order, so one liar in ten hosts is about one in ten of those that are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from perphd.federated.contribution import Contribution, ContributionRefused, from_text, to_text
+
+NAMESPACE: Final = "perphd-models"
+LABEL: Final = "perphd.io/contribution"
+WITHDRAWN: Final = "perphd.io/withdrawn"
+"""Label by which an administrator withdraws a node's contribution from the whole fleet."""
+SELECTOR: Final = f"{LABEL}=true,!{WITHDRAWN}"
+APPLICATIONS: Final = "perphd.io/applications"
+KEY: Final = "contribution.json"
+SUFFIX: Final = "@kubernetes"
+"""End of the names under which the documents of other nodes lie in the folder."""
+EXPIRE_S: Final = 30 * 86400.0
+"""Age from which a document is neither published nor read."""
+HOSTS_PER_APPLICATION: Final = 64
+MOST_HOSTS: Final = 256
+MOST_APPLICATIONS: Final = 512
+"""Most applications that an object may name; further ones are ignored."""
+_MOST_NAME: Final = 63
+_NODE: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A contribution in the cluster. ``version``: changes with its content."""
+
+    node: str
+    version: str
+    applications: tuple[str, ...]
+
+
+class _Owner(msgspec.Struct):
+    kind: str
+    name: str
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    name: str
+    resource_version: str
+    annotations: dict[str, str] = msgspec.field(default_factory=dict)
+    owner_references: list[_Owner] = msgspec.field(default_factory=list)
+
+
+class _Object(msgspec.Struct, rename="camel"):
+    metadata: _Metadata
+    data: dict[str, str] = msgspec.field(default_factory=dict)
+    binary_data: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+def carried_name(node: str) -> str:
+    """The contributor under which the document of a node lies in other nodes' folders.
+
+    Raises:
+        ContributionRefused: no node can have this name.
+    """
+    if not _NODE.match(node):
+        raise ContributionRefused(f"no node can be called {node[:80]!r}")
+    room = _MOST_NAME - len(SUFFIX)
+    if len(node) > room:
+        node = f"{node[: room - 9]}-{hashlib.sha256(node.encode()).hexdigest()[:8]}"
+    return node + SUFFIX
+
+
+def config_map(node: str, node_uid: str, said: Contribution) -> dict[str, Any]:
+    """The ConfigMap with this host's document.
+
+    Raises:
+        ContributionRefused: it contains a value that readers would refuse.
+    """
+    text = to_text(msgspec.structs.replace(said, contributor=carried_name(node)))
+    applications = sorted({each.topic.application for each in said.statistics})
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": node,
+            "labels": {LABEL: "true"},
+            "annotations": {APPLICATIONS: ",".join(applications)},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}],
+        },
+        "data": {KEY: text.decode()},
+    }
+
+
+def listed(item: Any) -> Listed:
+    """What the metadata of a ConfigMap say.
+
+    Raises:
+        ContributionRefused: they are not those of a contribution.
+    """
+    found = _object(item).metadata
+    if not any(each.kind == "Node" and each.name == found.name for each in found.owner_references):
+        raise ContributionRefused("its owner is not the Node of its name")
+    carried_name(found.name)
+    named = found.annotations.get(APPLICATIONS, "").split(",", MOST_APPLICATIONS)
+    return Listed(found.name, found.resource_version, tuple(filter(None, named[:MOST_APPLICATIONS])))
+
+
+def document_in(item: Any) -> Contribution:
+    """The document in a ConfigMap.
+
+    Raises:
+        ContributionRefused: it is foreign, too large, damaged, or speaks for another host.
+    """
+    found = _object(item)
+    name = listed(item).node
+    if found.binary_data or found.data.keys() != {KEY}:
+        keys = sorted({*found.data, *found.binary_data})
+        raise ContributionRefused(
+            f"it has the keys {', '.join(keys)[:200] or '(none)'} instead of {KEY} alone"
+        )
+    said = from_text(found.data[KEY].encode())
+    if said.contributor != carried_name(name):
+        raise ContributionRefused(f"it is of {said.contributor}: a ConfigMap speaks for the node of its name")
+    return said
+
+
+def chosen(found: Iterable[Listed], node: str) -> list[Listed]:
+    """The contributions that this node reads, see the module."""
+
+    def place(each: Listed) -> str:
+        return hashlib.sha256(f"{node}/{each.node}".encode()).hexdigest()
+
+    kept: list[Listed] = []
+    heard: Counter[str] = Counter()
+    for each in sorted((each for each in found if each.node != node), key=place):
+        if len(kept) == MOST_HOSTS:
+            break
+        if any(heard[name] < HOSTS_PER_APPLICATION for name in each.applications):
+            kept.append(each)
+            heard.update(each.applications)
+    return kept
+
+
+def _object(item: Any) -> _Object:
+    try:
+        return msgspec.convert(item, _Object)
+    except msgspec.ValidationError as exc:
+        raise ContributionRefused(f"it is no ConfigMap of a contribution: {exc}") from exc
