@@ -23,7 +23,7 @@ from perphd.agent.fitting import Fitting
 from perphd.agent.forecasts import ForecastProcess
 from perphd.agent.jobs import Jobs
 from perphd.agent.memory_forecasts import MemoryForecasts
-from perphd.agent.model_setup import open_models
+from perphd.agent.model_setup import forecast_reader, open_models
 from perphd.agent.oom_order import OomOrder
 from perphd.agent.pauses import Pauses
 from perphd.agent.records import Records
@@ -206,7 +206,8 @@ def build_agent(
     links = LinkLoad(fs)
     tap = RoundTap(policy if policy is not None else POLICIES[config.daemon.policy](config))
     bounds = _actuators(fs, config.daemon.state_dir)
-    forecasts = _forecasts(config, records, clock, wall_clock, kept) if clock is not None else None
+    reader = forecast_reader(config, fs, topology) if clock is not None else ""
+    forecasts = _forecasts(config, records, clock, wall_clock, kept, reader) if clock is not None else None
     # A simulated host keeps its own files: those beside the socket may belong to this machine's daemon.
     hinting = (_runtime_folder(config) if real else Path(config.daemon.state_dir).absolute()) / HINTS
     hints = Hints(hinting)
@@ -470,6 +471,7 @@ def _forecasts(
     clock: Callable[[], float],
     wall_clock: Callable[[], float],
     kept: Store | None,
+    reader: str,
 ) -> ForecastProcess | None:
     if not config.forecast.enabled:
         return None
@@ -484,6 +486,7 @@ def _forecasts(
         socket.gethostname(),
         config.host.root,
         str(config.forecast.history_rows),
+        reader,
     )
     return ForecastProcess(folder, arguments, records, wall_clock=wall_clock)
 

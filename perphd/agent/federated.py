@@ -22,6 +22,7 @@ from threading import Lock, Thread
 from typing import Final
 
 from perphd.agent.contribution_folder import ContributionFolder, contributor_name, this_host
+from perphd.agent.forecast_scores import Reader, read_scores, reader_text
 from perphd.agent.records import Records
 from perphd.config.file import Config
 from perphd.domain.belief import ModelOrigin, OriginHost, OriginLeftOut
@@ -94,12 +95,14 @@ class Membership:
     """This host's role in the exchange.
 
     ``contribute``: whether its document is written. ``expire_s``: age from which a contribution is ignored.
+    ``forecasts``: the forecast worker's folder, with its scores; None: they are not contributed.
     """
 
     name: str
     hardware: Hardware
     expire_s: float
     contribute: bool
+    forecasts: Path | None = None
 
 
 class Federated:
@@ -339,7 +342,8 @@ class Federated:
                 said[lra] = found
             else:
                 said.pop(lra, None)  # it was reset: what its earlier model said is taken back
-        statistics = fitting(each for _, kept in sorted(said.items()) for each in kept)
+        corrections = [each for _, kept in sorted(said.items()) for each in kept]
+        statistics = fitting([*corrections, *(read_scores(here.forecasts) if here.forecasts else ())])
         now = self._wall_clock()
         self._generation = min(max(self._generation + 1, int(now)), EVERY_GENERATION)
         self._folder.write(Contribution(self._name, self._generation, now, here.hardware, statistics))
@@ -356,12 +360,15 @@ class Federated:
                 self._said[each.topic.application] = (*kept, each)
 
 
-def document_of(files: Iterable[ModelFile], folder: ContributionFolder, now_unix_s: float) -> Contribution:
-    """This host's document about saved models, later than the one in the folder."""
+def document_of(
+    files: Iterable[ModelFile], forecasts: Path, folder: ContributionFolder, now_unix_s: float
+) -> Contribution:
+    """This host's document about saved models and forecast scores, later than the one in the folder."""
     fs = RealFs()
     topology = read_topology(fs)
     hardware, name = hardware_of(fs, topology), contributor_name(this_host())
     statistics = [each for file in files for each in contributed(file, hardware.threads_per_core)]
+    statistics += read_scores(forecasts)
     before = folder.own(name)
     generation = max(int(now_unix_s), before.generation + 1 if before is not None else 0)
     return Contribution(name, min(generation, EVERY_GENERATION), now_unix_s, hardware, fitting(statistics))
@@ -377,9 +384,23 @@ def open_federated(
 ) -> Federated:
     """The exchange as configured; requires a folder in ``[federated]``."""
     keys = config.federated
-    here = Membership(this_host(), hardware_of(fs, topology), keys.expire_days * 86400.0, keys.contribute)
-    origins = Path(config.daemon.state_dir) / "models" / "origins"
+    state = Path(config.daemon.state_dir)
+    here = Membership(
+        this_host(),
+        hardware_of(fs, topology),
+        keys.expire_days * 86400.0,
+        keys.contribute,
+        state / "forecast",
+    )
+    origins = state / "models" / "origins"
     return Federated(ContributionFolder(keys.folder), origins, here, records, wall_clock, inline)
+
+
+def forecast_reader(config: Config, fs: KernelFs, topology: Topology) -> str:
+    """As whom the forecast worker reads contributions: its argument."""
+    keys = config.federated
+    folder, name = str(Path(keys.folder).absolute()), contributor_name(this_host())
+    return reader_text(Reader(folder, name, hardware_of(fs, topology), keys.expire_days * 86400.0))
 
 
 def hardware_of(fs: KernelFs, topology: Topology) -> Hardware:

@@ -44,6 +44,15 @@ def open_models(
     )  # fmt: skip
 
 
+def forecast_reader(config: Config, fs: KernelFs, topology: Topology) -> str:
+    """As whom the forecast worker reads other hosts' scores; empty without a folder."""
+    if not config.federated.folder:
+        return ""
+    from perphd.agent import federated
+
+    return federated.forecast_reader(config, fs, topology)
+
+
 def _federated(
     config: Config,
     fs: KernelFs,

@@ -46,7 +46,7 @@ def contribute(out: Out, folder: str) -> None:
     except OSError as exc:
         raise PerphError(f"{models}: cannot be read: {exc.strerror}") from exc
     target = ContributionFolder(folder)
-    document = document_of(files, target, time.time())
+    document = document_of(files, state_dir(out) / "forecast", target, time.time())
     if not document.statistics:
         raise PerphError(
             f"{models}: no model has enough samples beside batch yet, so there is nothing to contribute"

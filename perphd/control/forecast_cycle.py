@@ -26,6 +26,8 @@ from perphd.domain.reading import Reading, Unavailable, available
 from perphd.forecast import host_peaks
 from perphd.forecast.backtest import PeakScore
 from perphd.forecast.following import (
+    EARLY_WINDOWS,
+    LEAST_WINDOWS,
     Followed,
     choice_score,
     continued,
@@ -88,6 +90,7 @@ class Cycles:
 
     Attributes:
         most: the host's capacity by series, the upper bound of forecasts.
+        priors: losses of the models on other hosts, by workload and reading, for young series.
     """
 
     def __init__(self, known: Known, profile: UsageProfile, node: str) -> None:
@@ -95,6 +98,7 @@ class Cycles:
         self._hosts = {resource: known.hosts.get(resource.value, HostPeaks()) for resource in Resource}
         self.profile, self._node = profile, node
         self.most: Mapping[str, float] = {}
+        self.priors: Mapping[tuple[str, str], Mapping[str, float]] = {}
         self._fits_left = 0
         self._number = max((host.number for host in self._hosts.values()), default=0)
 
@@ -102,6 +106,13 @@ class Cycles:
     def known(self) -> Known:
         """The state for the next process."""
         return Known(self._series, {resource.value: host for resource, host in self._hosts.items()})
+
+    def young(self, names: Sequence[str]) -> set[tuple[str, str]]:
+        """Series of these workloads whose own scores do not suffice yet."""
+        keys = {(name, each) for name in names for each in SERIES}
+        return {
+            key for key in keys if key not in self._series or self._series[key].ladder.seen < LEAST_WINDOWS
+        }
 
     def history_s(self, now_s: float) -> float:
         """Length of the store's latest part to read at this wall clock, in seconds."""
@@ -145,7 +156,7 @@ class Cycles:
         for name in names:
             by = reserved.get(name, {})
             series = tuple(
-                _series(each, self._series[name, each], self._most(each))
+                _series(each, self._series[name, each], self._most(each), self._least((name, each)))
                 for each in SERIES
                 if (name, each) in self._series
             )
@@ -164,11 +175,15 @@ class Cycles:
         """The next window's memory of each of these workloads that has a forecast."""
         found, most = {}, self._most(SERIES_OF[Resource.MEMORY])
         for name in names:
-            series = self._series.get((name, SERIES_OF[Resource.MEMORY]))
-            ahead = _NONE if series is None else next_window(series, most)
+            key = name, SERIES_OF[Resource.MEMORY]
+            series = self._series.get(key)
+            ahead = _NONE if series is None else next_window(series, most, self._least(key))
             if series is not None and not isinstance(ahead, Unavailable):
                 found[name] = MemoryForecast(series.number + 1, ahead.model, ahead.mean, ahead.p99)
         return found
+
+    def _least(self, key: tuple[str, str]) -> int:
+        return EARLY_WINDOWS if key in self.priors else LEAST_WINDOWS
 
     def _most(self, series: str) -> float:
         return self.most.get(series, math.inf)
@@ -178,13 +193,14 @@ class Cycles:
 
         True: the forecast of its next window is still to be made.
         """
-        known = self._series.pop(key, None)
+        known, prior = self._series.pop(key, None), self.priors.get(key)
+        numbers, values, may_fit = windows.numbers, windows.values, self._fits_left > 0
         try:
-            if known is None:
-                series = started(windows.numbers, windows.values, REPLAYED)
-            else:
-                may_fit = self._fits_left > 0
-                series = continued(known, windows.numbers, windows.values, may_fit=may_fit, ahead=False)
+            series = (
+                started(numbers, values, REPLAYED, prior)
+                if known is None
+                else continued(known, numbers, values, may_fit=may_fit, ahead=False, prior=prior)
+            )
         except FAILURES as exc:
             self._restart(key, exc)
             return False
@@ -198,7 +214,7 @@ class Cycles:
     def _forecast(self, keys: Sequence[tuple[str, str]]) -> None:
         """Forecast the next window of these series: together, or one by one if that fails."""
         try:
-            found = forecast_together([self._series[key] for key in keys])
+            found = forecast_together([self._series[key] for key in keys], list(map(self.priors.get, keys)))
         except FAILURES as exc:
             if len(keys) == 1:
                 del self._series[keys[0]]
@@ -250,8 +266,8 @@ def workloads_of(found: StoreWindows, names: set[str], series: str) -> dict[int,
     return windows
 
 
-def _series(name: str, series: Followed, most: float) -> SeriesForecasts:
-    found, score = next_window(series, most), choice_score(series)
+def _series(name: str, series: Followed, most: float, least: int) -> SeriesForecasts:
+    found, score = next_window(series, most, least), choice_score(series)
     loss, covered = (score.loss, score.covered_ratio) if score else (_NONE, _NONE)
     scored = score.scored if score else 0
     if isinstance(found, Unavailable):

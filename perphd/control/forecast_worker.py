@@ -1,4 +1,4 @@
-"""The forecast worker: ``python -m perphd.control.forecast_worker STORE FOLDER NODE [ROOT [HISTORY_ROWS]]``.
+"""The forecast worker: ``python -m perphd.control.forecast_worker STORE FOLDER NODE [ROOT [HISTORY_ROWS [READER]]]``.
 
 The daemon starts it, and once a minute writes one line to its standard input: the present workloads and the
 ended jobs. For each line, the worker reads the store's new windows, advances every forecast, replaces the
@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from perphd.control import forecast_files as files
 from perphd.control.forecast_cycle import Costs, Cycles
@@ -36,6 +36,9 @@ from perphd.host.fs import RealFs
 from perphd.monitor.query import QueryError
 from perphd.monitor.windows import read_windows
 from perphd.sizing.shaper import Resource
+
+if TYPE_CHECKING:
+    from perphd.control.forecast_exchange import Exchange
 
 log = logging.getLogger("perphd.forecast")
 
@@ -76,8 +79,11 @@ def parse(lines: Sequence[bytes]) -> tuple[list[Listed], list[EndedJob], dict[st
 class Worker:
     """Runs cycles on this store and keeps its files in this folder."""
 
-    def __init__(self, store: Path, folder: Path, node: str, root: str = "", history_rows: int = 0) -> None:
+    def __init__(
+        self, store: Path, folder: Path, node: str, root: str = "", history_rows: int = 0, reader: str = ""
+    ) -> None:
         self._store, self._folder = store, folder
+        self._exchange = _exchange(reader, folder)
         self._jobs = RecordedJobs(folder.parent / HISTORY_FILE, history_rows)
         self._fs = RealFs(root)
         self._groups = Cgroups(self._fs, discover(self._fs))
@@ -104,6 +110,8 @@ class Worker:
         try:
             found = read_windows(self._store, self._cycles.history_s(now_s))
             found_s = found.newest_s
+            if self._exchange is not None:
+                self._cycles.priors = self._exchange.priors(self._cycles.young(names), now_s)
             self._cycles.take(found, names, amounts)
         except (QueryError, OSError) as exc:
             problem = f"no new windows: {exc}"
@@ -120,6 +128,8 @@ class Worker:
         self._saved_s = time.time()
         self._jobs.prune()
         files.save_state(self._folder, self._cycles.known)
+        if self._exchange is not None:
+            self._exchange.hand_over(self._cycles.known.series)
         if self._cycles.profile is not self._published:
             files.write_profile(self._folder / files.PROFILE, self._cycles.profile)
             self._published = self._cycles.profile
@@ -185,8 +195,8 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")  # so that no file system stays in use
     give_way()
-    store, folder, node, root, rows = (*arguments, *("", "0")[len(arguments) - 3 :])
-    worker = Worker(Path(store), Path(folder), node, root, int(rows))
+    store, folder, node, root, rows, reader = (*arguments, *("", "0", "")[len(arguments) - 3 :])
+    worker = Worker(Path(store), Path(folder), node, root, int(rows), reader)
     pending = b""
     while True:
         lines, pending = lines_of(0, pending)
@@ -194,6 +204,16 @@ def main(arguments: Sequence[str]) -> int:
             worker.save()
             return 0
         worker.cycle(*parse(lines))
+
+
+def _exchange(reader: str, folder: Path) -> Exchange | None:
+    """The exchange with other hosts; None without a reader, and then its modules are not loaded."""
+    if not reader:
+        return None
+    from perphd.agent.forecast_scores import reader_from
+    from perphd.control.forecast_exchange import Exchange
+
+    return Exchange(reader_from(reader), folder)
 
 
 def give_way() -> None:

@@ -8,7 +8,7 @@ latest windows at once and forecasts these one by one, fits included, as if they
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Final
@@ -37,6 +37,8 @@ from perphd.forecast.series import NEVER
 
 LEAST_WINDOWS: Final = 60
 """Windows before a series is forecast: an hour. Fewer scores do not separate the models."""
+EARLY_WINDOWS: Final = 20
+"""The same for a series with a prior, whose models are told apart by the scores of other hosts."""
 LONG_GAP: Final = 10
 """Consecutive missing windows that end a stretch."""
 CHOICE: Final = "ladder"
@@ -89,10 +91,12 @@ class Followed:
     missed: int = 0
 
 
-def started(numbers: Sequence[int], values: Sequence[float], replayed: int) -> Followed | None:
+def started(
+    numbers: Sequence[int], values: Sequence[float], replayed: int, prior: Mapping[str, float] | None = None
+) -> Followed | None:
     """A new series from its history; the latest ``replayed`` windows are forecast one by one.
 
-    None without a value.
+    ``prior``: the models' losses elsewhere, for the first hour (``fleet_scores``). None without a value.
     """
     first = _latest_start(numbers)
     stretch = np.asarray(values[first:], dtype=np.float64)
@@ -100,8 +104,8 @@ def started(numbers: Sequence[int], values: Sequence[float], replayed: int) -> F
         return None
     known = max(min(GRACE, len(stretch)), len(stretch) - replayed)
     ladder = SeriesLadder(values=stretch[max(0, known - _KEPT) : known], seen=known)
-    series = Followed(numbers[first + known - 1], forecast(_fitted(ladder)))
-    return _continued(series, numbers[first + known :], stretch[known:].tolist())
+    series = Followed(numbers[first + known - 1], forecast(_fitted(ladder), prior=_scaled(ladder, prior)))
+    return _continued(series, numbers[first + known :], stretch[known:].tolist(), prior=prior)
 
 
 def continued(
@@ -111,8 +115,9 @@ def continued(
     *,
     may_fit: bool = True,
     ahead: bool = True,
+    prior: Mapping[str, float] | None = None,
 ) -> Followed:
-    """The series after further windows; known ones are ignored, and a long gap restarts it.
+    """The series after further windows; known ones are ignored, and a long gap restarts it. ``prior``: see ``started``.
 
     ``may_fit``: False defers the most expensive part: ``HEAVY`` models that are due for a fit forecast with
     their present parameters. ``ahead``: False leaves the forecast of the next window to ``forecast_together``, which
@@ -123,21 +128,29 @@ def continued(
         return series
     later, given = [number for number, _ in new], [value for _, value in new]
     if later[0] - series.number > LONG_GAP or _latest_start(later):
-        return started(later, given, len(later)) or series
-    return _continued(series, later, given, may_fit, ahead)
+        return started(later, given, len(later), prior) or series
+    return _continued(series, later, given, may_fit, ahead, prior)
 
 
-def forecast_together(series: Sequence[Followed]) -> list[Followed]:
+def forecast_together(
+    series: Sequence[Followed], priors: Sequence[Mapping[str, float] | None]
+) -> list[Followed]:
     """These series with the forecast of their next window, which ``continued`` has left out."""
-    ladders = forecast_all([each.ladder for each in series])
-    return [replace(each, ladder=ladder) for each, ladder in zip(series, ladders, strict=True)]
+    ladders = [each.ladder for each in series]
+    found = forecast_all(ladders, list(map(_scaled, ladders, priors)))
+    return [replace(each, ladder=ladder) for each, ladder in zip(series, found, strict=True)]
 
 
-def next_window(series: Followed, most: float = math.inf) -> NextWindow | Unavailable:
-    """The forecast of the next window, or the reason why there is none. ``most``: the host's capacity."""
+def next_window(
+    series: Followed, most: float = math.inf, least: int = LEAST_WINDOWS
+) -> NextWindow | Unavailable:
+    """The forecast of the next window, or the reason why there is none.
+
+    ``most``: the host's capacity. ``least``: windows before the first forecast.
+    """
     ladder = series.ladder
-    if ladder.seen < LEAST_WINDOWS:
-        return Unavailable(too_short(ladder.seen))
+    if ladder.seen < least:
+        return Unavailable(too_short(ladder.seen, least))
     found = ladder.forecast
     if ladder.acting is None or ladder.bound is None or found is None or not math.isfinite(ladder.bound):
         return Unavailable("no model reaches its coverage of 99 %: keeping the reservation")
@@ -160,10 +173,10 @@ def choice_score(series: Followed) -> ModelScore | None:
     return _score(CHOICE, series.losses, series.missed)
 
 
-def too_short(windows: int) -> str:
+def too_short(windows: int, least: int = LEAST_WINDOWS) -> str:
     """Why a history of this length is refused."""
-    left = LEAST_WINDOWS - windows
-    return f"{windows} of {LEAST_WINDOWS} windows: {left} more minute{'' if left == 1 else 's'} of samples"
+    left = least - windows
+    return f"{windows} of {least} windows: {left} more minute{'' if left == 1 else 's'} of samples"
 
 
 def latest_stretch(numbers: Sequence[int], values: Sequence[float]) -> Floats:
@@ -178,6 +191,11 @@ def _latest_start(numbers: Sequence[int]) -> int:
     return 0
 
 
+def change_scale(values: Floats) -> float:
+    """The mean absolute difference of successive values, to which losses of different series are related."""
+    return float(np.mean(np.abs(np.diff(values)))) if len(values) > 1 else 0.0
+
+
 def heavy_fits(series: Followed) -> int:
     """Number of ``HEAVY`` models that were fitted for the next window's forecast."""
     tracks = series.ladder.tracks
@@ -190,6 +208,7 @@ def _continued(
     values: Sequence[float],
     may_fit: bool = True,
     ahead: bool = True,
+    prior: Mapping[str, float] | None = None,
 ) -> Followed:
     ladder, losses, missed, last = series.ladder, series.losses, series.missed, series.number
     for place, (number, value) in enumerate(zip(numbers, values, strict=True), 1):
@@ -198,7 +217,7 @@ def _continued(
             missed = with_miss(missed, value > ladder.bound)
         ladder, last = _fitted(observed(ladder, value), may_fit), number
         if ahead or place < len(numbers):
-            ladder = forecast(ladder)
+            ladder = forecast(ladder, prior=_scaled(ladder, prior))
     return Followed(last, ladder, losses, missed)
 
 
@@ -207,6 +226,14 @@ def _fitted(ladder: SeriesLadder, may_fit: bool = True) -> SeriesLadder:
     if not may_fit:
         names = tuple(name for name in names if name not in HEAVY or ladder.tracks[name].fitted_at is None)
     return with_fits(ladder, refitted(ladder.values, names))
+
+
+def _scaled(ladder: SeriesLadder, prior: Mapping[str, float] | None) -> Mapping[str, float]:
+    """The prior in the series' unit; empty once its own scores suffice."""
+    if not prior or ladder.seen >= LEAST_WINDOWS:
+        return {}
+    scale = change_scale(ladder.values)
+    return {name: loss * scale for name, loss in prior.items()}
 
 
 def _score(name: str, losses: Floats, missed: int) -> ModelScore | None:

@@ -65,6 +65,8 @@ LEAST_AGE: Final = 10
 SURPRISES: Final = 2
 GREATEST_MISSES: Final = 3
 MARGIN: Final = 0.02
+PRIOR_SCORES: Final = 20
+"""Scores of its own from which a series counts more than what other hosts say about it."""
 WIDENING_GAIN: Final = 0.02
 GREATEST_WIDENING: Final = 1.0
 LEAST_SPREAD_RATIO: Final = 1e-3
@@ -183,15 +185,22 @@ def with_fits(ladder: SeriesLadder, fits: Mapping[str, Fitted | None]) -> Series
     return _with_tracks(ladder, tracks)
 
 
-def forecast(ladder: SeriesLadder, models: Sequence[Forecaster] = MODELS) -> SeriesLadder:
-    """The ladder with forecasts of every fitted model, and the acting model chosen."""
-    return forecast_all([ladder], models)[0]
+def forecast(
+    ladder: SeriesLadder, models: Sequence[Forecaster] = MODELS, prior: Mapping[str, float] | None = None
+) -> SeriesLadder:
+    """The ladder with forecasts of every fitted model, and the acting model chosen.
+
+    ``prior``: the models' losses elsewhere, in the series' unit, which count as ``PRIOR_SCORES`` scores.
+    """
+    return forecast_all([ladder], [prior or {}], models)[0]
 
 
 def forecast_all(
-    ladders: Sequence[SeriesLadder], models: Sequence[Forecaster] = MODELS
+    ladders: Sequence[SeriesLadder],
+    priors: Sequence[Mapping[str, float]],
+    models: Sequence[Forecaster] = MODELS,
 ) -> list[SeriesLadder]:
-    """``forecast`` of many series."""
+    """``forecast`` of many series, each with its prior."""
     leasts = [LEAST_SPREAD_RATIO * max(_greatest(ladder.values), LEAST_VALUE) for ladder in ladders]
     tracks: list[dict[str, Track]] = [{} for _ in ladders]
     for model in models:
@@ -207,11 +216,11 @@ def forecast_all(
             known[place] = _with_forecast(known[place], each, multiplier, scale)
         for own, track in zip(tracks, known, strict=True):
             own[model.name] = track
-    return [_chosen(ladder, own) for ladder, own in zip(ladders, tracks, strict=True)]
+    return [_chosen(*each) for each in zip(ladders, tracks, priors, strict=True)]
 
 
-def _chosen(ladder: SeriesLadder, tracks: Mapping[str, Track]) -> SeriesLadder:
-    acting = _best(tracks, ladder.acting) if ladder.seen >= GRACE else None
+def _chosen(ladder: SeriesLadder, tracks: Mapping[str, Track], prior: Mapping[str, float]) -> SeriesLadder:
+    acting = _best(tracks, ladder.acting, prior) if ladder.seen >= GRACE else None
     return _chosen_as(ladder, tracks, acting, _bound(tracks[acting], ladder.widening) if acting else None)
 
 
@@ -280,7 +289,7 @@ def _widened(ladder: SeriesLadder, value: float) -> float:
     return min(GREATEST_WIDENING, max(0.0, ladder.widening + WIDENING_GAIN * (missed - (1 - COVERAGE))))
 
 
-def _best(tracks: Mapping[str, Track], acting: str | None) -> str | None:
+def _best(tracks: Mapping[str, Track], acting: str | None, prior: Mapping[str, float]) -> str | None:
     reaching = {
         name: track.loss
         for name, track in tracks.items()
@@ -288,7 +297,15 @@ def _best(tracks: Mapping[str, Track], acting: str | None) -> str | None:
     }
     if not reaching:
         return None
+    reaching = {
+        name: _with_prior(tracks[name], prior[name]) for name in reaching if name in prior
+    } or reaching
     best = min(reaching, key=lambda name: reaching[name])
     if acting in reaching and reaching[acting] <= reaching[best] * (1 + MARGIN):
         return acting
     return best
+
+
+def _with_prior(track: Track, prior: float) -> float:
+    n = len(track.losses)
+    return (float(np.add.reduce(track.losses)) + PRIOR_SCORES * prior) / (n + PRIOR_SCORES)

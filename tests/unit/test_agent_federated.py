@@ -15,6 +15,7 @@ import pytest
 from perphd.agent import federated as agent_federated
 from perphd.agent.contribution_folder import ContributionFolder, contributor_name
 from perphd.agent.federated import AGAIN_S, BEHIND, KEPT, LEFT, ON_TRIAL, TOO_LITTLE, Federated, Membership
+from perphd.agent.forecast_scores import write_scores
 from perphd.agent.models import Models
 from perphd.agent.records import Records
 from perphd.domain.errors import PerphError
@@ -38,11 +39,12 @@ class Daemon:
     """One daemon's models on one simulated host."""
 
     def __init__(
-        self, base: Path, number: int, folder: Path, wall_s: float = NOW, contribute: bool = True
-    ) -> None:
+        self, base: Path, number: int, folder: Path, wall_s: float = NOW, contribute: bool = True,
+        forecasts: Path | None = None,
+    ) -> None:  # fmt: skip
         self.host, self.wall_s, self.now_s = HOSTS[number], wall_s, 0.0
         self.records = Records(None, lambda: self.wall_s)
-        here = Membership(self.host.name, self.host.hardware, 30 * 86400.0, contribute)
+        here = Membership(self.host.name, self.host.hardware, 30 * 86400.0, contribute, forecasts)
         state = base / self.host.name
         self.federated = Federated(
             ContributionFolder(folder),
@@ -525,3 +527,21 @@ def test_a_resumed_version_has_its_own_origin(folder: Path, tmp_path: Path) -> N
     federated.forget("app")
     federated.change_version("app", "", "1", resumed=True)
     assert daemon.origin.hosts == ()
+
+
+def test_forecast_scores_go_with_the_models(tmp_path: Path) -> None:
+    shared, worker = tmp_path / "shared", tmp_path / "worker"
+    topic = Topic("forecast", "batch", "cpu_usage_cores loss", "points")
+    write_scores(worker, (Statistic(topic, (0.5, -1.0), (300.0, 0.0)),))
+    daemon = Daemon(tmp_path, 1, shared, forecasts=worker).live(SAMPLES)
+    daemon.stop()
+    own = ContributionFolder(shared).own(daemon.host.name)
+    assert own is not None
+    kinds = [each.topic.kind for each in own.statistics]
+    assert kinds[0] == "correction"
+    assert kinds[-1:] == ["forecast"]
+    # An earlier process's document is no source of them: without a worker, they end.
+    Daemon(tmp_path, 1, shared).live(SAMPLES).stop()
+    again = ContributionFolder(shared).own(daemon.host.name)
+    assert again is not None
+    assert {each.topic.kind for each in again.statistics} == {"correction"}

@@ -315,10 +315,10 @@ def test_a_forecast_that_fails_among_others_restarts_only_its_series(
     values = [1.0, 2.0, 1.5] * 30
     given = {"cpu_usage_cores": values, "load_per_s": [*values[:80], 99.0, *values[81:]]}
 
-    def fails(series: list[Followed]) -> list[Followed]:
+    def fails(series: list[Followed], priors: Any) -> list[Followed]:
         if any(each.ladder.values[-1] == 99.0 for each in series):
             raise np.linalg.LinAlgError("Singular matrix")
-        return forecast_together(series)
+        return forecast_together(series, priors)
 
     monkeypatch.setattr("perphd.control.forecast_cycle.forecast_together", fails)
     cycles = Cycles(Known(), UsageProfile(), "n")

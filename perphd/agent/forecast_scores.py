@@ -1,0 +1,71 @@
+"""The exchange of forecast scores, between the daemon and its forecast worker.
+
+The worker writes its scores into a file of its folder, from where the daemon takes them into this host's contribution.
+The worker reads the contributions of other hosts itself while a series is young, because pooling has no place in the
+daemon's ticks. Its last argument says as whom.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from perphd.domain.errors import PerphError
+from perphd.federated.contribution import MAX_BYTES, Name, Statistic
+from perphd.federated.hardware import Hardware
+from perphd.host.state_files import replace_text
+
+SCORES: Final = "scores.json"
+"""The worker's scores, in its folder."""
+log = logging.getLogger("perphd")
+
+
+class Reader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The host that reads. ``folder``: of contributions; ``expire_s``: age from which one does not count."""
+
+    folder: str
+    name: Name
+    hardware: Hardware
+    expire_s: Annotated[float, msgspec.Meta(gt=0.0)]
+
+
+def reader_text(reader: Reader) -> str:
+    """The worker's argument."""
+    return msgspec.json.encode(reader).decode()
+
+
+def reader_from(text: str) -> Reader:
+    """The reader in the worker's argument.
+
+    Raises:
+        PerphError: the text is something else.
+    """
+    try:
+        return msgspec.json.decode(text, type=Reader)
+    except msgspec.DecodeError as exc:
+        raise PerphError(f"{text[:200]!r} is not the host that reads contributions: {exc}") from exc
+
+
+def write_scores(folder: Path, scores: tuple[Statistic, ...]) -> None:
+    """Replace the worker's scores. Raises PerphError, OSError."""
+    replace_text(folder / SCORES, msgspec.json.encode(scores).decode(), 0o600, synced=False)
+
+
+def read_scores(folder: Path) -> tuple[Statistic, ...]:
+    """The worker's last scores; none if there are none, or the file is damaged."""
+    path = folder / SCORES
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            if os.stat(path).st_size > MAX_BYTES:
+                raise PerphError(f"it is larger than {MAX_BYTES >> 10} KiB")
+            return msgspec.json.decode(path.read_bytes(), type=tuple[Statistic, ...])
+        except FileNotFoundError:
+            raise
+        except (OSError, PerphError, msgspec.DecodeError) as exc:
+            log.warning("%s: forecast scores are not contributed: %s", path, exc)
+    return ()

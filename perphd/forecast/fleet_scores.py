@@ -1,0 +1,104 @@
+"""Scores of the ladder's models for other hosts, and a prior from theirs for the first hour of a series. Pure.
+
+Problem. In a series' first hour, the ladder's models have too few scores to be told apart, because most of the loss of
+a 99 % bound comes from few misses. Other hosts may have scored the same models on the same application for days.
+
+Approach. One host's scores of model m on one series are the number n of scores, the mean pinball loss l and the share
+of values above the bound, q. Losses are comparable after division by the series' scale s, the mean absolute difference
+of successive values:
+
+    value  log(l / s)      evidence  n           value  q      evidence  n
+
+``pooling`` turns those of many hosts into one of each per model, whatever a minority of them says. Models that cover
+too little on the other hosts are left out. The rest is the prior: model -> pooled l / s. Until the series has
+``LEAST_WINDOWS`` values it counts like ``ladder.PRIOR_SCORES`` scores beside the own ones; from then on these alone
+choose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from perphd.federated.contribution import Statistic, Topic
+from perphd.federated.ledger import Ledger
+from perphd.federated.pooling import QUORUM, Asking, pool
+from perphd.forecast.following import Followed, change_scale
+from perphd.forecast.ladder import GREATEST_MISSES, MODELS, WINDOW
+
+KIND: Final = "forecast"
+LOSS, MISSES = "loss", "misses"
+NAMES: Final = tuple(model.name for model in MODELS)
+POINTS: Final = f"ladder 1 of {', '.join(NAMES)}"
+"""Version of the models and scores: those of others are not comparable."""
+LEAST_SCORES: Final = 100
+"""Least scores of a model for it to contribute: the window of the coverage check."""
+MOST_SERIES: Final = 128
+"""Most series about which a host speaks: those with the most values."""
+_LEAST_LOSS: Final = 1e-6
+"""Least loss over scale, for a series that never changes."""
+_MOST_LOSS: Final = 1e6
+
+Key = tuple[str, str]
+"""Workload and series."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """What other hosts say about one series: model -> loss relative to the scale; empty if too few know it.
+
+    ``hosts``: those that counted.
+    """
+
+    losses: Mapping[str, float] = field(default_factory=dict)
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> str:
+        """The model with the least loss."""
+        return min(self.losses, key=lambda name: self.losses[name], default="")
+
+
+def contributed(series: Mapping[Key, Followed]) -> tuple[Statistic, ...]:
+    """What this host has learned about the models on these series."""
+    found: list[Statistic] = []
+    longest = sorted(series, key=lambda key: (-series[key].ladder.seen, key))
+    for key in longest[:MOST_SERIES]:
+        tracks = series[key].ladder.tracks
+        scored = [0 if name not in tracks else len(tracks[name].losses) for name in NAMES]
+        evidence = tuple(float(n) if n >= LEAST_SCORES else 0.0 for n in scored)
+        if not any(evidence):
+            continue
+        scale = change_scale(series[key].ladder.values)
+        loss, misses = [], []
+        for name, n in zip(NAMES, evidence, strict=True):
+            track = tracks[name] if n else None
+            relative = track.loss / scale if track is not None and scale > 0 else _LEAST_LOSS
+            loss.append(_rounded(math.log(min(max(relative, _LEAST_LOSS), _MOST_LOSS)) if n else 0.0))
+            misses.append(_rounded(track.missed.bit_count() / n if track is not None else 0.0))
+        for aspect, values in ((LOSS, loss), (MISSES, misses)):
+            found.append(Statistic(topic_of(key, aspect), tuple(values), evidence))
+    return tuple(found)
+
+
+def prior(ledger: Ledger, key: Key, asking: Asking) -> Prior:
+    """The prior for this series, for the host that asks."""
+    loss, misses = (pool(ledger, topic_of(key, aspect), len(NAMES), asking) for aspect in (LOSS, MISSES))
+    losses = {
+        name: math.exp(float(loss.value[i]))
+        for i, name in enumerate(NAMES)
+        if min(loss.hosts[i], misses.hosts[i]) >= QUORUM and misses.value[i] <= GREATEST_MISSES / WINDOW
+    }
+    return Prior(losses, tuple(each.contributor for each in loss.sources))
+
+
+def topic_of(key: Key, aspect: str) -> Topic:
+    """The topic of one kind of scores on one series."""
+    workload, series = key
+    return Topic(KIND, workload, f"{series} {aspect}", POINTS)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
