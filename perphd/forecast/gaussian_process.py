@@ -130,7 +130,7 @@ class _Patterns:
 
 
 def conditioned(
-    columns: Floats, targets: Floats, length: Floats, noise: Floats, signal: Floats
+    columns: Floats, targets: Floats, length: Floats | float, noise: Floats | float, signal: Floats | float
 ) -> tuple[Floats, Floats]:
     """Mean and variance of the next observation, given targets of mean 0 (Eqs. 4.1 and 4.2, plus noise).
 
