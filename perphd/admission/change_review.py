@@ -49,11 +49,21 @@ def decided(lra: LraContext, state: LraState, move: Move, judged: Judgement) -> 
         score = judged.score  # compare with the present shortfall, not with the good time before
     elif state.scores:
         score = mean(state.scores[-3:])
+    room: Reading = mean(state.rooms[-3:]) if state.rooms else NOT_MEASURED
     pending = None
     if move.action in (Action.GROW, Action.EXPLORE, Action.SHRINK):
         load = lra.view.sample.load_per_s if lra.view.sample is not None else NOT_MEASURED
         way = lra.current, move.chosen
-        pending = Pending(lra.now_s, *way, move.action, score, load, unproven=move.unproven, home=move.home)
+        pending = Pending(
+            lra.now_s,
+            *way,
+            move.action,
+            score,
+            load,
+            unproven=move.unproven,
+            home=move.home,
+            room_before=room,
+        )
     # A superseded exploration step is not reverted.
     aside = state.aside if move.chosen == state.aside.out else state.aside.back()
     return replace(
@@ -62,6 +72,7 @@ def decided(lra: LraContext, state: LraState, move: Move, judged: Judgement) -> 
         gave_back=lra.setting() if move.action is Action.SHRINK else None,
         aside=aside,
         scores=(),
+        rooms=(),
         slack_since_s=None,
         unknown_since_s=None,
         detector=rearm(state.detector),
@@ -141,11 +152,13 @@ def _next_stride(lra: LraContext, state: LraState, pending: Pending, came: Came,
     """Number of units that may be given back next."""
     if came is not Came.HELPED:
         return 1
+    rooms = state.rooms or state.scores
     if pending.action is Action.SHRINK:
         units = outcomes.units_between(pending.before, pending.after, lra.snapshot.host.mba_levels_pct)
-        doubt = noise_sd / math.sqrt(len(state.scores))
-        return outcomes.next_stride(units, pending.score_before, mean(state.scores), doubt)
-    rescued = state.aside.out != pending.after and outcomes.is_ample(state.scores, noise_sd)
+        doubt = noise_sd / math.sqrt(len(rooms))
+        before = pending.room_before if available(pending.room_before) else pending.score_before
+        return outcomes.next_stride(units, before, mean(rooms), doubt)
+    rescued = state.aside.out != pending.after and outcomes.is_ample(rooms, noise_sd)
     return FIRST_STRIDE if rescued else 1
 
 

@@ -113,9 +113,9 @@ class LraController:
         whole = not is_short(sample, self.snapshot.period_s)  # early samples between ticks scatter more
         if clean and available(judged.score) and whole:
             most = max(LEAST_SCORES, outcomes.PATIENCE * self.settings.evaluate_ticks)
-            scores = (*self.state.scores, min(judged.score, 10.0))[-most:]
-            known = kept.noted(self.state.kept, self.lra, self.state.loads, scores, judged.noise_sd)
-            self.state = replace(self.state, detector=judged.state, scores=scores, kept=known)
+            state = self.state.scored(judged.score, outcomes.room(perf, self.target, judged.score), most)
+            known = kept.noted(state.kept, self.lra, state.loads, state.scores, judged.noise_sd)
+            self.state = replace(state, detector=judged.state, kept=known)
         elif not clean:
             # An own change is settling: show the verdict, but keep no evidence from it.
             self.state = replace(self.state, detector=rearm(judged.state))
@@ -178,7 +178,7 @@ class LraController:
             return self._when_unknown(judged, perf)
         self.state = replace(self.state, unknown_since_s=None)
         pending = self.state.pending
-        if pending is not None and pending.action is Action.SHRINK and judged.blatant:
+        if pending is not None and pending.action is Action.SHRINK and judged.clear:
             # Relieve at once, even while a change is settling, because far too little is left.
             return self._relieved_after(pending, judged, perf, model)
         if pending is not None and (why := change_review.overtaken(self.lra, pending, judged, perf.load)):

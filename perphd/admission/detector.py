@@ -32,8 +32,6 @@ MILD_FACTOR = 3
 """Factor on the required duration of a shortfall that is below the effect size."""
 LIKELY_SIGMA = 1.5
 """Sum of sigmas below target from which consecutive samples make a shortfall likely."""
-BLATANT_RATIO, BLATANT_SIGMA = 0.85, 4.0
-"""Bounds below which one sample alone shows a shortfall: ratio to the target, and multiple of its scatter."""
 ALMOST_WHOLE = 0.9
 """Least part of a period that counts as a whole one, since ticks jitter."""
 UNEXPLAINED_RATIO = 1.2
@@ -92,7 +90,8 @@ class DetectorState:
     ``below``, ``severe``, ``above``: consecutive samples below target, below it by the effect size, on target.
     ``short_sigma``: sum of shortfalls of those below, in units of one sample's scatter. ``extra``, ``cause``: extra
     time of the samples below target, and the cause inferred from it. ``work``, ``delay``: noise of both channels'
-    shortfalls, and evidence of a shift. ``margins``: distances of the references from the target, in log units.
+    shortfalls, and evidence of a shift. ``delays``: scatter of latency alone, as of samples of one second.
+    ``margins``: distances of the references from the target, in log units.
     ``alert_share``: share of time shortly after batch arrived. ``gathered``: samples with too few events to judge yet.
     ``channels``: cycles, misses and waiting of an LRA without an indicator, and its phases.
     """
@@ -104,6 +103,7 @@ class DetectorState:
     above: int = 0
     short_sigma: float = 0.0
     scatter: Scatter = Scatter()
+    delays: Scatter = Scatter()
     extra: Ledger = Ledger()
     cause: Cause = Cause.NONE
     work: Baseline = Baseline()
@@ -126,7 +126,8 @@ class Judgement:
     suffices for degradation now; a verdict of DEGRADED may be older. ``hierarchy``: LLC, MBW or SMT if one of them
     makes instructions take clearly longer; else NONE. ``likely``: the latest samples make a shortfall likely, at a
     higher rate of false alarms; sufficient for an LRA at just enough. ``blatant``: this sample alone is too far below
-    target for its scatter. ``slower``: cycles per instruction relative to the usual, for ``hierarchy``.
+    target for its scatter. ``clear``: it suffices to undo a reduction that was just made. ``slower``: cycles per
+    instruction relative to the usual, for ``hierarchy``.
     """
 
     verdict: Verdict
@@ -138,6 +139,7 @@ class Judgement:
     blatant: bool = False
     slower: float = 1.0
     likely: bool = False
+    clear: bool = False
 
 
 def target_of(
@@ -237,14 +239,12 @@ def judge(
     part = min(1.0, sample.interval_s / period_s) if period_s and sample.interval_s > 0 else 1.0
     part = part if part < ALMOST_WHOLE else 1.0
     counts = part >= SHORT_SHARE
-    known_sd = state.scatter.sd
-    noise_sd = (
-        _noise_sd(target.work_band if work_score <= delay_score else target.delay_band)
-        if known_sd is None
-        else known_sd
-    )
-    noise_sd /= math.sqrt(part)
-    blatant = below and score < min(BLATANT_RATIO, math.exp(-BLATANT_SIGMA * noise_sd))
+    prior_sd = significance.noise_of(target.work_band if work_score <= delay_score else target.delay_band)
+    own_sd = noise_sd = (state.scatter.sd or prior_sd) / math.sqrt(part)
+    if protected:  # without protection trouble is likely, and an alarm costs batch less
+        noise_sd = scatter.reached(own_sd, state.delays, work_score, delay_score, sample.interval_s)
+    blatant = below and score < scatter.blatant_below(noise_sd)
+    clear = below and score < scatter.clear_below(own_sd, noise_sd)
     both = significance.channels(
         perf, sample, target.work, target.delay, target.work_band, target.delay_band, work_score
     )
@@ -278,6 +278,7 @@ def judge(
             below=state.below + 1 if below else 0,
             short_sigma=_short_sigma(state, score, noise_sd) if below else 0.0,
             scatter=scatter.step(state.scatter, math.log(max(score, 1e-3))) if counts else state.scatter,
+            delays=scatter.of_latency(state.delays, perf, sample.interval_s) if counts else state.delays,
             severe=state.severe + 1 if severe else 0,
             above=0 if below else state.above + 1,
         )
@@ -302,6 +303,7 @@ def judge(
         confirmed,
         hierarchy=counted[0],
         blatant=blatant,
+        clear=blatant or clear,
         slower=1.0 + counted[1],
         likely=below and (_is_likely(new, alert, rising, settings) or (blatant and (alert or protected))),
     )
@@ -339,14 +341,11 @@ def rearm(state: DetectorState) -> DetectorState:
         above=0,
         short_sigma=0.0,
         scatter=scatter.broken(state.scatter),
+        delays=scatter.broken(state.delays),
         work=work,
         delay=delay,
         gathered=NOTHING_GATHERED,
     )
-
-
-def _noise_sd(band: Band | None) -> float:
-    return max(band.sd, 0.01) if band is not None else UNKNOWN_NOISE_SD
 
 
 _HARMLESS: Final = (Quality.SETTLING, Quality.MULTIPLEXED, Quality.ROTATED)

@@ -18,6 +18,8 @@ from perphd.domain.quick import replace
 from perphd.domain.reading import Reading, available
 from perphd.forecast.load import LoadForecast
 
+MOST_SCORE: Final = 10.0
+"""Bound of a remembered score."""
 LOADS: Final = 5
 """Number of ticks whose median load is the recent load."""
 
@@ -39,9 +41,10 @@ class Settling:
 class LraState:
     """State of one LRA.
 
-    ``scores``: clean scores since the last change, newest last. ``stride``: units that may be given back at once;
-    doubles after each reduction that left more than enough, else 1. ``moments``: shortfall and batch's use in the last
-    ticks, to find the antagonist. ``loads``: loads of the last ticks. ``standing``: result of the last judged sample.
+    ``scores``: clean scores since the last change, newest last. ``rooms``: beside them, see ``outcomes.room``.
+    ``stride``: units that may be given back at once; doubles after each reduction that left more than enough, else 1.
+    ``moments``: shortfall and batch's use in the last ticks, to find the antagonist. ``loads``: loads of the
+    last ticks. ``standing``: result of the last judged sample.
     ``chosen``: allocation chosen at the last tick. ``awaited``: the same while its cache and bandwidth are unwritten.
     ``unwritten``: the change that waits with it, evaluated from when it is in force.
     ``gave_back``: circumstances of the last change if it was a reduction. ``harmed``: reductions that proved harmful.
@@ -51,6 +54,7 @@ class LraState:
     detector: DetectorState = DetectorState()
     pending: Pending | None = None
     scores: tuple[float, ...] = ()
+    rooms: tuple[float, ...] = ()
     slack_since_s: float | None = None
     stride: int = 1
     quiet_since_s: float | None = None
@@ -97,6 +101,7 @@ class LraState:
             self,
             pending=None,
             scores=(),
+            rooms=(),
             slack_since_s=None,
             unknown_since_s=None,
             stride=1,
@@ -106,6 +111,11 @@ class LraState:
             awaited=None,
             unwritten=None,
         )
+
+    def scored(self, score: float, room: float, most: int) -> LraState:
+        """The state with one more clean score, and what room it leaves; ``most``: scores that are remembered."""
+        scores, rooms = (*self.scores, min(score, MOST_SCORE)), (*self.rooms, min(room, MOST_SCORE))
+        return replace(self, scores=scores[-most:], rooms=rooms[-most:])
 
     def beside(self, quiet: bool, now_s: float) -> LraState:
         """The state after batch was found quiet or busy, with the time since when."""

@@ -14,12 +14,14 @@ from typing import Final
 
 from perphd.admission import inferer
 from perphd.admission.backoff import doubled_s
+from perphd.admission.detector import Target
 from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import HELPED_RATIO, WORSE_RATIO
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action
 from perphd.domain.reading import NOT_MEASURED, Reading, available
+from perphd.domain.signals import Performance
 
 PATIENCE = 3
 """Multiple of ``evaluate_ticks`` for which an undecided change is watched."""
@@ -56,7 +58,7 @@ class Pending:
     """A change under evaluation; ``load``: the LRA's load when it was decided.
 
     ``unproven``: no model supports it, so it stands only if it helps. ``home``: allocation to return to on rollback, if
-    not ``before``.
+    not ``before``. ``room_before``: the ``room`` before it.
     """
 
     at_s: float
@@ -67,6 +69,7 @@ class Pending:
     load: Reading = NOT_MEASURED
     unproven: bool = False
     home: Allocation | None = None
+    room_before: Reading = NOT_MEASURED
 
     @property
     def origin(self) -> Allocation:
@@ -160,6 +163,17 @@ def is_no_better(pending: Pending, score: float) -> bool:
     return grown and available(pending.score_before) and score < pending.score_before * HELPED_RATIO
 
 
+def room(perf: Performance, target: Target, score: float) -> float:
+    """How far above its target an LRA is, as one sample shows it: 1 is on target.
+
+    In an open loop, work is what is asked and exceeds its target by the tolerance at most, however much is left over.
+    There, accepted over observed delay tells how much a reduction may cost.
+    """
+    if not (available(perf.load) and available(perf.delay) and available(target.delay)) or perf.delay <= 0:
+        return score
+    return max(target.delay / perf.delay, score)
+
+
 def units_between(a: Allocation, b: Allocation, levels_pct: Sequence[int]) -> int:
     """Largest difference of two allocations in units of cores, ways or throttle levels (``levels_pct``)."""
     low, high = sorted((a.mbw_pct, b.mbw_pct))
@@ -173,9 +187,9 @@ def next_stride(stride: int, before: Reading, after: float, doubt: float) -> int
 
     Args:
         stride: units of the step just evaluated.
-        before: score before it.
-        after: score since.
-        doubt: scatter of that score, in log units: the cost that may have gone unnoticed.
+        before: room before it.
+        after: room since.
+        doubt: scatter of that room, in log units: the cost that may have gone unnoticed.
     """
     if not available(before):
         return 1

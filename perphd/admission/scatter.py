@@ -2,6 +2,11 @@
 
 The scatter of an undisturbed reference also contains effects of load and time, and an absolute objective has no
 reference. Differences of consecutive scores contain neither (von Neumann 1941): sd = mean |difference| x sqrt(pi) / 2.
+
+A score is the lower of work's and delay's. While the target is kept with room, the score shows only work's scatter, and
+says nothing about that of latency, which is several times larger: a percentile of n requests scatters by 1 to 2 over
+sqrt(n), and more where queues begin. As the room shrinks, latency's scatter suddenly decides. It is therefore measured
+by itself, all the time.
 """
 
 from __future__ import annotations
@@ -11,12 +16,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perphd.domain.quick import replace
+from perphd.domain.reading import available
+from perphd.domain.signals import Performance
 
 MEMORY = 30
 """Memory in differences."""
 LEAST_DIFFERENCES = 6
 """Number of differences before which scatter is unknown."""
 LEAST_SD = 0.01
+REACH = 2.0
+"""Standard deviations within which a sample's latency can make it fall below the work's score."""
+BLATANT_RATIO, BLATANT_SIGMA, SURELY_BLATANT = 0.85, 4.0, 0.5
+"""Bounds below which one sample alone shows a shortfall: ratio to the target, multiple of its scatter, and the ratio
+that no scatter explains."""
+CLEAR_SIGMA = 1.5
+"""Multiple of its scatter below which one sample suffices to undo a reduction that was just made."""
 _CLIP = 4.0
 _PER_DIFFERENCE = math.sqrt(math.pi) / 2.0
 
@@ -37,17 +51,61 @@ class Scatter:
         return max(_PER_DIFFERENCE * self.mean_step, LEAST_SD) if self.n >= LEAST_DIFFERENCES else None
 
 
-def step(state: Scatter, log_score: float) -> Scatter:
-    """The state after one score; a jump counts at most four times the usual difference."""
+def step(state: Scatter, log_score: float, interval_s: float = 1.0) -> Scatter:
+    """The state after one score; a jump counts at most four times the usual difference.
+
+    ``interval_s``: what the sample covers. Differences are kept as of samples of one second: noise by counting falls
+    with the square root of time.
+    """
     if not math.isfinite(log_score):
         return broken(state)
     if not math.isfinite(state.last):
         return replace(state, last=log_score)
-    size = abs(log_score - state.last)
+    size = abs(log_score - state.last) * math.sqrt(interval_s)
     if state.n >= LEAST_DIFFERENCES:
         size = min(size, _CLIP * max(state.mean_step, LEAST_SD))
     n = min(state.n + 1, MEMORY)
     return Scatter(n, state.mean_step + (size - state.mean_step) / n, log_score)
+
+
+def of_latency(state: Scatter, perf: Performance, interval_s: float) -> Scatter:
+    """The scatter of latency after one sample; other measures of delay are left out."""
+    told = perf.delay_source.startswith("latency") and available(perf.delay) and perf.delay > 0
+    log_delay = math.log(perf.delay) if told and available(perf.delay) and interval_s > 0 else math.nan
+    return step(state, log_delay, interval_s)
+
+
+def reached(
+    noise_sd: float, delays: Scatter, work_score: float, delay_score: float, interval_s: float
+) -> float:
+    """Scatter of one score (log units), at least that of latency if latency can determine it.
+
+    Args:
+        noise_sd: scatter of the latest scores.
+        delays: scatter of latency, as of samples of one second.
+        work_score: work / target.
+        delay_score: target / delay.
+        interval_s: what the sample covers.
+    """
+    known_sd = delays.sd
+    if known_sd is None or interval_s <= 0:
+        return noise_sd
+    sd = known_sd / math.sqrt(interval_s)
+    return max(noise_sd, sd) if delay_score * math.exp(-REACH * sd) < work_score else noise_sd
+
+
+def blatant_below(noise_sd: float) -> float:
+    """Score below which one sample alone shows a shortfall; ``noise_sd``: scatter of one score."""
+    return min(BLATANT_RATIO, max(math.exp(-BLATANT_SIGMA * noise_sd), SURELY_BLATANT))
+
+
+def clear_below(own_sd: float, noise_sd: float) -> float:
+    """Score below which one sample suffices to undo a reduction that was just made.
+
+    Such a reduction is often too much, and undoing it wrongly costs batch little. ``own_sd``: scatter of the latest
+    scores; ``noise_sd``: the same, if latency can determine them.
+    """
+    return min(BLATANT_RATIO, math.exp(-BLATANT_SIGMA * own_sd), math.exp(-CLEAR_SIGMA * noise_sd))
 
 
 def broken(state: Scatter) -> Scatter:

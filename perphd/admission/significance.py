@@ -120,6 +120,11 @@ def _prior_sd(band: Band | None, events: Reading, per_event: float) -> float:
     return max(UNKNOWN_NOISE_SD, counting)
 
 
+def noise_of(band: Band | None) -> float:
+    """Scatter of one sample of a signal (log units), from its reference."""
+    return max(band.sd, 0.01) if band is not None else UNKNOWN_NOISE_SD
+
+
 def accepted(per_day: float, period_s: float) -> float:
     """Accepted false alarms per sample."""
     return min(per_day * period_s / 86400.0, 0.05)

@@ -94,6 +94,28 @@ def test_growth_is_not_waited_for_when_it_is_plainly_too_little() -> None:
     )  # it began to help
 
 
+@pytest.mark.parametrize(("rooms", "stride"), [((2.4, 2.4), 2), ((1.3, 1.3), 1)])
+def test_the_next_step_back_is_as_long_as_the_last_one_left_room(
+    rooms: tuple[float, float], stride: int
+) -> None:
+    """A score that cannot exceed the load's shows no cost until it is too late."""
+    state, pending = after(Action.SHRINK, STRONG, WEAK, 1.1, 1.1)
+    pending = replace(pending, score_before=1.1, room_before=2.5)
+    found = change_review.judge(lra(), replace(state, rooms=rooms, pending=pending), pending, NOISE)
+    assert found is not None
+    assert found.undo is None
+    assert found.state.stride == stride
+
+
+def test_what_room_there_was_is_remembered_with_a_change() -> None:
+    known = LraState.new(0.0).scored(1.1, 2.0, 3).scored(1.1, 2.2, 3).scored(1.1, 30.0, 3)
+    assert known.rooms == (2.0, 2.2, 10.0)
+    decided = change_review.decided(lra(), known, Move(Action.SHRINK, WEAK, ""), judged(1.1))
+    assert decided.pending is not None
+    assert decided.pending.room_before == pytest.approx(2.2)
+    assert decided.rooms == ()
+
+
 def test_a_step_back_that_explains_the_trouble_is_only_taken_back() -> None:
     state, pending = after(Action.SHRINK, STRONG, WEAK)
     assert change_review.beyond(lra(), state, pending, 0.7, 50.0) == ""

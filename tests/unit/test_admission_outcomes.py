@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perphd.admission.detector import Target
 from perphd.admission.outcomes import (
     MOST_STRIDE,
     PATIENCE,
@@ -23,13 +24,15 @@ from perphd.admission.outcomes import (
     judge,
     next_stride,
     patience,
+    room,
     still_short,
     units_between,
 )
 from perphd.admission.settings import PolicySettings, at_pace
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Action
-from perphd.domain.reading import Unavailable
+from perphd.domain.reading import NOT_MEASURED, Unavailable
+from perphd.domain.signals import Performance
 
 NOTHING = Allocation(CpuGrant(4, 4))
 DEMOTED = Allocation(CpuGrant(4, 4, IDLE))
@@ -92,6 +95,16 @@ def test_steps_back_grow_only_where_there_is_room(
         assert math.log(after) - found * cost >= 0.0
     assert next_stride(stride, before, after, 2.0 * doubt) <= found
     assert next_stride(stride, Unavailable("not seen"), after, doubt) == 1
+
+
+def test_room_is_what_latency_leaves_where_work_is_what_is_asked() -> None:
+    target, asked = Target(90.0, 3.0), Performance(100.0, "sli", 1.2, "latency_p95_ms", 100.0)
+    assert room(asked, target, 1.11) == pytest.approx(2.5)
+    assert room(replace(asked, delay=4.0), target, 0.75) == pytest.approx(0.75)
+    closed = replace(asked, load=Unavailable("a closed loop"))
+    assert room(closed, target, 1.11) == 1.11, "the work rate tells"
+    assert room(replace(asked, delay=NOT_MEASURED), target, 1.11) == 1.11
+    assert room(asked, replace(target, delay=NOT_MEASURED), 1.11) == 1.11
 
 
 def test_units_are_the_longest_way_of_any_dimension() -> None:
