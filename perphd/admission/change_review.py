@@ -27,7 +27,10 @@ FIRST_STRIDE: Final = 2
 SUDDEN_TICKS: Final = 3
 """Ticks after trouble began in which a change without immediate relief is superseded at once."""
 BEYOND_STEP: Final = 0.4
-"""Score after a reduction that is too low to be caused by the reduction alone."""
+"""Score after a reduction by one unit that is too low to be caused by the reduction alone.
+
+Several units at once may cross a knee and explain any score, and what was in force before them kept the target.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,9 @@ def beyond(lra: LraContext, state: LraState, pending: Pending, score: float, loa
     """Why rolling back a harmful reduction is not enough; empty if the reduction alone explains the score."""
     if rose(load, pending.load):
         return "its load has risen: "
-    if score < BEYOND_STEP and not state.quarantine.active(lra.now_s):
+    levels_pct = lra.snapshot.host.mba_levels_pct
+    single = outcomes.units_between(pending.before, pending.after, levels_pct) == 1
+    if score < BEYOND_STEP and single and not state.quarantine.active(lra.now_s):
         return "far below its target, more than the last step explains: "
     return ""
 

@@ -121,6 +121,9 @@ def test_a_step_back_that_explains_the_trouble_is_only_taken_back() -> None:
     assert change_review.beyond(lra(), state, pending, 0.7, 50.0) == ""
     assert change_review.beyond(lra(), state, pending, 0.7, 70.0) == "its load has risen: "
     assert change_review.beyond(lra(), state, pending, 0.3, 50.0).startswith("far below its target")
+    long = replace(pending, after=replace(WEAK, llc_ways=STRONG.llc_ways, cpu=CpuGrant(4, 4, IDLE)))
+    assert change_review.beyond(lra(), state, long, 0.3, 50.0) == "", "several units explain any score"
+    assert change_review.beyond(lra(), state, long, 0.3, 70.0) == "its load has risen: "
     doubted = replace(state, quarantine=replace(state.quarantine, until_s=NOW_S + 1.0))
     assert change_review.beyond(lra(), doubted, pending, 0.3, 50.0) == ""
 
