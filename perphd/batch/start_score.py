@@ -37,8 +37,8 @@ from perphd.qos.availability import (
 CACHE: Final = "cache"
 SCORED: Final = (CPU, MEMORY, BANDWIDTH, CACHE, DISK)
 CHOSEN_BY: Final = (BANDWIDTH, DISK)
-"""What the choice among waiting jobs counts, as Prophet does. CPUs and memory are admission's, which knows their
-distributions; a fit that counts them prefers large jobs, and the mean wait grows."""
+"""Resources that decide the choice among waiting jobs, as in Prophet. CPUs and memory are admission's, which knows
+their distributions; a fit that counts them prefers large jobs, and the mean wait grows."""
 _DECIMALS: Final = 9
 """Candidates whose norms differ by less than a rounding error are equal."""
 NOT_STATED: Final = "the candidate's use of it is not known"
@@ -108,7 +108,7 @@ def stages_of(view: QueueView, job: QueuedJob) -> tuple[CandidateStage, ...]:
 
 
 class TimeLines:
-    """What is available of each resource from now on. ``host``: includes the jobs that this pass has started."""
+    """Availability of each resource from now on. ``host``: includes the jobs that this pass has started."""
 
     def __init__(self, view: QueueView, host: HostLaws, cache: CacheFill | Unavailable = NO_CACHE) -> None:
         self._view, self._host, self._cache = view, host, cache
@@ -214,7 +214,7 @@ def distances(scores: Mapping[int, StartScore]) -> dict[int, float]:
 
 
 def _peak(active: ActiveJob, resource: str) -> float:
-    """What a running job is expected to use of a resource without a distribution on the host."""
+    """Expected use by a running job of a resource without a distribution on the host."""
     if active.job.state is JobState.FROZEN:
         return 0.0
     return max(planned_use(active.outlook.of(resource)), planned_use(active.of(resource)))

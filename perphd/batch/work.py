@@ -53,7 +53,7 @@ RATE_S: Final = (60.0, 900.0)
 
 
 class WorkKind(StrEnum):
-    """What a prediction of run time counts."""
+    """The quantity that a prediction of run time is based on."""
 
     CPU_TIME = "CPU time"
     INSTRUCTIONS = "instructions"
@@ -79,7 +79,7 @@ class WorkOutlook:
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """What one attempt has done: total and present rate per second. ``seconds``: for how long it was measured."""
+    """Work of one attempt: total and present rate per second. ``seconds``: for how long it was measured."""
 
     cpu_s: float = 0.0
     cpus: float = 0.0
@@ -125,7 +125,7 @@ class WorkDone:
 
 @dataclass(frozen=True, slots=True)
 class RunTimeBasis:
-    """What a prediction of run time is based on. ``why``: why on this and not on the other.
+    """The basis of a prediction of run time. ``why``: the reason for this one and not the other.
 
     ``done``: work so far (CPU seconds, instructions, or seconds of the run); ``usual``: median of earlier jobs;
     ``rate``: work per second that is assumed.

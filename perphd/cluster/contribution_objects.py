@@ -104,7 +104,7 @@ def config_map(node: str, node_uid: str, said: Contribution) -> dict[str, Any]:
 
 
 def listed(item: Any) -> Listed:
-    """What the metadata of a ConfigMap say.
+    """The content of a ConfigMap's metadata.
 
     Raises:
         ContributionRefused: they are not those of a contribution.

@@ -1,4 +1,4 @@
-"""What running jobs may use: an event's ceilings and freezes, and the CPUs that are in force for each job."""
+"""Limits of running jobs: an event's ceilings and freezes, and the CPUs that are in force for each job."""
 
 from __future__ import annotations
 

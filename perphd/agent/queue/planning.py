@@ -230,7 +230,7 @@ class QueuePlanner:
         return replace(view, outlooks=outlooks, scored=self._disks(outlooks.values()))
 
     def _disks(self, outlooks: Iterable[JobOutlook]) -> dict[str, float]:
-        """What the disks can move: the most that they or one job are known to have moved; empty: not known."""
+        """Capacity of the disks: the most that they or one job are known to have moved; empty if unknown."""
         known = [disk.most for each in outlooks if (disk := each.of(DISK)).count]
         most = max([self._disk_most, *known])
         return {DISK: most} if most > 0 else {}
