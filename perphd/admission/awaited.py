@@ -35,7 +35,9 @@ def follow(lra: LraContext, state: LraState) -> LraState:
             pending = None
     elif held is not None and held.after != awaited:
         held = None
-    return replace(state, awaited=awaited, unwritten=held, pending=pending, scores=(), slack_since_s=None)
+    return replace(
+        state, awaited=awaited, unwritten=held, pending=pending, scores=(), rooms=(), slack_since_s=None
+    )
 
 
 def of_cpus(lra: LraContext, awaited: Allocation | None, move: Move) -> Move:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from perphd.admission import awaited
 from perphd.admission.inferer import untouched
+from perphd.admission.lra_state import LraState
 from perphd.admission.perph import PerphMemory
 from perphd.admission.rescue import Move
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
@@ -123,3 +128,12 @@ def test_what_waits_is_given_up_only_with_everything() -> None:
     gone = Move(Action.RELEASE, untouched(4), "")
     assert awaited.still_wanted(waits, gone) is gone
     assert awaited.still_wanted(None, Move(Action.GROW, cpu, "")).chosen == cpu
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_samples_from_before_a_wait_began_or_ended_say_nothing_about_the_room_after_it(begins: bool) -> None:
+    wanted = replace(untouched(8), llc_ways=5)
+    lra: Any = SimpleNamespace(current=untouched(8) if begins else wanted, cache_waits=lambda: begins)
+    state = LraState(0.0, chosen=wanted, awaited=None if begins else wanted).scored(1.02, 4.0, 8)
+    after = awaited.follow(lra, state)
+    assert after.scores == after.rooms == ()
