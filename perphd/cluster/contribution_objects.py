@@ -114,7 +114,9 @@ def listed(item: Any) -> Listed:
         raise ContributionRefused("its owner is not the Node of its name")
     carried_name(found.name)
     named = found.annotations.get(APPLICATIONS, "").split(",", MOST_APPLICATIONS)
-    return Listed(found.name, found.resource_version, tuple(filter(None, named[:MOST_APPLICATIONS])))
+    # Each counts once: a name that is repeated would use up the places of other hosts.
+    applications = tuple(dict.fromkeys(filter(None, named[:MOST_APPLICATIONS])))
+    return Listed(found.name, found.resource_version, applications)
 
 
 def document_in(item: Any) -> Contribution:

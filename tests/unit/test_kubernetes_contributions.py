@@ -30,6 +30,7 @@ from perphd.cluster.contribution_objects import (
     chosen,
     config_map,
     document_in,
+    listed,
 )
 from perphd.federated.contribution import (
     MAX_BYTES,
@@ -372,6 +373,14 @@ def test_a_tenth_that_lies_stays_a_small_part_of_what_is_read() -> None:
     parts = [sum(int(each.node[1:]) % 10 == 0 for each in chosen(fleet, f"n{i}")) for i in range(200)]
     assert sum(parts) / len(parts) == pytest.approx(HOSTS_PER_APPLICATION / 10, rel=0.1)
     assert max(parts) <= HOSTS_PER_APPLICATION / 4
+
+
+def test_who_repeats_an_application_takes_one_place() -> None:
+    metadata = {"name": "liar", "resourceVersion": "1", "ownerReferences": [{"kind": "Node", "name": "liar"}]}
+    named = ",".join(["mysql"] * HOSTS_PER_APPLICATION)
+    liar = listed({"metadata": metadata | {"annotations": {APPLICATIONS: named}}})
+    assert liar.applications == ("mysql",)
+    assert all(len(chosen([*_fleet(1000), liar], f"n{i}")) == HOSTS_PER_APPLICATION for i in range(100))
 
 
 def test_the_largest_document_fits() -> None:
