@@ -53,6 +53,7 @@ class Exchange:
         seen = self._state()
         if seen != self._seen:
             self._priors, self._seen = {}, seen
+        self._priors = {key: found for key, found in self._priors.items() if key in wanted}
         new = sorted(wanted - self._priors.keys())
         if new:
             topics = {topic_of(key, aspect) for key in new for aspect in (LOSS, MISSES)}

@@ -342,6 +342,13 @@ def test_what_others_say_is_read_again_only_when_it_changes(
     assert exchange.priors({KEY}, NOW).keys() == {KEY}
 
 
+def test_what_others_say_about_series_that_are_gone_is_forgotten(tmp_path: Path) -> None:
+    exchange = Exchange(reader(tmp_path), tmp_path)
+    for number in range(20):
+        exchange.priors({(f"job-{number}", "load_per_s")}, NOW)
+    assert len(exchange._priors) == 1
+
+
 def test_a_folder_that_fails_stops_no_forecast(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
