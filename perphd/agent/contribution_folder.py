@@ -83,7 +83,13 @@ class ContributionFolder:
 
     def has(self, contributor: str) -> bool:
         """True if there is a document of this name, readable or not."""
-        return (self.folder / (contributor + _SUFFIX)).exists()
+        try:
+            (self.folder / (contributor + _SUFFIX)).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # a folder that this user may not enter
+            return True
+        return True
 
     def contributors(self) -> tuple[str, ...]:
         """The hosts whose documents are here, readable or not; none where the folder cannot be read."""

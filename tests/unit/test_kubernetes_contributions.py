@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -32,6 +33,7 @@ from perphd.cluster.contribution_objects import (
     document_in,
     listed,
 )
+from perphd.domain.errors import PerphError
 from perphd.federated.contribution import (
     MAX_BYTES,
     Contribution,
@@ -219,6 +221,19 @@ async def test_an_own_document_that_cannot_be_read_changes_nothing(
 ) -> None:
     (nodes[1].folder.folder / "n2.json").write_text("{")
     await nodes[1].later()
+    assert "n2" in api[0].maps
+
+
+async def test_a_folder_that_may_not_be_entered_changes_nothing(
+    api: tuple[Cluster, ApiClient], nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.open", refused)  # root enters every folder
+    monkeypatch.setattr(Path, "stat", refused)
+    with contextlib.suppress(PerphError):
+        await nodes[1].later()
     assert "n2" in api[0].maps
 
 
