@@ -132,7 +132,7 @@ def document_in(item: Any) -> Contribution:
         raise ContributionRefused(
             f"it has the keys {', '.join(keys)[:200] or '(none)'} instead of {KEY} alone"
         )
-    said = from_text(found.data[KEY].encode())
+    said = from_text(found.data[KEY].encode(errors="surrogatepass"))
     if said.contributor != carried_name(name):
         raise ContributionRefused(f"it is of {said.contributor}: a ConfigMap speaks for the node of its name")
     return said

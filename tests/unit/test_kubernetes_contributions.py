@@ -244,6 +244,7 @@ def _edited(**change: Any) -> Any:
 
 REFUSED = {
     "no JSON": (_edited(data={KEY: "{"}), "it is not a contribution"),
+    "no Unicode": (_edited(data={KEY: "\ud800"}), "it is not a contribution"),
     "too large": (_edited(data={KEY: "x" * (MAX_BYTES + 1)}), "exceed the limit"),
     "edited": (
         _edited(data={KEY: _edited()["data"][KEY].replace("5.0", "6.0")}),
