@@ -58,7 +58,7 @@ class ObservationMerger:
         self, snapshot: Snapshot, protections: Sequence[Allocation], batch_idle_cores: float
     ) -> Iterator[tuple[str, Observation]]:
         """The observations of this tick, see ``observations``."""
-        if self._until_s == -math.inf:
+        if self._start_s > 0.0 and self._until_s == -math.inf:
             self._until_s = snapshot.at_s + self._start_s
         for name, seen in observations(snapshot, protections, batch_idle_cores):
             if (

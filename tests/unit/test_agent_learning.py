@@ -182,6 +182,12 @@ def test_while_perphd_itself_starts_a_full_host_teaches_nothing(undeclared: floa
     assert taught == ([14.0, 15.0] if undeclared else [10.0, 11.0, 12.0, 13.0, 14.0, 15.0])
 
 
+def test_without_a_start_a_full_host_teaches_from_the_first_sample_on() -> None:
+    cpu, snapshot = CpuAccount(4.0, 2.0, 0.0, 1.5, 0.1, 0.0, 0.4), slow(10.0, 50)
+    host = replace(snapshot.host, account=HostAccount(10.0, 1.0, cpu))
+    assert len([*ObservationMerger().of(replace(snapshot, host=host), (), 0.05)]) == 1
+
+
 def test_a_model_doubts_rates_that_few_events_tell() -> None:
     def band(events: float, count: int) -> float:
         model = LraModel()
