@@ -7,9 +7,7 @@ daemon's ticks. Its last argument says as whom.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -59,13 +57,12 @@ def write_scores(folder: Path, scores: tuple[Statistic, ...]) -> None:
 def read_scores(folder: Path) -> tuple[Statistic, ...]:
     """The worker's last scores; none if there are none, or the file is damaged."""
     path = folder / SCORES
-    with contextlib.suppress(FileNotFoundError):
-        try:
-            if os.stat(path).st_size > MAX_BYTES:
-                raise PerphError(f"it is larger than {MAX_BYTES >> 10} KiB")
-            return msgspec.json.decode(path.read_bytes(), type=tuple[Statistic, ...])
-        except FileNotFoundError:
-            raise
-        except (OSError, PerphError, msgspec.DecodeError) as exc:
-            log.warning("%s: forecast scores are not contributed: %s", path, exc)
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise PerphError(f"it is larger than {MAX_BYTES >> 10} KiB")
+        return msgspec.json.decode(path.read_bytes(), type=tuple[Statistic, ...])
+    except FileNotFoundError:
+        pass
+    except (OSError, PerphError, msgspec.DecodeError) as exc:
+        log.warning("%s: forecast scores are not contributed: %s", path, exc)
     return ()

@@ -31,6 +31,7 @@ from typing import Final
 import numpy as np
 
 from perphd.batch.utility import RunTime
+from perphd.domain.quick import replace
 from perphd.forecast.histogram import Histogram, quantiles, shares_to, survival
 
 LEAST_SCORED: Final = 3
@@ -93,23 +94,16 @@ class WorkDone:
         total_s = self.seconds + seconds
         fade_s = min(max(RATE_SHARE * total_s, RATE_S[0]), RATE_S[1])
         rate = _faded(self.cpus, cpus, seconds / min(total_s, fade_s))
+        found = replace(self, cpu_s=self.cpu_s + seconds * cpus, cpus=rate, seconds=total_s)
         if instructions_per_s is None:
-            return WorkDone(
-                self.cpu_s + seconds * cpus,
-                rate,
-                total_s,
-                self.instructions,
-                self.instructions_per_s,
-                self.counted_s,
-            )
+            return found
         counted_s = self.counted_s + seconds
-        return WorkDone(
-            self.cpu_s + seconds * cpus,
-            rate,
-            total_s,
-            self.instructions + seconds * instructions_per_s,
-            _faded(self.instructions_per_s, instructions_per_s, seconds / min(counted_s, fade_s)),
-            counted_s,
+        counted = _faded(self.instructions_per_s, instructions_per_s, seconds / min(counted_s, fade_s))
+        return replace(
+            found,
+            instructions=self.instructions + seconds * instructions_per_s,
+            instructions_per_s=counted,
+            counted_s=counted_s,
         )
 
     def of(self, kind: WorkKind, ran_s: float) -> tuple[float, float] | None:

@@ -199,7 +199,7 @@ def _forecast(row: JobRow, detail: JobDetail, now_s: float) -> list[str]:
 
 
 def _basis(basis: RunTimeBasis) -> list[str]:
-    """What the run time is predicted from: how much is done of what jobs like it do, and at which rate."""
+    """The basis of the predicted run time: work done, usual work of such jobs, and the rate."""
     if basis.by is WorkKind.NOTHING:
         return []
     done, usual, rate = duration(basis.done), duration(basis.usual), ""

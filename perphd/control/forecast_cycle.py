@@ -60,7 +60,7 @@ FITTED_SHARE: Final = 0.05
 others wait, because series that began together would otherwise all be fitted in the same minute.
 """
 FAILURES: Final = (ValueError, ArithmeticError)
-"""What a model raises for values that it cannot take; numpy's ``LinAlgError`` is a ``ValueError``."""
+"""Errors of a model that cannot use the values; numpy's ``LinAlgError`` is a ``ValueError``."""
 _COSTS: Final = 61
 _NONE: Final = Unavailable("no forecast yet")
 

@@ -47,7 +47,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What other hosts say about one series: model -> loss relative to the scale; empty if too few know it.
+    """Pooled losses of other hosts on one series: model -> loss relative to the scale; empty if too few know it.
 
     ``hosts``: those that counted.
     """
@@ -62,7 +62,7 @@ class Prior:
 
 
 def contributed(series: Mapping[Key, Followed]) -> tuple[Statistic, ...]:
-    """What this host has learned about the models on these series."""
+    """This host's scores of the models on these series, as statistics for others."""
     found: list[Statistic] = []
     longest = sorted(series, key=lambda key: (-series[key].ladder.seen, key))
     for key in longest[:MOST_SERIES]:

@@ -58,7 +58,7 @@ def report(members: Iterable[BandMember], division: Division | None, host: HostC
 def latency_line(
     spec: WorkloadSpec, enforced: bool, disks: Iterable[str], reason: str, others: Iterable[WorkloadSpec]
 ) -> str:
-    """What a workload's latency target on disks does here.
+    """The effect of a workload's latency target on this host's disks.
 
     ``reason``: why it cannot be set; empty if it can. ``others``: all other workloads.
     """
