@@ -114,9 +114,10 @@ class Cycles:
             key for key in keys if key not in self._series or self._series[key].ladder.seen < LEAST_WINDOWS
         }
 
-    def history_s(self, now_s: float) -> float:
-        """Length of the store's latest part to read at this wall clock, in seconds."""
-        return min(FIRST_S, max(2 * WINDOW_S, now_s - (self._number + 1) * WINDOW_S + WINDOW_S))
+    @property
+    def number(self) -> int:
+        """Number of the last window that was processed; 0 before the first."""
+        return self._number
 
     def take(
         self, found: StoreWindows, names: Sequence[str], reserved: Mapping[str, Mapping[Resource, Reading]]

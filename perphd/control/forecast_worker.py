@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from perphd.control import forecast_files as files
-from perphd.control.forecast_cycle import Costs, Cycles
+from perphd.control.forecast_cycle import FIRST_S, Costs, Cycles
 from perphd.control.forecast_files import FileRefused, Known
 from perphd.control.own_limits import reserved
 from perphd.control.recorded_jobs import RecordedJobs
@@ -108,7 +108,7 @@ class Worker:
         found_s: Reading = Unavailable("not read")
         problem, amounts = "", self._reserved(roster)
         try:
-            found = read_windows(self._store, self._cycles.history_s(now_s))
+            found = read_windows(self._store, FIRST_S, after=self._cycles.number)
             found_s = found.newest_s
             if self._exchange is not None:
                 self._cycles.priors = self._exchange.priors(self._cycles.young(names), now_s)

@@ -83,9 +83,12 @@ class StoreWindows:
 
 
 def read_windows(
-    path: str | Path, last_s: float, workload: str | None = None, series: Sequence[str] = SERIES
-) -> StoreWindows:
+    path: str | Path, last_s: float, workload: str | None = None, series: Sequence[str] = SERIES,
+    after: int = -1,
+) -> StoreWindows:  # fmt: skip
     """The windows of the last ``last_s`` seconds, of one workload or of all that have not ended.
+
+    ``after`` is the number of the last window that the caller knows: only later ones and the present one are read.
 
     Raises:
         QueryError: no store, no samples, or SQLite cannot read it.
@@ -102,12 +105,13 @@ def read_windows(
         ended = tuple(name for name, at_s in newest.items() if at_s < end_s - ENDED_AFTER_S)
         wanted = [name for name in newest if name not in ended] if workload is None else [workload]
         least_s = SHORT_SHARE * _usual_interval_s(connection)
+        since_s = max(end_s - last_s, WINDOW_S * min(after + 1, math.floor(end_s / WINDOW_S)))
         return StoreWindows(
             end_s,
             tuple(newest),
             tuple(
                 WorkloadWindows(
-                    name, newest[name], _reduced(connection, name, end_s, last_s, least_s, columns, series)
+                    name, newest[name], _reduced(connection, name, end_s, since_s, least_s, columns, series)
                 )
                 for name in wanted
                 if name in newest
@@ -127,7 +131,7 @@ def _usual_interval_s(connection: sqlite3.Connection) -> float:
 
 
 def _reduced(
-    connection: sqlite3.Connection, name: str, end_s: float, last_s: float, least_s: float, columns: set[str],
+    connection: sqlite3.Connection, name: str, end_s: float, since_s: float, least_s: float, columns: set[str],
     series: Sequence[str],
 ) -> dict[str, SeriesWindows]:  # fmt: skip
     present = [column for column in series if column in columns]
@@ -135,7 +139,7 @@ def _reduced(
     rows = connection.execute(
         f"SELECT CAST(wall_s / {WINDOW_S} AS INTEGER) AS number{greatest} FROM samples"
         " WHERE workload = :name AND wall_s >= :since_s GROUP BY number ORDER BY number",
-        {"name": name, "since_s": end_s - last_s, "least_s": least_s},
+        {"name": name, "since_s": since_s, "least_s": least_s},
     ).fetchall()
     last = math.floor(end_s / WINDOW_S)
     found = {column: SeriesWindows(missing="the store has no such column") for column in series}

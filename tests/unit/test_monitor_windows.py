@@ -52,6 +52,17 @@ def test_only_what_is_asked_for_is_read(path: Path):
     assert read_windows(path, 600.0, "nobody").workloads == ()
 
 
+@pytest.mark.parametrize(("known", "new"), [(-1, 30), (0, 30), (26, 3), (28, 1), (29, 0), (500, 0)])
+def test_windows_that_the_caller_knows_are_not_read_again(path: Path, known: int, new: int):
+    """Beside the new ones, the present window is always read, also after the clock was set back."""
+    first = int(START_S / 60)
+    (db,) = read_windows(path, 1e9, "db", after=known if known < 1 else first + known).workloads
+    cpu = db.series["cpu_usage_cores"]
+    assert cpu.numbers == tuple(range(first + 30 - new, first + 30))
+    assert cpu.values == tuple([*[1.0] * 4, 7.0, *[1.0] * 25][30 - new :])
+    assert cpu.now == 1.0
+
+
 def test_rates_of_short_samples_do_not_count_beside_longer_ones(path: Path):
     both = f"{COLUMNS}, memory_working_set_bytes"
     insert(path, both, START_S + 65, 0.0, 0.4 * EVERY_S, "db", "", 99.0, 5.0 * GIB)
