@@ -159,22 +159,17 @@ def target_of(
     if by_work and objective.min_work_rate_per_s is not None:
         work = objective.min_work_rate_per_s
     elif firm_work is not None:
-        work = _cautious(firm_work, -1.0) * (1.0 - objective.tolerance_pct / 100.0)
+        work = firm_work.level(-1.0) * (1.0 - objective.tolerance_pct / 100.0)
     if by_delay and objective.max_latency_ms is not None:
         delay = objective.max_latency_ms
     elif firm_work is not None and not perf.delay_source.startswith("latency") and model.is_closed:
         # In a closed loop work rate x latency is constant, so the work rate suffices.
         delay = Unavailable("closed loop: the work rate also determines the delay")
     elif firm_delay is not None:
-        delay = _cautious(firm_delay, 1.0) * (1.0 + objective.delay_tolerance_pct / 100.0)
+        delay = firm_delay.level(1.0) * (1.0 + objective.delay_tolerance_pct / 100.0)
     return Target(
         work, delay, work_band, delay_band, (objective.tolerance_pct, objective.delay_tolerance_pct)
     )
-
-
-def _cautious(band: Band, z: float) -> float:
-    """The value to measure against; for a provisional reference, the near end of its band."""
-    return band.at(z) if band.provisional else band.value
 
 
 def judge(

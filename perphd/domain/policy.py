@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from perphd.domain.allocation import UNTOUCHED, Allocation, Settings
 from perphd.domain.cpuset import CpuSet
@@ -51,6 +51,10 @@ class ResPerfModel(Protocol):
         """CPU that batch is predicted to use under each allocation, in cores."""
 
 
+RESEMBLING: Final = 4.0
+"""Consecutive samples of an LRA on a contended host that tell as much about its mean as one independent sample."""
+
+
 @dataclass(frozen=True, slots=True)
 class Band:
     """A predicted positive quantity: its value, and ``sd``, the standard deviation of its logarithm.
@@ -67,6 +71,16 @@ class Band:
     def at(self, z: float) -> float:
         """The quantile ``z`` standard deviations away (negative: below)."""
         return self.value * math.exp(z * self.sd)
+
+    def level(self, z: float) -> float:
+        """The value to measure against: if provisional, ``z`` standard deviations of its mean away.
+
+        ``support`` samples know the mean better than one of them does. Consecutive ones resemble each other, so
+        ``RESEMBLING`` of them count as one.
+        """
+        if not self.provisional:
+            return self.value
+        return self.at(z * math.sqrt(min(1.0, RESEMBLING / max(self.support, 1.0))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ Targets derive from it. It learns only from samples in which batch did not compe
 protected that the model can infer its undisturbed performance.
 
 Samples from a host filled by undeclared work are not undisturbed either. They are kept apart as provisional, with a
-wider band, and used until there are enough quiet samples. Undisturbed performance is at least as good, so a provisional
-value follows improvements at once and deteriorations slowly.
+wider band, and used until there are enough quiet samples. Undisturbed performance is at least as good, so once its
+level is known a provisional value follows clear improvements at once and deteriorations slowly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _MIN_SD = 0.01
 _WELL_KNOWN = 5.0
 _CLIP_SD = 4.0
 _PATIENT_GAIN = 1.0 / 1200.0
-"""Gain of a sample from a contended host that is worse than the reference: it follows within twenty minutes."""
+"""Gain of a sample from a contended host that is no clear improvement: it is followed within twenty minutes."""
+_BETTER_SD = 2.0
+"""Scatter of a provisional reference; an improvement beyond it counts with the usual gain."""
 _WIDER = 2.0
 """Factor on the standard deviation of statistics from a contended host."""
 _BUCKETS_PER_OCTAVE = 2
@@ -41,12 +43,23 @@ class _Running:
     surprises: int = 0
 
     def follow_best(self, value: float, weight: float, better: int) -> None:
-        """Learn a value from a contended host. ``better``: 1 if more is better, -1 if less is, 0 if neither."""
-        if better and (value - self.mean) * better < 0.0:
-            self.count = min(self.count + weight, MAX_COUNT)
-            self.mean += _PATIENT_GAIN * weight * (value - self.mean)
-        else:
+        """Learn a value from a contended host. ``better``: 1 if more is better, -1 if less is, 0 if neither.
+
+        The first samples set the level, except those that are far worse. Had each good sample raised it more than a bad
+        one lowers it, scatter alone would have made it the best sample that was ever seen.
+        """
+        gain = (value - self.mean) * better / max(math.sqrt(self.var), _MIN_SD)
+        sets_level = self.count < MAX_COUNT and (self.count < 5 or gain > -_CLIP_SD)
+        if not better or sets_level or gain > _CLIP_SD:
             self.update(value, weight)
+            return
+        self.surprises = 0
+        error = value - self.mean
+        self.mean += _PATIENT_GAIN * weight * error
+        if gain > 0.0:  # errors to the other side may be contention and not scatter
+            share = weight / self.count
+            self.mean += share * error * max(0.0, 1.0 - _BETTER_SD / gain)
+            self.var += share * (error * error - self.var)
 
     def update(self, value: float, weight: float) -> None:
         sd = max(math.sqrt(self.var), _MIN_SD)

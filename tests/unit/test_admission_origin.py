@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from random import Random
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -14,7 +16,7 @@ from perphd.admission.origin import is_contended, nothing_to_give, origin, taken
 from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import Cause, Evidence
 from perphd.domain.host_account import CpuAccount, GroupUse, HostAccount
-from perphd.domain.policy import HostView, Snapshot
+from perphd.domain.policy import Band, HostView, Snapshot
 from perphd.domain.reading import NOT_MEASURED
 from perphd.domain.sample import Sample
 from perphd.domain.signals import performance
@@ -169,6 +171,44 @@ def test_a_provisional_reference_does_not_follow_trouble() -> None:
     band = reference.get(DELAY, NOT_MEASURED)
     assert band is not None
     assert band.value < 30.0
+
+
+@pytest.mark.parametrize("sd", [0.05, 0.3, 0.5])
+@pytest.mark.parametrize("samples", [20, 200, 3000])
+def test_scatter_alone_does_not_move_a_provisional_reference(sd: float, samples: int) -> None:
+    """Were good samples to count more than bad ones, it would become the best ones that were ever seen."""
+    levels = []
+    for seed in range(20):
+        reference, random = Reference(), Random(seed)
+        for _ in range(samples):
+            reference.update("work:sli", math.exp(random.gauss(5.0, sd)), NOT_MEASURED, contended=True)
+        band = reference.get("work:sli", NOT_MEASURED)
+        assert band is not None
+        levels.append(math.log(band.value) - 5.0)
+    assert fmean(levels) == pytest.approx(0.0, abs=0.02 + 0.25 * sd)
+    assert max(map(abs, levels)) < 0.05 + sd
+
+
+@pytest.mark.parametrize(("signal", "better"), [("work:sli", 3.0), (DELAY, 1 / 3.0)])
+def test_a_provisional_reference_follows_clear_improvements_at_once_and_trouble_slowly(
+    signal: str, better: float
+) -> None:
+    for factor, expected in ((better, better), (1 / better, 1.0)):
+        reference, random = Reference(), Random(1)
+        for number in range(330):
+            level = 100.0 * (1.0 if number < 300 else factor)
+            value = level * math.exp(random.gauss(0.0, 0.1))
+            reference.update(signal, value, NOT_MEASURED, contended=True)
+        band = reference.get(signal, NOT_MEASURED)
+        assert band is not None
+        assert band.value == pytest.approx(100.0 * expected, rel=0.15)
+
+
+def test_the_target_from_a_provisional_reference_nears_its_mean_as_samples_come() -> None:
+    few, many = Band(100.0, 0.4, 4.0, provisional=True), Band(100.0, 0.4, 64.0, provisional=True)
+    assert few.level(-1.0) == few.at(-1.0) < many.level(-1.0) < 100.0 < many.level(1.0) < few.level(1.0)
+    assert many.level(-1.0) == many.at(-0.25)
+    assert Band(100.0, 0.4, 64.0).level(-1.0) == 100.0
 
 
 def test_the_target_from_a_provisional_reference_is_the_near_end_of_its_band() -> None:
