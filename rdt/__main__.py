@@ -104,7 +104,7 @@ class Program:
         self._out.write(f"written to {options.out}\n")
 
     def _merged(self, info: BandwidthInfo, curves: Sequence[Curve], path: Path) -> Calibration:
-        """These curves together with the file's curves of other domains, if those are valid for this machine."""
+        """The new curves together with the file's curves of other domains, if the file is valid for this machine."""
         machine = machine_name(self._fs)
         made = datetime.now(UTC).isoformat(timespec="seconds")
         fresh = Calibration(
@@ -132,7 +132,7 @@ def _plan_text(to_do: Plan) -> str:
 def _chosen(
     groups: Sequence[GroupRef], wanted: Sequence[str], must_exist: bool = True
 ) -> tuple[GroupRef, ...]:
-    """The groups of these paths; all groups if none is named."""
+    """The groups at these paths; all groups if no path is given."""
     if not wanted:
         return tuple(groups)
     by_name = {show.name_of(group): group for group in groups}

@@ -51,7 +51,7 @@ class Access:
         self._lock_timeout_s = lock_timeout_s
 
     def patient(self, lock_timeout_s: float | None) -> Access:
-        """The same tree with another waiting time for its lock."""
+        """The same tree with a different lock timeout."""
         return Access(self.fs, self.root, lock_timeout_s=lock_timeout_s)
 
     def path(self, *parts: str) -> str:
@@ -99,7 +99,9 @@ class Access:
             raise from_oserror(error, path, doing="looking for") from error
 
     def command(self, text: str, *parts: str) -> None:
-        """Write a file whose writes clear the status first (schemata, mode, tasks). ``text`` ends in a newline."""
+        """Write a file (schemata, mode or tasks) for which the kernel clears the status first. ``text`` ends
+        in a newline.
+        """
         path = self.path(*parts)
         try:
             self.fs.write(path, encoded(text))
@@ -108,7 +110,7 @@ class Access:
             raise from_oserror(error, path, doing="writing", value=text, status=status) from error
 
     def write_cpus(self, text: str, *parts: str) -> None:
-        """Write a cpus or cpus_list file, whose writes do not clear the status."""
+        """Write a cpus or cpus_list file, for which the kernel does not clear the status."""
         before = self._status()
         path = self.path(*parts)
         try:
@@ -157,7 +159,7 @@ class Access:
             held.__exit__(None, None, None)
 
     def is_locked(self) -> str:
-        """Description of the lock's holder that prevents changes now; empty if there is none. Does not wait."""
+        """Description of the lock holders that prevent changes now; empty if there are none. Does not wait."""
         if self._lock_timeout_s is None:
             return ""
         held = self.fs.lock(self.path(), exclusive=True, timeout_s=0.0)
@@ -177,7 +179,7 @@ class Access:
         return f"the lock is held by {', '.join(map(str, holders))}"
 
     def _status(self) -> list[str]:
-        """The lines of the status file; empty if it says ok, is missing or cannot be read."""
+        """The lines of the status file; empty if the status is ok, or the file is missing or unreadable."""
         try:
             lines = decoded(self.fs.read(self.path(STATUS_FILE))).split("\n")
         except OSError:
@@ -232,7 +234,7 @@ class Holder:
 
 
 def lock_holders(fs: Fs, path: str) -> tuple[Holder, ...]:
-    """Processes that hold flock(2) on a directory; empty if there are none, or /proc/locks does not list them."""
+    """Processes that hold flock(2) on a directory; empty if /proc/locks lists none."""
     try:
         device, inode = fs.identity(path)
         text = fs.read("/proc/locks").decode(errors="replace")

@@ -1,12 +1,13 @@
-"""Measurement of the bandwidth that each throttle level delivers, on request only: it saturates memory for
-seconds.
+"""Measure the bandwidth that each throttle level delivers. This saturates memory for seconds: run it only on
+request.
 
 For each domain and each number of cores, streams run on idle cores of the domain in a temporary control
 group. The group's cap is lowered level by level from unthrottled. At each level, after a settle time, the
-bytes of an interval are counted, by the kernel's monitoring if available, else by the streams themselves. The
-group has the fewest cache ways allowed, so that the streams run from memory and leave other programs' ways
-alone. At the end the unthrottled level is measured again. If the result differs, another program used the
-memory channels, and the measurement is discarded. In any case the streams end and the group is removed.
+kernel's monitoring counts the bytes of an interval. Where it is unavailable, the streams count their own
+bytes. The group has the fewest cache ways allowed, so that the streams run from memory and leave other
+programs' ways alone. At the end the unthrottled level is measured again. If the result differs, another
+program used the memory channels, and the measurement is discarded. The streams always end, and the group is
+always removed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _NOT_COUNTED = Unavailable(Why.UNSUPPORTED, "bandwidth is not counted here")
 _START_S = 2.0
 """Time to start streams on a slow machine, in seconds."""
 _NEGLIGIBLE = 0.1
-"""Share of the unthrottled bandwidth below which an open range of levels is not followed further down."""
+"""Share of the unthrottled bandwidth below which no lower levels of an open range are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Plan:
 
     @property
     def step_s(self) -> float:
-        """Maximum duration of one curve: every level, and unthrottled once more."""
+        """Maximum duration of one curve: every level, then the unthrottled level again."""
         return _START_S + (len(self.levels) + 1) * (self.settle_s + self.measure_s)
 
     @property
@@ -105,12 +106,12 @@ def plan(
 ) -> Plan:
     """Plan the measurements, given the idle cores of each domain.
 
-    ``core_counts``: default one core, half, and all idle cores.
+    ``core_counts``: by default one core, half of the idle cores, and all of them.
 
     Raises:
         Unsupported: the resource does not exist, or cannot be calibrated.
         Busy: a domain has fewer idle cores than asked for.
-        Invalid: it would take longer than ``limit_s``, or a requested domain does not exist.
+        Invalid: the calibration would take longer than ``limit_s``, or a requested domain does not exist.
     """
     bandwidth = info.bandwidths.get(resource)
     if bandwidth is None:
@@ -134,9 +135,7 @@ def plan(
         steps += [Step(domain, tuple(core[0] for core in cores[:count])) for count in counts]
     made = Plan(resource, levels_to_measure(bandwidth), tuple(steps), settle_s, measure_s)
     if made.seconds > limit_s:
-        reason = (
-            f"it may take {made.seconds:.0f} s (limit {limit_s:g} s); name fewer domains or numbers of cores"
-        )
+        reason = f"it may take {made.seconds:.0f} s (limit {limit_s:g} s); name fewer domains or core counts"
         raise Invalid(resource, doing="calibrating", reason=reason)
     return made
 
@@ -149,7 +148,7 @@ class Calibrator:
         prober: starts streams (``rdt.probe.ProcessProber``; a model in tests).
         sleep: waits for a number of seconds.
         clock: monotonic time in seconds.
-        report: called with a line for people after each curve.
+        report: called after each curve with a readable line.
     """
 
     def __init__(
@@ -168,8 +167,8 @@ class Calibrator:
         """Measure one curve per step.
 
         Raises Busy if the machine was not quiet or another calibration runs, Broken if streams ended early,
-        and the errors of making and changing a group. The group is removed and the streams are ended in any
-        case.
+        and the errors of making and changing a group. The streams are always ended, and the group is always
+        removed.
         """
         deadline_s = self._clock() + 2 * plan.seconds
         curves = []
@@ -224,7 +223,7 @@ class Calibrator:
     def _at_level(
         self, plan: Plan, domain: int, group: GroupRef, level: int, stream: Stream, monitor: Monitor
     ) -> tuple[float, float | Unavailable]:
-        """Bytes per second at a level: by the streams' own count, and by the kernel's."""
+        """Bytes per second at a level, as counted by the streams and by the kernel."""
         self._groups.ensure(group, Schemata.of({plan.resource: {domain: level}}))
         self._sleep(plan.settle_s)
         monitor.read()
@@ -243,7 +242,7 @@ class Calibrator:
         return not bandwidth.is_percent and both[level][0] < _NEGLIGIBLE * both[plan.levels[0]][0]
 
     def _few_ways(self) -> Schemata:
-        """The fewest ways of every L3, at the end that batch and I/O use; empty without cache allocation."""
+        """The narrowest mask of every L3, at the end that batch and I/O use; empty without cache allocation."""
         masks = {}
         for cache in self._groups.resctrl.info.cache(3):
             end = Cbm(cache.cbm_mask).last
@@ -253,7 +252,7 @@ class Calibrator:
 
 
 def _curve(resource: str, step: Step, both: Mapping[int, tuple[float, float | Unavailable]]) -> Curve:
-    """A curve by the kernel's count if it is complete and plausible, else by the streams' own count."""
+    """A curve from the kernel's count if that is complete and plausible, else from the streams' own count."""
     counted = [
         Point(level, kernel) for level, (own, kernel) in sorted(both.items())
         if not isinstance(kernel, Unavailable) and kernel > own / 4

@@ -3,7 +3,7 @@
 The numbers in a schemata's MB line are nominal. Intel's are steps of a delay between core and memory. Their
 effect depends on the machine, the number of busy cores and the throttling mode (resctrl.rst, "Memory
 bandwidth Allocation and monitoring"), and some steps have no effect. AMD's numbers are absolute, but the
-maximum of a domain is unknown. So measure once with ``rdt.calibrate`` and look levels up here.
+maximum of a domain is unknown. Therefore, measure once with ``rdt.calibrate`` and look up levels here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rdt.reading import Reading, Unavailable, Why
 
 VERSION = 1
 TOLERANCE = 0.05
-"""Relative difference below which two bandwidths count as equal: repeated measurements differ as much."""
+"""Relative difference below which two bandwidths count as equal: repeated measurements differ by this much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class Curve:
             raise ValueError("bandwidths must be finite and not negative")
 
     def steady(self) -> tuple[Point, ...]:
-        """The points without noise: a higher level never delivers less (isotonic regression, equal weights)."""
-        blocks: list[tuple[float, int]] = []  # mean, how many points
+        """The points, smoothed so that a higher level never delivers less (isotonic regression, equal weights)."""
+        blocks: list[tuple[float, int]] = []  # mean, number of points
         for point in self.points:
             mean, count = point.bytes_per_s, 1
             while blocks and blocks[-1][0] > mean:
@@ -98,7 +98,7 @@ class Curve:
         return low.bytes_per_s + part * (high.bytes_per_s - low.bytes_per_s)
 
     def at_least(self, bytes_per_s: float, tolerance: float = TOLERANCE) -> Point | None:
-        """The lowest useful level that delivers this much; None if the domain cannot."""
+        """The lowest useful level that delivers this much; None if no level does."""
         return next((point for point in self.useful(tolerance) if point.bytes_per_s >= bytes_per_s), None)
 
     def at_most(self, bytes_per_s: float, tolerance: float = TOLERANCE) -> Point | None:
@@ -127,7 +127,7 @@ class Calibration:
         return min(of_domain, key=lambda each: (abs(each.cores - cores), each.cores), default=None)
 
     def misfit(self, info: BandwidthInfo, machine: str) -> str:
-        """Reason why these curves are invalid for a machine; empty if they are valid."""
+        """The reason why these curves are invalid for a machine; empty if they are valid."""
         here = (info.unit, info.minimum, info.granularity, info.thread_throttle_mode)
         there = (self.unit, self.minimum, self.granularity, self.throttle_mode)
         if self.machine != machine:
@@ -216,7 +216,7 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
-        """Read a file. Raises Gone if it is missing, and as ``from_json``."""
+        """Read a file. Raises Gone if it is missing, and the errors of ``from_json``."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except OSError as error:
@@ -256,7 +256,7 @@ class Level:
     bytes_per_s: Reading
     """Bytes per second for the given number of cores; Unavailable if not measured."""
     note: str = ""
-    """For people: why it is not calibrated, or differs from the request; else empty."""
+    """Readable reason why the level is not calibrated or differs from the request; else empty."""
 
 
 class BandwidthLookup:
@@ -292,7 +292,7 @@ class BandwidthLookup:
         return self._curve(domain, cores) is not None
 
     def levels(self, domain: int, cores: int) -> tuple[int, ...]:
-        """Levels that make a difference, ascending; uncalibrated: all steps, or none in an open range."""
+        """Levels that make a difference, ascending. Without a calibration: all steps, or none in an open range."""
         curve = self._curve(domain, cores)
         if curve is None:
             return self._info.steps()
@@ -308,8 +308,8 @@ class BandwidthLookup:
     def for_bandwidth(self, domain: int, cores: int, bytes_per_s: float, *, at_most: bool = False) -> Level:
         """The lowest level that delivers this much or, with ``at_most``, the highest that delivers no more.
 
-        If the domain cannot, its highest (with ``at_most``: lowest) useful level, with a note. Uncalibrated,
-        the unthrottled level with a note.
+        If no level does, returns the highest useful level (with ``at_most``: the lowest) with a note. Without
+        a calibration, returns the unthrottled level with a note.
         """
         curve = self._curve(domain, cores)
         if curve is None:
@@ -328,7 +328,8 @@ class BandwidthLookup:
     def for_share(self, domain: int, cores: int, share: float, *, at_most: bool = False) -> Level:
         """The level that delivers a share (0 to 1) of the unthrottled bandwidth of these cores.
 
-        Uncalibrated, the nominal level of that share. Raises Invalid for a share outside of 0 to 1.
+        Without a calibration, returns the nominal level of that share. Raises Invalid for a share outside of
+        0 to 1.
         """
         if not 0 <= share <= 1:
             reason = "a share must be 0 to 1"

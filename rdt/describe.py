@@ -61,7 +61,7 @@ def read_info(access: Access) -> Info:
 
 
 class _Texts:
-    """The files of one directory of ``info/``. Methods remove files by name; the rest is ``extra``."""
+    """The files of one directory of ``info/``. Methods remove the files that they read; the rest is ``extra``."""
 
     def __init__(self, access: Access, *parts: str) -> None:
         self._where = access.path(*parts)

@@ -1,7 +1,7 @@
 """Errors of resctrl, classified by what the caller must do.
 
 The kernel answers a bad request with an errno, and often with a message in ``info/last_cmd_status``. That
-file is global and not cleared by every operation, so that a message there may belong to another program's
+file is global, and some operations do not clear it, so a message there may belong to another program's
 request. An error carries the message only if it certainly belongs to the failed request (``rdt.access``).
 """
 

@@ -1,7 +1,7 @@
 """Move threads into a group until all of them are in it.
 
 A running process creates threads and children while it is being moved. They inherit their creator's group, so
-that each pass finds fewer missing. When a pass finds none missing, the set is stable. The group need not
+each pass finds fewer missing threads. When a pass finds none missing, the set is stable. The group need not
 equal the wanted set: threads start and end at any time, and the kernel accepts a zombie but never lists it.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rdt.resctrl import Resctrl
 
 TidSource: TypeAlias = Callable[[], Iterable[int]] | Iterable[int]
-# Accepted by the kernel this often and still listed in no group: a zombie.
+# A thread that the kernel accepted this many times and still lists in no group is a zombie.
 _ZOMBIE_AFTER = 2
 
 
@@ -50,7 +50,7 @@ class Filler:
     Args:
         resctrl: the mounted resctrl.
         group: the group to fill.
-        others: returns the groups whose threads are left alone at this moment.
+        others: returns the groups whose threads must not be moved now.
         passes: maximum number of passes.
         only_from: if given, only threads in one of these groups are moved.
     """

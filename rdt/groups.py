@@ -1,6 +1,6 @@
-"""One program's resctrl groups: made, adopted, filled and removed without touching other programs' groups.
+"""Make, adopt, fill and remove one program's resctrl groups without touching those of other programs.
 
-The name marks a group as own (``rdt.names.Prefix``), so that ownership survives a restart without a record.
+The name shows whose group it is (``rdt.names.Prefix``), so ownership survives a restart without a record.
 Making accepts an existing group, removing accepts a missing one, and both report it. All programs share the
 machine's CLOSIDs and RMIDs; the error names their holders when they run out.
 """
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on ids that a program takes, and on waiting."""
+    """Limits on the ids that a program takes, and on its waiting times."""
 
     spare_closids: int = 0
     """CLOSIDs to leave free for other programs; making a control group raises Full instead of taking them."""
     rmid_share: float = 1.0
-    """Maximum share of all RMIDs for own groups (control and monitor)."""
+    """Maximum share of all RMIDs for the program's own groups (control and monitor)."""
     busy_wait_s: float = 3.0
     """Seconds to wait for an RMID in limbo; the kernel checks once a second whether it can be reused."""
     first_delay_s: float = 0.1
     longest_delay_s: float = 0.5
     fill_passes: int = 10
-    """Maximum number of passes that move threads, since processes fork meanwhile."""
+    """Maximum number of passes that move threads; processes may fork between passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class Groups:
 
     Args:
         resctrl: the mounted resctrl.
-        prefix: prefix of own groups' names, 1 to 32 letters, digits, ``_`` or ``-``.
+        prefix: prefix of the program's group names, 1 to 32 letters, digits, ``_`` or ``-``.
         limits: budgets and waiting times.
         change_default: allow changes of schemata, mode and CPUs of the default group. Every program uses it,
-            so an operator must have allowed this.
+            so this requires an operator's permission.
         sleep: waits for a number of seconds.
         clock: monotonic time in seconds.
 
@@ -89,11 +89,11 @@ class Groups:
         return GroupRef(within.control, self.prefix.name(key))
 
     def key(self, group: GroupRef) -> str | None:
-        """The key of an own group; None for other programs' groups."""
+        """The key of one of the program's own groups; None for other programs' groups."""
         return self.prefix.key(group.monitor or group.control) if self.prefix.owns(group) else None
 
     def survey(self) -> Survey:
-        """List all groups but the default one, own and others'."""
+        """List all groups except the default one, whoever owns them."""
         own: list[GroupRef] = []
         others: list[GroupRef] = []
         for group in self.resctrl.list_groups():
@@ -109,7 +109,7 @@ class Groups:
         """Make the control group of a key, or adopt the existing one. A new group has no restrictions.
 
         Raises:
-            Full: no CLOSID or RMID is left, or own budgets are used up; the text names the holders.
+            Full: no CLOSID or RMID is left, or the program's budgets are used up; the text names the holders.
             Busy: RMIDs were still in limbo after the waiting time.
             Unsupported: this machine can allocate nothing.
         """
@@ -122,7 +122,8 @@ class Groups:
         return self._make(self.control(key))
 
     def make_monitor(self, within: GroupRef, key: str) -> Made:
-        """Make the monitor group of a key in an own control group or the default group (see ``make``).
+        """Make the monitor group of a key in one of the program's control groups or the default group (see
+        ``make``).
 
         Raises Gone if the control group does not exist.
         """
@@ -135,7 +136,7 @@ class Groups:
         return self._make(group)
 
     def remove(self, group: GroupRef, *, with_others_monitors: bool = False) -> bool:
-        """Remove an own group; False if it did not exist.
+        """Remove one of the program's groups; False if it did not exist.
 
         Its tasks and CPUs return to the default group, those of a monitor group to its control group. Raises
         Denied if the group contains other programs' monitor groups, unless ``with_others_monitors``.
@@ -160,7 +161,8 @@ class Groups:
             return True
 
     def sweep(self, keep: Collection[GroupRef] = ()) -> tuple[GroupRef, ...]:
-        """Remove all own groups except ``keep`` and their control groups; returns the removed ones.
+        """Remove all of the program's groups except ``keep`` and their control groups; returns the removed
+        ones.
 
         Control groups that contain other programs' monitor groups stay.
         """
@@ -168,7 +170,7 @@ class Groups:
         removed = []
         with self.resctrl.changing():
             survey = self.survey()
-            # Monitor groups first: their counts leave the control group's sum in any case.
+            # Monitor groups come first: their counts leave the control group's sum either way.
             for group in sorted(survey.own, key=lambda each: (not each.monitor, each)):
                 shared = any(each.control == group.control for each in survey.others) and not group.monitor
                 if group not in kept and not shared and self.remove(group):
@@ -222,26 +224,25 @@ class Groups:
     # --- changing -----------------------------------------------------------------------------------------
 
     def apply(self, group: GroupRef, wanted: Schemata) -> Applied:
-        """``Resctrl.apply`` on an own group."""
+        """``Resctrl.apply`` on one of the program's groups."""
         self._refuse_settings_of_others(group, "writing the schemata of")
         return self.resctrl.apply(group, wanted)
 
     def ensure(self, group: GroupRef, wanted: Schemata) -> Applied:
-        """``Resctrl.ensure`` on an own group."""
+        """``Resctrl.ensure`` on one of the program's groups."""
         self._refuse_settings_of_others(group, "writing the schemata of")
         return self.resctrl.ensure(group, wanted)
 
     def set_mode(self, group: GroupRef, mode: str) -> None:
-        """``Resctrl.set_mode`` on an own group."""
+        """``Resctrl.set_mode`` on one of the program's groups."""
         self._refuse_settings_of_others(group, "setting the mode of")
         self.resctrl.set_mode(group, mode)
 
     def set_cpus(self, group: GroupRef, cpus: Iterable[int]) -> CpusChanged:
-        """``Resctrl.set_cpus`` on an own group.
+        """``Resctrl.set_cpus`` on one of the program's groups.
 
-        An alternative to moving single tasks, for tasks with dedicated CPUs. It does not affect tasks in a
-        control group other than the default one. Raises Denied if another program's group has one of these
-        CPUs.
+        An alternative to moving single tasks, for tasks with dedicated CPUs. It affects only tasks in the
+        default group. Raises Denied if another program's group has one of these CPUs.
         """
         self._refuse_settings_of_others(group, "giving CPUs to")
         wanted = frozenset(cpus)
@@ -266,11 +267,13 @@ class Groups:
         take_from_others: bool = False,
         only_from: Iterable[GroupRef] | None = None,
     ) -> Filled:
-        """Move threads into an own group until all are in it (``rdt.fill``).
+        """Move threads into one of the program's groups until all are in it (``rdt.fill``).
 
         Args:
-            group: an own group; for a monitor group, threads are moved into its control group first.
-            tids: the thread ids, or a function that returns the present ones (all threads of a cgroup, say).
+            group: one of the program's groups; for a monitor group, threads are moved into its control group
+                first.
+            tids: the thread ids, or a function that returns the present ones (for example, all threads of a
+                cgroup).
             take_from_others: also move threads out of other programs' groups; else they are reported.
             only_from: if given, only threads in one of these groups (or in their monitor groups) are moved. A
                 control group also lists the threads of its monitor groups.
@@ -284,9 +287,10 @@ class Groups:
         return Filler(self.resctrl, group, others, passes, only_from=only_from).fill(tids)
 
     def release(self, tids: TidSource, to: GroupRef = DEFAULT_GROUP) -> Filled:
-        """Move threads from own groups back to their previous group: the default one or another program's.
+        """Move threads from the program's groups back to their previous group: the default one or another
+        program's.
 
-        Threads outside of own groups are not moved.
+        Other threads are not moved.
         """
         own = self.survey().own
         return Filler(self.resctrl, to, tuple, self.limits.fill_passes, only_from=own).fill(tids)

@@ -20,8 +20,9 @@ class BandwidthUnit(Enum):
     """Unit of a bandwidth resource's values."""
 
     PERCENT = "percent"
-    """Intel: a nominal share of the unthrottled bandwidth, which real machines deliver only roughly (see
-    calibration)."""
+    """Intel: a nominal share of the unthrottled bandwidth. Real machines deliver it only roughly (see
+    calibration).
+    """
     MBPS = "MBps"
     """Mount option mba_MBps: a target that the kernel's own controller steers towards."""
     ABSOLUTE = "absolute"
@@ -41,9 +42,11 @@ class CacheInfo:
     shareable_bits: int
     """Ways that other hardware (I/O, graphics) fills as well; an exclusive mask does not keep DMA out."""
     sparse_masks: bool | None
-    """Whether a mask may have holes; None: the kernel does not report it (before 6.7)."""
+    """Whether a mask may have holes; None: the kernel does not report this (before 6.7)."""
     bit_usage: FrozenDict[int, str]
-    """Use of each way when read, a letter per way from the highest (see the kernel's document)."""
+    """Use of each way at the time of reading: a letter per way, the highest first (see the kernel's
+    documentation).
+    """
     domains: tuple[int, ...]
     extra: Extra = FrozenDict()
 
@@ -70,7 +73,7 @@ class BandwidthInfo:
     unthrottled: int
     """The highest value of any group, since a new group is unthrottled; always 100 for percent.
 
-    If every group, the default one included, was capped before, the true maximum is higher.
+    If every group, including the default one, was already capped, the true maximum is higher.
     """
     domains: tuple[int, ...]
     extra: Extra = FrozenDict()
@@ -115,11 +118,11 @@ class Info:
     unknown: FrozenDict[str, Extra] = FrozenDict()
     """Resources unknown to rdt: texts of their files by resource."""
     extra: Extra = FrozenDict()
-    """Files directly in ``info/`` other than last_cmd_status."""
+    """Files directly in ``info/``, except last_cmd_status."""
 
     @property
     def usable_closids(self) -> int:
-        """Number of possible control groups, the default group included: the minimum over all resources."""
+        """Number of possible control groups, including the default group: the minimum over all resources."""
         counts = [cache.num_closids for cache in self.caches.values()]
         counts += [bandwidth.num_closids for bandwidth in self.bandwidths.values()]
         counts += [

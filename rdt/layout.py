@@ -31,7 +31,7 @@ class CacheDomain:
 
     @classmethod
     def of(cls, cache: CacheInfo, taken: Cbm = NO_WAYS) -> CacheDomain:
-        """From the facts in ``info/``, which are the same for every domain of a resource."""
+        """Build from the facts in ``info/``, which are the same for every domain of a resource."""
         return cls(Cbm(cache.cbm_mask), cache.min_cbm_bits, Cbm(cache.shareable_bits), taken)
 
     @property
@@ -41,7 +41,7 @@ class CacheDomain:
 
     @property
     def batch_end_is_low(self) -> bool:
-        """True if batch is at the low end of the ways, because I/O shares only ways of the low half."""
+        """True if batch is at the low end of the ways, because I/O uses only ways of the low half."""
         io = self.shareable & self.cbm_mask
         return bool(io) and io.last < self.width // 2
 
@@ -65,7 +65,7 @@ class DomainLayout:
     """Figures of a layout in one domain."""
 
     remapped_ways: int
-    """Ways newly given to groups, summed over the groups. New groups count fully."""
+    """Ways newly given to groups, summed over the groups. All ways of a new group count."""
     common: Cbm
     """Ways that shared and batch masks may use."""
     free: Cbm
@@ -94,7 +94,7 @@ class Layout:
         return cls(tuple(MaskClass(groups, Use.SHARED, domains) for groups, domains in members.items()))
 
     def masks_of(self, group: str) -> FrozenDict[int, Cbm]:
-        """A group's mask in each domain; KeyError if it has none."""
+        """A group's mask in each domain; KeyError if the group has none."""
         for each in self.classes:
             if group in each.groups:
                 return each.masks
@@ -117,7 +117,7 @@ NO_LAYOUT = Layout()
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A shortage that prevents a layout; ``domain`` None: of CLOSIDs, else of ways in that domain."""
+    """A shortage that prevents a layout: of ways in ``domain``, or of CLOSIDs if ``domain`` is None."""
 
     domain: int | None
     wanted: int
@@ -129,7 +129,7 @@ class Shortage:
 
 
 class Infeasible(Exception):
-    """No layout fulfils the demands; ``shortages`` lists what is missing, for every domain."""
+    """No layout fulfils the demands; ``shortages`` lists the missing resources of every domain."""
 
     def __init__(self, shortages: tuple[Shortage, ...]) -> None:
         self.shortages = shortages

@@ -1,4 +1,4 @@
-"""Layout of cache ways: contiguous masks for demands in ways, with the fewest ways remapped.
+"""Lay out cache ways: contiguous masks for the demands, with the fewest ways remapped.
 
 A pure function of demands, caches and the present layout; nothing here touches the kernel.
 
@@ -7,14 +7,14 @@ The rules, per cache domain:
 * An exclusive mask overlaps no other mask. It contains no way that the cache shares with I/O
   (``shareable_bits``), and no way that other programs have taken.
 * Shared and batch masks lie in the common segment: all ways from behind the last exclusive mask to the batch
-  end. They may overlap. Batch masks are anchored at that end. It is the end where the ways shared with I/O
-  are, so that I/O evicts batch rather than others; the high end if there are none.
-* Among all such layouts the one with the fewest remapped ways wins. A remapped way is one newly given to a
-  group, which must be filled from memory again. Ties are broken by the fewest changed masks, then by the
-  least overlap of shared masks.
+  end. They may overlap. Batch masks are anchored at the batch end. This is the end with the ways shared with
+  I/O, so that I/O evicts batch rather than others. Without such ways it is the high end.
+* Among all such layouts the one with the fewest remapped ways wins. A remapped way is newly given to a group,
+  which must fill it from memory again. Ties are broken by the fewest changed masks, then by the least overlap
+  of shared masks.
 
 Each group needs a CLOSID. If there are more groups than CLOSIDs, similar groups share one (``rdt.pooling``);
-the answer states which.
+the answer names them.
 """
 
 from __future__ import annotations
@@ -160,13 +160,13 @@ class _Domain:
         return [number for number, each in enumerate(self._uses) if each is use]
 
     def _order(self, number: int) -> tuple[int, int, int]:
-        """Sort key: present position, low first; then pools without a mask, wide ones first."""
+        """Sort key: pools with a mask by position, low first; then pools without a mask, wide ones first."""
         item = self._items[number]
         present = max(item.present)
         return (present & -present or 1 << self._width), -item.ways, number
 
     def _tail(self, shared: list[list[int]]) -> list[int]:
-        """Cost of all shared and batch masks, if the common segment begins at each way."""
+        """For each way, the cost of all shared and batch masks if the common segment begins there."""
         tail = [0] * (self._width + 1)
         for table in shared:
             tail = [sum(pair) for pair in zip(tail, best_from(table), strict=True)]

@@ -9,7 +9,7 @@ Rules from Documentation/arch/x86/resctrl.rst and the kernel's ``fs/resctrl``:
   removed, its bytes leave the sum, which then decreases or grows too little. ``mon_groups`` is therefore read
   after the counters, and an interval in which a monitor group vanished has no rate.
 * A recreated group has new counters: its open files answer ENODEV, and its inode differs.
-* ``mbm_total_bytes`` includes ``mbm_local_bytes``: they are never added.
+* ``mbm_total_bytes`` includes ``mbm_local_bytes``: rdt never adds the two.
 * With sub-NUMA clustering a domain's directory shows sums over its ``mon_sub_*`` directories. Only these are
   read and added here, because some kernels report a sum of 0 when a CPU of the domain goes offline.
 * ``rdt.reading.total`` adds domains; it returns a number only if every domain has one.
@@ -53,7 +53,7 @@ _VANISHED = (errno.ENODEV, errno.ENOENT, errno.ESTALE, errno.ENOTCONN)
 
 @dataclass(slots=True)
 class _Event:
-    """The files of one event in one domain (several with sub-NUMA clustering), and the last value."""
+    """The last value of one event in one domain, and its files (several with sub-NUMA clustering)."""
 
     files: tuple[OpenFile, ...] = ()
     missing: Unavailable | None = None
@@ -142,7 +142,7 @@ class Monitor:
             self._watched[group] = _Watched(group)
 
     def unwatch(self, group: GroupRef) -> None:
-        """Stop reading this group. A group that is not read is ignored."""
+        """Stop reading this group. Does nothing if the group is not being read."""
         watched = self._watched.pop(group, None)
         if watched is not None:
             watched.close()

@@ -6,8 +6,8 @@ mirrors a cache whose batch end is the low one.)
 
 The cost of a place is the number of ways newly given to an item, counted once per member, because each must
 be filled from memory again. A changed mask adds a much smaller cost. The search is A* over states (position
-reached, items still to place). Its lower bound is the sum of each remaining item's cheapest place. A dynamic
-programme over layouts that keep the present order gives the first answer, which is mostly optimal.
+reached, items still to place). Its lower bound is the sum of each remaining item's cheapest place. Dynamic
+programming over layouts that keep the present order gives the first answer, which is usually optimal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ NEVER = 1 << 48
 _Entry: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 """Heap entry: priority (two numbers), ticket, bound, cost so far, bound and ways of the rest, state.
 
-The state is the position reached, above one bit for each item still to place.
+The state holds the position reached in its high bits and one bit for each item still to place in its low
+bits.
 """
 
 
@@ -74,7 +75,7 @@ def place_exclusive(
     """First ways of items that must not overlap, given each item's cost table; None if there is no such
     layout.
 
-    ``tail[p]``: cost of all other items if the last of these ends before way ``p``; it never decreases.
+    ``tail[p]``: cost of all other items if the last exclusive item ends before way ``p``; it never decreases.
     ``effort``: maximum number of states searched after the first answer. The returned flag is True if the
     answer is proven optimal.
     """

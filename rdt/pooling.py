@@ -52,7 +52,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Demands that share a CLOSID; mostly a single one."""
+    """Demands that share a CLOSID; usually only one."""
 
     members: tuple[Demand, ...]
     use: Use
@@ -141,7 +141,7 @@ def _distance(one: Pool, other: Pool, was: Mapping[str, int]) -> int:
 
 
 def _typical(pool: Pool) -> dict[int, int]:
-    """The widest demand of a member in each domain."""
+    """The widest demand of any member in each domain."""
     widest: dict[int, int] = {}
     for member in pool.members:
         for domain, ways in member.ways.items():

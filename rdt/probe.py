@@ -1,4 +1,4 @@
-"""Memory streams on chosen CPUs, and a search for idle CPUs, as calibration needs them.
+"""Run memory streams on chosen CPUs and find idle CPUs, for calibration.
 
 A stream is a process pinned to one CPU. It copies a buffer larger than the cache and counts the bytes read
 and written in shared memory. It ends at its deadline, or when its parent is gone.
@@ -39,7 +39,7 @@ class Stream(Protocol):
 
     @property
     def tids(self) -> tuple[int, ...]:
-        """Their thread ids, to be moved into a group."""
+        """The streams' thread ids, to be moved into a group."""
 
     def moved_bytes(self) -> float:
         """Bytes read and written by all streams so far. Raises Broken if one has ended."""
@@ -55,7 +55,7 @@ class Prober(Protocol):
     """Starts streams."""
 
     def stream(self, cpus: Sequence[int], seconds: float) -> Stream:
-        """Start one stream on each CPU, for a bounded time. Returns when all run at full speed."""
+        """Start one stream on each CPU, for a bounded time. Returns when all streams run at full speed."""
 
 
 class Streams:
@@ -116,7 +116,9 @@ class Streams:
         while not all(self._counted()):
             self.moved_bytes()
             if time.monotonic() > deadline_s:
-                raise Busy("streams", doing="starting", reason=f"not all of them ran within {_READY_S:g} s")
+                raise Busy(
+                    "streams", doing="starting", reason=f"some streams did not start within {_READY_S:g} s"
+                )
             time.sleep(0.005)
 
     def _end(self) -> None:
@@ -212,7 +214,7 @@ def idle_cores(
     seconds: float = 0.5,
     busy: float = 0.1,
 ) -> tuple[tuple[int, ...], ...]:
-    """The cores whose CPUs were all busy for less than the share ``busy`` of an interval, by /proc/stat."""
+    """Cores on which every CPU was busy for less than the share ``busy`` of an interval, according to /proc/stat."""
     before = _busy_idle(fs)
     sleep(seconds)
     after = _busy_idle(fs)

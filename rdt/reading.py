@@ -1,4 +1,4 @@
-"""Readings: a number, or the reason why there is none. Never a silent 0."""
+"""Readings: a number, or the reason why there is none. A missing value is never shown as 0."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class DomainReading:
     local_bytes_per_s: Reading
     """The part of the total that went to this socket's own memory."""
     total_bytes: Reading
-    """The counter itself, since the group was made."""
+    """Value of the counter, which starts when the group is made."""
     local_bytes: Reading
 
     @property

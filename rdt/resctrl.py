@@ -1,4 +1,4 @@
-"""One mounted resctrl: its description, and reading and changing its groups.
+"""One mounted resctrl: describe it, and read and change its groups.
 
 ``Resctrl`` changes any group it is given; ``rdt.groups`` adds ownership. Calls block for microseconds, or as
 long as another program holds the tree's lock. Threads may share one ``Resctrl``.
@@ -123,8 +123,8 @@ class Resctrl:
         return self.access.identity(group.relative)
 
     def domain_change(self) -> DomainChange:
-        """Domains that vanished or appeared since ``info`` was read; if any, open again and ``ensure`` every
-        group.
+        """Domains that vanished or appeared since ``info`` was read. If there are any, open again and
+        ``ensure`` every group.
         """
         shown = self.schemata()
         now = {cell for cell, _ in shown.cells()}
@@ -142,8 +142,8 @@ class Resctrl:
     def apply(self, group: GroupRef, wanted: Schemata) -> Applied:
         """Write the values that differ from ``wanted`` (may be partial) in one write, and read them back.
 
-        The kernel applies a write wholly or not at all, except with mba_MBps, where rdt undoes the partial
-        changes of a refused write. A raised error carries the resulting schemata in ``actual``.
+        The kernel applies a write completely or not at all, except with mba_MBps. There rdt undoes the
+        partial changes of a refused write. A raised error carries the resulting schemata in ``actual``.
 
         Raises:
             Unsupported, Gone, Invalid: see ``rdt.schemata.check``; or the kernel refuses.
@@ -177,7 +177,7 @@ class Resctrl:
         raise AssertionError("not reached")
 
     def _apply(self, group: GroupRef, wanted: Schemata, seen: Schemata) -> Applied:
-        """``apply``, given the values just read; takes the exclusive lock only to write."""
+        """Do the work of ``apply``, given the values just read; take the exclusive lock only to write."""
         if not self._differing(group, wanted, seen):
             return Applied(seen, seen, Schemata())
         with self.changing():
@@ -233,7 +233,7 @@ class Resctrl:
             raise Broken(path, doing="reading", reason="not a list of thread ids") from None
 
     def move_tasks(self, group: GroupRef, tids: Iterable[int]) -> Moved:
-        """Move single threads, each once; ``rdt.groups`` repeats until none is left to move."""
+        """Move each thread once; ``rdt.groups`` repeats this until no thread is left to move."""
         with self.changing():
             return self._tasks.move(group, tids)
 

@@ -57,7 +57,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A value that differs from the wanted one; ``actual`` None: the domain or resource does not exist."""
+    """A value that differs from the wanted one. ``actual`` is None if the domain or resource does not exist."""
 
     cell: Cell
     wanted: int
@@ -81,7 +81,7 @@ class Schemata:
 
     @classmethod
     def of(cls, values: Mapping[str, Mapping[int, int] | Mapping[int, Cbm]]) -> Schemata:
-        """From plain mappings: ``Schemata.of({"L3": {0: Cbm(0x7f)}, "MB": {0: 50}})``.
+        """Build from plain mappings: ``Schemata.of({"L3": {0: Cbm(0x7f)}, "MB": {0: 50}})``.
 
         Masks may also be plain numbers. Resources without values are left out.
         """
@@ -175,9 +175,9 @@ class Schemata:
     def to_write(self) -> str:
         """The text of one write: a line per resource, masks first, domains ascending.
 
-        Equal schemata have equal texts, whatever order their resources were given in. Masks come first
-        because with mba_MBps the kernel applies bandwidths while it parses: a bad mask behind them would
-        leave them changed.
+        Equal schemata have equal texts, whatever the order in which their resources were given. Masks come
+        first because with mba_MBps the kernel applies bandwidths while it parses: a bad mask behind them
+        would leave them changed.
 
         Raises Invalid if there is nothing to write, or the text is too long for one write.
         """
@@ -248,7 +248,7 @@ def _value_text(resource: str, value: int) -> str:
 
 
 def differences(wanted: Schemata, actual: Schemata, info: Info) -> tuple[Difference, ...]:
-    """Values of ``wanted`` that ``actual`` lacks or has differently, allowing for the kernel's rounding up."""
+    """Values of ``wanted`` that are missing or different in ``actual``, allowing for the kernel's rounding up."""
     found = []
     for cell, value in wanted.cells():
         got = actual.get(cell.resource, cell.domain)
@@ -262,7 +262,7 @@ def differences(wanted: Schemata, actual: Schemata, info: Info) -> tuple[Differe
 
 
 def check(wanted: Schemata, info: Info, present: Schemata, path: str = "schemata") -> None:
-    """Refuse values that cannot be written, in plainer words than the kernel's.
+    """Refuse values that cannot be written, with clearer messages than the kernel's.
 
     ``present``: the group's schemata as read, which lists the present domains. Conditions that only the
     kernel knows are not checked: overlap with an exclusive group, and holes in a mask if ``sparse_masks`` is

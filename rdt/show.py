@@ -98,7 +98,7 @@ class GroupView:
 
 
 def look(resctrl: Resctrl, groups: Iterable[GroupRef]) -> tuple[GroupView, ...]:
-    """Read everything about these groups; those that vanish meanwhile are left out."""
+    """Read everything about these groups; leave out groups that vanish meanwhile."""
     found = []
     with Monitor(resctrl.access, resctrl.info, groups) as monitor:
         readings = monitor.read() if resctrl.info.monitoring else {}
@@ -144,7 +144,7 @@ def group(view: GroupView, info: Info) -> str:
 
 
 def name_of(group: GroupRef) -> str:
-    """A group's path as people write it."""
+    """A group's path as the user writes it."""
     return f"/{group.relative}"
 
 

@@ -1,4 +1,4 @@
-"""Writing thread ids to ``tasks``: one per write up to Linux 6.x, a comma-separated list where supported.
+"""Write thread ids to ``tasks``: one per write up to Linux 6.x, a comma-separated list where supported.
 
 Only the named thread moves, never its whole process; children inherit the group. A thread that has ended is
 no error.
@@ -30,7 +30,7 @@ class Moved:
     gone: frozenset[int] = frozenset()
     """Threads that had ended."""
     elsewhere: frozenset[int] = frozenset()
-    """Not moved into a monitor group, because they are not in its control group."""
+    """Threads not moved into a monitor group, because they are not in its control group."""
 
     def __or__(self, other: Moved) -> Moved:
         return Moved(self.accepted | other.accepted, self.gone | other.gone, self.elsewhere | other.elsewhere)

@@ -20,7 +20,7 @@ TRIES = 8
 DISTURBED = (
     "others use the memory",
     "the host is busy",
-    "not all of them ran within",
+    "some streams did not start within",
     "twice as long as planned",
     "it ended",
 )
