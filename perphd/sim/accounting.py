@@ -23,7 +23,7 @@ Stalls = list[tuple[float, float]]
 
 
 class Drift:
-    """A random factor around 1: real requests vary in number and size."""
+    """A random factor around 1, because real requests vary in number and size."""
 
     def __init__(self) -> None:
         self._off = 0.0
@@ -113,7 +113,7 @@ def count_pressure(groups: Iterable[SimCgroup], order: Sequence[Running], dt_s: 
 
 
 def _together(stalls: Stalls) -> tuple[float, float]:
-    """``some`` and ``full`` of a group from those of its workloads, assumed independent."""
+    """``some`` and ``full`` of a group, from those of its workloads. Assumes that the workloads are independent."""
     if not stalls:
         return 0.0, 0.0
     if len(stalls) == 1:

@@ -41,19 +41,19 @@ __all__ = ["Arrival", "WorkChange", "Departure", "Event", "LoadChange", "SimHost
 
 OWN_CGROUP: Final = "/system.slice/perphd.service"
 _LATENCY_NOISE: Final = 0.06
-_BACKLOG: Final = 200.0  # requests; an application refuses requests beyond this backlog and beyond
-_BACKLOG_S: Final = 2.0  # this many seconds of its load
+_BACKLOG: Final = 200.0  # requests that may wait in an application, which refuses more;
+_BACKLOG_S: Final = 2.0  # or this many seconds of its load, if that is more
 
 
 class SimHost:
-    """A host with these workloads. Those with an ``Arrival`` start then, the others at 0.
+    """A host with these workloads. Workloads with an ``Arrival`` start at its time, the others at 0.
 
     Args:
         workloads: the workloads (``placed("mysql-oltp", "/lra/mysql")`` for an archetype).
         machine: its shape and speed.
         events: external events.
-        seed: of all randomness.
-        pmu: hardware counters exist.
+        seed: seed of all random numbers.
+        pmu: whether hardware counters exist.
         step_s: resolution of the physics, in virtual seconds.
         resctrl: cache and bandwidth allocation exist and are mounted at /sys/fs/resctrl (``host.resctrl``); a text:
             with these options (``cdp``).
@@ -128,8 +128,7 @@ class SimHost:
         while self.now_s < to_s - 1e-9:
             while self._events and self._events[0].at_s <= self.now_s + 1e-9:
                 self._happen(self._events.pop(0))
-            # Steps end at multiples of their length, so that observing at such moments does not change the
-            # run.
+            # Steps end at multiples of their length, so observing at these times does not change the run.
             until = (math.floor(self.now_s / self._step_s + 1e-6) + 1) * self._step_s
             until = to_s if to_s < until - 1e-6 else until
             if self._events:
@@ -140,7 +139,7 @@ class SimHost:
     def set_online(self, cpus: CpuSet) -> None:
         """Only these CPUs are online from now on: control groups, sysfs and resctrl follow.
 
-        The physics sees it by cpusets.
+        The physics sees the change through the cpusets.
         """
         self._written = True
         self.cgroups.set_online(cpus)
@@ -159,7 +158,7 @@ class SimHost:
             ValueError: a workload of this name is running.
         """
         if work.name in self._running:
-            raise ValueError(f"{work.name} runs already")
+            raise ValueError(f"{work.name} is already running")
         node = work.on(self.machine.ghz)
         self._works[work.name], self._nodes[work.name] = work, node
         self._factors.setdefault(work.name, 1.0)
@@ -264,13 +263,13 @@ class SimHost:
                 self._stop(name)
 
     def _home(self, running: Running) -> SimCgroup:
-        """The present group of the process, which may have been moved."""
+        """The group that the process is in now; the process may have been moved."""
         if running.process in running.group.processes:
             return running.group
         return next(g for g in self.cgroups.root.walk() if running.process in g.processes)
 
     def _repopulate(self) -> None:
-        """Rebuild the node model after workloads came, went or changed; its state is kept."""
+        """Rebuild the node model after workloads arrived, left or changed, and keep its state."""
         self._written = True
         node = Node(self.machine, [running.node for running in self._running.values()])
         if self._node is None or self._state is None:

@@ -153,7 +153,7 @@ def _rivals(one: _Way, other: _Way) -> tuple[float, float]:
 
 
 def _flat_weights(ways: Sequence[_Way], bonus: Sequence[float]) -> list[float]:
-    """The share of each of the whole (100), from the weights of all entities on its path."""
+    """The share of each workload in the whole (100), from the weights of all entities on its path."""
     flat = [0.0] * len(ways)
 
     def descend(members: list[int], depth: int, share: float) -> None:

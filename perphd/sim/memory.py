@@ -58,7 +58,7 @@ def release(group: SimCgroup) -> None:
 
 
 def enforce_max(group: SimCgroup) -> bool:
-    """Apply memory.max at once: reclaim. Returns True if the rest exceeds it, which is a case for the OOM killer."""
+    """Apply memory.max at once by reclaim. Returns True if the rest still exceeds it, so the OOM killer must act."""
     over = _over(group, "max")
     if over <= 0:
         return False

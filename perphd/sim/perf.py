@@ -1,4 +1,4 @@
-"""Performance counters of the simulated host: an ``EventOpener`` over what physics has counted."""
+"""Performance counters of the simulated host: an ``EventOpener`` over the physics' counts."""
 
 from __future__ import annotations
 

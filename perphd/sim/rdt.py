@@ -1,4 +1,4 @@
-"""The simulated host's resctrl tree: which machine it is, whose threads it groups, what its counters count."""
+"""The simulated host's resctrl tree: its machine, the threads that it groups, and its counters."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class CgroupThreads:
         return any(tid in process.tids for process in self._cgroups.root.all_processes())
 
     def caller(self) -> int:
-        """Nobody that a workload would be."""
+        """The init process, which belongs to no workload."""
         return _INIT_PID
 
     def may_move(self, uid: int, tid: int) -> bool:
-        """Everything belongs to root."""
+        """Always True for root: all threads belong to root."""
         return uid == 0 and self.exists(tid)
 
 
@@ -76,7 +76,9 @@ def account(
     occupancy: Sequence[Sequence[float]],
     traffic_bytes: Sequence[Sequence[float]],
 ) -> None:
-    """Tell the monitors what each workload holds of each domain's cache, and what it moved meanwhile."""
+    """Give the monitors each workload's occupancy of each domain's cache, and its memory traffic since the
+    last call.
+    """
     held: dict[tuple[int, int], float] = {}
     for tenant, cache, traffic in zip(tenants, occupancy, traffic_bytes, strict=True):
         _, rmid = in_force.ids(tenant)

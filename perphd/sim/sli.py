@@ -42,13 +42,13 @@ class SliTotals:
         self._next = 0
 
     def report_every(self, seconds: float, backends: int = 1) -> None:
-        """From now on readers see only reported values: each backend reports at this interval, in turn."""
+        """From now on show readers only reported values: each backend reports at this interval, in turn."""
         self.every_s, self._passed_s, self._next = seconds, 0.0, 0
         self._flushed = [(self.done, self.asked, self.latency)] * backends
 
     @property
     def told(self) -> Told:
-        """Values visible to readers: all, or those that the backends, each with its share, have reported."""
+        """Values visible to readers: all, or those that the backends have reported, each for its share."""
         if not self._flushed:
             return self.done, self.asked, self.latency
         share = 1.0 / len(self._flushed)

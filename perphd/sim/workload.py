@@ -1,4 +1,5 @@
-"""What runs on the simulated host, and in which cgroup: demands, not performance (that is what physics makes of them).
+"""Workloads of the simulated host with their cgroups: their demands. The physics derives performance from
+them.
 
 ``Placed`` puts any workload of the node model into a cgroup, archetypes by name through ``placed``; ``Lra`` and
 ``Batch`` describe simple ones in a few numbers.
@@ -25,10 +26,11 @@ _BATCH_PAGES_PER_S: Final = 2000.0  # of its cache that a batch job touches per 
 class Lra:
     """A long-running application that answers requests.
 
-    Exactly one of ``clients`` (closed loop: that many ask again as soon as they are answered) and ``rate_per_s``
-    (open loop: requests arrive whatever happens) is set. A request takes ``service_ms`` of CPU when nobody
-    disturbs it, ``serial_ms`` of a section that only one request can be in (locks, the log), and ``wait_ms``
-    of waiting for nothing of this host. ``threads``: how many CPUs it can use at most.
+    Exactly one of ``clients`` (closed loop: each client sends the next request as soon as it has an answer)
+    and ``rate_per_s`` (open loop: requests arrive whatever happens) is set. An undisturbed request takes
+    ``service_ms`` of CPU time, ``serial_ms`` in a section that admits one request at a time (locks, the log),
+    and ``wait_ms`` of waiting that does not depend on this host. ``threads``: maximum number of CPUs that it
+    can use.
     ``cache_bytes``: its hot page cache; ``pages_per_request``: pages of it that one request touches.
     """
 
@@ -74,9 +76,9 @@ class Lra:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A job of CPU-bound threads. ``work_per_core_s``: what one undisturbed CPU gets done in a second.
+    """A job of CPU-bound threads. ``work_per_core_s``: work that one undisturbed CPU does in a second.
 
-    ``pollution``: how much of its neighbours' cache it takes, where 1 is an ordinary compute job.
+    ``pollution``: the share of its neighbours' cache that it takes, relative to an ordinary compute job (1).
     """
 
     name: str
@@ -142,7 +144,8 @@ def placed(
 ) -> Placed:
     """An archetype (``"mysql-oltp"``, ``"batch-pi"`` ...) in a cgroup, under its own name unless one is given.
 
-    ``clients`` or ``rate_per_s`` replace how the archetype is asked. Raises ConfigError if there is no such archetype.
+    ``clients`` or ``rate_per_s`` replace the archetype's load. Raises ConfigError if there is no such
+    archetype.
     """
     node = archetype(kind).named(name or kind)
     if clients is not None or rate_per_s is not None:

@@ -1,15 +1,16 @@
 """Applications that share a cluster: core and elastic components, an order and an allocation rule (Pace 2018, 3.3).
 
-Problem. Which allocation rule and which order of the queue make applications complete soonest on one capacity?
+Problem. Which allocation rule and which queue order let applications complete soonest on a given capacity?
 
 Model. An application has C core and E elastic components' worth of units and takes T seconds with all of them. Its
 work is W = T (C + E), and with G elastic units it proceeds at the rate C + G. Events are submissions and completions.
-Between two of them nothing changes, so that every completion is computed and none is stepped to:
+Nothing changes between events, so each completion time is computed exactly, without time steps:
 
     remaining -= (C + G) (now - since)          at every event
     next completion = now + min over applications in service of remaining / (C + G)
 
-The rule sees what ``perphd.batch.elastic`` sees, and answers with who is in service and with how many elastic units.
+The rule sees what ``perphd.batch.elastic`` sees, and returns the applications in service with their elastic
+units.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ Rule: TypeAlias = Callable[[ElasticShares], ElasticShares]
 """Computes the shares after an event from the shares before it with its application added or removed."""
 
 INTERACTIVE_SIZE: Final = 0.001
-"""Factor on the size of an interactive application, so that it precedes all batch work of the published workloads."""
+"""Factor on the size of an interactive application. It puts the application before all batch work of the
+published workloads.
+"""
 _DONE: Final = 1e-9
 """Share of an application's work that counts as a rounding error."""
 
@@ -122,8 +125,8 @@ def run(
 ) -> Served:
     """Run all applications to their end with one rule and one order.
 
-    ``preemptive``: an application that precedes the last one in service takes elastic components. Then
-    Algorithm 2 of ``perphd.batch.elastic`` decides, whatever the rule.
+    ``preemptive``: an application that precedes the last one in service takes elastic components. In that
+    case Algorithm 2 of ``perphd.batch.elastic`` decides, whatever the rule.
 
     Raises:
         ValueError: the core of an application exceeds the capacity, or the rule never serves one.
@@ -243,7 +246,7 @@ class _Cluster:
         return key(self._order, application, self._now_s, self._left[job.name] / application.work)
 
     def _priority(self, name: str) -> int:
-        """Priority in milliseconds; a greater one is served sooner."""
+        """Priority in milliseconds; higher priorities are served first."""
         return -round(1000.0 * self._key(ElasticRequest(name, 1, 0)))
 
     def _prioritise(self) -> None:

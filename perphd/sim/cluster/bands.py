@@ -1,11 +1,14 @@
-"""Copper on a simulated fleet: every node offers what services leave, and schedulers place batch by the offers.
+"""Copper on a simulated fleet: every node offers what its services leave, and schedulers place batch by these
+offers.
 
 Two levels share one published state. Services are placed by the policy; batch is copper and goes to the node with the
-most of its offer left. Where schedulers meet on a node, the highest score is deployed (``placement.resolved``).
+most of its offer left. If several schedulers choose the same node, the proposal with the highest score is
+deployed (``placement.resolved``).
 
-Offers are the daemon's own (``qos.offers``): what is beyond the peak use of services in the last window and a margin,
-which follows from the errors of earlier windows; memory within 80 % of the host. An event (``qos.event_mode``) cuts
-the offers, and the CPU ceiling of running copper to the same share of its requests. Copper counts at its requests.
+Offers are computed as in the daemon (``qos.offers``): the capacity beyond the services' peak use in the last
+window and a margin. The margin follows from the errors of earlier windows. Memory offers stay within 80 % of
+the host. An event (``qos.event_mode``) cuts the offers, and the CPU ceiling of running copper to the same
+share of its requests. Copper is counted by its requests.
 """
 
 from __future__ import annotations
@@ -29,13 +32,13 @@ _ROUNDING: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class CopperSettings:
-    """``event``: cuts the offers of all nodes; times are those of the simulation."""
+    """Settings of copper. ``event``: cuts the offers of all nodes; its times are simulation times."""
 
     event: CopperEvent | None = None
 
 
 class CopperOffers:
-    """The offers of all nodes, and copper that holds part of them."""
+    """The offers of all nodes, and the part that copper holds."""
 
     def __init__(self, nodes: int, machine: Machine, settings: CopperSettings) -> None:
         self._settings = settings
@@ -46,7 +49,7 @@ class CopperOffers:
         self.held = np.zeros((2, nodes))
 
     def used(self, nodes: Places, cores: Floats, memory_bytes: Floats, now_s: float) -> None:
-        """Follow the use of services on these nodes up to now."""
+        """Update the services' use on these nodes up to now."""
         for node, cpus, held in zip(nodes.tolist(), cores.tolist(), memory_bytes.tolist(), strict=True):
             passed_s = now_s - float(self._seen_s[node])
             state = self._states[node] = with_use(self._states[node], passed_s, cpus, held)
@@ -54,11 +57,11 @@ class CopperOffers:
         self._seen_s[nodes] = now_s
 
     def hold(self, node: int, pod: Pod, sign: int) -> None:
-        """Copper starts (1) or ends (-1) on a node."""
+        """Record that a copper pod starts (1) or ends (-1) on a node."""
         self.held[:, node] += sign * np.array([pod.cores, pod.memory_bytes])
 
     def share(self, now_s: float) -> float:
-        """The share of its offer that copper gets now."""
+        """The share of each offer that copper gets now."""
         return share_at(self._settings.event, now_s)
 
     def left(self, now_s: float) -> Floats:
@@ -67,7 +70,7 @@ class CopperOffers:
         return result
 
     def decided(self, fleet: Fleet, pod: Pod, now_s: float) -> PlacementDecision:
-        """The node with the most room for this copper pod, as a share of its own offer."""
+        """The node on which this copper pod leaves the largest share of the offer free."""
         left = self.left(now_s)
         asked = np.array([[pod.cores], [pod.memory_bytes]])
         after = (left - asked) / np.maximum(self._offered, 1.0)
@@ -79,5 +82,5 @@ class CopperOffers:
 
 
 def _copper(resource: FollowedResource) -> float:
-    """The offer; none before the first window is over."""
+    """The resource's offer to copper; 0 until the first window is over."""
     return 0.0 if resource.given is None else resource.given.copper

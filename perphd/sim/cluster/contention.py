@@ -1,15 +1,17 @@
-"""Interference on many nodes at once: the detailed node's laws on flat columns, one shared pool of CPUs a node.
+"""Interference on many nodes at once: the detailed node's laws on flat columns, with one shared pool of CPUs
+per node.
 
 The laws of one operation's CPU time, of queues for memory channels, disk and link, and of waiting for a CPU are those
 of ``perphd.sim.node``, called element by element. Three simplifications make thousands of nodes affordable:
 
-- A node has at most two pools of CPUs, its own and one that confines batch, and pods with CPUs of their own. There are
-  no other cpusets.
+- A node has at most two pools of CPUs: the shared one and one that confines batch. Pods may also have CPUs of
+  their own. There are no other cpusets.
 - The sockets of a node are alike: every pod uses all of them evenly.
-- Foreign work in private caches counts as that of n equal neighbours, with n = (sum of use)^2 / sum of squares.
+- Foreign work in private caches counts as the work of n equal neighbours, with n = (sum of use)^2 / sum of
+squares.
 
-A few rounds lead from the previous balance to the next one. ``tools.bench.fleet`` compares the result with the
-detailed node.
+A few rounds suffice to get from the previous balance to the next one. ``tools.bench.fleet`` compares the
+result with the detailed node.
 """
 
 from __future__ import annotations
@@ -41,12 +43,13 @@ _TINY: Final = 1e-12
 
 @dataclass(slots=True)
 class Control:
-    """Settings of every node for its batch, as an agent on the node sets them.
+    """Every node's settings for its batch, as an agent on the node would make them.
 
-    ``confined_cores``: CPUs to which batch is confined, away from services; 0: it shares all. ``idle``: batch has the
-    weight of the idle class. ``cache_ratio``: share of the last-level cache that batch may fill; 1: no division.
-    ``bandwidth_ratio``: speed of batch under a limit on its memory bandwidth; 1: no limit. ``own_cpus``: by pod, CPUs
-    that it alone uses; 0: it shares; None: all do.
+    ``confined_cores``: CPUs to which batch is confined, away from services; 0: batch shares all CPUs.
+    ``idle``: batch has the weight of the idle class. ``cache_ratio``: share of the last-level cache that
+    batch may fill; 1: no division.
+    ``bandwidth_ratio``: speed of batch under a limit on its memory bandwidth; 1: no limit. ``own_cpus``:
+    exclusive CPUs of each pod; 0: the pod shares CPUs; None: all pods share CPUs.
     """
 
     confined_cores: Floats
@@ -59,7 +62,7 @@ class Control:
 
 
 def no_control(nodes: int) -> Control:
-    """Nothing is set on any node."""
+    """Settings that restrict nothing on any node."""
     return Control(np.zeros(nodes), np.zeros(nodes), np.ones(nodes), np.ones(nodes))
 
 
@@ -85,9 +88,10 @@ class Balance:
 class Conditions:
     """Every pod's state after an evaluation.
 
-    ``cores``: CPUs in use; ``rate``: operations per second; ``stall``: share of the time in which it waits for a CPU
-    (PSI, some); ``p50_s``, ``p95_s``: of a service's requests; ``lag``: share of an open loop's requests that is not
-    served; ``bandwidth``: bytes per second to and from memory; ``wanted``: CPUs that it would use on a node of its own.
+    ``cores``: CPUs in use; ``rate``: operations per second; ``stall``: share of the time in which the pod
+    waits for a CPU (PSI, some); ``p50_s``, ``p95_s``: of a service's requests; ``lag``: share of an open
+    loop's requests that is not served; ``bandwidth``: bytes per second to and from memory; ``wanted``: CPUs
+    that the pod would use alone on a node.
     """
 
     cores: Floats
@@ -137,13 +141,14 @@ class NodeModel:
         """Move ``balance`` to the steady state of these pods and return their conditions.
 
         Args:
-            node: of each pod.
+            node: node of each pod.
             kind: type of each pod, an index into the population.
-            load: factor on what is asked of it (batch: on its threads).
-            weight: on cpu.weight's scale.
+            load: factor on each pod's specified load (batch: on its threads).
+            weight: scheduler weight of each pod, on cpu.weight's scale.
             balance: changed in place.
-            control: in force on each node.
-            rounds: from a balance of nearly the same pods two are enough, from ``started`` about 25.
+            control: settings in force on each node.
+            rounds: number of rounds; two are enough from a balance of nearly the same pods, about 25 from
+                ``started``.
         """
         look = _Look(
             self, node, kind, load, weight, control if control is not None else no_control(self.nodes)
@@ -193,11 +198,11 @@ class _Look:
         self._faults = self._missing_pages()
 
     def _sum(self, values: Floats) -> Floats:
-        """Sums by node, spread back to its pods."""
+        """Sum over the pods of each node, given to each of its pods."""
         return np.asarray(np.bincount(self._node, values, self._nodes), dtype=np.float64)[self._node]
 
     def _missing_pages(self) -> Floats:
-        """Pages per operation that are not in memory, if the host divides its page cache evenly."""
+        """Pages per operation that are not in memory, assuming that the host divides its page cache evenly."""
         t = self._types
         room = self._machine.memory_bytes * (1.0 - _KERNEL_RATIO)
         cached = self._sum(t.cache)
@@ -221,7 +226,9 @@ class _Look:
         return Division(divided(self._pool, self._size, self._weight, used).got, entitled), first.got
 
     def _neighbours(self, b: Balance, got: Floats) -> tuple[Floats, Floats, Floats]:
-        """Weight of rivals where a service wakes, how often somebody runs there, and foreign work in its caches."""
+        """Weight of rivals on the CPU where a service wakes, how often a rival runs there, and foreign work
+        in the service's caches.
+        """
         t = self._types
         pools = len(self._size)
 
@@ -336,14 +343,14 @@ class _Look:
         b.link = congestion.balance(b.link, total(link), -total(link * gives * self._own_link / cycle))
 
     def _sum_cache(self) -> Floats:
-        """Share of the cache that is batch's on a node that divides it."""
+        """Share of the cache that batch may fill on a node that divides its cache."""
         least = np.ones(self._nodes)
         np.minimum.at(least, self._node, self._cache)
         found: Floats = least[self._node]
         return found
 
     def conditions(self, b: Balance) -> Conditions:
-        """The pods' conditions in this balance."""
+        """Conditions of the pods in this balance."""
         t, loop = self._types, self._loop
         delay = np.where(
             self._service,
@@ -366,7 +373,7 @@ class _Look:
 
 
 def _taken(types: Population, kind: Places) -> Population:
-    """Columns of the pods' types."""
+    """The columns of these pods' types."""
     columns = {f.name: getattr(types, f.name)[kind] for f in fields(types) if f.name != "workloads"}
     return Population(workloads=(), **columns)
 
@@ -376,7 +383,7 @@ BY_POD: Final = tuple(f.name for f in fields(Balance) if f.name not in Balance.N
 
 
 def part_of(whole: Balance, pods: Places, nodes: Places) -> Balance:
-    """The part of these pods and nodes."""
+    """The part of ``whole`` that belongs to these pods and nodes."""
     return Balance(
         **{name: getattr(whole, name)[pods] for name in BY_POD},
         **{name: getattr(whole, name)[nodes] for name in Balance.NODES},
@@ -384,7 +391,7 @@ def part_of(whole: Balance, pods: Places, nodes: Places) -> Balance:
 
 
 def put_back(whole: Balance, part: Balance, pods: Places, nodes: Places) -> None:
-    """Replace the part of these pods and nodes."""
+    """Write ``part`` back into ``whole`` for these pods and nodes."""
     for name in BY_POD:
         getattr(whole, name)[pods] = getattr(part, name)
     for name in Balance.NODES:

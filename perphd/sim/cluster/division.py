@@ -1,12 +1,13 @@
 """Water-filling of the CPUs of many nodes at once: weighted max-min fairness in segments.
 
-Pods of all nodes lie in flat columns; ``pool`` says whose CPUs each may use. In a pool of C CPUs with demands d and
-weights w, pod i gets
+Pods of all nodes lie in flat columns; ``pool`` names the CPUs that each pod may use. In a pool of C CPUs with
+demands d and weights w, pod i gets
 
-    got_i = min(d_i, L w_i)     with the level L at which    G(L) = sum of min(d_j, L w_j) = C;    L infinite: all fit
+    got_i = min(d_i, L w_i)    with the level L at which G(L) = sum of min(d_j, L w_j) = C; L is infinite if all fit
 
-Its entitlement is what it gets if it asks for everything: L_i w_i with G(L_i) - min(d_i, L_i w_i) + L_i w_i = C. G is
-piecewise linear between the ratios d_j / w_j, so that sums in their order give it at any level.
+The entitlement of pod i is its share if it asks for everything: L_i w_i with G(L_i) - min(d_i, L_i w_i) + L_i
+w_i = C. G is piecewise linear between the ratios d_j / w_j, so prefix sums in the order of the ratios give G
+at any level.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ Places: TypeAlias = npt.NDArray[np.intp]
 
 _TINY: Final = 1e-12
 _SPAN: Final = 1e5
-"""Ratios of demand to weight are cut here, so that pool and ratio fit into one sort key."""
+"""Upper limit on the ratio of demand to weight, so that pool and ratio fit into one sort key."""
 _STEPS: Final = 6
-"""Newton steps to an entitlement; G bends downwards, so they approach the level from one side."""
+"""Newton steps to an entitlement. G is concave, so the steps approach the level from one side."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Division:
-    """``got``: cores of each pod; ``entitled``: cores that it gets if it asks for all that the pool has."""
+    """``got``: cores of each pod; ``entitled``: cores that the pod gets if it asks for the whole pool."""
 
     got: Floats
     entitled: Floats
@@ -41,8 +42,8 @@ def divided(pool: Places, capacity: Floats, weight: Floats, demand: Floats) -> D
     Args:
         pool: index into ``capacity`` for each pod.
         capacity: CPUs of each pool.
-        weight: of each pod against those of its pool; positive.
-        demand: cores that each wants.
+        weight: weight of each pod relative to the others in its pool; positive.
+        demand: cores that each pod wants.
     """
     ratio = np.minimum(demand / weight, _SPAN * 0.999)
     key = pool * _SPAN + ratio

@@ -13,7 +13,7 @@ from perphd.sim.cluster.learning import Learned
 class FleetTick:
     """The fleet at one time. Ratios are over the nodes in use. ``violations``: nodes where demand exceeds the CPUs.
 
-    ``held_services``: on nodes where some service would miss its target without the agent.
+    ``held_services``: services on nodes where some service would miss its target without the agent.
     """
 
     at_s: float

@@ -1,11 +1,11 @@
 """Pods of a unified platform, drawn from published facts (Optum, EuroSys 2023; Google 2011).
 
-Services request about five times what they use on average, batch three times. A service's use follows the day; batch
-changes phase. Memory: batch uses nearly all that it requests, services a stable 30 to 60 %. Applications are many and
-alike within themselves: a pod's type is its application's.
+Services request about five times their average use, batch about three times. A service's use follows the time
+of day; batch goes through phases. Memory: batch uses nearly all that it requests, services a stable 30 to 60
+%. There are many applications, and all pods of one application are of one type.
 
-Our own, since no figure is published: what an operation asks of caches and memory channels. Types are drawn around the
-shipped archetypes' ranges.
+Our own assumption, since no figure is published: the demand of an operation on caches and memory channels.
+Types are drawn around the shipped archetypes' ranges.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class FleetPod:
     """A pod to be scheduled.
 
     ``type``: index into the workload's types. ``cores``, ``memory_bytes``: requests. ``used_ratio``: mean CPU use over
-    the request. ``memory_ratio``: memory use over the request. ``work_cpu_s``: CPU time on an idle node after which it
-    ends; infinite for a service.
+    the request. ``memory_ratio``: memory use over the request. ``work_cpu_s``: CPU time on an idle node after
+    which the pod ends; infinite for a service.
     """
 
     name: str
@@ -70,7 +70,7 @@ class FleetPod:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetWorkload:
-    """Types of applications and pods in order of submission; the seed decides about loads over time."""
+    """Types of applications and pods in order of submission; the seed determines the loads over time."""
 
     types: tuple[NodeWorkload, ...]
     pods: Sequence[FleetPod]
@@ -78,7 +78,7 @@ class FleetWorkload:
 
 
 class Loads:
-    """Demanded cores of every pod over time: the day's course for services, phases for batch, and noise."""
+    """Cores that every pod demands over time: a daily cycle for services, phases for batch, and noise."""
 
     def __init__(self, workload: FleetWorkload) -> None:
         rng = np.random.default_rng([workload.seed, 7])
@@ -108,11 +108,13 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class FleetShape:
-    """How much of what is drawn.
+    """Amounts to draw.
 
-    ``service_requests``: of the fleet's CPUs, requested by services at the start. ``jobs_per_h``: batch submissions;
-    nine of ten follow in bursts. ``median_run_s``: of batch on an idle node. ``memory_per_core``: mean request in GiB.
-    ``cores_median``: of an application's request; the greatest is four times that.
+    ``service_requests``: share of the fleet's CPUs that services request at the start. ``jobs_per_h``: batch
+    submissions per hour; nine of ten come in bursts. ``median_run_s``: median run time of batch on an idle
+    node.
+    ``memory_per_core``: mean request in GiB.
+    ``cores_median``: median request of an application; the greatest is four times that.
     """
 
     nodes: int
@@ -127,9 +129,9 @@ class FleetShape:
 
 
 def drawn(shape: FleetShape, seed: int, machine: Machine = FLEET_NODE, day: int = 0) -> FleetWorkload:
-    """Services that are all there at the start, and batch that arrives over time.
+    """Draw services that are all present at the start, and batch that arrives over time.
 
-    Workloads of one seed have the same applications; another ``day`` has other pods of them.
+    Workloads with one seed have the same applications; a different ``day`` gives different pods of them.
     """
     rng = np.random.default_rng([seed, 1])
     types = [service_type(rng, f"s{n}", machine) for n in range(shape.services)]
@@ -172,7 +174,7 @@ def _submissions(rng: np.random.Generator, shape: FleetShape) -> list[float]:
 
 
 def burst_times(rng: np.random.Generator, count: int, until_s: float) -> list[float]:
-    """Times in bursts: a hyperexponential of two phases with a squared coefficient of variation of 4."""
+    """Draw times in bursts: a hyperexponential of two phases with a squared coefficient of variation of 4."""
     if not count:
         return []
     first = (1.0 + math.sqrt(3.0 / 5.0)) / 2.0
@@ -198,7 +200,7 @@ def _code(rng: np.random.Generator, heavy: float) -> Code:
 
 
 def service_type(rng: np.random.Generator, name: str, machine: Machine) -> NodeWorkload:
-    """A service in an open loop, of which load 1 asks one core of an idle node."""
+    """A service in an open loop; load 1 uses one core of an idle node."""
     code = _code(rng, 1.0)
     requests = Requests(
         rate_per_s=_one_core(code, machine), mix_cost=float(rng.uniform(0.05, 0.3)), mix_relief=0.02, bursts=2.0,
@@ -208,7 +210,7 @@ def service_type(rng: np.random.Generator, name: str, machine: Machine) -> NodeW
 
 
 def batch_type(rng: np.random.Generator, name: str, machine: Machine) -> NodeWorkload:
-    """A batch program, of which load 1 asks one core."""
+    """A batch program; load 1 uses one core."""
     return NodeWorkload(name, _code(rng, float(rng.uniform(0.5, 2.5))), 1, None, MemoryUse(0.0))
 
 

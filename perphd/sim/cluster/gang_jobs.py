@@ -2,11 +2,12 @@
 
 Published: 77 % of the jobs have one task; half of the jobs have a deadline of 1.2, 1.4, 1.6 or 1.8 times their run time
 after submission; arrivals have a squared coefficient of variation of 4; the product's predictor is within twice the
-true run time for 77 to 92 % of the jobs, and some estimates are far too long; requests for CPUs are within twice of the
-use for a fifth of the jobs, and three of four ask for more.
+true run time for 77 to 92 % of the jobs, and some estimates are far too long; a fifth of the jobs request at
+most twice the CPUs that they use, and three of four request more.
 
-Our own, since no figure is published: 30 kinds of job with log-normal medians (4 minutes, sigma 1), log-normal scatter
-within a kind, one job in ten that ends early, one in thirty that takes several times as long, and gang sizes.
+Our own assumptions, since no figure is published: 30 kinds of job with log-normal medians (4 minutes, sigma
+1), log-normal scatter within a kind, one job in ten ends early, one in thirty takes several times as long;
+gang sizes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ LATE_RATIO: Final = 0.03
 LATE: Final = (2.0, 4.0)
 INFLATED_KINDS: Final = 22
 FAIR_KINDS: Final = 6
-"""Kinds that ask for far more than they use, and for a little more; the others ask for too little."""
+"""Number of kinds that request far more than they use, and of those that request a little more; the others
+request too little.
+"""
 INFLATION: Final = (2.5, 10.0)
 FAIR: Final = 1.2
 SHORT: Final = 0.4
@@ -49,7 +52,7 @@ GIB: Final = float(1 << 30)
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of a task: its share of the work, and use of CPUs and memory over the task's means."""
+    """A part of a task: its share of the work, and its use of CPUs and memory relative to the task's means."""
 
     work_ratio: float
     cores_ratio: float
@@ -58,10 +61,12 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class GangWork:
-    """A job of ``tasks`` equal tasks that start together, and what it really is.
+    """A job of ``tasks`` equal tasks that start together, with its true figures.
 
-    ``run_s``: with all the CPUs that it wants. ``cores``, ``memory_bytes``: mean use of one task. ``requested_cores``,
-    ``requested_bytes``: of one task, as its user states them. ``deadline_s``: of completion; None: best effort.
+    ``run_s``: run time with all the CPUs that the job wants. ``cores``, ``memory_bytes``: mean use of one
+        task. ``requested_cores``,
+    ``requested_bytes``: requests of one task, as its user states them. ``deadline_s``: latest time of
+        completion; None: best effort.
     """
 
     number: int
@@ -84,15 +89,17 @@ class GangWork:
 
     @property
     def facts(self) -> JobFacts:
-        """What is known about it at its submission."""
+        """The facts known at the job's submission."""
         return JobFacts(user=f"user {self.user}", name=f"kind {self.kind}")
 
 
 @dataclass(frozen=True, slots=True)
 class GangShape:
-    """How much is drawn. ``load``: offered over ``hours``, as a multiple of the cluster. ``most_tasks``: of a gang.
+    """Amounts to draw. ``load``: work offered over ``hours``, as a multiple of the cluster. ``most_tasks``:
+    largest gang.
 
-    ``cores_median``, ``memory_median``: of one task's use. ``cores_most``, ``memory_most``: of a machine.
+    ``cores_median``, ``memory_median``: median use of one task. ``cores_most``, ``memory_most``: size of a
+    machine.
     """
 
     hours: float
@@ -115,7 +122,7 @@ class DrawnGangs:
 def drawn_gangs(
     shape: GangShape, seed: int, share: Callable[[GangWork], float], past: int = 80
 ) -> DrawnGangs:
-    """Jobs that offer ``load``, and ``past`` earlier jobs of each kind.
+    """Draw jobs that offer ``load``, and ``past`` earlier jobs of each kind.
 
     ``share``: the part of the cluster that a job takes while it runs, from 0 to 1.
     """

@@ -1,8 +1,10 @@
-"""Learns what policies know about applications from samples of a simulated fleet (Optum's offline profilers).
+"""Learn applications' profiles for the policies from samples of a simulated fleet (Optum's offline
+profilers).
 
-From every sample of all pods: the greatest use of each pair of applications on one host (Eq. 4, 5), interference over
-the host's CPU utilisation (the mean of each tenth; Eq. 1 with a table in place of a forest), use over request. A table
-never falls with utilisation. A tenth that an application has not seen counts as the fleet's mean there.
+Every sample of all pods contributes the greatest use of each pair of applications on one host (Eq. 4, 5),
+interference as a function of the host's CPU utilisation (the mean of each tenth; Eq. 1 with a table in place
+of a forest), and the ratio of use to request. A table never falls with utilisation. For a tenth that an
+application has not seen, the fleet's mean there counts.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ LAW_OUTCOMES: Final = 20
 _LEAST_SAMPLES: Final = 5
 _KEPT_RATIOS: Final = 4000
 BATCH_BASE: Final = 0.4
-"""Completion time of an undisturbed batch pod over the longest of its application."""
+"""Completion time of an undisturbed batch pod relative to the longest completion time of its application."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +41,7 @@ class Learned:
 
 
 class Learner:
-    """Collects samples. ``kinds``: of the applications, by number."""
+    """Collects samples. ``kinds``: the applications' kinds, by number."""
 
     def __init__(self, names: Sequence[str], kinds: Sequence[PodKind]) -> None:
         n = len(names)
@@ -47,13 +49,13 @@ class Learner:
         self.pairs = np.full((n, n), -np.inf)
         self._sums, self._counts = np.zeros((n, CPU_STEPS)), np.zeros((n, CPU_STEPS))
         self._ratios: list[list[Floats]] = [[] for _ in names]
-        self._memory = np.zeros((n, 4))  # pods, sum, sum of squares, greatest
+        self._memory = np.zeros((n, 4))  # number of pods, sum, sum of squares, maximum
 
     def sample(
         self, node: Places, app: Places, request: Floats, used: Floats, suffered: Floats, host_ratio: Floats,
         memory_ratio: Floats,
     ) -> None:  # fmt: skip
-        """Take one instant of all pods. ``suffered``: PSI of a service, slowdown of batch over ``BATCH_BASE``."""
+        """Record one instant of all pods. ``suffered``: PSI of a service, slowdown of batch over ``BATCH_BASE``."""
         ratio = used / request
         place = np.minimum((host_ratio * (CPU_STEPS - 1) + 0.5).astype(np.intp), CPU_STEPS - 1)
         np.add.at(self._sums, (app, place), suffered)
@@ -76,7 +78,7 @@ class Learner:
             np.maximum.at(self.pairs, (app[first], app[second]), together)
 
     def learned(self) -> Learned:
-        """What all samples say."""
+        """The profiles learned from all samples."""
         pairs = np.maximum(self.pairs, self.pairs.T)
         peaks = {
             pair_of(self._names[i], self._names[j]): {0: float(pairs[i, j])}

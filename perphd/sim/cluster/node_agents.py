@@ -1,19 +1,22 @@
-"""What perphd on every node of a simulated fleet does to batch: a cheap model of where its controller settles.
+"""Effect of perphd on the batch of every node of a simulated fleet: a cheap model of the state in which its
+controller settles.
 
-Problem. The controller (``perphd.admission``) takes seconds of CPU time for minutes of one detailed node. A fleet needs
-its effect: which targets are kept, and how much batch is left to work.
+Problem. The controller (``perphd.admission``) takes seconds of CPU time for minutes of one detailed node. A
+fleet simulation needs its effect: which targets are kept, and how much batch work remains possible.
 
-Approach. The controller leaves a node alone while all LRAs keep their targets. Otherwise it gives each LRA whole cores
-of its own, as few as do, and batch all others (``perphd.admission.partitioned``). If that is not enough it takes cache
-and memory bandwidth from batch. Its settled state is therefore searched, on all nodes at once:
+Approach. The controller leaves a node alone while all LRAs keep their targets. Otherwise it gives each LRA
+the fewest exclusive whole cores that suffice, and batch all others (``perphd.admission.partitioned``). If
+that is not enough it takes cache and memory bandwidth from batch. This model therefore searches for the
+settled state on all nodes at once:
 
     target    p95 <= (1 + delay tolerance) p95',   rate >= (1 - tolerance) rate'      ': same node and load, no batch
-    cores     of each LRA: CPU use' / u, in whole cores, with the greatest u of ``UTILISATIONS`` at which it keeps its
-              target; the smallest u if there is none
-    memory    the first of ``MEMORY`` with which all keep theirs; the one with the greatest worst score if there is none
+    cores     of each LRA: CPU use' / u, in whole cores, with the greatest u of ``UTILISATIONS`` at which the LRA
+              keeps its target; the smallest u if there is none
+    memory    the first of ``MEMORY`` with which all LRAs keep theirs; if there is none, the one with the best minimum score
 
-The controller neither finds these at once nor without error. ``tools.bench.fleet.agents`` compares this model with the
-controller on the detailed node, states the errors, and gives ``MISSED_RATIO`` and ``GIVEN_RATIO``.
+The real controller needs time to find these settings, and makes errors. ``tools.bench.fleet.agents`` compares
+this model with the controller on the detailed node, states the errors, and gives ``MISSED_RATIO`` and
+``GIVEN_RATIO``.
 """
 
 from __future__ import annotations
@@ -34,22 +37,26 @@ MEMORY: Final = ((1.0, 1.0), (0.5, 1.0), (0.25, 0.7), (0.17, 0.4))
 GRACE: Final = 1.02
 """A target counts as missed when it is missed by more than 2 %."""
 MISSED_RATIO: Final = 0.015
-"""Share of its time in which an LRA misses its target on a node where the controller has to act."""
+"""Share of the time in which an LRA misses its target on a node where the controller has to act."""
 GIVEN_RATIO: Final = 0.96
-"""Batch work that the controller leaves there, over that of the settled state: it looks for that state, and waits."""
+"""Batch work on such a node, relative to the settled state: the controller loses some while it searches and waits."""
 _ROUNDS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """``control``: of every node; ``needed``: nodes on which a target would be missed without it."""
+    """``control``: settings of every node; ``needed``: nodes on which a service would miss its target without
+    them.
+    """
 
     control: Control
     needed: Floats
 
 
 def scores(told: Conditions, undisturbed: Conditions, objective: Objective) -> Floats:
-    """Performance over target of each service, the worse of latency and rate: 1 and more is enough."""
+    """Performance of each service relative to its target, by the worse of latency and rate; at least 1 meets
+    the target.
+    """
     most = undisturbed.p95_s * (1.0 + objective.delay_tolerance_pct / 100.0)
     least = undisturbed.rate * (1.0 - objective.tolerance_pct / 100.0)
     result: Floats = np.minimum(most / np.maximum(told.p95_s, 1e-12), told.rate / np.maximum(least, 1e-12))
@@ -58,7 +65,9 @@ def scores(told: Conditions, undisturbed: Conditions, objective: Objective) -> F
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """All pods' conditions; masks of the services that miss their target, and of those that would without agents."""
+    """All pods' conditions, with masks of the services that miss their target, and that would miss it without
+    agents.
+    """
 
     told: Conditions
     late: Mask
@@ -66,9 +75,9 @@ class Judged:
 
 
 class NodeAgents:
-    """Agents on all nodes of one model, or what they would judge.
+    """Agents on all nodes of one model; inactive ones only judge.
 
-    ``objective``: of every service. ``active``: they set what they find.
+    ``objective``: the objective of every service. ``active``: the agents apply the settings that they find.
     """
 
     def __init__(self, objective: Objective, *, active: bool = True) -> None:
@@ -95,22 +104,22 @@ class NodeAgents:
     def undisturbed(
         self, model: NodeModel, node: Places, kind: Places, load: Floats, weight: Floats
     ) -> Conditions:
-        """Conditions of these services without batch, in the order given."""
+        """Conditions of these services without batch, in the given order."""
         return model.evaluate(node, kind, load, weight, model.started(kind, load), rounds=2 * _ROUNDS)
 
     def held(
         self, model: NodeModel, node: Places, kind: Places, load: Floats, weight: Floats, balance: Balance,
         undisturbed: Conditions,
     ) -> Held:  # fmt: skip
-        """Where each node's agent settles.
+        """The settings in which each node's agent settles.
 
         Args:
-            model: of the nodes.
-            node: of each pod.
+            model: the model of the nodes.
+            node: node of each pod.
             kind: type of each pod.
             load: as in ``NodeModel.evaluate``.
             weight: likewise.
-            balance: present state; not changed.
+            balance: the present state, which is not changed.
             undisturbed: conditions of the services among the pods, in their order.
         """
         service = model.types.lra[kind] > 0
@@ -142,7 +151,7 @@ class NodeAgents:
         return Held(control, needed.astype(np.float64))
 
     def _settings(self, trial: _Trial, service: Mask, undisturbed: Conditions) -> Control:
-        """The settings of nodes that need some."""
+        """Settings for the nodes that need them."""
         model, node = trial.model, trial.node
         used = np.zeros(len(node))
         used[service] = undisturbed.cores
@@ -171,7 +180,9 @@ class NodeAgents:
 
     @staticmethod
     def _division(model: NodeModel, node: Places, used: Floats, utilisation: Floats) -> Control:
-        """Whole cores for each service at this utilisation, all others for batch; less where there are too few."""
+        """Whole cores for each service at this utilisation, and the remaining cores for batch; scaled down if
+        there are too few.
+        """
         step, cpus = float(model.machine.threads_per_core), float(model.machine.cpus)
         own = np.where(used > 0, np.maximum(np.ceil(used / utilisation / step), 1.0) * step, 0.0)
         asked = np.bincount(node, own, model.nodes)
@@ -191,7 +202,7 @@ class _Trial:
         self._columns = kind, load, weight
 
     def of(self, controls: list[Control]) -> list[Conditions]:
-        """Conditions under each."""
+        """Conditions under each setting."""
         many, node, (kind, load, weight) = len(controls), self.node, self._columns
         pods, nodes = len(node), self.model.nodes
         whole = NodeModel(self.model.machine, self.model.types, many * nodes)

@@ -1,13 +1,14 @@
 """DistSched on a simulated cluster: gangs that share machines, placed by distributions of use (chapter 5).
 
-Time passes in steps of ``STEP_S``. On each machine CPU is divided by ``perphd.batch.sharing.divided`` in proportion to
-requests, so that a crowded task takes longer; memory beyond ``EVICTION_RATIO`` of the machine evicts jobs in the order
-of ``perphd.batch.sharing.evicted``, best effort first. An evicted or preempted job loses its work and waits again.
+Time passes in steps of ``STEP_S``. On each machine ``perphd.batch.sharing.divided`` divides the CPUs in
+proportion to requests, so a task on a full machine takes longer; memory beyond ``EVICTION_RATIO`` of the
+machine evicts jobs in the order of ``perphd.batch.sharing.evicted``, best effort first. An evicted or
+preempted job loses its work and waits again.
 
-Every 15 s in which something changed, ``perphd.cluster.scheduling.distribution.most_valuable`` names the waiting job
-and its machines, until none can be placed. A job without over-estimate handling that cannot meet its deadline by its
-estimates is not tried before that has passed. If a job with a deadline finds no room, best effort gives way, whatever
-uses most beyond its request first.
+Every 15 s in which something changed, ``perphd.cluster.scheduling.distribution.most_valuable`` names the next
+waiting job and its machines, until no job can be placed. Without over-estimate handling, a job whose
+estimates say that it cannot meet its deadline is not tried before the deadline has passed. If a job with a
+deadline finds no room, best-effort jobs give way. The job that uses most beyond its request goes first.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ OUTCOMES: Final = 12
 OBSERVED_S: Final = 60.0
 MOST_PREEMPTED: Final = 6
 CONSIDERED: Final = 12
-"""Waiting jobs that are valued together, those with a deadline ahead first."""
+"""Number of waiting jobs valued together; jobs with a future deadline come first."""
 
 
 class PackedPolicy(StrEnum):
-    """What a policy knows, or leaves out."""
+    """A policy, named by the information that it uses or leaves out."""
 
     DISTRIBUTION = "Dist"
     ACTUAL = "Actual"
@@ -71,12 +72,14 @@ _MAX: Final = (PackedPolicy.DISTRIBUTION_MAX, PackedPolicy.ACTUAL_MAX, PackedPol
 _ACTUAL: Final = (PackedPolicy.ACTUAL, PackedPolicy.ACTUAL_MAX)
 _POINTS: Final = (PackedPolicy.POINT, PackedPolicy.POINT_MAX, PackedPolicy.NO_DISTRIBUTION)
 _BASELINES: Final = (*_ACTUAL, PackedPolicy.POINT, PackedPolicy.POINT_MAX, PackedPolicy.REQUEST)
-"""Without over-estimate handling and observed distributions, as published."""
+"""Policies without over-estimate handling and observed distributions, as published."""
 
 
 @dataclass(slots=True)
 class PackedOutcome:
-    """What came of one run. Goodput is of jobs that ended by ``until_s``, those with deadlines in time."""
+    """Result of one run. Goodput counts jobs that ended by ``until_s``; jobs with a deadline count only if
+    they met it.
+    """
 
     deadlines: int = 0
     missed: int = 0
@@ -92,7 +95,7 @@ class PackedOutcome:
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """What a policy expects of one task: outcomes of CPUs and memory, and its CPU time."""
+    """A policy's expectation of one task: possible use of CPUs and memory, and its CPU time."""
 
     cores: dict[float, float]
     memory: dict[float, float]
@@ -120,14 +123,14 @@ class PastUse:
             self.add(work)
 
     def add(self, work: GangWork) -> None:
-        """One more job has ended."""
+        """Record that one more job has ended."""
         records = self._records.setdefault(work.kind, [FeatureRecord() for _ in range(3)])
         cores, memory = used(work, most=self._most)
         for place, value in enumerate((cores, memory, work.work_cpu_s)):
             records[place] = completed(records[place], value)
 
     def point(self, kind: int, place: int) -> float:
-        """The estimate of the best estimator."""
+        """The best estimator's estimate."""
         record = self._records[kind][place]
         return estimate(record, best_estimator(record)[0])
 
@@ -174,7 +177,7 @@ class PackedCluster:
         self.events: list[FleetEvent] = []
 
     def run(self, until_s: float) -> PackedOutcome:
-        """All jobs arrive; the run goes on until no deadline is ahead, at least to ``until_s``."""
+        """Let all jobs arrive, and run until no deadline is left, at least until ``until_s``."""
         last_s = max([until_s, *(work.deadline_s or 0.0 for work in self._works)])
         now_s, arrived, decided_s, changed = 0.0, 0, -math.inf, True
         while now_s <= last_s:
@@ -264,7 +267,7 @@ class PackedCluster:
         self.events.append(FleetEvent(now_s, FleetEventKind.STARTED, number))
 
     def _make_room(self, job: GangJob, now_s: float) -> None:
-        """Preempt best effort, as little as lets ``job`` start; nothing if that is not enough."""
+        """Preempt as few best-effort jobs as let ``job`` start; preempt none if that is not enough."""
         victims = sorted(
             (number for number, run in self._running.items() if run.work.deadline_s is None), key=self._excess
         )
@@ -283,7 +286,9 @@ class PackedCluster:
             self._publish(self._running[number].machines)
 
     def _excess(self, number: int) -> tuple[bool, bool, float]:
-        """The published order: beyond its request, beyond its prediction, by what it uses."""
+        """Sort key of the published order: jobs beyond their request first, then beyond their prediction,
+        then by use.
+        """
         work, pod = self._running[number].work, self._pods[number]
         beyond = work.cores > work.requested_cores or work.memory_bytes > work.requested_bytes
         unexpected = work.cores > max(pod.laws()[0]) or work.memory_bytes > max(pod.laws()[1])
@@ -361,7 +366,7 @@ class PackedCluster:
     # -- time passes -------------------------------------------------------------------------------------
 
     def _pass(self, now_s: float, until_s: float) -> bool:
-        """One step up to ``now_s``. True if a job ended or is known better."""
+        """One step up to ``now_s``. True if a job ended or its prediction changed."""
         uses = {number: self._use(number) for number in self._running}
         given: dict[tuple[int, int], float] = {}
         for machine, here in enumerate(self._here):
@@ -386,7 +391,7 @@ class PackedCluster:
         return changed
 
     def _look(self, number: int, use: tuple[float, float], cores: float, now_s: float) -> bool:
-        """Replace a prediction that the job has exceeded all the time."""
+        """Replace a prediction that the job has exceeded throughout."""
         run = self._running[number]
         run.least_cores, run.least_memory = min(run.least_cores, cores), min(run.least_memory, use[1])
         if now_s - run.started_s < OBSERVED_S:
@@ -404,7 +409,7 @@ class PackedCluster:
         return True
 
     def _remember(self, number: int, memory: float) -> None:
-        """The next attempt uses at least what an evicted one has used."""
+        """Record that the next attempt of an evicted job uses at least as much as this one."""
         pod = self._pods[number]
         left = {value: chance for value, chance in pod.laws()[1].items() if value >= memory}
         total = sum(left.values())

@@ -1,14 +1,15 @@
-"""3Sigma on a simulated cluster: gangs on whole nodes, planned ahead by the batch queue's own planner.
+"""3Sigma on a simulated cluster: gangs on whole nodes, planned ahead by the batch queue's planner.
 
 A job needs as many nodes as it has tasks, from its start to its end. Every ``cycle_s`` in which something changed, and
-at least every ``replan_s``, a policy decides about the jobs that wait and run:
+at least every ``replan_s``, a policy decides about the waiting and running jobs:
 
     plan        ``perphd.batch.planner.greedy`` over ``slots`` slots, with utilities, preemption costs and conditioned
                 run times by ``perphd.batch.job_worth``; jobs that the plan starts now start now
     priority    jobs with deadlines before the others, by arrival; best effort gives way, youngest first (Borg-like)
 
-Policies differ in what they know about run times, and in which deadlines they doubt. A preempted job loses its work. A
-job whose deadline has passed counts as best effort, but for the priority policy, which knows no deadlines.
+Policies differ in their knowledge of run times, and in the deadlines that they doubt. A preempted job loses
+its work. A job whose deadline has passed counts as best effort, except for the priority policy, which knows
+no deadlines.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ NODES: Final = "nodes"
 
 
 class PlannedPolicy(StrEnum):
-    """What a policy knows, or leaves out."""
+    """A policy, named by the information that it uses or leaves out."""
 
     DISTRIBUTION = "3Sigma"
     PERFECT = "point estimates, perfect"
@@ -65,7 +66,7 @@ _POINTS: Final = (PlannedPolicy.POINT, PlannedPolicy.NO_DISTRIBUTION)
 
 @dataclass(frozen=True, slots=True)
 class PlannedSettings:
-    """Pace and window of the plans. ``considered``: waiting jobs a plan, those with a deadline first."""
+    """Pace and window of the plans. ``considered``: waiting jobs per plan; jobs with a deadline come first."""
 
     cycle_s: float = 10.0
     replan_s: float = 60.0
@@ -77,7 +78,9 @@ class PlannedSettings:
 
 @dataclass(slots=True)
 class PlannedOutcome:
-    """What came of one run. Goodput is of jobs that ended by ``until_s``, those with deadlines in time."""
+    """Result of one run. Goodput counts jobs that ended by ``until_s``; jobs with a deadline count only if
+    they met it.
+    """
 
     deadlines: int = 0
     missed: int = 0
@@ -95,7 +98,7 @@ class PlannedOutcome:
 
 
 class PlannedCluster:
-    """One run of one policy. ``history``: what is known of earlier jobs; jobs that end are added to it."""
+    """One run of one policy. ``history``: records of earlier jobs; jobs that end are added to it."""
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class PlannedCluster:
         self.events: list[FleetEvent] = []
 
     def run(self, until_s: float) -> PlannedOutcome:
-        """All jobs arrive; the run goes on until no deadline is ahead, at least to ``until_s``."""
+        """Let all jobs arrive, and run until no deadline is left, at least until ``until_s``."""
         settings = self._settings
         last_s = max([until_s, *(work.deadline_s or 0.0 for work in self._works)])
         now_s, arrived, planned_s = 0.0, 0, -math.inf
@@ -211,7 +214,8 @@ class PlannedCluster:
         return [int(name) for name in plan.now], [int(name) for name in plan.preempted]
 
     def _considered(self, now_s: float) -> list[int]:
-        """Waiting jobs with a deadline ahead by deadline, then the others by arrival.
+        """Waiting jobs: those with a future deadline in order of deadline, then the others in order of
+        arrival.
 
         Without over-estimate handling, a job that its history rules out is not tried before its deadline.
         """
@@ -303,7 +307,7 @@ class PlannedCluster:
 
 
 def learned(works: Sequence[GangWork], most: int | None = None) -> JobHistory:
-    """A history in memory of these jobs, of at most ``most`` of each kind."""
+    """An in-memory history of these jobs, with at most ``most`` of each kind."""
     history, seen = JobHistory(":memory:"), dict[int, int]()
     for number, work in enumerate(works):
         seen[work.kind] = seen.get(work.kind, 0) + 1

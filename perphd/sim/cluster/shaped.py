@@ -1,21 +1,24 @@
 """A cluster whose components are resized every minute by the product's shaper (Pace 2018, 4.3).
 
-Problem. How much sooner do applications complete if components hold what they will use, and how many of them crash?
+Problem. How much sooner do applications complete if components hold only the memory that they will use, and
+how many of them crash?
 
 Every window of 60 s, in this order:
 
-    1. every component used  use(window) x reservation.  Under ``Limit.HARD``, as published, one that used more than it
-       held crashes: an elastic component alone, a core component with its application, which starts again from nothing
-       at its place in the queue. Under ``Limit.SOFT``, as perphd's limits are, it takes what the host has: components
-       crash, elastic before core and the youngest first, once the host's memory is used up
+    1. every component used use(window) x reservation. Under ``Limit.HARD``, as published, a component that
+       used more than it held crashes: an elastic component alone, a core component with its application,
+       which restarts from the beginning at its place in the queue. Under ``Limit.SOFT``, as with perphd's
+       limits, it takes free memory of the host: components crash, elastic before core and the youngest first,
+       once the host's memory is used up
     2. every application's forecaster sees the window; the host's plan (``perphd.sizing.shaper``) resizes, freezes and
-       ends components. Nothing of a component can be reclaimed, as without swap: it is frozen, and ended if what is
-       frozen does not fit. In ``OPTIMISTIC`` mode a growth beyond the host crashes the component
+       ends components. As without swap, a component's memory cannot be reclaimed: it is frozen, and ended if
+       the frozen memory does not fit. In ``OPTIMISTIC`` mode a growth beyond the host crashes the component
     3. elastic components of the applications in service are placed, oldest application first, and the next application
-       is admitted if all its core components fit and nothing in service waits for a place
+       is admitted if all its core components fit and no application in service waits for a place
     4. an application whose core runs proceeds by  (core + elastic components that run) / (all its components)
 
-Memory is the resource: a shortage of CPU slows and crashes nobody. A host's free memory is what no component holds.
+Memory is the resource: a shortage of CPU slows nothing down and crashes nothing. A host's free memory is what
+no component holds.
 """
 
 from __future__ import annotations
@@ -62,8 +65,8 @@ _ROUNDING: Final = 1e-9
 class ShapedApplication:
     """A submitted application: components with one reservation each, and its use relative to that in every window.
 
-    ``run_s``: with all components. ``use``: maxima of windows as ratios of the reservation; repeated if it
-    runs longer.
+    ``run_s``: run time with all components. ``use``: maxima of windows as ratios of the reservation; repeated
+    if the run is longer.
     """
 
     name: str

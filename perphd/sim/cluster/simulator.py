@@ -1,9 +1,9 @@
 """A fleet in virtual time, from 1 to 12,583 nodes: submissions, decisions, ends and evictions, event by event.
 
-Schedulers decide every ``cycle_s`` from what nodes published, by ``perphd.cluster.scheduling.placement``. Nodes whose
-pods changed get new conditions in the same cycle, all nodes every ``tick_s``, when loads have moved on. Between the
-evaluations of a node its batch progresses at a constant rate. Cycles without a submission, an end or a tick are
-skipped.
+Every ``cycle_s``, schedulers decide with ``perphd.cluster.scheduling.placement`` from the state that nodes
+published. Nodes whose pods changed get new conditions in the same cycle; all nodes get them every ``tick_s``,
+when loads have changed. Between the evaluations of a node its batch progresses at a constant rate. Cycles
+without a submission, an end or a tick are skipped.
 
 Several schedulers decide on the same published state at once; conflicts follow Optum's rule (``placement.resolved``).
 """
@@ -49,21 +49,22 @@ EVICTION_RATIO: Final = 0.97
 """Share of a node's memory beyond which batch is evicted, before the kernel kills."""
 HISTORY_TICKS: Final = 288
 LEAST_CORES: Final = 1e-3
-"""CPUs of copper that an event stops."""
+"""CPUs left to copper that an event stops."""
 _NEW_ROUNDS: Final = 8
 _KNOWN_ROUNDS: Final = 3
 _GIVEN_UP: Final = 40
-"""Pods of one cycle for which no node is found until the rest waits for a change."""
+"""Number of pods in one cycle without a suitable node, after which the other pods wait for a change."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """Settings of a run. ``schedulers``: that decide at once. ``learn``: collect samples for
-    ``Learned``. ``placed``: pods submitted at 0 run already, one node after the other, as the fleet was
-    found. ``agents``: judge services beside the same node without batch, and act on nodes if they are active; None:
-    ``targets.late_services``. ``rounds``: of the node model a tick. ``together``: places up to ``group`` waiting
-    services at once, in place of the policy. ``copper``: batch is placed by the nodes' offers to copper, in place of
-    the policy. ``pairing``: computes the sums of Optum's least pairs; None: the product's own.
+    """Settings of a run. ``schedulers``: number of schedulers that decide at once. ``learn``: collect samples
+    for ``Learned``. ``placed``: pods submitted at 0 are already running, distributed over the nodes in turn.
+    ``agents``: judge services beside the same node without batch, and act on nodes if they are active;
+    None: ``targets.late_services``. ``rounds``: rounds of the node model per tick. ``together``: places up to
+    ``group`` waiting services at once, in place of the policy. ``copper``: batch is placed by the nodes'
+    offers to copper, in place of the policy. ``pairing``: computes the sums of Optum's least pairs; None: the
+    product's own.
     """
 
     placement: PlacementSettings
@@ -133,7 +134,7 @@ class FleetSimulator:
         self._judged: Judged | None = None
 
     def run(self, until_s: float, on_tick: Callable[[FleetTick], None] | None = None) -> FleetRun:
-        """Run until this time; pods that run then are left running."""
+        """Run until this time; pods that are running then stay."""
         result, pods = self.result, self.workload.pods
         waiting: deque[int] = deque()
         now_s, tick_s, dirty, retry = 0.0, 0.0, set[int](), True
@@ -181,7 +182,7 @@ class FleetSimulator:
         return result
 
     def _place(self) -> int:
-        """Start the pods that are there at 0; how many."""
+        """Start the pods that are present at time 0. Returns their number."""
         count = sum(1 for pod in self.workload.pods if pod.submitted_s <= 0.0)
         self.result.events += [FleetEvent(0.0, FleetEventKind.SUBMITTED, pod) for pod in range(count)]
         for pod in range(count):
@@ -193,7 +194,7 @@ class FleetSimulator:
     # -- decisions ---------------------------------------------------------------------------------------
 
     def _schedule(self, waiting: deque[int], now_s: float) -> set[int]:
-        """Decide for waiting pods in order; the nodes that got one."""
+        """Decide about the waiting pods in order. Returns the nodes that received one."""
         changed, passed = self._grouped(waiting, now_s)
         hopeless: set[tuple[str, float]] = set()
         size, refused = self.settings.schedulers, 0
@@ -226,7 +227,9 @@ class FleetSimulator:
         return changed
 
     def _grouped(self, waiting: deque[int], now_s: float) -> tuple[set[int], list[int]]:
-        """Place services in groups, if the settings say so: the nodes that got one, and services that wait on."""
+        """Place services in groups if the settings ask for it. Returns the nodes that received one, and the
+        services still waiting.
+        """
         changed: set[int] = set()
         place, size = self.settings.together, self.settings.group
         if place is None:
@@ -244,7 +247,7 @@ class FleetSimulator:
         return changed, [pod for pod in services if self._node[pod] < 0]
 
     def decide(self, pod: int, now_s: float) -> PlacementDecision:
-        """The policy's decision for one pod on the fleet as it is; nothing starts."""
+        """The policy's decision for one pod on the present fleet; starts nothing."""
         self.result.decisions += 1
         if self._copper is not None and not self._service[pod]:
             return self._copper.decided(self._fleet, self._pod(pod), now_s)
@@ -272,7 +275,7 @@ class FleetSimulator:
     # -- time --------------------------------------------------------------------------------------------
 
     def _end(self, now_s: float) -> set[int]:
-        """Ends of batch up to now, in order of time."""
+        """End the batch pods that complete up to now, in order of time."""
         done = np.nonzero(self._ends_s <= now_s)[0]
         freed: set[int] = set()
         for pod in done[np.argsort(self._ends_s[done], kind="stable")].tolist():
@@ -294,7 +297,7 @@ class FleetSimulator:
         return node
 
     def _evict(self, now_s: float) -> dict[int, int]:
-        """Batch that memory evicts, with the nodes: it waits again and begins anew."""
+        """Evict batch where memory is short; evicted pods wait again and restart. Returns each evicted pod's node."""
         lost: dict[int, int] = {}
         running = np.nonzero(self._node >= 0)[0]
         held = np.bincount(self._node[running], self._held[running], self.nodes)
@@ -317,7 +320,7 @@ class FleetSimulator:
         return lost
 
     def _evaluate(self, nodes: Iterable[int], now_s: float, rounds: int) -> None:
-        """New conditions of these nodes' pods, and the times at which batch will end."""
+        """Compute new conditions of these nodes' pods, and the times at which batch will end."""
         chosen = np.array(list(nodes), dtype=np.intp)
         pods = np.array([pod for node in chosen.tolist() for pod in self._here[node]], dtype=np.intp)
         self._last: tuple[Places, Conditions | None] = pods, None
@@ -430,7 +433,7 @@ class FleetSimulator:
         return float(values.mean()), float(values.std())
 
     def _publish_use(self) -> None:
-        """Measured use of all nodes, in place."""
+        """Update the measured use of all nodes in place."""
         running = np.nonzero(self._node >= 0)[0]
         node = self._node[running]
         cores = np.bincount(node, self._cores[running], self.nodes).astype(np.float64)

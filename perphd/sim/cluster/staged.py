@@ -1,17 +1,18 @@
 """Applications with stages on one server of a cluster: Prophet beside CS, DRF and Tetris (ICAC 2016).
 
-Executors are alike on all servers, so that one server stands for all. CPU and memory are reserved from an application's
-start to its end; disk and network are shared. Time passes in samples of ``STEP_S``.
+Executors are alike on all servers, so one server represents all. CPU and memory are reserved from an
+application's start to its end; disk and network are shared. Time passes in samples of ``STEP_S``.
 
     demand of a device    sum of its users' demands in their present stages, x = demand / capacity
     contention            x > 1: the device moves capacity / (1 + kappa (x - 1)), and all its users slow down alike
 
-    CS         first in, first out; the first that does not fit CPU and memory holds the others up
-    DRF        of those that fit, the one of the smallest dominant share
-    Tetris     of those whose peaks fit all four resources, the one best aligned with what is free
+    CS         first in, first out; the first application that does not fit CPU and memory blocks the others
+    DRF        the fitting application with the smallest dominant share
+    Tetris     among applications whose peaks fit all four resources, the one best aligned with the free resources
     Prophet    ``perphd.batch.fairness.next_start`` by ``perphd.qos.availability``, from profiles with errors
 
-Back-off is ``perphd.qos.contention``, one state a device: it sees what a daemon sees, and restricts the antagonists.
+Back-off is ``perphd.qos.contention``, with one state per device: it has the daemon's inputs, and restricts
+the antagonists.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ CAPACITIES: Final[Mapping[str, float]] = {DISK: 330.0, NET: 160.0}
 CPUS: Final = 24.0
 MEMORY_GIB: Final = 32.0
 KAPPA: Final = 0.7
-"""Fitted to the published makespans before this simulator existed (reference); 0.4 and 1.5 are tried beside it."""
+"""Fitted to the published makespans before this simulator existed (reference); benchmarks also try 0.4 and 1.5."""
 
 
 class StagedPolicy(StrEnum):
-    """Who starts next."""
+    """Policy that chooses the next application to start."""
 
     CAPACITY = "CS"
     DRF = "DRF"
@@ -57,9 +58,9 @@ class StagedPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StagedSettings:
-    """``backoff``: contended devices are relieved. ``most_over``: Prophet's admission cap; infinite: none.
+    """``backoff``: relieve contended devices. ``most_over``: Prophet's admission cap; infinite: none.
 
-    ``kappa``: how much a device loses by contention.
+    ``kappa``: loss of a device's throughput through contention.
     """
 
     policy: StagedPolicy
@@ -70,7 +71,7 @@ class StagedSettings:
 
 @dataclass(frozen=True, slots=True)
 class AppStage:
-    """A stage: its length alone, and what it demands of each device in MB/s."""
+    """A stage: its length when alone, and its demand on each device in MB/s."""
 
     length_s: float
     demands: Mapping[str, float]
@@ -102,9 +103,10 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class StagedOutcome:
-    """``makespan_s``: to the last end. By application in order of submission: time in execution, and to completion.
+    """``makespan_s``: time to the last end. The others list, by application in order of submission, the time
+    in execution and to completion.
 
-    ``over_ratio``: share of busy time in which a device was asked for more than it has.
+    ``over_ratio``: share of busy time in which the demand on a device exceeded its capacity.
     """
 
     makespan_s: float
@@ -126,7 +128,7 @@ class StagedServer:
         self._apps = sorted(apps, key=lambda app: (app.submitted_s, app.name))
         for app in self._apps:
             if app.cpus > CPUS or app.memory_gib > MEMORY_GIB:
-                raise ValueError(f"{app.name} asks for more than a server has")
+                raise ValueError(f"{app.name} requests more than a server has")
         self._settings, self._capacities = settings, capacities
         self.running: list[_Run] = []
         self.waiting: list[StagedApp] = []
@@ -136,7 +138,7 @@ class StagedServer:
         self._busy_steps = self._over_steps = self._rounds = 0
 
     def run(self) -> StagedOutcome:
-        """Until the last application has ended."""
+        """Run until the last application has ended."""
         now_s, arrived = 0.0, 0
         while arrived < len(self._apps) or self.waiting or self.running:
             while arrived < len(self._apps) and self._apps[arrived].submitted_s <= now_s:
@@ -156,7 +158,7 @@ class StagedServer:
         )
 
     def submit(self, app: StagedApp) -> None:
-        """One more application waits."""
+        """Add one more waiting application."""
         self.waiting.append(app)
 
     def start_all(self, now_s: float) -> None:
@@ -208,7 +210,7 @@ class StagedServer:
     # -- Prophet -----------------------------------------------------------------------------------------
 
     def candidates(self) -> list[StartCandidate]:
-        """What ``next_start`` chooses from: every waiting application and its fit."""
+        """The candidates for ``next_start``: every waiting application and its fit."""
         lines = {
             name: availability(most, [_ahead(run, name) for run in self.running])
             for name, most in self._capacities.items()
@@ -293,7 +295,7 @@ def _staged(
 
 
 def _ahead(run: _Run, device: str) -> list[DemandStage]:
-    """What its profile says of the rest of a running application."""
+    """The rest of a running application, according to its profile."""
     return _staged(run.app.profile, device, run.stage, run.done_s)
 
 
@@ -313,9 +315,9 @@ PEAK_ERROR: Final = 0.1
 def ninety_applications(seed: int) -> list[StagedApp]:
     """Ten kinds by three numbers of cores by three sizes, submitted evenly over 20 minutes in random order.
 
-    Published: kinds, cores, sizes, submissions, 0 to 300 MB/s of disk, 0 to 160 of network, errors of profiles. Ours:
-    lengths alone (900 s for the greatest size with five cores) and stages (a quarter reads the input; two to six
-    iterations of computing and of disk or network follow).
+    Published: kinds, cores, sizes, submissions, 0 to 300 MB/s of disk, 0 to 160 of network, errors of
+    profiles. Our own assumptions: lengths when alone (900 s for the greatest size with five cores) and stages
+    (a quarter reads the input; two to six iterations of computing and of disk or network follow).
     """
     rng = np.random.default_rng([seed, 5])
     apps = []
@@ -336,7 +338,7 @@ def ninety_applications(seed: int) -> list[StagedApp]:
 
 
 def _kind(rng: np.random.Generator) -> list[AppStage]:
-    """Stages with shares of the length."""
+    """Draw the stages of one kind, with their shares of the length."""
     disk = float(rng.uniform(60.0, 300.0))
     net = 160.0 * float(rng.uniform(0.0, 1.0))
     stages = [AppStage(0.25, {DISK: disk})]

@@ -17,8 +17,8 @@ LATE_STRETCH: Final = 1.5
 def late_services(told: Conditions, alone_s: Floats) -> Mask:
     """Mask of pods that would miss a service's target.
 
-    It waits for a CPU in a fifth of the time, needs 1.5 times the CPU time of an idle node for a request, or does not
-    answer all.
+    A pod misses it if it waits for a CPU a fifth of the time, needs 1.5 times the CPU time that a request
+    takes on an idle node, or does not answer all requests.
     """
     missed = (told.stall > LATE_STALL) | (told.service_s > LATE_STRETCH * alone_s) | (told.lag > 1e-3)
     return np.asarray(missed)

@@ -5,9 +5,9 @@ joined by a Gaussian copula with the correlations of their logarithms. The prepa
 for every batch task, requests times 0.7, at most 32/15 cores and a fifth of a host's memory for one component; four of
 five applications are batch, four of five of these are elastic with one to four core components; bursty submissions.
 
-Our own, since no figure is published: run times of batch work are log-normal (median 6,000 s, sigma 1.8) and end at a
-tenth of 90 days. The whole of an application stays within ``GREATEST_SHARE`` of the cluster, as a rigid one that
-exceeds it never runs.
+Our own assumptions, since no figure is published: run times of batch work are log-normal (median 6,000 s,
+sigma 1.8) and at most a tenth of 90 days. A whole application stays within ``GREATEST_SHARE`` of the cluster,
+because a rigid application that exceeds the cluster never runs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ QUANTILES: Final = (0.0, 0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 CORES: Final = (0.05, 0.1, 0.3, 1.0, 2.0, 4.0, 4.8, 8.0, 16.0)
 MEMORY_GIB: Final = (0.1, 0.23, 0.8, 2.18, 6.11, 11.1, 15.7, 26.6, 122.0)
 TASKS: Final = (1.0, 1.0, 1.0, 1.0, 4.0, 30.0, 100.0, 500.0, 20010.0)
-"""Quantiles over the jobs that ran when the trace begins. The first column is our assumption: at most half of
-the fifth percentile."""
+"""Quantiles over the jobs that were running when the trace began. The first column is our assumption: at most
+half of the fifth percentile.
+"""
 CORES_TO_MEMORY: Final = 0.585
 TASKS_TO_MEMORY: Final = 0.13
 """Correlations of the logarithms."""
@@ -52,12 +53,14 @@ INTERACTIVE_RUN_S: Final = ((0.05, 0.0, 30.0), (0.9, 30.0, 50430.0), (0.05, 5043
 """(share, from, to) of uniform run times of interactive work."""
 BURST_RATIO: Final = 0.9
 BURST_GAP: Final = 0.1
-"""Nine of ten submissions follow the previous one after a tenth of the mean gap; the others after a long gap."""
+"""Nine of ten submissions follow the previous one after a tenth of the mean gap; the others follow after a
+long gap.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Requests:
-    """Requests of one task of every job (cores, GiB), and tasks of every job."""
+    """For every job, the requests of one task (cores, GiB) and the number of tasks."""
 
     cores: Floats
     memory_gib: Floats
@@ -65,7 +68,7 @@ class Requests:
 
 
 def requests(rng: np.random.Generator, count: int) -> Requests:
-    """``count`` jobs as in the trace, before the published preparation."""
+    """Draw ``count`` jobs as in the trace, before the published preparation."""
     correlations = np.eye(3)
     correlations[0, 1] = correlations[1, 0] = CORES_TO_MEMORY
     correlations[1, 2] = correlations[2, 1] = TASKS_TO_MEMORY

@@ -1,5 +1,5 @@
-"""Two faces of one tree of kernel files: ``RawFs`` answers as system calls do (``rdt.fs.Fs``, plain OSError),
-``SimFs`` as perphd reads the kernel (``perphd.host.fs.KernelFs``, KernelError classes).
+"""Two interfaces to one tree of kernel files. ``RawFs`` answers like system calls (``rdt.fs.Fs``, plain
+OSError), ``SimFs`` as perphd's view of the kernel (``perphd.host.fs.KernelFs``, KernelError classes).
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class RawFs:
         raise refuse(errno.EPERM)
 
     def create(self, path: str) -> None:
-        """Always refused (EACCES; EEXIST): nobody can create a file among the kernel's."""
+        """Always refused (EACCES; EEXIST): programs cannot create files in a kernel file system."""
         parent, name = walk_to_parent(self.root, path)
         raise refuse(errno.EEXIST if name in parent.children else errno.EACCES)
 

@@ -2,8 +2,8 @@
 
 One write(2) is one command, every read at offset 0 computes the content again, and a refusal has the kernel's errno,
 as in kernfs. Two things differ from a real kernel: a zero-length write never arrives here (the real one passes it
-on, where nearly every file ignores it), and poll(2) always says ready, so pressure triggers do not fire.
-flock(2) is kept by this machine's kernel for the whole mount.
+on, where nearly every file ignores it), and poll(2) always reports ready, so pressure triggers do not fire.
+This machine's kernel keeps flock(2) locks for the whole mount.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ACCESS: Final = {os.O_RDONLY: (True, False), os.O_WRONLY: (False, True), os.O_R
 
 
 class MountError(Exception):
-    """The mount failed or did not end properly; the text is for a person."""
+    """The mount failed or did not end properly; the text is for the user."""
 
 
 @dataclass(slots=True)
@@ -219,7 +219,7 @@ def serve(
     (SIGKILL), the mount stays and answers ENOTCONN until it is removed with umount(8).
 
     Raises:
-        MountError: it could not be mounted; the message says what to do.
+        MountError: the tree could not be mounted; the message says what to do.
     """
     try:
         import mfusepy  # loads libfuse, which is not installed everywhere
@@ -252,6 +252,6 @@ def serve(
         if there:
             return  # libfuse reports an end by signal as an error of its loop
         raise MountError(
-            f"{mountpoint}: libfuse could not mount (error {exc}); it said why on standard error. "
+            f"{mountpoint}: libfuse could not mount (error {exc}); see its message on standard error. "
             "It needs /dev/fuse, fusermount3 (Debian package fuse3) and an empty directory of your own"
         ) from exc

@@ -50,7 +50,7 @@ def set_mounts(root: Directory, mounts: Sequence[Mount], more: str = "") -> None
 
 
 def add_locks(root: Directory, lockable: Sequence[Directory]) -> None:
-    """/proc/locks with the flock(2) locks on these directories, in the order in which they were taken."""
+    """Add /proc/locks with the flock(2) locks on these directories, in the order in which they were taken."""
 
     def show() -> str:
         lines: list[str] = []
@@ -70,8 +70,8 @@ def foreign_lock(
 ) -> Iterator[int]:
     """Let another process ``pid`` hold flock(2) on ``place`` during the block. Raises BlockingIOError if it cannot.
 
-    It prevents no reads, writes, creations or removals: it only keeps others from the lock, and the open
-    directory prevents unmounting.
+    The lock prevents no reads, writes, creations or removals. It only keeps others from taking the lock, and
+    the open directory prevents unmounting.
     """
     if not place.try_lock(exclusive=exclusive, pid=pid):
         raise BlockingIOError(f"the lock is held by {place.flocks}")
@@ -87,14 +87,14 @@ def foreign_lock(
 
 
 def add_cpu_times(root: Directory, tree: CgroupTree, clock: Callable[[], float]) -> None:
-    """/proc/stat: what all CPUs have run since boot. ``clock``: seconds since then."""
+    """Add /proc/stat, the CPU time of all CPUs since boot. ``clock``: seconds since boot."""
     proc = root.make("/proc")
     if "stat" not in proc.children:
         proc.add("stat", lambda: _stat(tree, clock()))
 
 
 def add_host_files(root: Directory, tree: CgroupTree, clock: Callable[[], float]) -> None:
-    """/proc/stat and other files about the whole host. ``clock``: seconds since its boot."""
+    """Add /proc/stat and other files about the whole host. ``clock``: seconds since its boot."""
     add_cpu_times(root, tree, clock)
     proc = root.make("/proc")
     missing = {

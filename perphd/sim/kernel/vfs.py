@@ -248,7 +248,7 @@ class Directory:
         _check_mode(self, caller_uid.get(), wanted)
 
     def try_lock(self, *, exclusive: bool, pid: int = OWN_PID) -> bool:
-        """flock(2) by process ``pid`` without waiting: True if it succeeded; release it with ``unlock``."""
+        """flock(2) by process ``pid`` without waiting: True if the lock was taken; release it with ``unlock``."""
         if any(exclusive or held.exclusive for held in self.flocks):
             return False
         self.flocks.append(Flock(pid, exclusive))

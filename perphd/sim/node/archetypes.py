@@ -20,7 +20,7 @@ from perphd.domain.workload import Kind
 from perphd.sim.node.workload import Code, IoUse, MemoryUse, NodeWorkload, Requests
 
 FOLDERS: Final = (Path(__file__).parents[3] / "profiles", Path("/usr/share/perphd/profiles"))
-"""Folders with archetypes: a checkout's, then the package's."""
+"""Folders with archetypes: of a checkout, then of the installed package."""
 _TOP: Final = frozenset("name kind summary source assumed threads pollution code requests memory io".split())
 _SHARES: Final = frozenset({"smt_speed", "hot_share", "hot_hits"})
 _Part = TypeVar("_Part", Code, Requests, MemoryUse, IoUse)
@@ -127,7 +127,7 @@ def _part(kind: type[_Part], name: str, table: Mapping[str, Any]) -> _Part:
             raise ValueError(f"[{name}] {key} is {value!r}; give a number")
         if value < 0 or (key in _SHARES and value > 1):
             raise ValueError(
-                f"[{name}] {key} is {value}; it lies {'in 0..1' if key in _SHARES else 'from 0 on'}"
+                f"[{name}] {key} is {value}; allowed: {'0 to 1' if key in _SHARES else '0 or more'}"
             )
         values[key] = value if key == "clients" else float(value)
     positive = {
@@ -141,5 +141,5 @@ def _part(kind: type[_Part], name: str, table: Mapping[str, Any]) -> _Part:
     }
     for key in positive & set(values):
         if not values[key]:
-            raise ValueError(f"[{name}] {key} is 0; it must be more")
+            raise ValueError(f"[{name}] {key} is 0; give a positive number")
     return kind(**values)

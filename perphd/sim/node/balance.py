@@ -22,7 +22,9 @@ from perphd.sim.node.state import DRAIN_S, State
 _CHANNEL_DELAY: Final = 0.30
 _QUEUED_CYCLES: Final = 0.6
 _HIT_TRAFFIC: Final = 0.5
-"""Part of a cache hit's line that counts against a throttled core: the delay lies between it and the shared cache."""
+"""Part of a cache hit's line that counts against a throttled core, because the delay acts between the core
+and the shared cache.
+"""
 # Wake-up delay per request: ms when batch has the weight of a waking thread, and its growth with that weight.
 _WAKE_S: Final = 0.75e-3
 _WAKE_POWER: Final = 1.9
@@ -40,8 +42,8 @@ class Flow:
     ``ips``: instructions per second of a busy CPU [B,W,D]; ``service``: CPU time of an operation; ``wake``: delay of
     a waking thread; ``stall_memory``, ``stall_io``: waiting per operation (s); ``bandwidth``, ``pressure``: bytes per
     second to and from memory, and into the cache [B,W,D]; ``own_disk_s``, ``own_link_s``: an operation's time on an
-    idle disk and link; ``speed``: instructions per CPU second over all domains; ``usage_cap``: CPU time that limits
-    of disk and link leave; ``on_link_s``: an operation's time on the link as it is.
+    idle disk and link; ``speed``: instructions per CPU second over all domains; ``usage_cap``: CPU time
+    possible under the limits of disk and link; ``on_link_s``: an operation's time on the present link.
     """
 
     ips: Array
@@ -65,7 +67,7 @@ class Flow:
     on_link_s: Array
 
     def hold_to(self, usage: Array, lra: npt.NDArray[np.bool_]) -> None:
-        """Scale the results to the CPU time that was actually available."""
+        """Scale the results to the CPU time that was available."""
         usage = np.minimum(usage, self.usage_cap)
         scale = np.where(self.usage > 0, usage / np.maximum(self.usage, _TINY), 1.0)
         self.bandwidth = self.bandwidth * scale[..., None]
@@ -201,7 +203,7 @@ class Balance:
     def follow(
         self, state: State, rows: Grants, flow: Flow, damping: float, dt_s: float | None = None
     ) -> None:
-        """Move the state towards the results; the cache only as far as ``dt_s`` allows, if given."""
+        """Move the state towards the results; if ``dt_s`` is given, the cache moves only as far as it allows."""
         people, machine = self._people, self._machine
         is_batch = self._is_batch
         state.rate, state.free_rate = flow.rate, flow.free_rate

@@ -1,4 +1,5 @@
-"""Shared queues (memory channels, disk, link): delay as a function of use, and the congestion that balances both.
+"""Shared queues (memory channels, disk, link): delay as a function of use, and the congestion at which the
+two balance.
 
 The delay factor of a resource is 1 + its congestion ``x``, at present with x = u^2 / (1 - u) at utilisation u. Each
 user's demand falls as x rises; the balance is found by Newton steps on log x, which also carries over from tick to
@@ -16,7 +17,7 @@ from perphd.sim.node.physics import PRESENT, Physics
 
 MIN: Final = 1e-6
 MAX: Final = 1e4
-_STEP: Final = 2.0  # largest change of log x at once
+_STEP: Final = 2.0  # largest change of log x in one step
 
 
 def balance(congestion: Array, offered: Array, slope: Array, physics: Physics = PRESENT) -> Array:
@@ -26,7 +27,7 @@ def balance(congestion: Array, offered: Array, slope: Array, physics: Physics = 
         congestion: x now.
         offered: demand over capacity at x.
         slope: its derivative by x (not positive).
-        physics: has the form of the queue.
+        physics: defines the form of the queue.
     """
     x = congestion
     used, rise = physics.utilisation(x), physics.utilisation_slope(x)

@@ -1,9 +1,9 @@
 """How the scheduler divides the CPUs: weighted max-min fairness, restricted by cpusets, wasting nothing.
 
-In rounds, every claim asks for the CPU time that it lacks, first on CPUs without other claims, then wherever something
-is free; contended CPUs are divided by weight. A group's weight is spread over the CPUs that it asks for, as the kernel
-does with a group's shares. The division is computed over classes of equivalent CPUs: with plain numbers for a single
-moment, with arrays for many alternatives. Tests compare the two.
+In rounds, every claim asks for the CPU time that it lacks, first on CPUs without other claims, then on any
+CPU with free time; contended CPUs are divided by weight. A group's weight is spread over the CPUs that it
+asks for, as the kernel does with a group's shares. The division is computed over classes of equivalent CPUs:
+with plain numbers for a single moment, with arrays for many alternatives. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def divide_one(
     Args:
         sizes: CPUs of each class.
         members: indices of the claims that may use each class.
-        weights: of each claim, against the others'.
+        weights: weight of each claim relative to the others.
         demands: cores that each claim wants.
     """
     free = list(sizes)

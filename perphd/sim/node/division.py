@@ -15,7 +15,7 @@ from perphd.sim.node.state import DRAIN_S, State
 
 _WAKER_BONUS: Final = 1.5  # in shares, for threads that sleep between bursts
 _LRA_RIVAL: Final = 0.3  # share of the wake-up delay if the neighbour is an LRA, which soon sleeps again
-_PLAIN_SIZE: Final = 40  # workloads x classes up to which plain numbers are faster than arrays
+_PLAIN_SIZE: Final = 40  # number of workloads x classes up to which plain numbers are faster than arrays
 _TINY: Final = 1e-12
 
 
@@ -23,8 +23,9 @@ _TINY: Final = 1e-12
 class Cpu:
     """The present division of the CPUs: [B,W] unless stated otherwise.
 
-    ``entitled``: cores that each gets if it asks for all that it can use (``most``); ``usage``: with what everybody
-    wants now; ``domain`` [B,W,D]: share of each one's time in each domain; ``smt``: speed left by busy siblings,
+    ``entitled``: cores that each workload gets if it asks for all that it can use (``most``); ``usage``:
+    cores in use at the present demands; ``domain`` [B,W,D]: share of each workload's time in each domain;
+    ``smt``: speed left by busy siblings,
     ``overlap``: how often they are busy. ``ratio``: weight of the thread running where a waking thread wants to run,
     over its own; ``hit``: how often there is one; ``idle``: share of its allowed CPUs that are idle (0 where that does
     not matter); ``mix``, ``near``: foreign work in its private caches, and beside it.

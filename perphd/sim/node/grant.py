@@ -1,4 +1,4 @@
-"""Grants in force for all workloads: one moment as values, or many alternatives as arrays for a sweep."""
+"""Grants in force for all workloads: values for a single moment, or arrays of many alternatives for a sweep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from perphd.sim.node.machine import Machine
 Array = npt.NDArray[np.float64]
 
 IDLE_WEIGHT: Final = 100 * 3 / 1024
-"""Weight of cpu.idle = 1 on cpu.weight's scale (the kernel's WEIGHT_IDLEPRIO of 3, where 1024 is 100)."""
+"""Weight of cpu.idle = 1 on cpu.weight's scale (the kernel's WEIGHT_IDLEPRIO is 3 on a scale where 1024
+corresponds to 100).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,9 @@ class Grant:
     """Resources of one workload. Empty ``cpus``: all CPUs; empty ``masks``/``mba_pct``: all ways, no throttle.
 
     ``weight`` counts on cpu.weight's scale; ``idle``: cpu.idle. ``limit_cores``: cpu.max.
-    ``memory_bytes``: memory.high or max, whichever is lower; ``protected_bytes``: memory.low.
-    ``masks`` and ``mba_pct``: one per L3 domain. ``disk_bytes_per_s``, ``net_bytes_per_s``: caps of its own.
+    ``memory_bytes``: the lower of memory.high and memory.max; ``protected_bytes``: memory.low.
+    ``masks`` and ``mba_pct``: one per L3 domain. ``disk_bytes_per_s``, ``net_bytes_per_s``: caps of this
+    workload.
     """
 
     cpus: CpuSet = field(default_factory=CpuSet)

@@ -1,8 +1,8 @@
 """Performance of an LRA with its available CPUs: response time and rate in closed and open loops, percentiles.
 
-Closed loops by approximate mean-value analysis, open ones by the M/G/k waiting probability of Sakasegawa.
+Closed loops use approximate mean-value analysis, open loops Sakasegawa's waiting probability for M/G/k.
 Calibrated on MariaDB under sysbench beside CPU-bound batch on two cores (tests/sim holds the measured figures).
-Arrays [B,W]; entries of batch jobs are computed along and not used.
+Arrays [B,W]; entries of batch jobs are computed but not used.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def closed_step(
         rate: requests/s now; the step starts there.
         clients: requests in the loop.
         service_s: CPU time of a request.
-        serial_s: the section that only one can be in.
+        serial_s: time in the section that admits one request at a time.
         other_s: everything else that a request waits for.
-        entitled: cores that it gets if it asks for all.
-        servers: CPUs that it can use at once.
+        entitled: cores that the LRA gets if it asks for all.
+        servers: CPUs that the LRA can use at once.
     """
     others = np.maximum(clients - 1.0, 0.0) / np.maximum(clients, _TINY)
     slot = service_s / entitled
@@ -105,23 +105,23 @@ def open_loop(
     """Response to requests of an open loop.
 
     Args:
-        offered: requests/s that arrive, and that wait from before and are served now.
-        backlog: requests that wait from before.
+        offered: requests/s that arrive, plus waiting ones that are served now.
+        backlog: requests that were already waiting.
         service_s: CPU time of a request.
-        serial_s: the section that only one can be in.
+        serial_s: time in the section that admits one request at a time.
         other_s: everything else that a request waits for.
-        held_s: the part of it during which it holds a thread.
-        threads: requests that can be in work at once.
-        entitled: cores that it gets if it asks for all.
-        servers: CPUs that it can use at once.
+        held_s: the part of ``other_s`` during which the request holds a thread.
+        threads: requests that can be processed at once.
+        entitled: cores that the LRA gets if it asks for all.
+        servers: CPUs that the LRA can use at once.
         bursts: (1 + cv^2) / 2 of arrivals and service.
-        physics: has the form of waiting.
+        physics: defines the form of waiting.
     """
     cpu_limit = BUSY_MAX * entitled / service_s
     limit = np.minimum(cpu_limit, threads / np.maximum(service_s + held_s, _TINY))
     limit = np.minimum(limit, BUSY_MAX / np.maximum(serial_s, _TINY))
     rate = np.minimum(offered, limit)
-    # A burst gets more than the fair share: threads that slept are owed time.
+    # A burst gets more than the fair share, because the scheduler owes time to threads that slept.
     burst_cores = entitled + _BURST_CREDIT * (servers - entitled)
     busy = rate * service_s / burst_cores
     alone = service_s / pace(busy, entitled, servers, physics.pace_power)
@@ -136,7 +136,9 @@ def open_loop(
 
 
 def quantiles(loop: Loop, sigma: Array, physics: Physics = PRESENT) -> tuple[Array, Array, Array]:
-    """p50, p95, p99 (s): a log-normal response, plus a wait (at present exponential) that ``loop.queued`` have."""
+    """p50, p95, p99 (s): a log-normal response, plus a wait (at present exponential) for the share
+    ``loop.queued`` of the requests.
+    """
     mean = loop.response_s
     median = mean / np.exp(sigma * sigma / 2.0)
 

@@ -25,7 +25,7 @@ class Steps:
 
     def __post_init__(self) -> None:
         if list(self.steps) != sorted(self.steps):
-            raise ValueError("steps must be in the order of time")
+            raise ValueError("steps must be in order of time")
 
     def at(self, now_s: float) -> float:
         """The factor of the last step before this time."""

@@ -21,9 +21,10 @@ class Machine:
     """The host's components: per socket one L3 cache and one memory node with its channels; one disk, one link.
 
     CPUs are numbered as x86 firmware does: first one thread of every core, then the others.
-    ``l3_bytes``, ``llc_ways``, ``memory_bytes_per_s``: of one socket. ``core_bytes_per_s``: what a single core can
-    draw. ``mba_levels_pct``: the throttle levels that the hardware has (it rounds a request up to one of them).
-    ``physics``: the forms of its laws.
+    ``l3_bytes``, ``llc_ways``, ``memory_bytes_per_s``: of one socket. ``core_bytes_per_s``: bandwidth that a
+    single core can draw. ``mba_levels_pct``: the throttle levels that the hardware has (it rounds a request
+    up to one of them).
+    ``physics``: the laws of this machine.
     """
 
     sockets: int = 1
@@ -123,7 +124,7 @@ SILVER_4110: Final = Machine(
     ghz=2.1,
     memory_bytes_per_s=80e9,
 )
-"""The Perph paper's node: 2 x Xeon Silver 4110, 187 GB. Six DDR4-2400 channels a socket (115 GB/s on paper)."""
+"""The Perph paper's node: 2 x Xeon Silver 4110, 187 GB. Six DDR4-2400 channels per socket (115 GB/s nominal)."""
 
 SILVER_4114: Final = Machine(
     sockets=1,

@@ -1,9 +1,10 @@
 """The node: from grants and loads to usage, performance and pressure of every workload.
 
 All parts meet in one balance: the CPU time of an operation depends on cache, memory channels, neighbours and
-hyperthreads; how much of them others use depends on their operations per second, which depends on all of these again.
-``Node.solve`` iterates to the balance of a steady state, for one moment or for thousands of alternatives at once;
-``Node.step`` advances a state by a short time, in which caches fill, backlogs grow and memory follows.
+hyperthreads; the neighbours' use of these depends on their operations per second, which in turn depends on
+all of these. ``Node.solve`` iterates to the balance of a steady state, for one moment or for thousands of
+alternatives at once; ``Node.step`` advances a state by a short time, in which caches fill, backlogs grow and
+memory follows.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from perphd.sim.node.workload import NodeWorkload
 
 _RESERVE: Final = 0.03  # of the host's memory, for the kernel
 _SETTLE_S: Final = 0.4  # private caches and load balancing follow a change within this time constant
-_ROUNDS: Final = 40  # at most; few alternatives need more than six
+_ROUNDS: Final = 40  # maximum; few alternatives need more than six
 _INNER: Final = 3
-_LEAP: Final = 0.04  # relative change of a rate in one pass that calls for more of them
+_LEAP: Final = 0.04  # relative change of a rate in one pass above which more passes follow
 _CATCH_UP: Final = 3
 _STILL: Final = 1e-3  # relative change in a round at which an alternative has settled
 _TINY: Final = 1e-12
@@ -83,7 +84,7 @@ class Node:
         return started(self.machine, self.people, self._full_speed, count, warm=warm)
 
     def carry_on(self, state: State, other: Node) -> State:
-        """The state of this node after workloads came and went since ``state``, which belonged to ``other``."""
+        """The state of this node after workloads arrived or left since ``state``, which belonged to ``other``."""
         return carried(self.start(state.rate.shape[0]), self.people, state, other.people)
 
     def step(
@@ -97,7 +98,7 @@ class Node:
     ) -> Outcomes:
         """Advance ``state`` by ``dt_s`` seconds and return the outcomes of that time.
 
-        ``state.resident`` (page cache in memory) is the caller's: it knows limits and reclaim.
+        The caller maintains ``state.resident`` (page cache in memory), because it knows limits and reclaim.
 
         Args:
             state: changed in place; one alternative.

@@ -13,12 +13,12 @@ class Outcome:
     """Performance of one workload. Rates are per second of wall time; latencies are 0 for batch.
 
     ``offered_per_s``: requests that arrive (in a closed loop: requests answered). ``runnable``: threads that
-    run or want to; ``run_delay_cores``: those that wait. ``service_s``: CPU time of one operation;
+    run or wait for a CPU; ``run_delay_cores``: those that wait. ``service_s``: CPU time of one operation;
     ``speed``: instructions per CPU second relative to an idle node with the whole cache.
     ``mips``: million instructions per second; ``cpi``: cycles per instruction; ``occupancy_bytes``,
     ``bandwidth_bytes_per_s``: last-level cache held and memory traffic, over all domains.
     ``*_some``, ``*_full``: shares of the time, as PSI defines them. ``oom``: its memory does not fit its limit.
-    ``throttled``: share of the time that cpu.max holds it back.
+    ``throttled``: share of the time in which cpu.max throttles it.
     """
 
     usage_cores: float

@@ -1,7 +1,8 @@
 """Exchangeable laws of the model: caches, memory channels, queues, threads of a core.
 
-The archetypes were calibrated with ``PRESENT``, which perphd's own prior partly assumes as well. The policy bench draws
-other laws by seed (``tools.bench.policies.worlds``), so that results do not depend on the authors' choice.
+The archetypes were calibrated with ``PRESENT``, which perphd's prior partly assumes as well. The policy bench
+draws other laws by seed (``tools.bench.policies.worlds``), so that results do not depend on the authors'
+choice.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _TINY: Final = 1e-12
 
 
 class MissCurve(StrEnum):
-    """Misses over cache, between all of the swing (no cache) and none (endless cache), at ``u`` = cache / scale."""
+    """Form of the miss curve at ``u`` = cache / scale: it falls from the whole swing (no cache) to 0
+    (infinite cache).
+    """
 
     EXPONENTIAL = "exponential"  # exp(-u)
     PARETO = "pareto"  # (1 + u / 2)^-2: a long tail
@@ -35,7 +38,7 @@ class ChannelQueue(StrEnum):
 
 
 class Waiting(StrEnum):
-    """Probability that a request waits for a CPU, and how the tail of waiting falls."""
+    """Probability that a request waits for a CPU, and the form of the waiting time's tail."""
 
     SAKASEGAWA = "sakasegawa"  # busy^(sqrt(2 (m + 1)) - 1), exponential
     HALFIN_WHITT = (
@@ -47,11 +50,12 @@ class Waiting(StrEnum):
 class Physics:
     """One set of laws.
 
-    ``overlap_power``: how the loss to a busy sibling grows with how often it is busy. ``pace_power``: how soon a
-    group's limited share slows its threads. ``mix_half``: share of foreign CPU time at which half of the damage to
-    private caches is done: near 0, a little foreign work is enough, and only exclusive CPUs keep warm caches;
+    ``overlap_power``: exponent of the loss to a busy sibling over the share of time in which it is busy.
+    ``pace_power``: how soon a group's limited share slows its threads. ``mix_half``: share of foreign CPU
+    time at which half of the damage to private caches is done: near 0, a little foreign work is enough, and
+    only exclusive CPUs keep warm caches;
     ``mix_scale``: factor on that damage. ``halt_ms``: delay of a request for waking a halted CPU, if all of its CPUs
-    are idle; CPUs kept awake by batch answer at once.
+    are idle; CPUs that batch keeps awake respond at once.
     """
 
     misses: MissCurve = MissCurve.EXPONENTIAL

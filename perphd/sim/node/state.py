@@ -24,12 +24,14 @@ _SHARED = frozenset({"channels", "disk", "link"})  # fields of the node, not of 
 class State:
     """State for B alternatives of W workloads in D domains: [B,W] unless stated otherwise.
 
-    ``rate``: operations per second, ``free_rate``: those if it had all CPUs it may use; ``occupancy``: bytes of
-    cache [B,W,D]; ``channels`` [B,D], ``disk``, ``link`` [B,1]: congestion; ``mix_cost``: CPU time of a request over
-    that of an undisturbed one, as it has settled; ``runnable``: threads that run or want to; ``backlog``: requests
-    still waiting; ``resident``: page cache in memory; ``service``: CPU time of an operation (s); ``stalled``: waiting
-    for disk, link and memory per operation (s). ``last``: how the CPUs were divided in the last step of a single
-    moment, and for which grants: a good start for the next step.
+    ``rate``: operations per second; ``free_rate``: the same if the workload had all CPUs that it may use;
+    ``occupancy``: bytes of cache [B,W,D]; ``channels`` [B,D], ``disk``, ``link`` [B,1]: congestion;
+    ``mix_cost``: settled ratio of a request's CPU time to that of an undisturbed one; ``runnable``:
+    threads that run or wait for a CPU; ``backlog``: requests still waiting; ``resident``: page cache in
+    memory;
+    ``service``: CPU time of an operation (s); ``stalled``: waiting for disk, link and memory per operation
+    (s). ``last``: division of the CPUs in the last step of a single moment, and its grants: a good start for
+    the next step.
     """
 
     rate: Array
@@ -80,7 +82,7 @@ def started(machine: Machine, people: Population, full_speed: Array, count: int,
 
 
 def carried(new: State, people: Population, old: State, before: Population) -> State:
-    """``new`` with the values in ``old`` of workloads that are in both populations."""
+    """``new``, with the values from ``old`` for workloads that are in both populations."""
     place = {work.name: index for index, work in enumerate(before.workloads)}
     stay = [(i, place[w.name]) for i, w in enumerate(people.workloads) if w.name in place]
     for name in ARRAYS:

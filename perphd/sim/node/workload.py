@@ -15,13 +15,14 @@ from perphd.domain.workload import Kind
 class Code:
     """The program's use of a processor and its caches.
 
-    ``instructions``: of one operation. ``cpi``: cycles per instruction without last-level-cache misses;
-    ``miss_cycles``: what each miss adds on an idle memory bus (what is not hidden by other work).
-    Misses per kilo-instruction with ``x`` bytes of last-level cache are
-    ``mpki_floor + mpki_swing * exp(-x / mpki_scale_bytes)``: the form that fits measured programs best.
+    ``instructions``: instructions of one operation. ``cpi``: cycles per instruction without last-level-cache
+        misses;
+    ``miss_cycles``: cycles that each miss adds on an idle memory bus (the part that other work does not
+    hide). Misses per kilo-instruction with ``x`` bytes of last-level cache are ``mpki_floor + mpki_swing *
+    exp(-x / mpki_scale_bytes)``: the form that fits measured programs best.
     ``refs_pki``: requests that leave the private caches; ``writeback``: bytes written per byte missed.
-    ``footprint_bytes``: the most cache that it can fill. ``smt_speed``: speed of one hardware thread while its
-    sibling is busy too, relative to having the core alone.
+    ``footprint_bytes``: the most cache that the program can fill. ``smt_speed``: speed of one hardware thread
+    while its sibling is busy too, relative to its speed alone on the core.
     """
 
     instructions: float
@@ -53,11 +54,12 @@ class Requests:
     one request at a time (locks, the log); ``wait_ms``: waiting that does not depend on this host. ``crosstalk``: CPU
     time that every further core in use adds to a request (cache lines that travel: Gunther's kappa); ``switch_cost``:
     CPU time lost if many more threads want to run than there are CPUs. ``mix_cost``: CPU time added by neighbours that
-    run on the same CPUs between its own bursts (private caches), ``mix_relief`` of it spared when they are equals with
-    long slices; ``neighbour_cost``: added by neighbours on other CPUs of the same last-level cache, in addition to the
-    cache model. ``spread``: of the logarithm of undisturbed latencies; ``bursts``: (1 + cv^2) / 2 of arrivals and
-    service. ``queue_limit``: requests of an open loop that may wait; its clients send no more until some are answered
-    (0: as many as come in two seconds).
+    run on the same CPUs between its own bursts (private caches), ``mix_relief`` of it saved when they are
+    equals with long slices; ``neighbour_cost``: CPU time added by neighbours on other CPUs of the same
+    last-level cache, in addition to the cache model. ``spread``: standard deviation of the logarithm of
+    undisturbed latencies;
+    ``bursts``: (1 + cv^2) / 2 of arrivals and service. ``queue_limit``: requests of an open loop that may
+    wait; its clients send no more until some are answered (0: as many as arrive in two seconds).
     """
 
     clients: int | None = None
@@ -101,7 +103,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class IoUse:
-    """Disk and network use of one operation. ``disk_ops``: operations that it waits for, one after the other."""
+    """Disk and network use of one operation. ``disk_ops``: disk operations that it waits for, one after another."""
 
     disk_ops: float = 0.0
     disk_read_bytes: float = 0.0

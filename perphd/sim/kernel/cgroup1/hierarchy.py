@@ -32,7 +32,9 @@ Factory = Callable[["V1Group", Controller | None], Controller]
 
 
 class V1Group:
-    """One group of one hierarchy. ``managed``: a service manager made it, and initialised what a new group lacks."""
+    """One group of one hierarchy. ``managed``: a service manager made the group and initialised the values
+    that a new group lacks.
+    """
 
     def __init__(
         self,
@@ -130,8 +132,8 @@ class V1Hierarchy:
     Groups of the v2 tree appear and disappear here as they do there; a group created only here has no
     simulated work until one with that path is created.
 
-    A task moves as a whole process, in this hierarchy only; its work is still accounted in its previous
-    group.
+    A move affects the whole process of a task, in this hierarchy only; the process's work is still accounted
+    in its previous group.
     """
 
     def __init__(self, directory: Directory, factories: dict[str, Factory], tree: CgroupTree) -> None:

@@ -22,7 +22,7 @@ _FACTORIES: Final[Mapping[str, Factory]] = {
     "pids": V1Pids,
 }
 HIERARCHIES: Final = ("cpu,cpuacct", "cpuset", "memory", "blkio", "freezer", "pids")
-"""As systemd mounted them in its legacy mode: directory names, which are the controllers bound to each."""
+"""Hierarchies as systemd mounted them in its legacy mode; a directory's name lists the controllers bound to it."""
 
 
 def mount_v1(

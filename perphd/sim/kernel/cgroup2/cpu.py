@@ -11,7 +11,7 @@ from perphd.sim.kernel.cgroup2.rules import FileSpec, Kernel
 from perphd.sim.kernel.vfs import refuse
 
 IDLE_SHARES: Final = 3
-"""Weight of a group with cpu.idle = 1, where an ordinary one weighs 1024 (the kernel's WEIGHT_IDLEPRIO)."""
+"""Weight of a group with cpu.idle = 1 (the kernel's WEIGHT_IDLEPRIO); an ordinary group weighs 1024."""
 IDLE_WEIGHT: Final = 100 * IDLE_SHARES / 1024
 """The same on cpu.weight's scale."""
 _LEAST_NICE: Final = -20

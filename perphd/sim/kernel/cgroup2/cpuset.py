@@ -29,7 +29,7 @@ _PARENT_MEMBER: Final = "Parent is not a partition root"
 
 
 class Machine(Protocol):
-    """The data that a cpuset needs from the tree."""
+    """The part of the tree that a cpuset needs."""
 
     online: CpuSet
     nodes: CpuSet
@@ -40,7 +40,7 @@ class Cpuset:
     """State and files of one group's cpuset; the root's has no parent and is always a valid partition.
 
     ``taken``: CPUs given to partitions below. ``state`` and ``valid``: the requested state, and whether it is
-    valid. ``holds_tasks`` is about the group itself, ``populated`` about it and its descendants.
+    valid. ``holds_tasks`` refers to the group itself, ``populated`` to the group and its descendants.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Cpuset:
             self._invalidate(_PARENT_MEMBER if parent.state == MEMBER else _PARENT_INVALID)
             return
         if not cpus:
-            return  # 6.1 checks no further, and its CPUs stay taken
+            return  # 6.1 stops checking here, and the CPUs stay taken
         gone = (self.cpus - cpus) & parent.taken
         new = (cpus & parent._allowed()) - parent.taken
         if not self.valid and any(other.cpus & self.cpus for other in self._siblings()):

@@ -204,7 +204,7 @@ class SimCgroup:
     # -- controllers --------------------------------------------------------------------------------
 
     def attach(self, controller: str) -> None:
-        """Enable a controller from the parent: its files appear."""
+        """Enable a controller on behalf of the parent: its files appear."""
         if self.parent is None or (self.threaded and controller not in THREADED):
             return
         if controller == "cpuset":
@@ -213,7 +213,7 @@ class SimCgroup:
             self.put(spec)
 
     def detach(self, controller: str) -> None:
-        """Disable a controller from the parent: its files and values vanish."""
+        """Disable a controller on behalf of the parent: its files and values vanish."""
         if controller == "cpuset" and self.cpuset is not None:
             self.cpuset.set_partition(MEMBER)
         for spec in self._specs(controller):
@@ -256,7 +256,7 @@ class SimCgroup:
         self.directory.add(spec.name, spec.read, write, per_open=spec.per_open)
 
     def write_subtree(self, data: bytes) -> None:
-        """Write cgroup.subtree_control: applied as a whole or not at all."""
+        """Write cgroup.subtree_control; the write is applied as a whole or not at all."""
         words = formats.text_of(data).split()
         if any(word[0] not in "+-" or word[1:] not in CONTROLLERS for word in words):
             raise refuse(errno.EINVAL)

@@ -9,7 +9,7 @@ from typing import Final
 from perphd.sim.kernel.vfs import Reader, Writer
 
 CONTROLLERS: Final = ("cpuset", "cpu", "io", "memory", "pids")
-"""In the order in which the kernel lists them (hugetlb, rdma and misc are not built in)."""
+"""Controllers in the kernel's order (hugetlb, rdma and misc are not built in)."""
 THREADED: Final = frozenset({"cpuset", "cpu", "pids"})
 """Controllers that a threaded group may have."""
 DISK: Final = "254:0"

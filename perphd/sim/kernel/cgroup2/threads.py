@@ -50,7 +50,7 @@ def can_be_thread_root(group: SimCgroup) -> bool:
 
 
 def is_valid_domain(group: SimCgroup) -> bool:
-    """True if processes may be here: no ancestor is the root of a threaded subtree."""
+    """True if the group may contain processes: no ancestor is the root of a threaded subtree."""
     if group.threaded:
         return False
     return not any(

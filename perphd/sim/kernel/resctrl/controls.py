@@ -86,7 +86,7 @@ class Controls:
         return max((schema.resource.width for schema in self.schemas), default=0)
 
     def schema(self, name: str) -> Schema | None:
-        """By its name in ``schemata``."""
+        """The schema with this name in ``schemata``."""
         return self._by_name.get(name)
 
     def domains(self, schema: Schema) -> Iterator[Domain]:

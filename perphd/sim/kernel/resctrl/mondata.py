@@ -1,4 +1,4 @@
-"""``mon_data`` of a group: one directory a cache, under Sub-NUMA Clustering with one more for each of its nodes."""
+"""``mon_data`` of a group: one directory per cache and, under Sub-NUMA Clustering, one more for each of its nodes."""
 
 from __future__ import annotations
 

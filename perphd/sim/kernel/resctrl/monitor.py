@@ -97,10 +97,11 @@ class Monitor:
     def set_condition(
         self, domain_id: int, event: str, condition: str | None, *, of_nodes: bool = True
     ) -> None:
-        """Let the event read this (``Unavailable``, ``Error``) in a domain (a cache id); None: numbers again.
+        """Make the event read ``condition`` (``Unavailable``, ``Error``) in a domain (a cache id); None:
+        numbers again.
 
-        Without ``of_nodes``, only the sums over Sub-NUMA nodes do: some kernels report 0 there after a node's
-        first CPU went offline.
+        Without ``of_nodes``, this affects only the sums over Sub-NUMA nodes: some kernels report 0 there
+        after a node's first CPU went offline.
         """
         for key in ((domain_id, event, False), *(((domain_id, event, True),) if of_nodes else ())):
             if condition is None:

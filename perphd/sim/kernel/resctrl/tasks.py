@@ -43,7 +43,7 @@ class Threads:
             yield from (tid for tid in tids if tid not in self._zombies)
 
     def exists(self, tid: int) -> bool:
-        """True if it was started and not yet reaped."""
+        """True if the thread was started and not yet reaped."""
         return any(tid in tids for tids in self._processes.values())
 
     def caller(self) -> int:
@@ -96,8 +96,8 @@ class Membership:
     def members(self, group: Group, *, can_allocate: bool) -> Iterator[int]:
         """Threads that the group's tasks file lists. A control group lists those of its monitor groups too.
 
-        A machine that can only monitor lists none in a control group, the root included: the kernel asks for the
-        CLOSID there only if it can allocate.
+        On a machine that can only monitor, control groups including the root list none, because the kernel
+        compares CLOSIDs only if it can allocate.
         """
         if group.kind is Kind.CONTROL and not can_allocate:
             return

@@ -27,7 +27,7 @@ from perphd.sim.kernel.vfs import Directory, Reader, Writer, refuse
 
 MOUNT_POINT: Final = "/sys/fs/resctrl"
 _OPTIONS: Final = ("cdp", "cdpl2", "mba_MBps", "debug")
-"""In the order in which /proc/mounts shows them."""
+"""Mount options in the order in which /proc/mounts shows them."""
 
 
 class ResctrlTree:
@@ -131,7 +131,7 @@ class ResctrlTree:
         return self._clock() if self._clock is not None else self.now_s
 
     def ids_of(self, tid: int, cpu: int) -> tuple[int, int]:
-        """(CLOSID, RMID) that a thread runs with on a CPU (resctrl.rst, "Resource allocation rules")."""
+        """(CLOSID, RMID) of a thread while it runs on a CPU (resctrl.rst, "Resource allocation rules")."""
         closid, rmid = self.membership.ids(tid)
         of_cpu = self.cpu_ids(cpu)
         return closid or of_cpu[0], rmid or of_cpu[1]
