@@ -1,11 +1,11 @@
 """The agent: one tick of sample -> learn -> decide -> enforce -> record, and all requests to it.
 
 It owns all mutable state of the running daemon. Time comes in with every tick (simulated hosts run in virtual
-time). On a real host a clock may be given, because reading SLIs takes a while.
+time). A real host may also pass a clock, because reading SLIs takes time.
 
 ``state`` holds shared state, ``control_loop`` runs the ticks, ``workload_registry`` lists workloads,
-``modes`` knows which workloads are enforced, ``protections`` what protects each LRA, and ``status``
-summarises it.
+``modes`` knows which workloads are enforced, ``protections`` knows what protects each LRA, and ``status``
+summarises the state.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 
 class Agent:
-    """See the module. Not thread-safe: everything runs on one event loop; ticks never overlap."""
+    """The agent; see the module. Not thread-safe: everything runs on one event loop, and ticks never overlap."""
 
     def __init__(self, config: Config, parts: Parts, clock: Callable[[], float] | None = None) -> None:
         self._state = State.at_start(config, parts, clock)
@@ -78,7 +78,7 @@ class Agent:
             parts.queue.attach(QueueRoom(self._state, self._modes, self._registry))
 
     async def tick(self, now_s: float, period_s: float | None = None) -> None:
-        """One tick at ``now_s`` (monotonic seconds). Failures of single workloads do not abort it.
+        """Run one tick at ``now_s`` (monotonic seconds). Failures of single workloads do not abort it.
 
         ``period_s``: the planned time since the previous tick; by default the configured period.
         """
@@ -153,7 +153,7 @@ class Agent:
         return () if order is None else await asyncio.to_thread(order.broken, specs)
 
     def bands(self) -> tuple[str, ...]:
-        """What each declared band has on this host, and what is used where the best mechanism is absent."""
+        """The mechanisms of each declared band on this host, and the substitutes for missing ones."""
         return band_lines(self._state, self._modes)
 
     def contended(self) -> tuple[ContendedDevice, ...]:
@@ -168,7 +168,7 @@ class Agent:
 
     @property
     def topology(self) -> Topology:
-        """The host's processors, as of the last round."""
+        """The host's processors at the last round."""
         return self._state.topology
 
     @property
@@ -181,8 +181,8 @@ class Agent:
         return self._state.parts.executor.enforceable(spec)
 
     def in_force(self, name: str) -> Settings:
-        """The settings that perphd has applied to this workload, as last read back; KEEP elsewhere (and for
-        resctrl).
+        """The settings that perphd has applied to this workload, as last read back; KEEP for all other knobs,
+        and for resctrl.
         """
         return self._state.parts.executor.in_force(name)
 
@@ -195,7 +195,9 @@ class Agent:
         return self._state.parts.actuators()
 
     def test_detector(self) -> None:
-        """Check the detector's false-alarm rate. Status and metrics show the result; a failure is a problem."""
+        """Check the detector's false-alarm rate. Status and metrics show the result; a failure is reported as
+        a problem.
+        """
         config = self._state.config
         self._state.detector_test = self_test(config.policy, config.daemon.period_s)
 
@@ -220,7 +222,7 @@ class Agent:
         """The resource shaper: targets, workloads that make room, and reclaimable memory."""
         shaping = self._state.parts.shaping
         if shaping is None:
-            missing = Unavailable("no shaper here")
+            missing = Unavailable("this daemon has no resource shaper")
             return ShaperView("off", 0.0, missing, missing)
         return shaping.view()
 
@@ -273,11 +275,11 @@ class Agent:
         return records.decisions(workload, at_s, limit)
 
     def consequences(self, decision: Decision) -> Consequences:
-        """The writes and the outcome of a decision."""
+        """The writes that followed a decision, and its outcome."""
         return self._state.parts.records.consequences(decision)
 
     def set_mode(self, mode: Mode, workload: str | None = None, by: Actor | None = None) -> None:
-        """Observe or enforce: for one workload, or for all (which clears the modes of single ones).
+        """Set observe or enforce for one workload, or for all (which clears the modes of single workloads).
 
         The mode of a declaration applies to every workload found for it. After a restore, enforcing one
         workload leaves all others observed.
@@ -298,7 +300,7 @@ class Agent:
             ConfigError: no such workload, or the pause cannot be stored.
         """
         names = None if workload is None else self._modes.names(workload)
-        # Rounds go on while it is stored.
+        # Rounds continue while the pause is being stored.
         pause = await self._state.parts.pauses.begin(workload or "", for_s, reason, str(by or "perphd"))
         async with self._state.lock:
             report = await self._state.parts.executor.restore(names)
@@ -310,7 +312,7 @@ class Agent:
         return pause, report
 
     async def resume(self, workload: str | None, by: Actor | None = None) -> tuple[Pause, ...]:
-        """End the pause of a workload (None: every manual pause). Returns the pauses that were ended.
+        """End the pause of a workload (None: every manual pause). Returns the ended pauses.
 
         Raises:
             ConfigError: no such workload, or the change cannot be stored.
@@ -375,7 +377,7 @@ class Agent:
         """
         await self._registry.remove(name, by)
         if self._state.parts.trials.names_lra(name):
-            self._modes.end_trial(f"{name} was taken off the list", by)
+            self._modes.end_trial(f"{name} was removed from the list", by)
 
     def push_sli(self, workload: str, reading: SliReading) -> None:
         """A reading that the application delivers itself. Raises ConfigError if its SLI source is not ``push``."""
@@ -384,7 +386,7 @@ class Agent:
             self._state.parts.early_ticks.pushed(workload, self._state.specs[workload].objective, reading)
 
     async def restore(self, by: Actor | None = None, ignore_lock: bool = False) -> RestoreReport:
-        """Return to observe and restore every original value. ``ignore_lock``: see ``isolation.restore``."""
+        """Return to observe mode and restore every original value. ``ignore_lock``: see ``isolation.restore``."""
         async with self._state.lock:
             self._modes.end_trial("perphctl restore", by)
             self._modes.halt()

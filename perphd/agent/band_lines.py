@@ -1,4 +1,4 @@
-"""What ``perphctl doctor`` says about bands: the facts of this host, for ``perphd.qos.band_report``."""
+"""Lines of ``perphctl doctor`` about bands: gathers this host's facts for ``perphd.qos.band_report``."""
 
 from __future__ import annotations
 

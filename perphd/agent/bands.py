@@ -1,7 +1,7 @@
-"""Keeps the division of the host among declared bands, and says what each band has here.
+"""Keeps the division of the host among declared bands, and reports each band's share.
 
-Nothing is divided before a workload in mode ``enforce`` declares a band with ``reserved_cpus`` or ``reserved_memory``.
-Who is only observed has no share, and nobody makes room for it.
+The host is divided once a workload in mode ``enforce`` declares a band with ``reserved_cpus`` or
+``reserved_memory``. A workload that is only observed has no share, and no other workload makes room for it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:  # a daemon without bands does not load their module
 
 
 def asks_for_a_share(spec: WorkloadSpec) -> bool:
-    """True if it declares a band and reserves CPUs or memory."""
+    """True if the workload declares a band and reserves CPUs or memory."""
     return spec.band is not None and (spec.reserved_cpus > 0.0 or spec.reserved_memory_bytes > 0)
 
 
 class Bands:
-    """The last division, and what it was made for."""
+    """The last division, and the inputs that it was computed from."""
 
     def __init__(self) -> None:
         self._made_for: object = None
@@ -40,7 +40,7 @@ class Bands:
 
     @property
     def copper_ways(self) -> Mapping[int, int]:
-        """By L3 domain: the most cache ways that copper has; domains without a limit are absent."""
+        """The maximum number of copper's cache ways by L3 domain; domains without a limit are absent."""
         return {domain: each.copper.bit_count() for domain, each in self._masks.items()}
 
     def divide(
@@ -74,11 +74,11 @@ class Bands:
         self._least_bits = max(1, actuators.min_cbm_bits)
 
     def guarantees(self, name: str) -> bool:
-        """False if the host cannot hold this workload's reserved memory beside that of others."""
+        """False if the host cannot hold this workload's reserved memory in addition to that of others."""
         return self._division is None or name not in self._division.without_memory
 
     def over(self, spec: WorkloadSpec, wanted: Settings, knobs: frozenset[str]) -> Settings:
-        """What the division makes of the settings that a workload is to have."""
+        """The settings that a workload is to have, adapted to the division."""
         if self._division is None:
             return wanted
         from perphd.qos.division import over
@@ -87,7 +87,7 @@ class Bands:
 
 
 def _masks(division: Division, topology: Topology, actuators: Actuators) -> dict[int, Masks]:
-    """Cache masks by L3 domain, at the end of the cache where batch's are."""
+    """Cache masks by L3 domain, at the end of the cache that batch uses."""
     if actuators.llc_ways <= actuators.min_cbm_bits:
         return {}
     from perphd.admission.way_layout import batch_mask

@@ -88,7 +88,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("perphd")
 
 SLI_TIMEOUT_SHARE = 0.3
-"""Share of the period that applications may take to answer for their SLI before the tick continues without them."""
+"""Share of the period that applications have to report their SLI before the tick continues without them."""
 
 POLICIES: dict[str, Callable[[Config], Policy]] = {
     "perph": lambda config: PerphPolicy(config.policy),
@@ -111,22 +111,22 @@ def build_agent(
     delays: ProcessDelays | None = None,
     runner: JobRunner | None = None,
 ) -> Agent:
-    """An agent ready for its first tick; nothing has been written to the kernel yet.
+    """Build an agent that is ready for its first tick, without writing to the kernel.
 
     Args:
-        config: read and checked.
-        fs: the kernel's files; None: those below ``host.root``, by default this machine's. A simulated host brings
-            its own.
+        config: the checked configuration.
+        fs: the kernel's files; None: those below ``host.root``, by default this machine's. A simulated host
+            passes its own.
         opener: opens perf event groups; None: this kernel's, as far as the capabilities allow.
-        sli_opener: opens the applications' indicators; None: this host's. A simulated host brings its own.
-        clock: monotonic clock for readings that take a while; None: ticks bring the time (virtual time).
+        sli_opener: opens the applications' indicators; None: this host's. A simulated host passes its own.
+        clock: monotonic clock for readings that take time; None: ticks bring the time (virtual time).
         wall_clock: time of day for the store, in seconds since 1970.
-        capabilities: the report, if it exists already.
+        capabilities: the capability report, if there is one already.
         store: False keeps no time series, whatever the configuration says.
         policy: replaces the configured one.
         delays: a simulated host's source of run-queue delays, in place of the kernel's taskstats.
-        runner: starts jobs of the batch queue; None: this machine's systemd or control groups. A simulated host
-            brings its own, or has no queue.
+        runner: starts jobs of the batch queue; None: this machine's systemd or control groups. A simulated
+            host passes its own, or has no queue.
 
     Raises:
         PerphError: the state directory cannot be used, or another daemon holds its journal.
@@ -381,7 +381,7 @@ def _journal(config: Config, instances: OtherInstances | None) -> Journal:
         for hidden in instances.enter(config.sources[0] if config.sources else ""):
             log.warning(
                 "another perphd runs with the state directory %s, which cannot be seen from here (PrivateTmp=, "
-                "ProtectHome=): which groups it has changed is not known; let them have no group in common",
+                "ProtectHome=): the groups that it has changed are unknown; make sure that the two share no group",
                 hidden,
             )
     except KernelError as exc:
@@ -451,13 +451,13 @@ def probe_elsewhere(
 
 
 def _way_bytes(topology: Topology, bounds: Actuators) -> float:
-    """The size of one way of a last-level cache; 0 if unknown."""
+    """Size of one way of a last-level cache in bytes; 0 if unknown."""
     sizes = [domain.size_bytes for domain in topology.l3_domains]
     return min(sizes) / bounds.llc_ways if sizes and bounds.llc_ways else 0.0
 
 
 def _actuators(fs: KernelFs, state_dir: str) -> Actuators:
-    """What resctrl can set; nothing if it is not mounted."""
+    """The controls that resctrl offers; none if it is not mounted."""
     groups = open_groups(fs)
     if isinstance(groups, str):
         return Actuators()

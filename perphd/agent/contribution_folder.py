@@ -1,7 +1,8 @@
-"""A folder of contributions: ``NAME.json`` of each host, and ``NAME.withdrawn`` for a host whose document is ignored.
+"""A folder of contributions: ``NAME.json`` from each host, and ``NAME.withdrawn`` for a host whose document
+is ignored.
 
-A file may contain only the document of the host that it is named after. The fleet's own means copy the files: a shared
-file system, configuration management, an object store.
+A file may contain only the document of the host that it is named after. The operator's tools copy the files:
+a shared file system, configuration management or an object store.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from perphd.federated.contribution import (
 from perphd.federated.ledger import EVERY_GENERATION, Ledger, Withdrawal, of_documents
 
 MOST_FILES: Final = 1024
-"""Most files that are read, in the order of their names; further ones add little."""
+"""Maximum number of files to read, in order of their names; further files add little."""
 MOST_PROBLEMS: Final = 8
 _SUFFIX, _WITHDRAWN = ".json", ".withdrawn"
 _UNUSUAL: Final = re.compile(r"[^A-Za-z0-9_.@-]")
 
 
 def this_host() -> str:
-    """The name of this host; in a pod that of its node (``NODE_NAME``), since pods have names of their own."""
+    """The name of this host; in a pod, the name of its node (``NODE_NAME``), because each pod has its own name."""
     return os.environ.get("NODE_NAME") or socket.gethostname()
 
 
@@ -49,15 +50,16 @@ def contributor_name(host: str) -> str:
 
 
 class ContributionFolder:
-    """See the module."""
+    """The folder; see the module."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
     def read(self, topics: Collection[Topic] | None = None) -> tuple[Ledger, tuple[str, ...]]:
-        """The ledger of the folder's valid files, and the problems of the others. Never raises.
+        """Read the folder: the ledger of its valid files, and the problems of the others. Never raises.
 
-        ``topics``: only statistics about these are kept, since those of a whole fleet may not fit in memory; None: all.
+        ``topics``: keep only statistics about these, because those of a whole fleet may not fit in memory;
+            None: keep all.
         """
         contributions, withdrawals, problems = [], [], []
         try:
@@ -67,7 +69,7 @@ class ContributionFolder:
         except OSError as exc:
             return Ledger(), (f"{self.folder}: cannot be read: {exc.strerror}",)
         wanted = [name for name in names if name.endswith((_SUFFIX, _WITHDRAWN)) and name[0] != "."]
-        wanted.sort(key=lambda name: not name.endswith(_WITHDRAWN))  # first, so that the limit drops none
+        wanted.sort(key=lambda name: not name.endswith(_WITHDRAWN))  # withdrawals first: the limit drops none
         for name in wanted[:MOST_FILES]:
             try:
                 if name.endswith(_WITHDRAWN):
@@ -92,7 +94,7 @@ class ContributionFolder:
         return True
 
     def contributors(self) -> tuple[str, ...]:
-        """The hosts whose documents are here, readable or not; none where the folder cannot be read."""
+        """The hosts whose documents are here, readable or not; none if the folder cannot be read."""
         with contextlib.suppress(OSError):
             names = sorted(entry.name for entry in os.scandir(self.folder))
             return tuple(n.removesuffix(_SUFFIX) for n in names if n.endswith(_SUFFIX) and n[0] != ".")
@@ -111,7 +113,7 @@ class ContributionFolder:
             raise kernel_error(exc, str(path), "remove") from exc
 
     def take(self, other: ContributionFolder, contributor: str) -> None:
-        """Move a contributor's document from a folder on the same file system to here.
+        """Move a contributor's document here from another folder on the same file system.
 
         Raises:
             KernelError: it could not be moved.
@@ -133,7 +135,7 @@ class ContributionFolder:
 
         Raises:
             ContributionRefused: it contains a value that readers would refuse.
-            KernelError: it could not be written; the old one is unchanged.
+            KernelError: the new document could not be written; the old one is unchanged.
         """
         return self._replace(contribution.contributor + _SUFFIX, to_text(contribution))
 
@@ -166,13 +168,13 @@ class ContributionFolder:
     def _contribution(self, name: str) -> Contribution:
         found = from_text(self._text(name, MAX_BYTES))
         if found.contributor + _SUFFIX != name:
-            raise ContributionRefused(f"it is of {found.contributor}: a file speaks for the host of its name")
+            raise ContributionRefused(f"it is from {found.contributor}, not from the host in its name")
         return found
 
     def _withdrawal(self, name: str) -> Withdrawal:
         found = _decoded(self._text(name, 4096))
         if found.contributor + _WITHDRAWN != name:
-            raise ContributionRefused(f"it is about {found.contributor}, not about the host of its name")
+            raise ContributionRefused(f"it is about {found.contributor}, not about the host in its name")
         return found
 
     def _text(self, name: str, most: int) -> bytes:
@@ -233,7 +235,7 @@ def _check_name(contributor: str) -> None:
     except msgspec.ValidationError as exc:
         allowed = "1 to 63 letters, digits, '_', '.', '@' or '-', with a letter or digit first"
         raise ContributionRefused(
-            f"{contributor!r} is no name of a host's file (allowed: {allowed})"
+            f"{contributor!r} is not a valid name for a host's file (allowed: {allowed})"
         ) from exc
 
 

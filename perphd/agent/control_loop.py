@@ -62,7 +62,7 @@ class ControlLoop:
         self._lessons = ObservationMerger(START_S)
 
     async def tick(self, now_s: float, period_s: float | None = None) -> None:
-        """One round at ``now_s`` (monotonic seconds). Failures of single workloads do not lose the round.
+        """Run one round at ``now_s`` (monotonic seconds). Failures of single workloads do not abort it.
 
         ``period_s``: the planned time since the previous round; by default the configured period.
         """
@@ -117,7 +117,7 @@ class ControlLoop:
             if self._state.parts.forecasts is not None:
                 self._state.parts.forecasts.step(now_s, self._message)
             self._state.tick += 1
-            # Time spent waiting for applications' answers is not the daemon's own.
+            # Time spent waiting for applications' answers does not count as the daemon's.
             took_s = time.perf_counter() - waited
             self._state.cost.tick(now_s, took_s)
             self._state.parts.tally.ticked(took_s)
@@ -135,7 +135,7 @@ class ControlLoop:
                 for each in row.restrictions
             ]
             seen = [name for name in held if self._modes.of(self._state.specs[name]) is not Mode.ENFORCE]
-            only = f"; {', '.join(seen)} in the mode observe: nothing is written" if seen else ""
+            only = f"; {', '.join(seen)} in mode observe: nothing is written" if seen else ""
             self._state.tell(EventKind.HOST, f"{device}: {reason}{only}")
         if hints is not None:
             takers = [spec for spec in specs if spec.takes_hints]
@@ -192,7 +192,7 @@ class ControlLoop:
             daemon.attentive_for_s,
             started=early_ticks.started if early_ticks is not None else (),
         )
-        self._listen(target)  # without an await in between, so that later requests count for the next round
+        self._listen(target)  # There is no await in between, so later requests count for the next round.
 
     def _listen(self, target: TargetState) -> None:
         """Subscribe present LRAs to early ticks, and report whether the last early tick found a problem."""
@@ -220,7 +220,7 @@ class ControlLoop:
         found = self._state.parts.processors.look()
         if found is None:
             return
-        text = f"CPUs {found.online} are online, before {self._state.topology.online}: everything is decided anew"
+        text = f"online CPUs are now {found.online}, not {self._state.topology.online}: earlier decisions are discarded"
         self._state.topology = found
         self._state.memory = self._state.planned = self._state.target = None
         self._protections.without_cpus(now_s)
@@ -235,7 +235,7 @@ class ControlLoop:
             self._state.tell(EventKind.PAUSE, text)
 
     async def _follow_trial(self) -> None:
-        """Advance a trial to its next block when it is due; a pause invalidates the present block."""
+        """Advance a trial to its next block when that is due; a pause invalidates the present block."""
         trials = self._state.parts.trials
         if text := trials.look(self._state.parts.pauses.all() if trials.mode is not None else ()):
             await self._after_trial(text)
@@ -259,7 +259,7 @@ class ControlLoop:
         if any(self._modes.of(spec) is Mode.ENFORCE for spec in self._state.all_specs()):
             try:
                 await self._state.parts.pauses.begin("", None, text, "perphd")
-            except ConfigError as exc:  # the mode cannot be stored; observing does not need that
+            except ConfigError as exc:  # the mode cannot be stored, but observe mode is in force anyway
                 log.error("%s", exc)
                 self._modes.halt()
 
@@ -279,7 +279,7 @@ class ControlLoop:
         }
 
     def _look_where_they_run(self, now_s: float) -> None:
-        """The L3 domains that workloads use; read only if there are several and each has settings of its own."""
+        """Track the L3 domains that workloads use; needed only if there are several and resctrl can set something."""
         residence, topology = self._state.parts.residence, self._state.topology
         if residence is None:
             return
@@ -323,7 +323,7 @@ class ControlLoop:
         residence = self._state.parts.residence
         home = NOWHERE if residence is None else residence.home(spec.name)
         knobs = self._protections.knobs(spec, present, now_s)
-        paid = spec.kind is Kind.BATCH and not spec.gives_way  # its settings are not the policy's to change
+        paid = spec.kind is Kind.BATCH and not spec.gives_way  # the policy must not change its settings
         return _make_view(
             spec=spec,
             sample=sample if present else None,
@@ -368,7 +368,7 @@ class ControlLoop:
             self._state.tell(EventKind.PROBLEM, text, name)
 
     def _why_not_end(self, name: str) -> str:
-        """The mode may change while limits are written."""
+        """The reason not to end a workload: the mode may have changed while limits were written."""
         spec = self._state.specs.get(name)
         is_enforced = spec is not None and self._modes.of(spec) is Mode.ENFORCE
         return "" if is_enforced else "it is only observed now"
@@ -409,13 +409,11 @@ class ControlLoop:
                 self._state.planned = None
         else:
             self._state.planned = None
-            result, text = "failed and undone", f"a change could not be made and was undone: {applied.failed}"
+            result, text = "failed and undone", f"a change failed and was undone: {applied.failed}"
             if applied.kept:
                 kept = ", ".join(dict.fromkeys(f"{write.knob} of {write.workload}" for write in applied.kept))
                 result = f"failed in part: {kept} written and in force, the rest not written or undone"
-                text = (
-                    f"a change could be made in part only ({kept} in force, the rest not): {applied.failed}"
-                )
+                text = f"a change succeeded only in part ({kept} in force, the rest not): {applied.failed}"
             self._state.parts.records.change(now_s, changes, result)
             if applied.problems:
                 text += "; not undone: " + "; ".join(applied.problems)
@@ -427,7 +425,7 @@ class ControlLoop:
         if report is None:
             return
         left = report.failed or report.foreign
-        text = f"traffic classes of groups that have gone are not all taken away: {report}" if left else None
+        text = f"some traffic classes of removed groups remain: {report}" if left else None
         self._state.parts.records.problem("released", text, now_s, about="released")
         if text is None:
             self._state.parts.records.healed("released")

@@ -19,7 +19,7 @@ _make_asked = maker(Asked)
 
 
 def asked(state: State, modes: Modes) -> tuple[Asked, ...]:
-    """Workloads that may have a monitor group: enforced ones, and observed ones if the operator allows it."""
+    """Workloads that may have a monitor group: enforced workloads, and observed ones if the operator allows it."""
     everybody = state.config.resctrl.monitor_in_observe
     missing = state.parts.executor.counted.missing
     found = []
@@ -35,7 +35,7 @@ def asked(state: State, modes: Modes) -> tuple[Asked, ...]:
 
 
 def notes(state: State, modes: Modes) -> tuple[str, ...]:
-    """Why workloads' cache use and bandwidth are not measured on a host that could measure them."""
+    """Reasons why cache use and bandwidth of workloads are not measured on a host that can measure them."""
     counted = state.parts.executor.counted
     lines = list(counted.notes)
     if counted.otherwise is NOT_ASKED and not state.config.resctrl.monitor_in_observe:

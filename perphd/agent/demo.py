@@ -58,7 +58,7 @@ class _Act:
 
 
 _ACTS: Final = (
-    _Act(_PI, 0.16, 0.46, "computes on as many threads as there are cores, without end"),
+    _Act(_PI, 0.16, 0.46, "computes endlessly on as many threads as there are cores"),
     _Act(_STREAM, 0.65, 0.93, "streams through memory on as many threads: takes cache and bandwidth as well"),
 )
 
@@ -71,7 +71,7 @@ class _DemoHost:
     seed: int
 
     def at_s(self, share: float) -> int:
-        """The second at this share of the scenario."""
+        """The time in seconds at this share of the scenario."""
         return round(self.seconds * share)
 
     def host(self, with_batch: bool = True) -> SimHost:
@@ -100,7 +100,7 @@ class _DemoHost:
 
 
 class _Watcher:
-    """Records a host once per virtual second, including values that no daemon can measure."""
+    """Records a host once per virtual second, including values that a daemon cannot measure."""
 
     def __init__(self, host: SimHost) -> None:
         self.host = host
@@ -139,7 +139,7 @@ class _Story:
         self._console.print(head + Text(text), soft_wrap=True)
 
     def event(self, event: Event) -> None:
-        """Receive one event; the demo prints a tick's events when the tick has ended."""
+        """Receive one event; the demo prints a tick's events at the end of the tick."""
         if event.kind is not EventKind.TICK:
             self._waiting.append(event)
             return
@@ -249,7 +249,7 @@ async def _play(demo: _DemoHost, speed: float | None, console: Console) -> int:
     if groups := _groups(host):
         problems.append(f"{', '.join(groups)} is left in resctrl")
     strange = sorted(path for path in written - original.keys() if not path.startswith(MOUNT_POINT))
-    problems += [f"{path} was written, which is not a knob" for path in strange]
+    problems += [f"{path} was written, but is not a knob" for path in strange]
     problems += [
         f"{path} reads {now[path]!r}, not {was!r}" for path, was in original.items() if now[path] != was
     ]
@@ -291,7 +291,7 @@ async def _tell(agent: Agent, story: _Story) -> None:
 
 
 def _pauses(speed: float | None) -> Callable[[float], float]:
-    """How long to sleep at a virtual time, so that a person can follow."""
+    """The time to sleep at a virtual time, so that a person can follow."""
     if speed is None:
         return lambda _: 0.0
     began = time.monotonic()

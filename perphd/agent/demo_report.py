@@ -19,7 +19,7 @@ SETTLED_S: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """One virtual second. ``batch_work``: operations; only ratios of it are meaningful."""
+    """One virtual second. ``batch_work``: operations; only their ratios are meaningful."""
 
     at_s: int
     work_per_s: float
@@ -34,8 +34,8 @@ Recording = Sequence[Second]
 class Comparison:
     """The same scenario ``alone``, ``native`` (without control) and with ``perphd``.
 
-    ``from_s``, ``to_s``: when batch ran. ``tolerance_pct``: the accepted loss of work rate relative to
-    running alone. ``batch``: the job's name.
+    ``from_s``, ``to_s``: interval in which batch ran. ``tolerance_pct``: the accepted loss of work rate
+    relative to running alone. ``batch``: the job's name.
     """
 
     alone: Recording

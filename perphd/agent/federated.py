@@ -1,9 +1,9 @@
 """Exchange of models between hosts: this host's contribution, and starts for its new models.
 
-When an LRA without a model appears, a short-lived thread reads the folder and pools what it finds, and a later tick
-tries the start. A folder without documents may not be mounted yet and is read again later. After models were saved, the
-same thread replaces this host's document. The origin of each start is stored beside the models, for
-``perphctl model origin``.
+When an LRA without a model appears, a short-lived thread reads the folder and pools its contributions, and a
+later tick tries the start. A folder without documents may not be mounted yet, so it is read again later.
+After each save of the models, the same thread replaces this host's document. The origin of each start is
+stored beside the models, for ``perphctl model origin``.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ log = logging.getLogger("perphd")
 KEY: Final = "federated"
 UNWRITTEN: Final = "contribution"
 """Keys of the problems that ``perphctl status`` shows: of the folder, and of this host's own document."""
-ON_TRIAL: Final = "on trial beside learning alone"
-BEHIND: Final = "on trial, and so far worse than learning alone, which answers"
+ON_TRIAL: Final = "on trial against learning alone"
+BEHIND: Final = "on trial, but so far worse than learning alone, which is in use"
 KEPT: Final = "kept: it was not worse than learning alone"
-LEFT: Final = "left: learning alone was better"
+LEFT: Final = "dropped: learning alone was better"
 TOO_LITTLE: Final = "not used: too few hosts like this one know the application"
 AGAIN_S: Final = 60.0
 """Time after which a folder without documents is read again."""
@@ -61,7 +61,7 @@ AGAIN_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a start depends on beside the folder: the SLI's source and the application's version."""
+    """Inputs of a start besides the folder: the SLI's source and the application's version."""
 
     counted_by: str
     version: str
@@ -69,7 +69,9 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What the others say about one application, pooled, and the start that it makes; work is None: too little."""
+    """Pooled contributions of other hosts about one application, and the resulting start. ``work`` is None if
+    there are too few.
+    """
 
     asked: _Asked
     told: Pooled
@@ -82,7 +84,8 @@ class _Answer:
 class _Read:
     """Result of one look at the folder.
 
-    ``answers``: by LRA; None: what the others say cannot be used. ``is_empty``: no other host's document could be read.
+    ``answers``: by LRA; None: the contributions about it cannot be used. ``is_empty``: no other host's
+        document could be read.
     """
 
     answers: Mapping[str, _Answer | None]
@@ -94,7 +97,8 @@ class _Read:
 class Membership:
     """This host's role in the exchange.
 
-    ``contribute``: whether its document is written. ``expire_s``: age from which a contribution is ignored.
+    ``contribute``: whether this host writes its document. ``expire_s``: age from which a contribution is
+        ignored.
     ``forecasts``: the forecast worker's folder, with its scores; None: they are not contributed.
     """
 
@@ -109,10 +113,10 @@ class Federated:
     """See the module.
 
     Args:
-        folder: of contributions.
-        origins: folder of the kept origins.
-        membership: this host.
-        records: takes problems and events.
+        folder: the folder of contributions.
+        origins: the folder in which origins are kept.
+        membership: this host's role.
+        records: receives problems and events.
         wall_clock: time of day.
         inline: read without a thread, for virtual time.
     """
@@ -169,7 +173,7 @@ class Federated:
                 self._waiting.pop(lra, None)
                 continue
             if self._waiting.get(lra) != answer.asked.counted_by or versions(lra) != answer.asked.version:
-                continue  # it was removed, or another version runs by now: ask again
+                continue  # the LRA was removed, or another version is running by now: ask again
             del self._waiting[lra]
             words = self._start(registry.model(lra), lra, answer)
             if words:
@@ -189,10 +193,10 @@ class Federated:
                 for lra, each in asked.items():
                     try:
                         answers[lra] = self._answer(lra, each, ledger)
-                    except Exception as exc:  # this model works without a start, the others have theirs
-                        log.exception("what other hosts say about %s cannot be used", lra)
+                    except Exception as exc:  # this model works without a start, and the others keep theirs
+                        log.exception("contributions of other hosts about %s cannot be used", lra)
                         answers[lra] = None
-                        problems = (*problems, f"{lra}: what other hosts say cannot be used: {exc!r}")
+                        problems = (*problems, f"{lra}: contributions of other hosts cannot be used: {exc!r}")
                 future.set_result(_Read(answers, problems, not ledger.contributions.keys() - {self._name}))
             except Exception as exc:  # models work without a start
                 log.exception("%s cannot be read", self._folder.folder)
@@ -237,17 +241,18 @@ class Federated:
         return replace(found, outcome=outcome)
 
     def forget(self, lra: str) -> None:
-        """Forget where a model came from, because it was reset, imported or removed."""
+        """Forget the origin of a model that was reset, imported or removed."""
         self._waiting.pop(lra, None)
         with contextlib.suppress(OSError):
             self._path(lra).unlink()
         shutil.rmtree(self._path(lra, "").parent, ignore_errors=True)
 
     def change_version(self, lra: str, old: str, new: str, resumed: bool) -> None:
-        """Another version of the application runs.
+        """Note that another version of the application is running.
 
-        ``resumed``: with the model that it had when it ran before, and so with where that came from. Else with the
-        model of the old version. ``old``: empty if the application is back after it was removed.
+        ``resumed``: the version continues with its own earlier model, and therefore with that model's origin;
+        otherwise it starts from the old version's model. ``old`` is empty if the application returned after
+        its removal.
         """
         present = self._kept(lra)
         if present is not None and old:
@@ -278,7 +283,7 @@ class Federated:
             return None
 
     def _path(self, lra: str, version: str | None = None) -> Path:
-        """Of the model in use, or of the one that is kept for a version."""
+        """The file with the origin of the model in use, or of the model kept for a version."""
         if version is None:
             return self._origins / f"{lra}.json"
         return self._origins / "versions" / lra / f"{hashlib.sha256(version.encode()).hexdigest()[:32]}.json"
@@ -286,8 +291,7 @@ class Federated:
     # -- contributing ---------------------------------------------------------------------------------------------
 
     def contribute(self, files: Iterable[ModelFile], present: Collection[str]) -> None:
-        """Replace this host's document by one that includes what these models have learned since. Never waits for the
-        folder.
+        """Replace this host's document by one with these models' newest results. Never waits for the folder.
 
         The folder may lie on a file system that hangs. ``present``: the LRAs of this host; statements about others are
         dropped.
@@ -304,7 +308,7 @@ class Federated:
             self._is_contributing = False
 
     def _runs(self, work: Callable[[], None]) -> bool:
-        """Run this, or start it in a thread; returns False if no thread can start."""
+        """Run ``work``, or start it in a thread; returns False if no thread can start."""
         if self._inline:
             work()
             return True
@@ -326,10 +330,10 @@ class Federated:
                 self._contribute(files.values(), present)
                 self._unwritten = ""
             except PerphError as exc:
-                self._unwritten = f"this host's contribution to others' models is not written: {exc}"
+                self._unwritten = f"this host's contribution to other hosts' models is not written: {exc}"
             except Exception as exc:  # this host works without the exchange
                 log.exception("%s: this host's contribution is not written", self._folder.folder)
-                self._unwritten = f"this host's contribution to others' models is not written: {exc!r}"
+                self._unwritten = f"this host's contribution to other hosts' models is not written: {exc!r}"
 
     def _contribute(self, files: Iterable[ModelFile], present: Collection[str]) -> None:
         here = self._membership
@@ -341,7 +345,7 @@ class Federated:
             if found:
                 said[lra] = found
             else:
-                said.pop(lra, None)  # it was reset: what its earlier model said is taken back
+                said.pop(lra, None)  # the model was reset: withdraw the contributions of its predecessor
         corrections = [each for _, kept in sorted(said.items()) for each in kept]
         statistics = fitting([*corrections, *(read_scores(here.forecasts) if here.forecasts else ())])
         now = self._wall_clock()
@@ -363,7 +367,9 @@ class Federated:
 def document_of(
     files: Iterable[ModelFile], forecasts: Path, folder: ContributionFolder, now_unix_s: float
 ) -> Contribution:
-    """This host's document about saved models and forecast scores, later than the one in the folder."""
+    """This host's document about saved models and forecast scores, with a later generation than the one in
+    the folder.
+    """
     fs = RealFs()
     topology = read_topology(fs)
     hardware, name = hardware_of(fs, topology), contributor_name(this_host())
@@ -382,7 +388,7 @@ def open_federated(
     wall_clock: Callable[[], float],
     inline: bool = False,
 ) -> Federated:
-    """The exchange as configured; requires a folder in ``[federated]``."""
+    """Open the exchange as configured; requires a folder in ``[federated]``."""
     keys = config.federated
     state = Path(config.daemon.state_dir)
     here = Membership(
@@ -397,7 +403,7 @@ def open_federated(
 
 
 def forecast_reader(config: Config, fs: KernelFs, topology: Topology) -> str:
-    """As whom the forecast worker reads contributions: its argument."""
+    """The worker's argument that names the host as which it reads contributions."""
     keys = config.federated
     folder, name = str(Path(keys.folder).absolute()), contributor_name(this_host())
     return reader_text(Reader(folder, name, hardware_of(fs, topology), keys.expire_days * 86400.0))

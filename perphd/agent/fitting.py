@@ -1,7 +1,7 @@
 """Runs the memory fit: collects epochs, and keeps the requested limits in force.
 
 A search starts only on request. Its limits are ``memory.high``; ``memory.max`` is never changed. A result
-stays in force only once an operator applies it. No limit survives the daemon: limits are restored like all
+stays in force only if an operator applies it. No limit survives the daemon: limits are restored like all
 settings.
 """
 
@@ -44,12 +44,12 @@ RELIEF_S: Final = 60.0
 SKIPPED_SAMPLES: Final = 3
 """Samples skipped after a new limit, while the kernel is still reclaiming."""
 RECLAIMED_SAMPLES: Final = 20
-"""Maximum number of further samples skipped while use still falls by more than ``FALL_SHARE`` per sample."""
+"""Maximum number of further samples to skip while use still falls by more than ``FALL_SHARE`` per sample."""
 FALL_SHARE: Final = 0.005
 WITNESSES: Final = ("work_rate_per_s", "mips", "cpu_usage_cores")
 """Readings of performance, best first."""
 PROCESSES_KEPT_S: Final = 5.0
-"""Age at which the list of a group's processes is read again."""
+"""Age at which a group's list of processes is read again."""
 _KNOB: Final = "memory_high_bytes"
 LARGEST_PAGE_BYTES: Final = 1 << 16
 
@@ -134,7 +134,7 @@ class Fitting:
         spec = view.spec
         problem, allowed = "", ""
         if spec.kind is Kind.LRA and spec.shape == "no":
-            problem = f"{spec.name} is an LRA whose owner does not let its memory be limited"
+            problem = f"{spec.name} is an LRA, and its owner does not allow a memory limit"
             allowed = 'shape = "core" or "elastic" in its table'
         elif not view.enforced:
             problem, allowed = (
@@ -144,7 +144,10 @@ class Fitting:
         elif view.sample is None or view.sample.has(Quality.GONE):
             problem, allowed = f"{spec.name} is not running", "a workload whose control group exists"
         elif spec.name in self._searches and not self._searches[spec.name].has_ended:
-            problem, allowed = f"a search for {spec.name} is under way", f"perphctl memfit stop {spec.name}"
+            problem, allowed = (
+                f"a search for {spec.name} is already running",
+                f"perphctl memfit stop {spec.name}",
+            )
         if problem:
             raise ConfigError("request", "workload", problem, allowed)
         fit = MemoryFit(step=step, epoch_samples=samples)
@@ -165,7 +168,7 @@ class Fitting:
         return int(found)
 
     def stop(self, name: str) -> None:
-        """End a search, or an applied limit. Raises ConfigError if there is none."""
+        """End a search, or remove an applied limit. Raises ConfigError if there is none."""
         self._search(name)
         del self._searches[name]
 
@@ -260,14 +263,14 @@ class Fitting:
 
     @staticmethod
     def _begin_again(search: _Search) -> None:
-        """Restart from the pilot: while only observed, a workload runs without the limits that an epoch tests."""
+        """Restart from the pilot, because an observed workload runs without the limits that an epoch tests."""
         before = search.fit
         reason = "only observed now: the search restarts when the workload is enforced"
         search.fit = MemoryFit(step=before.step, epoch_samples=before.epoch_samples, reason=reason)
         search.sums = _Sums()
 
     def _relieves(self, search: _Search, troubled: bool, now_s: float) -> bool:
-        """Whether a limit is lifted because the LRA is or recently was degraded. That limit counts as bad."""
+        """Whether to lift a limit because the LRA is, or recently was, degraded. That limit counts as bad."""
         until_s, limit = search.relieved_until_s, _limit(search)
         if until_s is None and not (troubled and limit is not None):
             return False
@@ -313,9 +316,9 @@ class Fitting:
         sums.add("refaults", sample.refaults_per_s)
 
     def _collect_jvms(self, search: _Search, cgroup: str, now_s: float) -> None:
-        """The garbage collection of its JVMs.
+        """Collect garbage-collection figures of the workload's JVMs.
 
-        One search per tick reads it, since it costs more than everything else.
+        Only one search per tick does this, because it costs more than everything else.
         """
         if now_s - search.pids_since_s >= PROCESSES_KEPT_S:
             search.pids, search.pids_since_s = self._pids(cgroup), now_s
@@ -355,7 +358,7 @@ class Fitting:
 
 
 def _is_reclaimed(search: _Search, sample: Sample) -> bool:
-    """Whether the kernel still reclaims memory after a new limit; its cost says nothing about the limit."""
+    """Whether the kernel is still reclaiming memory after a new limit; that cost does not belong to the limit."""
     held, current = search.held, sample.memory_current_bytes
     if search.settling <= 0 or isinstance(held, Unavailable) or isinstance(current, Unavailable):
         return False
@@ -364,7 +367,7 @@ def _is_reclaimed(search: _Search, sample: Sample) -> bool:
 
 def _untried(epoch: FitEpoch, estimate: float) -> str:
     return (
-        f"this host has no memory.high for it, and no limit can be tried: it used {format_bytes(max(epoch.footprint))} "
+        f"this host has no memory.high for it, so no limit can be tried: it used {format_bytes(max(epoch.footprint))} "
         f"at most; the published estimate, {format_bytes(estimate)}, may be too little"
     )
 
@@ -380,7 +383,7 @@ def _limit(search: _Search) -> int | None:
 
 
 def _is_in_force(limit: int | None, settings: Settings) -> bool:
-    """Whether the kernel has this limit; it stores sizes in whole pages."""
+    """Whether this limit is in force; the kernel stores sizes in whole pages."""
     found = settings.memory_high_bytes
     return limit is None or (isinstance(found, int) and abs(found - limit) < LARGEST_PAGE_BYTES)
 

@@ -2,7 +2,7 @@
 
 The worker writes its scores into a file of its folder, from where the daemon takes them into this host's contribution.
 The worker reads the contributions of other hosts itself while a series is young, because pooling has no place in the
-daemon's ticks. Its last argument says as whom.
+daemon's ticks. Its last argument names the host as which it reads them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ log = logging.getLogger("perphd")
 
 
 class Reader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The host that reads. ``folder``: of contributions; ``expire_s``: age from which one does not count."""
+    """The host that reads. ``folder``: folder of contributions; ``expire_s``: age from which a contribution
+    is ignored.
+    """
 
     folder: str
     name: Name
@@ -41,12 +43,12 @@ def reader_from(text: str) -> Reader:
     """The reader in the worker's argument.
 
     Raises:
-        PerphError: the text is something else.
+        PerphError: the text is not such an argument.
     """
     try:
         return msgspec.json.decode(text, type=Reader)
     except msgspec.DecodeError as exc:
-        raise PerphError(f"{text[:200]!r} is not the host that reads contributions: {exc}") from exc
+        raise PerphError(f"{text[:200]!r} does not describe a reader of contributions: {exc}") from exc
 
 
 def write_scores(folder: Path, scores: tuple[Statistic, ...]) -> None:
@@ -55,7 +57,7 @@ def write_scores(folder: Path, scores: tuple[Statistic, ...]) -> None:
 
 
 def read_scores(folder: Path) -> tuple[Statistic, ...]:
-    """The worker's last scores; none if there are none, or the file is damaged."""
+    """The worker's last scores; empty if there are none, or the file is damaged."""
     path = folder / SCORES
     try:
         if path.stat().st_size > MAX_BYTES:

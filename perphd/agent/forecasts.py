@@ -1,4 +1,4 @@
-"""The forecast worker as the daemon sees it: started, updated once a minute, supervised, read.
+"""The daemon's side of the forecast worker: start, update once a minute, supervise and read it.
 
 In a tick, the loop only checks whether the worker has ended. Once a minute it writes a line of some kilobytes
 to a non-blocking pipe. The worker's files are read on request. If the worker ends, ``perphctl status`` shows
@@ -34,22 +34,24 @@ PHASE_S: Final = 8.0
 """Offset after the minute, when the worker's window starts and the store has all samples of the last one."""
 RESTART: Final = BackoffRule(60.0, 3600.0)
 STEADY_S: Final = 1800.0
-"""A worker that ran this long counts as sound when it ends: the backoff starts over."""
+"""After a run of this length, the end of a worker resets the restart backoff."""
 SAVES_WITHIN_S: Final = 5.0
-"""Time that the worker has to save at stop."""
+"""Time that the worker has to save its state at stop."""
 PIPE_BYTES: Final = 1 << 20
 COMMAND: Final = (sys.executable, "-P", "-m", "perphd.control.forecast_worker")
 """The worker's command; it imports nothing from the working directory."""
 LIMITS: Final = ("cpu_max_cores", "memory_max_bytes", "memory_high_bytes")
 _LOOK_S: Final = 0.02
 FORECASTS_OFF: Final = (
-    "no forecast worker runs: set enabled = true in [forecast] and in [store], and restart perphd; "
+    "no forecast worker is running: set enabled = true in [forecast] and in [store], and restart perphd; "
     "a simulated host has none"
 )
 _NOTHING: Final = Unavailable("nothing has been published yet: the first forecasts take a minute")
 
 Listed: TypeAlias = tuple[str, str, int, tuple[str, ...], int]
-"""A workload: name, cgroup, least memory, the limits that perphd has set on it, and reserved memory; in bytes."""
+"""A workload: name, cgroup, least memory, the limits that perphd has set on it, and reserved memory; sizes in
+bytes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class ForecastProcess:
 
     Args:
         folder: the worker's files.
-        arguments: of the worker: store, folder, node, root.
+        arguments: the worker's arguments: store, folder, node, root.
         records: receives problems.
         command: the worker: program and arguments.
         wall_clock: the worker gets its update at ``PHASE_S`` of every minute of this clock; None: every ``PERIOD_S``.
@@ -99,7 +101,7 @@ class ForecastProcess:
         self._closed = False
 
     def step(self, now_s: float, message: Callable[[], Message]) -> None:
-        """Call once per tick. Never waits, never raises. ``message``: makes the update when it is due."""
+        """Call once per tick. Never waits, never raises. ``message``: creates the update when it is due."""
         if self._closed:
             return
         if self._pid is None and self._starting is None:
@@ -192,7 +194,7 @@ class ForecastProcess:
         return left_s if left_s >= PERIOD_S / 2 else left_s + PERIOD_S
 
     def _spawn(self, future: Future[int], reading: int) -> None:
-        """Runs in a thread: the child's exec(2) may have to wait for a processor."""
+        """Start the worker in a thread, because the child's exec(2) may have to wait for a processor."""
         environment = dict(os.environ) | {
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "OPENBLAS_NUM_THREADS": "1",
@@ -229,7 +231,7 @@ class ForecastProcess:
         if now_s - self._started_s >= STEADY_S:
             self._restart.succeeded()
         self._restart.failed(now_s)
-        text = f"no forecasts: {why}; the worker is started again in {self._restart.pause_s:.0f} s"
+        text = f"no forecasts: {why}; the worker will be restarted in {self._restart.pause_s:.0f} s"
         self._records.problem("forecast", text, now_s)
 
     def _send(self) -> None:

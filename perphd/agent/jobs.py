@@ -1,9 +1,9 @@
-"""Runs of batch for the job history: features and usage of each.
+"""Runs of batch for the job history: the features and usage of each run.
 
-A run is the life of a control group, or of the processes in a persistent one. It counts if perphd saw its
-start and its end, and if it lasted ``LEAST_S``. A run ended by perphd did not take its usual course and does
-not count. This module writes nothing: once a minute the forecast worker takes the ended runs and records
-them. To bound its time, it gets a random choice if there are more than ``MOST_ENDED``.
+A run is the life of a control group, or of the processes in a persistent one. A run counts if perphd saw its
+start and its end, and if it lasted ``LEAST_S``. A run that perphd ended does not count, because it is not
+typical. This module writes nothing: once a minute the forecast worker takes the ended runs and records them.
+To bound the worker's time, it gets a random selection if there are more than ``MOST_ENDED`` runs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.job_facts import FirstProcess, JobFacts
 
 LEAST_S: Final = 5.0
-"""Shorter runs are not recorded: samples are too coarse for them. By then, the first process has settled as well."""
+"""Shorter runs are not recorded, because samples are too coarse for them. After this time the first process
+has settled as well.
+"""
 MOST_ENDED: Final = 8
 """Ended runs handed over per minute; recording one takes the worker some 7 ms."""
 PEAK_S: Final = 10.0
-"""Window of the means of use and wait whose maximum counts as sufficient for a run."""
+"""Averaging window for use and wait. The maximum of these means counts as sufficient for a run."""
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ class _Run:
 
 
 class Jobs:
-    """Follows batch once per tick. ``way_bytes``: size of a way of a last-level cache; 0: unknown."""
+    """Follows batch jobs once per tick. ``way_bytes``: size of one last-level cache way; 0: unknown."""
 
     def __init__(self, facts: JobFacts, wall_clock: Callable[[], float], way_bytes: float = 0.0) -> None:
         self._facts, self._wall_clock, self._way_bytes = facts, wall_clock, way_bytes
@@ -92,7 +94,7 @@ class Jobs:
         declared_as: Callable[[str], str],
         now_s: float,
     ) -> None:
-        """Process one tick. ``declared_as``: the common name of a workload and all like it."""
+        """Process one tick. ``declared_as``: maps a workload's name to the name of its declaration."""
         batch = {spec.name: spec for spec in specs if spec.kind is Kind.BATCH}
         for name in self._runs.keys() - batch.keys():
             del self._runs[name]
@@ -131,7 +133,7 @@ class Jobs:
         self._first = False
 
     def by_force(self, names: Sequence[str]) -> None:
-        """Note that these runs are being ended before they are done."""
+        """Note that perphd is ending these runs before they are done."""
         for name in names:
             if name in self._runs:
                 self._runs[name].ended_by_force = True

@@ -1,4 +1,4 @@
-"""Known programs: servers with their indicators, batch, and programs of the system."""
+"""Known programs: servers with their indicators, batch programs, and system programs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from perphd.domain.host_facts import ProcessFact
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One kind of server. ``source``: of its indicators; ``socket``: part of its socket's path.
+    """One kind of server. ``source``: source of its indicators; ``socket``: part of its socket's path.
 
-    ``default_socket``: the source's default; ``password``: the source needs one; ``against``: why the latency
-    of its TCP connections is unsuitable.
+    ``default_socket``: the source's default; ``password``: the source needs a password; ``against``: reason
+    why the latency of its TCP connections is unsuitable.
     """
 
     title: str
@@ -102,7 +102,7 @@ SYSTEM: Final = frozenset(
     inetutils-inetd
     """.split()
 )
-"""Programs of the system: neither LRAs nor batch. The prefix ``systemd-`` counts as well."""
+"""System programs: neither LRAs nor batch. Names with the prefix ``systemd-`` count as well."""
 
 BATCH: Final = frozenset(
     """
@@ -112,7 +112,7 @@ BATCH: Final = frozenset(
     updatedb clamscan clamd
     """.split()
 )
-"""Programs of batch."""
+"""Batch programs."""
 
 HOUSEKEEPING: Final = frozenset(
     """
@@ -126,7 +126,7 @@ HOUSEKEEPING: Final = frozenset(
     raid-check.service unbound-anchor.service dnf-makecache.service
     """.split()
 )
-"""Units that distributions start by timers; too short-lived to declare."""
+"""Units that distributions start with timers; they are too short-lived to declare."""
 
 BATCH_SLICE: Final = re.compile(
     r"(?:^|[-/])(batch|jobs?|background|spark|yarn|hadoop|slurm|nightly|ci|build)\.slice$"
@@ -143,18 +143,18 @@ def program_of(process: ProcessFact) -> str:
 
 
 def is_system(process: ProcessFact) -> bool:
-    """True for a program of the system."""
+    """True for a system program."""
     program = program_of(process)
     return program in SYSTEM or process.name in SYSTEM or program.startswith(("systemd-", "(sd-"))
 
 
 def is_perphds(unit: str) -> bool:
-    """True for the units of perphd's package, and for those of the batch queue's jobs, which it limits anyway."""
+    """True for units of perphd's package, and for units of the batch queue's jobs, which the queue limits anyway."""
     return unit.startswith(("perphd.", "perphd-"))
 
 
 def server_of(process: ProcessFact) -> Server | None:
-    """The server that this process is; None if it neither listens nor is a known server."""
+    """The kind of server that this process is; None if it neither listens nor is a known server."""
     program = program_of(process)
     if is_system(process):
         return None

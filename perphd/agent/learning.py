@@ -30,24 +30,25 @@ from perphd.domain.sample import Sample, is_short, reach_s
 from perphd.predictor import Observation
 
 STALLED_PCT = 5.0
-"""Memory stalls, above an LRA's usual ones, from which even sleeping batch may be the cause."""
+"""Memory stalls in percent above an LRA's usual ones, from which even sleeping batch may be the cause."""
 
 
 START_S: Final = 3.0
-"""How long perphd's own start takes; see ``ObservationMerger``."""
+"""Time that the start of perphd takes; see ``ObservationMerger``."""
 LEARNED_EVENTS: Final = 25.0
-"""Least number of events per observation. The mean logarithm of n events is too low by 1 / (2 n), that of
-none undefined."""
+"""Least number of events per observation. The mean logarithm of n events is too low by 1 / (2 n), and
+undefined for none.
+"""
 
 
 class ObservationMerger:
     """Makes observations from samples with enough events; samples with few events are merged first.
 
-    If an application answers one request per second, every other sample has none. If each were learned
-    separately, only those with requests would count, and the learned rate would be twice the true one.
+    If an application answers one request per second, every other sample has none. If samples were learned
+    separately, only those with requests would count, and the learned rate would be twice the true rate.
 
-    ``start_s``: seconds after the first tick in which a full host teaches no undisturbed performance: perphd's own
-    start fills it. On two CPUs, PostgreSQL answers a third less meanwhile.
+    ``start_s``: seconds after the first tick in which a full host gives no reference performance, because the
+    start of perphd fills it. On two CPUs, PostgreSQL answers a third fewer requests during that time.
     """
 
     def __init__(self, start_s: float = 0.0) -> None:
@@ -57,7 +58,7 @@ class ObservationMerger:
     def of(
         self, snapshot: Snapshot, protections: Sequence[Allocation], batch_idle_cores: float
     ) -> Iterator[tuple[str, Observation]]:
-        """The observations of this tick, see ``observations``."""
+        """The observations of this tick; see ``observations``."""
         if self._start_s > 0.0 and self._until_s == -math.inf:
             self._until_s = snapshot.at_s + self._start_s
         for name, seen in observations(snapshot, protections, batch_idle_cores):
@@ -82,7 +83,7 @@ class ObservationMerger:
 
 
 def _both(before: Observation, seen: Observation) -> Observation:
-    """Two observations merged; only the later one if conditions have changed between them."""
+    """Two observations merged; only the later one if conditions changed between them."""
     if _circumstances(before) != _circumstances(seen):
         return seen
     sample, shielded = merged(before.sample, seen.sample), before.shielded and seen.shielded
@@ -147,7 +148,7 @@ def observations(
 
 
 def _is_met(view: WorkloadView) -> bool:
-    """True if it meets its absolute objective: the cost of batch is then acceptable."""
+    """True if the LRA meets its absolute objective, so that the cost of batch is acceptable."""
     sample, objective = view.sample, view.spec.objective
     if sample is None:
         return False
@@ -169,7 +170,7 @@ class _Sums:
     def but(self, workload: str) -> Reading:
         """The sum without this LRA.
 
-        Unavailable if it is not measured for one of the others, or, without others, for this one.
+        Unavailable if the reading is missing for one of the other LRAs or, without others, for this one.
         """
         own = self._values.get(workload, NOT_MEASURED)
         for name, value in self._lacking.items():
@@ -179,7 +180,9 @@ class _Sums:
 
 
 def _is_squeezed(snapshot: Snapshot, view: WorkloadView) -> bool:
-    """True if it stalls for memory more than usual while batch holds some; the sample is then disturbed."""
+    """True if the LRA stalls for memory more than usual while batch holds some memory. The sample is then
+    disturbed.
+    """
     if view.sample is None or not batch_is_there(snapshot):
         return False
     stalls = view.sample.memory_some_pct

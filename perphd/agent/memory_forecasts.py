@@ -1,7 +1,7 @@
 """Reads the forecast worker's memory forecasts for the resource shaper.
 
-The worker writes a separate small file for this purpose (``MEMORY_FILE``): for 100 workloads 10 KiB, read
-once a minute. Between two versions of the file, a check is one stat(2).
+The worker writes a separate small file for this purpose (``MEMORY_FILE``): 10 KiB for 100 workloads, read
+once a minute. While the file is unchanged, a check costs one stat(2).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MemoryForecasts:
         self._first = True
 
     def look(self, now_s: float) -> bool | None:
-        """Whether the worker has published since the last call; None if it is absent."""
+        """Whether the worker has published since the last call; None if the worker is absent."""
         try:
             facts = os.stat(self._path)
             seen = (facts.st_ino, facts.st_mtime_ns)

@@ -1,4 +1,4 @@
-"""One LRA's model over its life: where it comes from, when it was saved, and whether a file fits it."""
+"""Life of one LRA's model: its origin, the time of its last save, and whether a file fits the LRA."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perphd.predictor.persist import ModelFile
 
 
 class Versions(Protocol):
-    """See ``host.app_version.AppVersions``."""
+    """Source of applications' versions; see ``host.app_version.AppVersions``."""
 
     def look(self, spec: WorkloadSpec) -> Version:
         """The running version, or the reason why it is unknown. Never raises."""
@@ -45,20 +45,20 @@ class Life:
 
 
 def sli_of(spec: WorkloadSpec) -> str:
-    """The source of an LRA's SLI; empty: none."""
+    """The source of an LRA's SLI; empty if it has none."""
     return spec.sli.source if spec.sli is not None else ""
 
 
 def counted_otherwise(file: ModelFile, spec: WorkloadSpec) -> str:
-    """Why the work in a file does not compare with this LRA's; empty if it does."""
+    """Reason why the work in a file is not comparable with this LRA's; empty if it is."""
     was, now = file.provenance.sli_source, sli_of(spec)
     if was == now:
         return ""
-    return f"its work was counted by {was or 'no SLI'}, that of {spec.name!r} is by {now or 'no SLI'}"
+    return f"its work was counted by {was or 'no SLI'}, but that of {spec.name!r} is counted by {now or 'no SLI'}"
 
 
 def unusable(file: ModelFile) -> str:
-    """Why no model can be made of a file whose values are all in bounds; empty if one can."""
+    """Reason why a file with valid values does not make a model; empty if it does."""
     try:
         LraModel.from_state(file.state)
     except PerphError as exc:

@@ -32,7 +32,7 @@ def open_models(
     virtual: bool,
     versions: AppVersions,
 ) -> Models:
-    """The models. ``virtual``: ticks bring the time, so nothing runs in parallel with them."""
+    """Open the models. ``virtual``: ticks bring the time, so nothing runs in parallel with them."""
     files = ModelFiles(Path(config.daemon.state_dir) / "models")
     registry = Registry(config.model.learner, config.model.gate_mape_pct / 100.0)
     rebuilds = None if virtual else Rebuilds(registry, records)
@@ -45,7 +45,7 @@ def open_models(
 
 
 def forecast_reader(config: Config, fs: KernelFs, topology: Topology) -> str:
-    """As whom the forecast worker reads other hosts' scores; empty without a folder."""
+    """The host as which the forecast worker reads other hosts' scores; empty without a folder."""
     if not config.federated.folder:
         return ""
     from perphd.agent import federated

@@ -28,10 +28,10 @@ def model_view(
     """The model's predictions for every CPU grant if batch wants all cores, other conditions unchanged.
 
     Args:
-        model: of the LRA named ``lra``.
-        summary: its summary.
+        model: the model of the LRA ``lra``.
+        summary: the model's summary.
         snapshot: the present state of the host.
-        lra: the name.
+        lra: the LRA's name.
         confidence_z: half width of the shown bounds, in standard deviations.
     """
     view = next(view for view in snapshot.workloads if view.spec.name == lra)

@@ -3,9 +3,9 @@
 Problems with files are shown by ``perphctl status`` and never stop the loop. A separate thread writes files,
 because disks may be slow.
 
-Each version of an application has a model of its own. When another version runs, the model of the previous
-one is kept on disk. The new version's model starts from it with reduced confidence, or continues its own if
-the version ran here before. The same applies when the application itself disappears and returns.
+Each version of an application has its own model. When another version starts to run, the model of the
+previous one is kept on disk. The new version's model starts from it with reduced confidence, or continues its
+own if the version ran here before. The same applies when the application itself disappears and returns.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger("perphd")
 _T = TypeVar("_T")
 
 CLOCK_SLACK_S = 60.0
-"""A file dated further than this in the future means that the clock was set back."""
+"""If a file is dated more than this far in the future, the clock was set back."""
 NEVER_SAVED = Unavailable("not saved yet")
 VERSION_LOOK_S = 30.0
 """Time between two checks of an application's version."""
@@ -54,14 +54,14 @@ class Models:
 
     Args:
         registry: the models themselves.
-        files: where they are kept.
+        files: the store of model files.
         records: receives problems.
         wall_clock: time of day, seconds since 1970.
         host: this host's name; ``cores``: its usable physical cores.
-        rebuilds: rebuilds trees in a worker process; None: they are rebuilt in place, for virtual time.
+        rebuilds: rebuilds trees in a worker process; None: rebuild them in place, for virtual time.
         rebuild: whether trees are rebuilt at all.
-        llc_ways: of the last-level cache that can be set here.
-        versions: source of applications' versions; None: all count as one.
+        llc_ways: number of last-level cache ways that can be set here.
+        versions: source of applications' versions; None: all versions count as one.
         federated: the exchange with other hosts; None: no exchange.
     """
 
@@ -154,7 +154,7 @@ class Models:
         return heapq.nsmallest(LOOKS_PER_TICK, due, key=lambda one: one[1].looked_s)
 
     def _take_up(self, spec: WorkloadSpec, life: Life, version: str, now_s: float) -> None:
-        """A returned LRA: continue with its version's own model, or start from the last one that ran here."""
+        """Continue a returned LRA with its version's own model, or start from the last model that ran here."""
         self._wait(now_s)
         fits = partial(self._misfit, spec)
         found = self._files.load_version(spec.name, version, fits)
@@ -180,7 +180,7 @@ class Models:
         self._records.problem(f"version:{spec.name}", odd, now_s)
 
     def _change_version(self, spec: WorkloadSpec, life: Life, version: str, now_s: float) -> None:
-        """Another version runs: keep the model of the last one, and resume this one's own if there is one."""
+        """Keep the model of the previous version, and resume the new version's own model if there is one."""
         self._wait(now_s)
         old = self._file(spec, now_s)
         earlier = self._files.load_version(spec.name, version, partial(self._misfit, spec))
@@ -202,7 +202,7 @@ class Models:
         self._records.problem(f"version:{spec.name}", odd, now_s)
 
     def _begin(self, spec: WorkloadSpec, life: Life, fresh: bool, problems: list[str]) -> None:
-        """Start the model of an LRA that was profiled, or that names its class, from that prior.
+        """Start the model of an LRA from its profile, or from the prior of the class that it names.
 
         A loaded model is kept; if it has only cells, its stages start from the same prior.
         """
@@ -291,7 +291,7 @@ class Models:
         source = file.provenance
         if source.lra != spec.name and not rename:
             raise ModelFileError(
-                f"it is of the LRA {source.lra!r}, not of {spec.name!r}; --rename accepts it"
+                f"it belongs to the LRA {source.lra!r}, not to {spec.name!r}; --rename accepts it"
             )
         if reason := counted_otherwise(file, spec) or unusable(file):
             raise ModelFileError(reason)
@@ -371,13 +371,13 @@ class Models:
     def _misfit(self, spec: WorkloadSpec, file: ModelFile) -> str:
         source = file.provenance
         if source.lra != spec.name:
-            return f"it is of the LRA {source.lra!r}"
+            return f"it belongs to the LRA {source.lra!r}"
         if source.cgroup != spec.cgroup and not spec.match:
-            return f"it is of the application in {source.cgroup}, not in {spec.cgroup}"
+            return f"it belongs to the application in {source.cgroup}, not to the one in {spec.cgroup}"
         return counted_otherwise(file, spec) or unusable(file)
 
     def _put(self, file: ModelFile, lra: str, now_s: float, life: Life) -> str:
-        """Make the file's model the LRA's. Returns a remark if the file's time is implausible."""
+        """Make the file's model the LRA's model. Returns a remark if the file's time is implausible."""
         elapsed_s = self._wall_clock() - file.provenance.saved_at_unix_s
         kind = self._registry
         model = LraModel.from_state(file.state, now_s, elapsed_s, kind.learner, kind.gate_mape)
@@ -411,7 +411,7 @@ class Models:
         return tuple(found)
 
     def _write(self, files: Iterable[ModelFile]) -> Sequence[Written]:
-        """Runs in the writer's thread, or at the end."""
+        """Write files. Runs in the writer's thread, or at the end."""
         done = []
         for file in files:
             lra, problem = file.provenance.lra, None
@@ -433,7 +433,7 @@ class Models:
         try:
             self._files.keep_version(lra, file.provenance.app_version, to_text(file))
         except PerphError as exc:
-            problem = f"model of {lra}: that of the previous version could not be kept: {exc}"
+            problem = f"model of {lra}: the previous version's model could not be kept: {exc}"
         return (Written(file, problem),)
 
     def _keep_gone(self, present: tuple[str, ...], file: ModelFile) -> Sequence[Written]:

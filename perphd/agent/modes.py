@@ -22,8 +22,9 @@ class Modes:
     def of(self, spec: WorkloadSpec) -> Mode:
         """The mode in force for a workload.
 
-        In this order: observe while it is paused; the running trial's mode, unless its own is observe; the
-        mode set at run time; observe after a restore; its own; the general one.
+        In order of precedence: observe while the workload is paused; the running trial's mode, unless the
+        workload's own mode is observe; the mode set at run time; observe after a restore; the workload's own
+        mode; the general one.
         """
         if self._state.parts.pauses.any and self.pause_of(spec) is not None:
             return Mode.OBSERVE
@@ -34,7 +35,7 @@ class Modes:
         return own if own is not None else self.general
 
     def own(self, spec: WorkloadSpec) -> Mode | None:
-        """The mode set or configured for this workload alone; None: it has the general one."""
+        """The mode set or configured for this workload alone; None: the general mode applies."""
         own = None
         if self._own:
             own = self._own.get(spec.name)
@@ -73,7 +74,7 @@ class Modes:
             self._state.tell(EventKind.TRIAL, f"trial {ended.plan.trial} ended ({End.CHANGED}): {why}", by=by)
 
     def names(self, workload: str) -> tuple[str, ...]:
-        """The workloads denoted by a name: itself, or those found for a declaration.
+        """The workloads that a name denotes: the workload itself, or those found for a declaration.
 
         Raises:
             ConfigError: there is neither.
@@ -87,13 +88,13 @@ class Modes:
         raise ConfigError("request", "workload", f"no workload is named {workload!r}", known)
 
     def begin(self, mode: Mode) -> None:
-        """Set this mode for all; modes of single workloads are cleared."""
+        """Set this mode for all workloads, and clear the modes of single ones."""
         self.general = mode
         self._own.clear()
         self._halted = False
 
     def halt(self) -> None:
-        """Observe, whatever the workloads' own modes."""
+        """Observe all workloads, whatever their own modes."""
         self.begin(Mode.OBSERVE)
         self._halted = True
 

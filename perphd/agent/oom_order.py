@@ -16,9 +16,11 @@ from perphd.host.fs import KernelFs, text_or_empty
 SYSTEM_SLICE: Final = "/system.slice"
 """The slice in which systemd runs the host's own daemons."""
 MOST_DAEMONS: Final = 200
-"""Most undeclared services that are examined."""
+"""Maximum number of undeclared services to examine."""
 MOST_PROCESSES: Final = 256
-"""Most processes read per workload: children inherit the value, and a request must be answered quickly."""
+"""Maximum number of processes to read per workload: children inherit the value, and a request must be
+answered quickly.
+"""
 
 
 class OomOrder:
@@ -28,7 +30,7 @@ class OomOrder:
         self._fs, self._groups = fs, Cgroups(fs, hierarchies)
 
     def broken(self, specs: Iterable[WorkloadSpec]) -> tuple[str, ...]:
-        """A sentence for each running workload that may be killed before one of a lower band.
+        """A sentence for each running workload that the kernel may kill before a workload of a lower band.
 
         The host's own daemons, undeclared services of ``system.slice``, should outlive copper.
         """
@@ -53,13 +55,17 @@ class OomOrder:
         return (*out_of_order(found), *daemons_at_risk(daemons, found))
 
     def _daemons(self, declared: Collection[str]) -> list[str]:
-        """Services of the host that nobody declared."""
+        """The host's services that are not declared."""
         names: set[str] = set()
         for directory in self._groups.group(SYSTEM_SLICE).directories():
             with suppress(KernelError):
                 names.update(self._fs.subdirectories(directory))
         services = sorted(names)
-        own = [name for name in services if name.endswith(".service") and f"{SYSTEM_SLICE}/{name}" not in declared]
+        own = [
+            name
+            for name in services
+            if name.endswith(".service") and f"{SYSTEM_SLICE}/{name}" not in declared
+        ]
         return own[:MOST_DAEMONS]
 
     def _values(self, cgroup: str) -> list[int]:

@@ -23,7 +23,7 @@ class Pauses:
     """The pauses in force.
 
     Args:
-        state_dir: where they are kept; None keeps them in memory only.
+        state_dir: directory in which they are stored; None: keep them in memory only.
         wall_clock: seconds since the epoch.
         pause_file: while this file exists, everything is paused; its first line is the reason. Empty: no such file.
 
@@ -39,7 +39,7 @@ class Pauses:
         self._by_file: Pause | None = None
 
     def look(self) -> tuple[str, ...]:
-        """Follow time and the pause file. Returns a sentence for every pause that began or ended by itself."""
+        """Check the time and the pause file. Returns a sentence for every pause that began or ended by itself."""
         now_s = self._wall_clock()
         told = []
         for workload, pause in list(self._set.items()):
@@ -58,7 +58,7 @@ class Pauses:
 
     @property
     def any(self) -> bool:
-        """True if a pause is set, though it may have ended since the last look."""
+        """True if a pause is set, even if it has ended since the last look."""
         return bool(self._set) or self._by_file is not None
 
     def of(self, workload: str, declaration: str | None = None) -> Pause | None:
@@ -74,7 +74,7 @@ class Pauses:
         return (*by_file, *(pause for pause in self._set.values() if pause.holds(now_s)))
 
     async def begin(self, workload: str, for_s: float | None, reason: str, by: str) -> Pause:
-        """Pause a workload (empty: all); replaces an earlier pause of the same.
+        """Pause a workload (empty: all); replaces an earlier pause of the same workload.
 
         Raises:
             ConfigError: it cannot be stored; nothing has changed.
@@ -85,7 +85,7 @@ class Pauses:
         return pause
 
     async def end(self, workload: str | None) -> tuple[Pause, ...]:
-        """End the pause of a workload ("": the general one; None: every pause). Returns the pauses that were ended.
+        """End the pause of a workload ("": the general one; None: every pause). Returns the ended pauses.
 
         Raises:
             ConfigError: the change cannot be stored; nothing has changed.

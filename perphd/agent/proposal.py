@@ -43,7 +43,8 @@ _SURE_TITLES: Final = (OTHER, JAVA_OTHER)
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """One proposed workload. ``cgroup``: its present group, empty if it does not run; ``why``: a clause after a colon.
+    """One proposed workload. ``cgroup``: its present group, empty if it is not running; ``why``: a clause
+    that follows a colon.
 
     ``account``: the statement that creates its indicator's account, with ``{password}`` as a placeholder.
     """
@@ -112,7 +113,7 @@ def config_text(proposal: Proposal, unmeasured: Iterable[str] = ()) -> str:
     kinds = [item.spec.kind for item in sure]
     lines = [
         f"# Proposed by perphctl init: {kinds.count(Kind.LRA)} LRA(s), {kinds.count(Kind.BATCH)} batch workload(s).",
-        "# Keys: man 5 perphd.conf. perphd observes until you say perphctl mode enforce.",
+        "# Keys: man 5 perphd.conf. perphd observes until you run perphctl mode enforce.",
     ]
     later = set(unmeasured)
     for item in sure:
@@ -147,7 +148,7 @@ def _lra(group: GroupFact, facts: HostFacts) -> Proposed | LeftOut | None:
     servers = [(server, process) for process in group.processes if (server := server_of(process)) is not None]
     if not servers or group.unit in CRON:
         return None
-    # Known programs first; among the processes of one server, the one that listens.
+    # Known programs come first; among the processes of one server, the listening one.
     server, process = min(servers, key=lambda pair: (pair[0] in _SURE_TITLES, not pair[1].ports, pair[1].pid))
     what = f"{program_of(process)} (pid {process.pid})"
     if not _can_be_declared(group):
@@ -195,7 +196,7 @@ def _sli(
 
 
 def _of_latency(server: Server, sli: SliSpec | None, ports: Sequence[int], facts: HostFacts) -> str:
-    """A remark about its latency over TCP, after a semicolon; empty if there is none."""
+    """A remark about the server's latency over TCP, after a semicolon; empty if there is none."""
     if sli is None or not facts.tcp_latency:
         return ""
     if sli.source == "tcp":
@@ -238,10 +239,12 @@ def _batch(group: GroupFact, facts: HostFacts) -> Proposed | LeftOut | None:
     elif group.cpu_cores < BUSY_CORES:
         return None
     elif program in BATCH or (main is not None and main.nice >= 10):
-        because = "is batch by its name" if program in BATCH else f"runs at nice {main.nice if main else 0}"
+        because = (
+            "its name indicates batch" if program in BATCH else f"runs at nice {main.nice if main else 0}"
+        )
         why, sure = f"{program} {because} ({use})", True
     else:
-        why, sure = f"{program} listens on nothing and uses {use}", False
+        why, sure = f"{program} has no listening socket and uses {use}", False
     what = f"{program} (pid {main.pid})" if main is not None else group.cgroup
     if not _can_be_declared(group):
         return LeftOut(what, _why_not(group))
@@ -283,7 +286,7 @@ def _timers(facts: HostFacts, found: Sequence[Proposed]) -> list[Proposed]:
         if match is None or match in there or unit.startswith("systemd-") or is_perphds(unit):
             continue
         spec = WorkloadSpec(_clean(unit.removesuffix(".service")), Kind.BATCH, cgroup="", match=match)
-        proposed.append(Proposed(spec, f"a timer starts {unit}, which does not run now", False))
+        proposed.append(Proposed(spec, f"a timer starts {unit}, which is not running now", False))
     return proposed
 
 
@@ -291,7 +294,7 @@ def _timers(facts: HostFacts, found: Sequence[Proposed]) -> list[Proposed]:
 
 
 def _placed(name: str, kind: Kind, group: GroupFact) -> WorkloadSpec:
-    """The workload, by a ``match`` if that still finds it after a restart, else by its path."""
+    """Declare the workload by a ``match`` if that still finds it after a restart, else by its path."""
     container = named(group.container) if group.container else ""
     unit = f"unit:{group.unit}" if group.unit else ""
     # A pod's container may be a systemd scope, whose name changes with every start.
@@ -326,11 +329,11 @@ def _why_not(group: GroupFact) -> str:
 
 
 def _problem(item: Proposed, kept: Sequence[Proposed], declared: Sequence[WorkloadSpec]) -> str:
-    """Why this conflicts with workloads already proposed; empty if it does not."""
+    """Reason why this item conflicts with workloads already proposed; empty if it does not."""
     for spec in declared:
         same_match = bool(spec.match) and spec.match == item.spec.match
         if same_match or (spec.cgroup and item.cgroup and relation_of(item.cgroup, spec.cgroup)):
-            return f"is declared already, or lies in what is: {spec.name}"
+            return f"is already declared, or lies in a declared group: {spec.name}"
     for other in kept:
         same_match = bool(item.spec.match) and item.spec.match == other.spec.match
         if same_match or (item.cgroup and other.cgroup and relation_of(item.cgroup, other.cgroup)):
@@ -354,7 +357,7 @@ def _clean(name: str) -> str:
 
 
 def _named_apart(items: Sequence[Proposed], taken: set[str]) -> tuple[Proposed, ...]:
-    """The same workloads with unique names that are not in use."""
+    """The same workloads, with unique names that are not in use."""
     named, used = [], set(taken)
     for item in items:
         name, number = item.spec.name, 2

@@ -16,12 +16,12 @@ from perphd.domain.workload import Mode, WorkloadSpec
 from perphd.host.actuators import Actuators
 
 _CPU_KNOBS = frozenset({"cpus", "cpu_weight"})
-"""Batch knobs that implement the CPU part of every LRA's protection; in force as a whole or not at all."""
+"""Batch knobs that implement the CPU part of every LRA's protection; they are in force together or not at all."""
 _CACHE_KNOBS = frozenset({"llc_masks", "mba_pct"})
 CALM_TIMES = 3.0
-"""Upper bound on the share of time spent settling after groups (re)appear: 1 in this number."""
+"""The time spent settling after groups (re)appear is at most 1 in this number."""
 ENFORCEABLE_S = 60.0
-"""Time between two checks of what can be enforced on a workload; its cgroup's (re)appearance causes another."""
+"""Time between two checks of a workload's enforceable knobs. A (re)appearing cgroup is also checked at once."""
 
 
 class Protections:
@@ -42,8 +42,8 @@ class Protections:
         return with_flag(sample, Quality.SETTLING)
 
     def yielded(self) -> dict[str, set[str]]:
-        """Names of the knobs yielded to other programs, by workload. They cannot be relied on, even if they could be
-        written.
+        """Names of the knobs yielded to other programs, by workload. perphd does not rely on them, even where
+        it could write them.
         """
         found: dict[str, set[str]] = {}
         for conflict in self._state.parts.executor.conflicts():
@@ -75,7 +75,7 @@ class Protections:
     def look(self, now_s: float) -> bool:
         """Detect that resctrl was mounted, unmounted or remounted. Returns True if it was.
 
-        If another program has changed what protects an LRA, the LRA's sample says nothing about perphd's
+        If another program has changed a protection of an LRA, the LRA's sample does not reflect perphd's
         settings.
         """
         if not self._state.parts.executor.follow_mount(now_s):
@@ -112,8 +112,7 @@ class Protections:
         ``again``: the changes were only made on groups that (re)appeared.
         """
         batch_enforced = any(
-            spec.gives_way and self._modes.of(spec) is Mode.ENFORCE
-            for spec in self._state.specs.values()
+            spec.gives_way and self._modes.of(spec) is Mode.ENFORCE for spec in self._state.specs.values()
         )
         when_s = self._state.time_s(now_s)
         blocked = {
@@ -147,10 +146,11 @@ class Protections:
             if before is None or before.allocation != allocation:
                 self._state.protections[spec.name] = Protection(allocation, when_s)
                 continue
-            before.allocation = allocation  # unchanged, with the measured bandwidth throttle
+            before.allocation = allocation  # unchanged, but with the measured bandwidth throttle
             if changed and not (again and when_s - before.disturbed_s < self._calm_s):
                 # Another LRA's change affected batch as well, so this one's conditions have changed. But
-                # batch that restarts repeatedly, and is set each time, must not prevent evaluation forever.
+                # batch that restarts repeatedly, and gets its settings each time, must not prevent evaluation
+                # forever.
                 before.since_s = when_s
                 if again:
                     before.disturbed_s = when_s
@@ -158,7 +158,7 @@ class Protections:
     def _really(
         self, chosen: Allocation, target: TargetState, blocked: Mapping[str, frozenset[str]]
     ) -> Allocation:
-        """The choice with the ways and the bandwidth that batch actually leaves, where its knobs are blocked."""
+        """The choice, with the ways and the bandwidth that batch really leaves where its knobs are blocked."""
         for name, knobs in blocked.items():
             if knobs.isdisjoint(_CACHE_KNOBS):
                 continue
@@ -173,7 +173,7 @@ class Protections:
 
     @property
     def _calm_s(self) -> float:
-        """Seconds after groups (re)appeared and were set, in which further such changes are ignored."""
+        """Seconds after settings of (re)appeared groups during which further changes of this kind are ignored."""
         policy = self._state.config.policy
         return CALM_TIMES * (policy.settle_s + policy.evaluate_ticks * self._state.config.daemon.period_s)
 
@@ -185,7 +185,9 @@ class Protections:
 
 
 def _ways_left(wanted: Settings, found: Settings, ways: int) -> int:
-    """Ways that this batch leaves in every domain where it must leave some; all if its masks are as wanted."""
+    """Ways that this batch leaves in every domain where it must leave some; all of them if its masks are as
+    wanted.
+    """
     asked = {} if wanted.llc_masks is KEEP else dict(wanted.llc_masks)
     if found.llc_masks is KEEP:
         return 0

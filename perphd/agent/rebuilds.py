@@ -1,10 +1,10 @@
 """Rebuilds of the models' trees outside the loop: one at a time, in a short-lived worker process.
 
-Per tick, the loop at most copies one correction's memory (some hundred rows, labelled by one pass through its
-trees), or installs the compiled trees of a result. That cost does not depend on the number of models. A
-thread packs the input, starts the process, waits and reads the result, without holding the interpreter lock
-on a busy machine (``spawn``). Any failure (no start, crash, hang, invalid answer) is one problem in
-``perphctl status``; the present model is kept.
+In each tick, the loop does at most one of two things: it copies one correction's memory (some hundred rows,
+labelled by one pass through its trees), or it installs the compiled trees of a result. That cost does not
+depend on the number of models. A thread packs the input, starts the process, waits and reads the result,
+without holding the interpreter lock on a busy machine (``spawn``). Any failure (no start, crash, hang,
+invalid answer) is one problem in ``perphctl status``; the present model is kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from perphd.predictor.ogbrt.rebuild import RebuildJob, Rebuilt
 from perphd.predictor.rebuild_worker import RebuildFailed, pack_jobs, unpack_results
 
 DEADLINE_S: Final = 60.0
-"""Seconds after which the worker is ended."""
+"""Time limit of the worker in seconds."""
 RETRY_S: Final = 900.0
 """Pause after a failed rebuild, which would probably fail again."""
 COMMAND: Final = (sys.executable, "-P", "-m", "perphd.predictor.rebuild_worker")
@@ -45,7 +45,7 @@ class Rebuilds:
     """Runs rebuilds; see the module.
 
     Args: registry: the models. records: receives problems. command: the worker: program and arguments.
-        deadline_s: how long it may take.
+        deadline_s: time limit of the worker.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Rebuilds:
                 return
 
     def _in_turn(self) -> Sequence[tuple[str, LraModel]]:
-        """All models, round robin: those after the last served one come first."""
+        """All models in round-robin order: models after the last served one come first."""
         models = list(self._registry.all())
         after = next((i + 1 for i, (lra, _) in enumerate(models) if lra == self._last), 0)
         return models[after:] + models[:after]
@@ -119,7 +119,7 @@ class Rebuilds:
         self._records.problem("rebuild", problem, now_s)
 
     def _answer(self, future: Future[Rebuilt], job: RebuildJob) -> None:
-        """Runs in the thread."""
+        """Run the worker; called in the thread."""
         try:
             future.set_result(self._run(job))
         except BaseException as exc:  # passed on to the loop
@@ -135,7 +135,7 @@ class Rebuilds:
         except TimeoutError as exc:
             raise RebuildFailed(f"the worker did not end within {self._deadline_s:g} s") from exc
         except spawn.Stopped as exc:
-            raise RebuildFailed("perphd ends") from exc
+            raise RebuildFailed("perphd is stopping") from exc
         except OSError as exc:
             raise RebuildFailed(f"a worker cannot be started: {exc.strerror}: {self._command[0]}") from exc
         if ended.status != 0:

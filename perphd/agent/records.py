@@ -21,7 +21,9 @@ from perphd.monitor.store import Store
 KEPT_DECISIONS = 256
 """Decisions kept in memory per LRA, for explanations."""
 KEPT_MOVES = 64
-"""Number of changing decisions per LRA, kept longer: an LRA near its target fills the other list in minutes."""
+"""Number of decisions with a change kept per LRA. They have their own list, because an LRA near its target
+fills the other one in minutes.
+"""
 REPEAT_S = 60.0
 """Time after which an unchanged decision is stored again."""
 HOST_S = 10.0
@@ -29,11 +31,11 @@ HOST_S = 10.0
 REMIND_S = 3600.0
 """Time after which a lasting problem is logged again."""
 QUIET_S = 60.0
-"""Time after which observed moves of one kind are logged again if their target differs."""
+"""Time after which perphd logs observed moves of one kind again if their target differs."""
 KEPT_CHANGES = 32
 """Number of protection changes kept for the status."""
 KEPT_LEFT = 64
-"""Number of problems shown that removed workloads left behind, the newest first."""
+"""Maximum number of problems of removed workloads to show, the newest first."""
 QUEUED_EVENTS = 256
 """Events that a slow subscriber may lag behind before it loses the oldest."""
 
@@ -77,7 +79,9 @@ class Records:
         self._accounts: list[HostAccount] = []
 
     def paused(self) -> AbstractContextManager[None]:
-        """A block in which the store's thread leaves the interpreter to its caller; see ``Store.paused``."""
+        """A block in which the store's thread does not compete with the caller for the interpreter; see
+        ``Store.paused``.
+        """
         return nullcontext() if self._store is None else self._store.paused()
 
     # -- taking -------------------------------------------------------------------------------------
@@ -128,7 +132,7 @@ class Records:
         self.event(Event(outcome.at_s, EventKind.OUTCOME, outcome.text, outcome.workload, outcome))
 
     def change(self, at_s: float, changes: ChangeSet, result: str) -> None:
-        """Announce a transaction. The single writes are audited by the executor's callback."""
+        """Announce a transaction. The executor's callback audits the single writes."""
         writes = tuple(f"{w.path}: {w.before!r} -> {w.value!r}" for w in changes.writes)
         self._changes.append(_Change(at_s, writes, result, frozenset(w.workload for w in changes.writes)))
         text = f"{result}: {', '.join(writes)}"
@@ -141,7 +145,7 @@ class Records:
             self._store.add_writes(self._wall_clock(), (write,), outcome)
 
     def event(self, event: Event) -> None:
-        """Announce to every subscriber; one that lags loses its oldest events."""
+        """Send an event to every subscriber; a subscriber that lags loses its oldest events."""
         if event.kind is not EventKind.TICK and self._store is not None:
             by = f"; by {event.by}" if event.by else ""
             self._store.add_event(self._wall_clock(), event.kind.value, f"{event.workload}: {event.text}{by}")
@@ -151,7 +155,8 @@ class Records:
             queue.put_nowait(event)
 
     def problem(self, key: str, text: str | None, at_s: float, about: str = "") -> None:
-        """Set (or with None: clear) a condition that an operator should know; logged once, not every tick.
+        """Set a condition that an operator should know, or clear it (``text`` None). It is logged once, not
+        every tick.
 
         ``about``: the subject of a text that varies. It is then logged again only after ``healed(about)`` or
         ``REMIND_S``.
@@ -169,7 +174,7 @@ class Records:
             self.event(Event(at_s, EventKind.PROBLEM, text))
 
     def left_behind(self, key: str, text: str | None, at_s: float) -> None:
-        """As ``problem``, for a removed workload. If never cleared, it is displaced by newer ones."""
+        """As ``problem``, for a removed workload. Newer problems displace one that is never cleared."""
         self.problem(key, text, at_s)
         self._left.pop(key, None)
         if text is not None:
@@ -192,7 +197,9 @@ class Records:
         return (*self._problems.values(), *((store,) if store else ()))
 
     def changes(self, limit: int) -> tuple[Change, ...]:
-        """The last changes of protection, newest first; in observe mode, those that would have been made."""
+        """The last changes of protection, newest first; in observe mode, the changes that enforcing would
+        have made.
+        """
         return tuple(list(self._moved)[: -limit - 1 : -1])
 
     def last_decision(self, workload: str) -> Decision | None:
@@ -201,11 +208,11 @@ class Records:
         return last.decision if last is not None else None
 
     def would(self, workload: str) -> Decision | None:
-        """The newest decision about this LRA that would have changed something, had it been enforced."""
+        """The newest decision about this LRA that would have changed something if enforced."""
         return self._would.get(workload)
 
     def last_outcome(self, workload: str) -> Outcome | None:
-        """The newest judged change of this LRA."""
+        """The newest reviewed change of this LRA."""
         return self._outcomes.get(workload)
 
     def decisions(self, workload: str, at_s: float | None, limit: int) -> tuple[Decision, ...]:

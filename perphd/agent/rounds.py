@@ -1,6 +1,6 @@
 """Complete decision rounds: the policy's input, its queries to models with their answers, and its decision.
 
-For recordings that can be replayed bit for bit. Without listeners, it costs nothing.
+They serve recordings that can be replayed bit for bit. Without listeners, this costs nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from perphd.domain.policy import Band, ModelContext, Policy, ResPerfModel, Snaps
 from perphd.domain.reading import Reading
 
 QUEUED_ROUNDS = 64
-"""Rounds that a listener may lag behind before its recording ends; a recording with a gap cannot be replayed."""
+"""Number of rounds that a listener may lag before its recording ends; a recording with a gap cannot be replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class RoundTap:
         return done.target
 
     async def rounds(self) -> AsyncIterator[Round]:
-        """Every round from now on without a gap; ends when the listener lags too far behind, or with the agent."""
+        """Every round from now on, without a gap. Ends when the listener lags too far behind, or with the agent."""
         queue: asyncio.Queue[Round | None] = asyncio.Queue()
         self._listeners.add(queue)
         try:

@@ -30,7 +30,7 @@ class CostMeter:
         self.missed_ticks = 0
 
     def tick(self, now_s: float, duration_s: float) -> None:
-        """Count the duration of a tick; refresh what the kernel says of this process when it is due."""
+        """Count the duration of a tick; refresh the kernel's figures about this process when due."""
         self._ticks_ms.append(duration_s * 1000.0)
         if self._asked_s is not None and now_s - self._asked_s < REFRESH_S:
             return

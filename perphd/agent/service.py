@@ -34,7 +34,7 @@ log = logging.getLogger("perphd")
 ALIVE_STEP_S = 5.0
 """Longest time between two keep-alive signals to the watchdog, whatever the period."""
 SILENCE_S = 30.0
-"""Watchdog signals stop after three periods and this many seconds without a finished tick."""
+"""Watchdog signals stop after three periods plus this time in seconds without a finished tick."""
 LEISURE = 3.0
 """The tick interval is at least this multiple of a tick's duration, unless the configured period is shorter."""
 START_STEP_S = 60.0
@@ -79,11 +79,13 @@ class Service:
         server = self._serve(agent, lambda by: self._reload(agent, by))
         testing: asyncio.Task[None] | None = None
         try:
-            self._watch_signals(agent)  # before any other process can know that it runs, and stop it
+            self._watch_signals(agent)  # before any other process can see that the daemon runs, and stop it
             await server.start()
             asyncio.get_running_loop().set_exception_handler(Complaints(time.monotonic))
             self._notifier.ready(f"{self._config.daemon.mode}, {self._config.count} workloads")
-            testing = asyncio.create_task(asyncio.to_thread(agent.test_detector))  # rounds do not wait for it
+            testing = asyncio.create_task(
+                asyncio.to_thread(agent.test_detector)
+            )  # rounds do not wait for the test
             spare_the_start()
             log.info("ready: mode %s, policy %s", self._config.daemon.mode, self._config.daemon.policy)
             await self._loop(agent)
@@ -96,9 +98,7 @@ class Service:
             finally:
                 done = await agent.stop(restore=not self._keeps())
                 log.info("stopped; %s", done if done is not None else "settings in force are kept")
-            if (
-                done is not None and done.failed
-            ):  # a nonzero status makes the unit's ExecStopPost= retry
+            if done is not None and done.failed:  # a nonzero status makes the unit's ExecStopPost= retry
                 raise PerphError(f"not everything was restored: {done}")
 
     def _keeps(self) -> bool:
@@ -163,7 +163,9 @@ class Service:
             except PerphError as exc:  # that instance is alive and keeps its groups
                 log.warning("%s", exc)
             else:
-                log.warning("an instance with state directory %s had not restored its changes: %s", state_dir, report)
+                log.warning(
+                    "an instance with state directory %s had not restored its changes: %s", state_dir, report
+                )
 
     async def _loop(self, agent: Agent) -> None:
         period_s = self._config.daemon.period_s
@@ -185,8 +187,7 @@ class Service:
             if now_s - trimmed_s >= TRIM_EVERY_S:
                 trimmed_s = now_s
                 give_back_memory()
-            # A slow tick (an application that answers slowly) is not repeated more often than its duration
-            # allows.
+            # A slow tick (for example with a slow application) limits the rate of ticks by its duration.
             took_s = time.monotonic() - round_s
             period_s = min(max(wanted_s, LEISURE * took_s), usual_s)
             due_s += period_s
@@ -198,8 +199,8 @@ class Service:
             alive_until_s = ended_s + 3 * period_s + SILENCE_S
             early_ticks = agent.early_ticks if self._advance is None else None
             while await self._wait(due_s, alive_until_s, early_ticks):
-                # Early tick requested: one extra tick, and the schedule stays. At most one per period: one of
-                # the two parts is then at least half of it, and is judged and learned from.
+                # An early tick is one extra tick; the schedule stays. There is at most one per period, so one
+                # of its two parts is at least half a period long, and perphd judges it and learns from it.
                 ended_s = await self._look(agent, due_s, ended_s, period_s)
                 early_ticks = None
                 # The tick may have found a reason for a shorter period.
@@ -207,14 +208,14 @@ class Service:
                 due_s = min(due_s, ended_s + period_s)
 
     async def _look(self, agent: Agent, due_s: float, ended_s: float, period_s: float) -> float:
-        """Run an early tick unless the next is near. Returns the end time of the last successful tick."""
+        """Run an early tick unless the next regular one is near. Returns the end time of the last successful tick."""
         early_ticks = agent.early_ticks
         if early_ticks is None:
             return ended_s
         now_s = time.monotonic()
         pause_s = early_ticks.look_in_s(now_s - ended_s, due_s - now_s)
         if pause_s is None:
-            return ended_s  # the next tick answers it
+            return ended_s  # the next tick answers the request
         await self._rest(pause_s, None)
         if self._stop.is_set():
             return ended_s
@@ -233,7 +234,7 @@ class Service:
         return ended_s
 
     async def _wait(self, due_s: float, alive_until_s: float, early_ticks: EarlyTicks | None = None) -> bool:
-        """Wait for the next tick or the stop; returns True if an early tick is requested before.
+        """Wait for the next tick or the stop; returns True if an early tick is requested first.
 
         Feeds the watchdog, but not beyond ``alive_until_s``.
         """
@@ -285,7 +286,7 @@ class Service:
             await agent.reload(self._for_host(config), by)
             self._config, waiting = reloaded(self._config, config)
             if waiting:
-                log.warning("read again; a restart is needed for %s", ", ".join(waiting))
+                log.warning("configuration reloaded; a restart is needed for %s", ", ".join(waiting))
         finally:
             self._notifier.ready("reloaded")
         return config
@@ -316,23 +317,25 @@ class Notifier:
         self._daemon = cast(_Daemon, daemon)
 
     def starting(self, status: str) -> None:
-        """A step of the start begins: systemd waits ``START_STEP_S`` from now, however long the steps before took."""
+        """Report that a step of the start begins: systemd waits ``START_STEP_S`` from now, whatever the
+        earlier steps took.
+        """
         self._tell(f"EXTEND_TIMEOUT_USEC={int(START_STEP_S * 1e6)}\nSTATUS={status}")
 
     def ready(self, status: str) -> None:
-        """The daemon is sampling and serving."""
+        """Report that the daemon is sampling and serving."""
         self._tell(f"READY=1\nSTATUS={status}")
 
     def reloading(self) -> None:
-        """The configuration is being reloaded."""
+        """Report that the configuration is being reloaded."""
         self._tell("RELOADING=1")
 
     def stopping(self) -> None:
-        """Settings are being restored."""
+        """Report that settings are being restored."""
         self._tell("STOPPING=1")
 
     def alive(self) -> None:
-        """The loop has completed a step."""
+        """Report that the loop has completed a step."""
         self._tell("WATCHDOG=1")
 
     def _tell(self, text: str) -> None:

@@ -27,17 +27,17 @@ from perphd.sizing.shaping_view import view
 _ROLES: Final = {each.value: each for each in Role}
 _NO_FACTS: Final = Facts()
 LOOKED_AT_ONCE: Final = 10
-"""Workloads covered per tick: urgent ones, then the next ones in order."""
+"""Number of workloads to cover per tick: urgent ones, then the next in order."""
 LEAST_TURNS: Final = 3
-"""Least number of workloads covered in order, however many are urgent."""
+"""Least number of workloads to cover in order, even if many are urgent."""
 _make_subject = maker(Subject)
 
 
 class Shaping:
     """Runs once per tick. Writes nothing itself: ``settings`` go to the executor with those of the policy.
 
-    ``ahead``: the forecast worker's forecasts; None, or intervals other than the worker's: only the shaper's
-    own.
+    ``ahead``: the forecast worker's forecasts; if None, or if its interval differs from the worker's, the
+    shaper uses only its own forecasts.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Shaping:
     def look(
         self, snapshot: Snapshot, target: TargetState, excluded: frozenset[str] = frozenset()
     ) -> ShapingStep:
-        """Run one pass and return its output. ``excluded``: workloads that are being sized otherwise."""
+        """Run one pass and return its output. ``excluded``: workloads that something else sizes."""
         if self.is_off:
             return ShapingStep({})
         due = self._is_due(snapshot.at_s)
@@ -99,8 +99,8 @@ class Shaping:
     def end(self, may_end: Callable[[str], str]) -> list[tuple[str, str]]:
         """End the workloads selected by the last pass; returns those that were not ended, with the reason.
 
-        ``may_end``: why a workload must not be ended now, or empty. Limits were written since the pass, and
-        an operator may have intervened.
+        ``may_end``: returns the reason why a workload must not be ended now, or an empty text. Limits were
+        written since the pass, and an operator may have intervened.
         """
         failed = []
         ending, self._ending = self._ending, {}
@@ -160,7 +160,7 @@ class Shaping:
         return published if published is None else before
 
     def _changed(self, specs: list[WorkloadSpec], excluded: frozenset[str]) -> set[str]:
-        """Names of workloads that are new, changed, or whose exclusion has changed since the last tick."""
+        """Names of workloads that are new, have changed, or were excluded or included since the last tick."""
         changed = set(excluded ^ self._excluded)
         if specs != self._specs:
             before = {spec.name: spec for spec in self._specs}
@@ -217,7 +217,7 @@ def rules_of(config: SizingConfig) -> ShapingRules:
 
 
 def merged(settings: Settings, limits: ShapedLimits, knobs: frozenset[str]) -> Settings:
-    """Both settings combined: the greater protection, the lower ceiling, frozen if either is.
+    """Both settings combined: the greater protection, the lower ceiling, and frozen if either is frozen.
 
     Unsupported knobs are left out.
     """

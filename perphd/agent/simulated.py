@@ -52,7 +52,7 @@ class SimulatedSli:
         self._finder.worked(cpu_s)
 
     async def read(self, now_s: float) -> SliReading:
-        """The indicators since the last reading, by the host's own clock instead of ``now_s``."""
+        """The indicators since the last reading, by the simulated host's clock instead of ``now_s``."""
         at_s, told = self._cursor.now
         done, asked, latency = told
         self._finder.update(done, at_s)
@@ -70,7 +70,7 @@ class SimulatedSli:
             (new - old) / answered if answered > 0 else silent
             for new, old in zip(latency, base[2], strict=True)
         )
-        closed = Unavailable("a closed loop: the offered load equals the answered one")
+        closed = Unavailable("closed loop: the offered load equals the answered load")
         load = (asked - base[1]) / counted.window_s if self._cursor.open_loop else closed
         made = behind(counted)
         return SliReading(
@@ -78,7 +78,7 @@ class SimulatedSli:
         )
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing, because there is nothing to close."""
 
 
 def simulated_sli(host: SimHost) -> SliOpener:
@@ -105,7 +105,8 @@ def simulate(
     resctrl: bool = False,
     kinds: Mapping[str, str] | None = None,
 ) -> SimHost:
-    """A simulated server that runs these workloads: databases with ten clients, and jobs that fill it.
+    """A simulated server that runs these workloads: databases with ten clients, and jobs that fill the
+    server.
 
     ``kinds``: workload -> its archetype. Raises ConfigError for an archetype that does not exist.
     """
@@ -141,7 +142,7 @@ def build_simulated(config: Config) -> tuple[Agent, Callable[[float], None]]:
     """An agent on a simulated server, and the function that advances the host to a time (s from start).
 
     Every configured LRA becomes a database with ten clients, every batch workload a job of eight threads that
-    arrives after ``BATCH_ARRIVES_S``; without any, one of each is simulated.
+    arrives after ``BATCH_ARRIVES_S``; without any workload, one of each is simulated.
     """
     declared = config.workloads or DEFAULT_WORKLOADS
     host = simulate(declared)

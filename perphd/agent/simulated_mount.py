@@ -43,7 +43,7 @@ SLI_PERIOD_S: Final = 0.5
 RDT: Final = "rdt"
 """The machine whose cache ways and memory bandwidth affect its workloads."""
 PLAIN: Final = "plain"
-"""The same without resctrl."""
+"""The same machine without resctrl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ class ServerPlan:
 
     Args:
         machine: ``rdt`` (one socket of eight cores with resctrl), ``plain`` (the same without), or one of the captured
-            machines of ``machine_names``: they have the processors and the resctrl of a real one, whose settings
-            are stored and shown but do not affect the workloads.
+            machines of ``machine_names``: these have the processors and the resctrl of a real machine.
+            Settings of this resctrl are stored and shown but do not affect the workloads.
         cgroups: 2, or 1 for v1 hierarchies.
-        kinds: workload -> its archetype (of profiles/), if not the usual one.
+        kinds: workload -> its archetype (from profiles/), if it is not the usual one.
         workloads: by default one database and one batch job.
         batch_arrives_s: start of batch jobs, in seconds after the mount.
-        seed: of the simulated noise.
+        seed: seed of the simulated noise.
     """
 
     machine: str = RDT
@@ -234,7 +234,7 @@ def _lay_out(host: SimHost, rdt: RdtMachine | None, cgroups: int) -> None:
 
 
 def _shape(rdt: RdtMachine) -> Machine:
-    """The simulated machine with these processors: one socket per last-level cache."""
+    """The simulated machine with these processors; it has one socket per last-level cache."""
     domains = max(1, len(set(_cache_ids(rdt).values())))
     return Machine(sockets=domains, cores_per_socket=max(1, len(rdt.cpus) // domains))
 

@@ -49,13 +49,13 @@ class SliBoard:
             if name not in self._running
         }
         self._running |= asked
-        if asked:  # a source that is already late is not waited for again
+        if asked:  # the tick does not wait again for a source that is already late
             await asyncio.wait(asked.values(), timeout=self._timeout_s)
         return {name: self._answer(name) for name in self._sources if name in self._running}
 
     def worked(self, samples: Iterable[Sample]) -> None:
-        """Pass on the CPU time of the applications; a counter that stands still during work has a coarse
-        resolution.
+        """Pass on the CPU time of the applications: an indicator that does not change during work has a
+        coarse resolution.
         """
         for sample in samples:
             found = self._sources.get(sample.workload)
@@ -93,7 +93,7 @@ class SliBoard:
         return task.result()
 
     def notes(self) -> Mapping[str, str]:
-        """Remarks on readings by workload; empty if a source has none."""
+        """The sources' remarks on their readings, by workload; empty if a source has none."""
         return {
             name: "; ".join(source.notes)
             for name, (_, source) in self._sources.items()

@@ -26,7 +26,7 @@ from typing import Final
 _ACTIONS_BYTES: Final = 512
 """Larger than any C library's posix_spawn_file_actions_t (80 in glibc and musl)."""
 _NOEXEC_SEAL: Final = 8
-"""MFD_NOEXEC_SEAL; kernels before 6.3 do not know it, some later ones insist on it."""
+"""MFD_NOEXEC_SEAL; kernels before 6.3 do not know it, and some later ones require it."""
 _ATTRIBUTES_BYTES: Final = 1024
 """Larger than any C library's posix_spawnattr_t (336 in glibc and musl)."""
 _SIGNALS_BYTES: Final = 128
@@ -35,7 +35,7 @@ _LOOK_S: Final = 0.05
 
 
 class Stopped(Exception):
-    """The process was ended on request."""
+    """The caller requested the end of the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def run(
 ) -> Ended:
     """Run a command with ``data`` as its standard input. Blocks, so call it in a worker thread.
 
-    Its working directory is the caller's. On return, the process has ended and is reaped in every case.
+    Its working directory is the caller's. On return, the process has always ended and been reaped.
 
     Raises:
         OSError: it could not be started.
@@ -101,8 +101,8 @@ def start(
 ) -> int:
     """Start the command with these three standard streams; returns its pid. Other descriptors are closed at exec(2).
 
-    The caller waits for its end. ``session``: give it its own session and the default handling of broken
-    pipes. Raises OSError: it could not be started.
+    The caller waits for its end. ``session``: give the process its own session and the default handling of
+    broken pipes. Raises OSError: it could not be started.
     """
     libc = ctypes.CDLL(None)  # its functions are called without the interpreter lock
     actions = ctypes.create_string_buffer(_ACTIONS_BYTES)

@@ -1,4 +1,4 @@
-"""State shared by the agent's modules: its parts, and what it remembers from one tick to the next."""
+"""State shared by the agent's modules: its parts, and the values that persist from one tick to the next."""
 
 from __future__ import annotations
 
@@ -114,7 +114,8 @@ class Parts:
 class Protection:
     """Settings in force for an LRA with their age.
 
-    ``disturbed_s``: when it last started to settle again because groups (re)appeared and were set.
+    ``disturbed_s``: time at which it last started to settle again because (re)appeared groups got their
+        settings.
     """
 
     allocation: Allocation
@@ -124,7 +125,7 @@ class Protection:
 
 @dataclass(slots=True)
 class FoundAs:
-    """A found workload: its declaration, and when it was last present."""
+    """A found workload: its declaration, and the time at which it was last present."""
 
     declaration: str
     seen_s: float
@@ -132,7 +133,9 @@ class FoundAs:
 
 @dataclass(slots=True)
 class Enforceable:
-    """Knobs that a workload can and cannot have, with reasons; the time of that check, and whether it was present."""
+    """A workload's available and unavailable knobs, with reasons; the time of the check, and whether the
+    workload was present.
+    """
 
     knobs: frozenset[str]
     missing: tuple[NotEnforceable, ...]
@@ -145,13 +148,14 @@ class State:
     """The mutable state that several modules share. Everything runs on one event loop.
 
     ``specs``: the workloads on the list, by name; ``declared``: declarations by match; ``found``: workloads on the list
-    that were found for them. ``planned``: the last wanted settings, and when the kernel was read back for them; None:
-    it must be read back at once. ``detector_test``: the result of the check at the start. ``sli_followed``: True if the
-    open sources of indicators match the list. ``account``: the host account of the last round; ``undeclared``: activity
-    of undeclared groups. ``progress``: recent work of batch. ``jobs``: workloads on the list that the batch queue
-    started. ``target``: the policy's last target state, for the present CPUs. ``full_samples``: each workload's last
-    sample with due indicators. ``now_s``: time of the last round. ``attention``: decides whether the next round comes
-    sooner. ``lock``: held during a round, and by operations that must not overlap one.
+    that were found for them. ``planned``: the last wanted settings, and the time at which the kernel was read
+    back for them; None: read it back at once. ``detector_test``: the result of the check at the start.
+    ``sli_followed``: True if the open sources of indicators match the list. ``account``: the host account of
+    the last round; ``undeclared``: activity of undeclared groups. ``progress``: recent work of batch.
+    ``jobs``: workloads on the list that the batch queue started. ``target``: the policy's last target state,
+    for the present CPUs. ``full_samples``: each workload's last sample with due indicators. ``now_s``: time
+    of the last round. ``attention``: decides whether the next round starts sooner. ``lock``: held during a
+    round, and by operations that must not overlap one.
     """
 
     config: Config

@@ -1,6 +1,7 @@
 """Counters since the start: usage of workloads, decisions, writes, and time of LRAs in each health.
 
-Scrapes come every 15 to 60 s and see gauges of one second only by chance. A counter loses nothing in between.
+Scrapes happen every 15 to 60 s and catch gauges of one second only by chance. A counter loses nothing between
+them.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ DURATION_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 """Upper bounds of the buckets of durations, in seconds."""
 
 LONGEST_STEP_S: Final = 60.0
-"""Most that one tick adds to a time: a suspended host was not healthy all night."""
+"""Maximum that one tick adds to a time: a host that was suspended all night was not healthy all night."""
 
 
 class TallyHistogram:
@@ -82,9 +83,9 @@ class TallyHistogram:
 class LraTimes:
     """Seconds of one LRA.
 
-    ``judged_s``: with known performance and target; ``below_s``: the part of it below the target;
-    ``wanted_s``: in observe, with protection wanted; ``wanted_core_s``: core-seconds that batch would have
-    lost to it.
+    ``judged_s``: time with known performance and target; ``below_s``: the part of it below the target;
+    ``wanted_s``: time in observe mode in which perphd wanted protection; ``wanted_core_s``: core-seconds that
+    batch would have lost to it.
     """
 
     by_health_s: dict[str, float]

@@ -62,8 +62,9 @@ class Trials:
 
     Args:
         state_dir: where records are kept.
-        wall_clock: seconds since the epoch: a trial survives the daemon's monotonic clock.
-        configured: the modes in the configuration file; a trial that began under others is not continued.
+        wall_clock: seconds since the epoch, because a trial outlives the daemon's monotonic clock.
+        configured: the modes in the configuration file; a trial that began under other modes is not
+            continued.
     """
 
     def __init__(self, state_dir: Path, wall_clock: Callable[[], float], configured: str = "") -> None:
@@ -83,7 +84,7 @@ class Trials:
 
     @property
     def problem(self) -> str:
-        """Why the last record cannot be read or stored; empty if it can."""
+        """Reason why the last record cannot be read or stored; empty if it can."""
         return self._problem
 
     @property
@@ -115,7 +116,9 @@ class Trials:
         """
         now_s = self._wall_clock()
         if self._running is not None:
-            raise _refused("trial", f"trial {self._running.plan.trial} runs", "perphctl trial stop ends it")
+            raise _refused(
+                "trial", f"trial {self._running.plan.trial} is running", "perphctl trial stop ends it"
+            )
         if pauses:
             raise _refused("pause", f"perphd is paused by {pauses[0].by}", "perphctl resume ends a pause")
         metrics = _metrics(people)
@@ -132,7 +135,7 @@ class Trials:
         return record
 
     def end(self, how: End, text: str, by: str = "") -> TrialRecord | None:
-        """End the running trial; None if none runs. The end takes effect even if it cannot be stored."""
+        """End the running trial; None if there is none. The end takes effect even if it cannot be stored."""
         running = self._running
         if running is None:
             return None
@@ -145,7 +148,7 @@ class Trials:
             self._save(self._running.record)
 
     def look(self, pauses: Sequence[Pause]) -> str:
-        """Follow time and pauses. Returns a sentence if a block or the trial ended, else an empty text."""
+        """Check the time and the pauses. Returns a sentence if a block or the trial ended, else an empty text."""
         running = self._running
         if running is None:
             news, self._news = self._news, ""
@@ -225,7 +228,9 @@ class Trials:
         return self._writer.replace(self._folder / f"{record.plan.trial}.json", to_json(record) + "\n")
 
     def _save(self, record: TrialRecord) -> None:
-        """Store the record; nobody waits for the disk. On failure, the trial continues and the next tick retries."""
+        """Store the record without waiting for the disk. On failure, the trial continues and the next tick
+        retries.
+        """
         self._unsaved = False
 
         def stored(done: Future[None]) -> None:
@@ -237,17 +242,17 @@ class Trials:
 
 
 def population_refusal(people: Population) -> ConfigError | None:
-    """Why these workloads cannot take part in a trial; None if they can."""
+    """Reason why these workloads cannot take part in a trial; None if they can."""
     lras = [spec for spec in people.specs if spec.kind is Kind.LRA]
     batch = [spec for spec in people.specs if spec.kind is Kind.BATCH]
     if not lras or not batch:
         kind = "LRA" if not lras else "batch workload"
-        return _refused("workloads", f"no {kind} is known", "one LRA and one batch workload at least")
+        return _refused("workloads", f"no {kind} is known", "at least one LRA and one batch workload")
     for kind, some in (("LRA", lras), ("batch workload", batch)):
         if all(spec.name in people.left_out for spec in some):
             return _refused(
-                "mode", f"every {kind} has the mode observe of its own: nothing would be enforced",
-                "a workload without a mode of its own, or with enforce",
+                "mode", f"every {kind} has its own mode observe: nothing would be enforced",
+                "a workload without its own mode, or with mode enforce",
             )  # fmt: skip
     return None
 

@@ -1,7 +1,7 @@
 """Early ticks on pressure, on batch that starts and on readings that miss an objective.
 
 Their rate is bounded: ticks are at least ``min_interval_ms`` apart, pressure requests at most one per window of the
-kernel's triggers, and an LRA whose pressure led to nothing is ignored for exponentially longer.
+kernel's triggers, and an LRA whose pressure revealed no problem is ignored for exponentially growing times.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class EarlyTicks:
 
     @property
     def refused(self) -> str:
-        """Why the kernel arms no triggers; empty if it does or was not asked."""
+        """Reason why the kernel arms no triggers; empty if it does or was not asked."""
         return self._refused
 
     @property
@@ -152,7 +152,7 @@ class EarlyTicks:
     def await_batch(self, batch: Mapping[str, str], fresh: Collection[str], gone: Collection[str]) -> None:
         """Watch exactly these batch workloads (name: cgroup) for their start.
 
-        ``fresh``: those with new or different groups; ``gone``: those without a group.
+        ``fresh``: workloads with new or different groups; ``gone``: workloads without a group.
         """
         for name in [n for n in self._population if n not in batch]:
             self._population.pop(name).close()
@@ -176,7 +176,9 @@ class EarlyTicks:
         return self._started
 
     def request_tick(self, name: str, why: str, pressure: bool = False) -> None:
-        """Request a tick now. ``pressure``: by a PSI trigger, which counts once per window and not while ignored."""
+        """Request a tick now. ``pressure``: a PSI trigger requests it; this counts once per window, and not
+        while the LRA is ignored.
+        """
         if not self._config.enabled:
             return
         now_s = self._clock()
@@ -205,7 +207,7 @@ class EarlyTicks:
     def look_in_s(self, since_tick_s: float, until_tick_s: float) -> float | None:
         """Seconds until a requested tick may run; None: the next regular tick is near enough.
 
-        ``since_tick_s``: since the last tick; ``until_tick_s``: until the next.
+        ``since_tick_s``: seconds since the last tick; ``until_tick_s``: seconds until the next.
         """
         least_s = self._config.min_interval_ms / 1000.0
         pause_s = max(0.0, least_s - since_tick_s)
@@ -267,11 +269,11 @@ class EarlyTicks:
                 subscription.triggers.append(self._armed(path, name, subscription, file))
             except (Unsupported, Denied) as exc:
                 self._refused = str(exc)
-                log.warning("no early ticks on pressure: %s", exc)
+                log.warning("early ticks on pressure are not available: %s", exc)
                 self._disarm(subscription)
                 return
             except KernelError:
-                continue  # no such cgroup yet, or no such file: retried later
+                continue  # no such cgroup or file yet; retried later
 
     def _armed(self, path: str, name: str, subscription: _PressureSubscription, file: str) -> Trigger:
         def pressed() -> None:

@@ -20,7 +20,7 @@ from perphd.host.descriptors import raise_limit
 log = logging.getLogger("perphd")
 
 OWN_NICE = -10
-"""The daemon's own priority, as Nice= in its unit."""
+"""Nice value of the daemon, as Nice= in its unit."""
 SAID_EVERY_S = 60.0
 """Shortest time between two log lines about the same complaint of the event loop."""
 
@@ -42,14 +42,14 @@ class Complaints:
             return
         self._said[what] = now_s
         if unsaid := self._unsaid.pop(what, 0):
-            log.error("%s: %d times more since the last report", what, unsaid)
+            log.error("%s: %d more times since the last report", what, unsaid)
         loop.default_exception_handler(context)
 
 
 def spare_the_start() -> None:
     """Exempt all objects that exist after the start from garbage collection.
 
-    Importing leaves holes of more than 1 MiB behind, which are returned to the kernel.
+    Imports leave more than 1 MiB of unused holes, which go back to the kernel.
     """
     slim_dataclasses()
     gc.collect()
@@ -97,7 +97,7 @@ def protect_self() -> None:
     """
     raise_limit()
     if os.getpriority(os.PRIO_PROCESS, 0) <= OWN_NICE:
-        return  # the unit has set it (Nice=) and forbids more
+        return  # the unit has set the priority (Nice=) and forbids a higher one
     try:
         os.setpriority(os.PRIO_PROCESS, 0, OWN_NICE)
     except OSError as exc:

@@ -23,7 +23,7 @@ def wanted_settings(state: State, modes: Modes, target: TargetState) -> dict[str
 
 
 def _divide(state: State, enforced: set[str]) -> None:
-    """Divide CPUs and cache among the bands of those that are there."""
+    """Divide CPUs and cache among the bands of the present workloads."""
     known = state.enforceable
     if state.bands.division is None and not any(map(asks_for_a_share, state.specs.values())):
         return
@@ -43,7 +43,7 @@ def _completed(state: State, name: str, wanted: Settings) -> Settings:
     knobs = frozenset() if known is None else known.knobs
     spec = state.specs[name]
     if spec.kind is Kind.BATCH and not spec.gives_way:
-        wanted = UNTOUCHED  # silver is never restricted for somebody else
+        wanted = UNTOUCHED  # silver is never restricted for another workload
     wanted = wanted if shaping is None else shaping.over(name, wanted, knobs)
     fitting = state.parts.fitting
     wanted = wanted if fitting is None else fitting.over(name, wanted)
@@ -57,12 +57,12 @@ def _completed(state: State, name: str, wanted: Settings) -> Settings:
 
 
 def _banded(state: State, spec: WorkloadSpec, wanted: Settings, knobs: frozenset[str]) -> Settings:
-    """``wanted`` with what the bands of all workloads make of it."""
+    """``wanted``, adapted to the bands of all workloads."""
     if spec.band is not None and spec.name not in state.jobs:  # a job's unit has the settings of its band
         from perphd.qos.band_settings import with_band  # a daemon without bands does not load their module
 
         guaranteed = state.bands.guarantees(spec.name)
         wanted = with_band(spec, wanted, knobs, state.topology.memory_bytes, guaranteed=guaranteed)
     if not knobs and spec.name in state.jobs:
-        knobs = _OF_A_NEW_JOB  # what its group really has is looked at in the next round
+        knobs = _OF_A_NEW_JOB  # the next round checks the knobs that its group really has
     return state.bands.over(spec, wanted, knobs)

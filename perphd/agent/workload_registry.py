@@ -21,13 +21,13 @@ from perphd.isolation.restore_report import RestoreReport
 DISCOVER_S = 5.0
 """Time between two searches for control groups."""
 LEFT_S = 30.0
-"""Time between two attempts to restore what a removed workload left behind."""
+"""Time between two attempts to restore the remaining settings of a removed workload."""
 FORGET_S = 60.0
 """Absence after which a found workload is restored and removed."""
 
 
 class WorkloadRegistry:
-    """The list of workloads. Those that leave it are restored."""
+    """The list of workloads. perphd restores workloads that leave it."""
 
     def __init__(self, state: State, modes: Modes) -> None:
         self._state, self._modes = state, modes
@@ -35,7 +35,7 @@ class WorkloadRegistry:
         self._looked_s: float | None = None
 
     async def discover(self, now_s: float) -> None:
-        """Add workloads that match declarations, follow those that moved, remove those that stay absent."""
+        """Add workloads that match declarations, follow workloads that moved, and remove those that stay absent."""
         discovery = self._state.parts.discovery
         opt_in = self._state.config.opt_in
         if discovery is None or not (self._state.declared or self._state.found or opt_in.is_on):
@@ -75,14 +75,14 @@ class WorkloadRegistry:
             if 0 <= now_s - tried_s < LEFT_S:
                 continue
             async with self._state.lock:
-                back = name in self._state.specs  # the loop then takes care of it
+                back = name in self._state.specs  # the loop manages the workload again
                 report = RestoreReport() if back else await self._state.parts.executor.restore((name,))
                 self._note_left(name, report, now_s)
 
     async def add(self, spec: WorkloadSpec, by: Actor | None = None) -> None:
         """Add a workload, already checked against the others; replaces one with the same name.
 
-        A workload that declared itself is displaced by it.
+        It displaces a workload that declared itself.
         """
         if not spec.declared_by:
             for name in self._in_the_way((spec,)):
@@ -139,7 +139,7 @@ class WorkloadRegistry:
         if (by_itself := self._state.specs[name].declared_by) != "":
             problem = f"{name!r} is declared by {by_itself} and would be found again"
             raise ConfigError(
-                "request", "workload", problem, "a mode of its own, or another declaration there"
+                "request", "workload", problem, "set a mode for it, or change the declaration there"
             )
         if name in self._state.jobs:
             raise ConfigError("request", "workload", f"{name!r} is a job", "perphctl cancel ends a job")
@@ -175,16 +175,16 @@ class WorkloadRegistry:
                 await self.let_go(name)
         async with self._state.lock:
             if why := _changed(self._state.config, config):
-                self._modes.end_trial(f"the configuration of {why} was changed", by)
+                self._modes.end_trial(f"the configuration of {why} changed", by)
             else:
-                self._state.parts.trials.interrupt("the configuration was read again")
+                self._state.parts.trials.interrupt("the configuration was reloaded")
             configured = self._state.config.daemon.mode
             self._state.config, waiting = reloaded(self._state.config, config)
             if config.daemon.mode is not configured:
                 self._modes.begin(config.daemon.mode)
             for name, old in self._state.specs.items():
                 self._state.parts.models.keep_if_counted_alike(old, new.get(name, old), self._state.now_s)
-            # Workloads found or added while others were being removed.
+            # Workloads that were found or added while others were being removed.
             self._state.specs = new | {
                 name: spec for name, spec in self._state.specs.items() if name not in new
             }
@@ -192,7 +192,7 @@ class WorkloadRegistry:
             self._state.parts.executor.forget_conflicts()
             self._state.sli_followed = False
             self._state.planned = None
-        text = "configuration read again"
+        text = "configuration reloaded"
         if waiting:
             text += f"; a restart is needed for {', '.join(waiting)}"
         if self._modes.general is not config.daemon.mode:
@@ -202,10 +202,10 @@ class WorkloadRegistry:
     async def let_go(self, name: str, by: Actor | None = None) -> None:
         """Restore a workload and remove it. Its declaration stays.
 
-        A mode that was set for it manually stays as well, because it may return within a minute.
+        A manually set mode stays as well, because the workload may return within a minute.
         """
         async with self._state.lock:
-            if name not in self._state.specs:  # removed otherwise in the meantime
+            if name not in self._state.specs:  # it was removed in the meantime
                 return
             self._state.found.pop(name, None)
             report = await self._state.parts.executor.restore((name,))
@@ -243,7 +243,7 @@ class WorkloadRegistry:
         ]
 
     async def _change(self, spec: WorkloadSpec) -> None:
-        """Apply a changed declaration, its own or the operator's."""
+        """Apply a changed declaration, made by the workload or the operator."""
         async with self._state.lock:
             old = self._state.specs[spec.name]
             self._state.parts.models.keep_if_counted_alike(old, spec, self._state.now_s)
@@ -255,14 +255,12 @@ class WorkloadRegistry:
         self._state.tell(EventKind.WORKLOAD, f"declaration changed, by {by}", spec.name)
 
     async def _move(self, spec: WorkloadSpec) -> None:
-        """Follow a workload to another control group; the previous group is restored."""
+        """Follow a workload to another control group, and restore the previous one."""
         async with self._state.lock:
             report = await self._state.parts.executor.restore((spec.name,))
             left = f"left:{spec.name}"
             if report.failed:  # it stays in its old group, and the next search retries
-                text = (
-                    f"{spec.name}: found in {spec.cgroup}, but not everything was restored in its old group: {report}"
-                )
+                text = f"{spec.name}: found in {spec.cgroup}, but its old group is not fully restored: {report}"
                 self._state.parts.records.problem(left, text, self._state.now_s, about=left)
                 self._state.planned = None
                 return
@@ -284,7 +282,7 @@ class WorkloadRegistry:
 
 
 def _changed(old: Config, new: Config) -> str:
-    """The changes of a reload that end a trial, because its remainder would be another experiment."""
+    """The changes of a reload that end a trial, because the rest would be another experiment."""
     parts = (
         ("the mode", old.daemon.mode, new.daemon.mode),
         ("the policy", (old.daemon.policy, old.policy), (new.daemon.policy, new.policy)),

@@ -126,7 +126,7 @@ async def test_a_move_waits_until_everything_was_given_back(
     await bench.run(int(DISCOVER_S) + 1)
     assert rows(bench)["jobs.i"].spec.cgroup == "/t/pi"
     assert any(
-        "not everything was restored in its old group" in text for text in bench.agent.status().problems
+        "its old group is not fully restored" in text for text in bench.agent.status().problems
     )
     monkeypatch.setattr(real, "write", write)
     await bench.run(int(DISCOVER_S) + 1)

@@ -162,7 +162,7 @@ async def test_a_write_that_fails_is_one_line_and_the_loop_goes_on(
 
         here.gate.refuse = refuse
         await here.run(30)
-        said = [line for line in lines(caplog) if "a change could not be made" in line]
+        said = [line for line in lines(caplog) if "a change failed" in line]
         files = [line.split(": ")[1] for line in said]
         assert files
         assert len(set(files)) == len(files), "one line for each file, whatever was to be written"
@@ -231,7 +231,7 @@ async def test_what_stays_in_force_of_a_change_that_failed_is_not_said_to_be_und
         assert here.effective("/t/pi") == CpuSet.parse("2-7")
         assert results == ["failed in part: cpus of pi written and in force, the rest not written or undone"]
         (problem,) = here.agent.status().problems
-        assert "could be made in part only (cpus of pi in force, the rest not)" in problem
+        assert "succeeded only in part (cpus of pi in force, the rest not)" in problem
         assert "no room" in problem
         assert "was undone" not in problem
         await here.run(1)

@@ -251,7 +251,7 @@ async def test_a_trial_whose_time_passes_while_perphd_is_down_ends(tmp_path: Pat
         (lambda w: w.agent.set_mode(Mode.ENFORCE, None, ROOT), "mode of all workloads was set to enforce"),
         (lambda w: w.agent.set_mode(Mode.OBSERVE, "db", ROOT), "mode of db was set to observe"),
         (lambda w: w.agent.restore(ROOT), "restore"),
-        (lambda w: w.agent.remove_workload("db", ROOT), "db was taken off the list"),
+        (lambda w: w.agent.remove_workload("db", ROOT), "db was removed from the list"),
         (
             lambda w: w.agent.reload(replace(w.config, workloads=(replace(LRA, min_cores=2.0), BATCH)), ROOT),
             "configuration of workloads",
@@ -298,7 +298,7 @@ async def test_a_pause_and_a_harmless_reload_make_their_block_void_and_the_trial
         assert record is not None
         assert record.ending is None
         voids = [block.void for block in record.blocks]
-        assert voids == ["", f"all workloads paused by {ROOT}", "the configuration was read again"]
+        assert voids == ["", f"all workloads paused by {ROOT}", "the configuration was reloaded"]
         assert [note.text.partition(":")[0] for note in record.notes] == ["block 1", "block 2"]
 
 

@@ -206,7 +206,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_counts(folder: Path, tmp_path
     daemon = Daemon(tmp_path, 0, folder).tick()
     assert len(daemon.origin.hosts) == 3
     for name, why in (
-        ("host-04", "not a contribution"), ("host-09", "speaks for the host of its name"), ("pipe", "regular file"),
+        ("host-04", "not a contribution"), ("host-09", "not from the host in its name"), ("pipe", "regular file"),
         ("link", "not used"), ("bad", "not a withdrawal"),
     ):  # fmt: skip
         assert name in daemon.problem
@@ -225,7 +225,7 @@ def test_a_contribution_that_cannot_be_written_is_a_problem(tmp_path: Path) -> N
     daemon = Daemon(tmp_path, 0, tmp_path / "file" / "folder").live(SAMPLES)
     daemon.stop()
     daemon.tick()
-    assert "contribution to others' models is not written" in daemon.problem
+    assert "contribution to other hosts' models is not written" in daemon.problem
     assert "ReadWritePaths" in daemon.problem
 
 
@@ -305,7 +305,7 @@ def test_an_application_that_cannot_be_pooled_does_not_stop_the_others(
     odd = replace(APP, name="odd", cgroup="/odd")
     for daemon.now_s in (0.0, AGAIN_S * 2):
         daemon.models.follow((odd, APP), daemon.now_s)
-        assert "odd: what other hosts say cannot be used: ValueError('a bug')" in daemon.problem
+        assert "odd: contributions of other hosts cannot be used: ValueError('a bug')" in daemon.problem
     assert daemon.models.summary(APP).origin == "began from 4 other hosts"
 
 

@@ -150,7 +150,7 @@ DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
     ),
     "of another LRA": (
         lambda text: resealed(text, lambda d: d["body"]["provenance"].update(lra="web")),
-        "it is of the LRA 'web'",
+        "it belongs to the LRA 'web'",
     ),
     "of another application": (
         lambda text: resealed(text, lambda d: d["body"]["provenance"].update(cgroup="/app/old")),

@@ -111,7 +111,7 @@ async def test_what_fails_over_and_over_is_logged_once_a_minute(caplog: pytest.L
     assert [text.splitlines()[0] for text in said] == [
         "socket.accept() out of system resource",
         "something else",
-        "socket.accept() out of system resource: 59 times more since the last report",
+        "socket.accept() out of system resource: 59 more times since the last report",
         "socket.accept() out of system resource",
     ]
 

@@ -223,7 +223,7 @@ async def test_a_full_queue_and_a_full_disk_refuse_and_change_nothing(tmp_path: 
     world = World(tmp_path, QueueConfig(enabled=True, most_waiting=3))
     queue = world.daemon()
     await queue.submit([spec(), spec()])
-    with pytest.raises(ConfigError, match="2 jobs wait already"):
+    with pytest.raises(ConfigError, match="2 jobs are already waiting"):
         await queue.submit([spec(), spec()])
     file = queue._jobs._file
     assert file is not None

@@ -49,7 +49,7 @@ def test_a_name_that_no_file_can_have_is_refused(folder: Path, name: str, more: 
     outside.write_text("not perphd's")
     done = perphctl("model", "withdraw", *more, "--", str(folder), name)
     assert done.exit_code == 1
-    assert "is no name of a host's file (allowed: 1 to 63 letters" in done.stderr
+    assert "is not a valid name for a host's file (allowed: 1 to 63 letters" in done.stderr
     assert outside.exists()
     assert [file.name for file in folder.iterdir()] == ["good.json"]
 

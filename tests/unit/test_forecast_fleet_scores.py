@@ -325,7 +325,7 @@ def test_the_process_takes_the_reader(tmp_path: Path) -> None:
     assert (tmp_path / "f" / SCORES).exists()
     refused = subprocess.run([*command, "{"], input=b"", capture_output=True, timeout=120, check=False)
     assert refused.returncode == 1
-    assert b"is not the host that reads contributions" in refused.stderr
+    assert b"does not describe a reader of contributions" in refused.stderr
 
 
 def test_what_others_say_is_read_again_only_when_it_changes(

@@ -70,7 +70,7 @@ def test_a_file_that_cannot_be_written_is_a_problem_and_is_tried_again(tmp_path:
     folder = tmp_path / "hints"
     folder.write_text("in the way")
     hints = Hints(folder)
-    assert "hints cannot be given" in hints.write(["scan"], {"scan"}, CONTENDED)
+    assert "the hint cannot be written" in hints.write(["scan"], {"scan"}, CONTENDED)
     folder.unlink()
     assert hints.write(["scan"], {"scan"}, CONTENDED) == ""
     assert told(folder, "scan")["PERPHD_BACK_OFF"] == "disk:8:0,link:eth0"

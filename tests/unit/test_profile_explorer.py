@@ -154,7 +154,7 @@ async def test_an_application_without_work_cannot_be_explored() -> None:
         async def look(self) -> Sample:
             return replace(await super().look(), work_rate_per_s=0.0)
 
-    with pytest.raises(PerphError, match="shows no work"):
+    with pytest.raises(PerphError, match="no work was measured"):
         await explore(Idle(), progress(), None)
 
 

@@ -176,10 +176,10 @@ def test_a_folder_that_cannot_be_made_is_a_problem_and_no_error(tmp_path: Path) 
     (tmp_path / "file").write_text("")
     slots = QueueSlots(tmp_path / "file" / "slots")
     slots.write([QueuedJob(1, elastic(1, 2)[0], 0.0)])
-    assert "slots cannot be told" in slots.problem
+    assert "slots of workers cannot be written" in slots.problem
 
 
-@pytest.mark.parametrize(("least", "most", "named"), [(9, 9, "no room for 9"), (33, 40, "never runs")])
+@pytest.mark.parametrize(("least", "most", "named"), [(9, 9, "no room for 9"), (33, 40, "can never run")])
 async def test_a_core_that_never_fits_is_refused(tmp_path: Path, least: int, most: int, named: str) -> None:
     world = World(tmp_path, cpus=8.0 if least == 9 else 64.0, memory_bytes=64.0 * GIB)
     queue = world.daemon()

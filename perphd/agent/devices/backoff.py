@@ -1,11 +1,12 @@
 """Backs batch off from devices on which it keeps LRAs from their bandwidth (``perphd.qos.contention``).
 
-For each watched disk, link and memory domain, once a second: how busy it was, and what the LRAs moved on it.
-A device is contended if it is busy while the LRAs, which wait for it, move less than 0.7 of the most that
-they ever moved there. Only the LRAs' bandwidth counts, because a device that is fully used by batch does not help them.
+Once a second, it measures for each watched disk, link and memory domain how busy it was, and the bytes that
+LRAs moved on it. A device is contended if it is busy while the LRAs, which wait for it, move less than 0.7 of
+the most that they ever moved on it. Only the LRAs' bandwidth counts, because a device that is fully used by
+batch does not help them.
 
 In enforce mode, an antagonist that reads hints is first asked to use less of the device. Antagonists then get
-a ceiling of the device, then a CPU ceiling, and are finally frozen for a part of each four seconds. In
+a ceiling on the device, then a CPU ceiling, and are finally frozen for part of every four seconds. In
 observe mode the daemon reports what it would have done.
 """
 
@@ -33,7 +34,7 @@ from perphd.qos.contention import (
 
 SAMPLE_S: Final = 1.0
 LONGEST_S: Final = 10.0
-"""Longest interval between two samples; counters over a longer one say nothing about the present."""
+"""Longest interval between two samples; counters over a longer one do not describe the present."""
 DEMAND_FADES: Final = 0.98
 """A workload's demand is the most that it moved, reduced by this ratio per sample while it is unrestricted."""
 LEAST_BYTES_S: Final = 1e6
@@ -95,7 +96,7 @@ class DeviceBackoff:
     def step(
         self, now_s: float, specs: Sequence[WorkloadSpec], samples: Mapping[str, Sample]
     ) -> list[tuple[str, str]]:
-        """Sample all devices if it is time to. Returns pairs of a device and its change."""
+        """Sample all devices if a sample is due. Returns pairs of a device and its change."""
         self._now_s = now_s
         last_s = self._read_s
         if last_s is not None and 0.0 <= now_s - last_s < 0.9 * SAMPLE_S:

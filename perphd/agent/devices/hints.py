@@ -3,9 +3,9 @@
     PERPHD_BACK_OFF=disk:8:0,link:eth0              empty: none
     PERPHD_BACK_OFF_BYTES_S=20000000,1500000        requested limit on each of them, in the same order
 
-A hint lasts as long as the workload is restricted on the device, on any rung. A workload that is only
-observed gets none. The files are world-readable. A file is replaced atomically, and removed with its workload
-or the daemon.
+A hint lasts while the workload is restricted on the device, on any rung. A workload that is only observed
+gets no hint. The files are world-readable. A file is replaced atomically, and removed with its workload or
+the daemon.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Hints:
     def write(
         self, takers: Collection[str], enforced: Collection[str], contended: Sequence[ContendedDevice]
     ) -> str:
-        """Update the files. Returns the problem if one cannot be written, else an empty text.
+        """Update the files. Returns the problem if a file cannot be written, else an empty text.
 
         ``takers``: workloads that read hints; ``enforced``: those that may get one; ``contended``: the
         devices from which batch is being backed off.
@@ -52,7 +52,7 @@ class Hints:
                 if self._written.get(name) != text:
                     replace_readable(hints_file(self._folder, name), text)
         except OSError as exc:
-            return f"{exc.filename}: hints cannot be given: {exc.strerror}"
+            return f"{exc.filename}: the hint cannot be written: {exc.strerror}"
         for name in self._written.keys() - wanted.keys():
             with contextlib.suppress(OSError):
                 os.unlink(hints_file(self._folder, name))
@@ -60,11 +60,11 @@ class Hints:
         return ""
 
     def close(self) -> None:
-        """Remove all hints, since nothing would end them later."""
+        """Remove all hints, because nothing would end them later."""
         self.write((), (), ())
 
     def _left(self) -> dict[str, str]:
-        """Files left by an earlier daemon."""
+        """Hint files left by an earlier daemon."""
         try:
             return {path.name.removesuffix(".env"): "" for path in self._folder.glob("*.env")}
         except OSError:

@@ -1,7 +1,7 @@
 """Disk latency targets of workloads that ask for one (``io_latency_ms``), for all whole disks of the host.
 
-The kernel slows down the sibling groups of a group that waits longer than its target, those without a target and
-those with a higher one. Groups below other parents are not affected (Documentation/admin-guide/cgroup-v2.rst, "IO
+If a group waits longer than its target, the kernel slows down its sibling groups without a target or with a
+higher one. Groups below other parents are not affected (Documentation/admin-guide/cgroup-v2.rst, "IO
 Latency").
 """
 
@@ -16,12 +16,12 @@ from perphd.host.disk_use import disk_counters
 from perphd.host.fs import KernelFs
 
 LOOK_S: Final = 60.0
-"""Seconds between two looks at which disks there are."""
+"""Seconds between two scans for disks."""
 KNOB: Final = "io_latency_us"
 
 
 class DiskLatency:
-    """Targets for the disks that are there now."""
+    """Latency targets for the present disks."""
 
     def __init__(self, fs: KernelFs) -> None:
         self._fs = fs
@@ -37,7 +37,7 @@ class DiskLatency:
     def over(self, spec: WorkloadSpec, wanted: Settings, now_s: float) -> Settings:
         """``wanted`` with the workload's target on every disk; unchanged if it asks for none.
 
-        It is asked for even where the kernel has no ``io.latency``: the status then says so.
+        The target is set even where the kernel has no ``io.latency``: the status then reports that.
         """
         if not spec.io_latency_ms or wanted.io_latency_us is not KEEP:
             return wanted

@@ -1,7 +1,7 @@
 """Network links for backoff: the devices' counters, and the throughput of workloads' TCP connections.
 
-No cgroup controller counts bytes sent. TCP does, by connection: the bytes acknowledged by the peer are the
-effective bandwidth, and the time with unacknowledged bytes is the time for which the sender waited.
+No cgroup controller counts bytes sent. TCP counts them by connection: the bytes acknowledged by the peer are
+the effective bandwidth, and the time with unacknowledged bytes is the time for which the sender waited.
 sock_diag(7) reports the control group of each connection. Datagrams are not seen.
 """
 
@@ -30,7 +30,7 @@ LEAST_WAIT_RATIO: Final = 0.5
 BEST_FADES: Final = 0.999
 """For links of unknown speed: decay per sample of the greatest rate seen, which replaces the speed."""
 LEAST_BEST_BYTES_S: Final = 5e6
-"""Least greatest rate at which a link of unknown speed can count as full."""
+"""A link of unknown speed counts as full only if its greatest rate reached this."""
 LOOK_S: Final = 10.0
 """Time between two scans of addresses and groups."""
 
@@ -54,9 +54,9 @@ class _Places:
 
 
 class ContendedLinks:
-    """See the module. Devices are those of ``[network]``; the ceiling is that of egress.
+    """See the module. Devices are those of ``[network]``; the ceiling is the limit of egress.
 
-    ``full_ratio``: share of its speed from which a link is busy.
+    ``full_ratio``: share of its speed from which a link counts as busy.
     """
 
     kind = "link"

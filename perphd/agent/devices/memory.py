@@ -1,8 +1,8 @@
 """Memory bandwidth for backoff: resctrl's monitors by last-level cache, and the processor's stalls.
 
-A domain is busy if the total traffic of all workloads comes near the most that they ever moved, or near the
-bandwidth that the operator states. An LRA waits if its cycles stall on memory. Without that counter, it waits
-if it needs more cycles per instruction than at its best. If neither is known, nothing is inferred.
+A domain is busy if the total traffic of all workloads approaches its maximum so far, or the bandwidth that
+the operator states. An LRA waits if its cycles stall on memory. Without that counter, an LRA waits if it
+needs more cycles per instruction than at its best. If neither is known, perphd infers nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CALM_SLOWDOWN: Final = 1.1
 """Ratio of cycles per instruction to their best from which an LRA waits, and below which it no longer waits."""
 CPI_FADES: Final = 1.0005
 LEAST_BEST_BYTES_S: Final = 1e9
-"""Traffic in bytes/s; a domain that never moved more was never busy."""
+"""Traffic in bytes/s; a domain that never moved more counts as never busy."""
 
 
 class ContendedMemory:

@@ -27,11 +27,13 @@ _BAD = (Quality.FIRST, Quality.LATE, Quality.RESTARTED, Quality.MULTIPLEXED, Qua
 _IN_A_ROW = 2
 """Consecutive samples that must look bad; a single one is noise."""
 _AGAIN = 25
-"""Points between two measurements of the reference, which moves with the load."""
+"""Number of points between two measurements of the reference, which changes with the load."""
 _RECOVER = 30
 """Samples within which an application must recover."""
 _WAIT = 90
-"""Samples that an allocation may take to come into force; after that, the settings in force are measured."""
+"""Samples that an allocation may take to come into force; after these, the explorer measures the settings in
+force.
+"""
 
 
 class Stop(StrEnum):
@@ -47,7 +49,7 @@ class Guard:
     """Limits for the application's performance. The objective's absolute limits apply as well.
 
     Attributes:
-        objective: the application's own.
+        objective: the application's own objective.
         max_loss_pct: loss of work relative to the reference.
         max_delay_ratio: growth of delay relative to the reference.
     """
@@ -57,7 +59,7 @@ class Guard:
     max_delay_ratio: float = 3.0
 
     def complaint(self, sample: Sample, reference: Reference) -> str:
-        """Why this sample cannot be used; empty if it can."""
+        """Reason why this sample cannot be used; empty if it can."""
         perf = performance(sample, self.objective.latency_percentile)
         least, most = self.objective.min_work_rate_per_s, self.objective.max_latency_ms
         if available(perf.work):
@@ -98,7 +100,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ProbeOutcome:
-    """How the exploration ended."""
+    """Outcome of the exploration."""
 
     stop: Stop
     reason: str = ""
@@ -121,7 +123,7 @@ class Subject(Protocol):
 
 
 def looks_ahead(progress: ProfileProgress, pacing: Pacing) -> int:
-    """Remaining samples of the exploration, if no point is harmful and every setting applies at once."""
+    """Remaining samples of the exploration, if no point is harmful and every setting takes effect at once."""
     anchors: set[Point] = set()
     each = pacing.settle + pacing.measure
     looks, since = pacing.settle + 2 * pacing.measure, _AGAIN
@@ -161,10 +163,10 @@ class Explorer:
         """Set from outside: end after the current sample."""
 
     async def run(self) -> ProbeOutcome:
-        """Explore. In every case, the original resources are granted again at the end.
+        """Explore. Always grants the original resources again at the end.
 
         Raises:
-            PerphError: the application is gone, or shows no work.
+            PerphError: the application is gone, or does no measurable work.
         """
         try:
             return await self._run()
@@ -188,7 +190,7 @@ class Explorer:
                 if complaint:
                     if ended := await self._suffered(anchor, complaint, reference):
                         return ended
-                    continue  # and all points that grant no more, starting with this one
+                    continue  # skips all points that grant no more, starting with this one
                 if again is not None and anchor in anchors:  # the load has changed since then
                     reference = replace(first, work=first.work * again[0] / anchors[anchor])
                 elif again is not None:
@@ -243,7 +245,7 @@ class Explorer:
         work = [p.work for p in perfs if available(p.work) and p.work > 0]
         if not work:
             raise PerphError(
-                "the application shows no work with its original resources: neither an SLI nor MIPS nor CPU time"
+                "no work was measured with the original resources: neither an SLI nor MIPS nor CPU time"
             )
         delay = [p.delay for p in perfs if available(p.delay) and p.delay > 0]
         usage = [s.cpu_usage_cores for s in samples]
@@ -262,7 +264,7 @@ class Explorer:
     async def _measure(
         self, reference: Reference
     ) -> tuple[tuple[float, float | None, float | None] | None, str]:
-        """Work, delay, load at the allocation in force (None: no usable sample), and the complaint, if any."""
+        """Work, delay and load at the allocation in force (None: no usable sample), and the complaint, if any."""
         bad, complaint = 0, ""
         seen: list[Sample] = []
         waited = settled = 0
@@ -301,7 +303,7 @@ class Explorer:
             if good >= _IN_A_ROW or self.interrupted:
                 return
         raise PerphError(
-            f"the application did not recover within {_RECOVER} periods although everything was restored: check "
+            f"the application did not recover within {_RECOVER} periods after everything was restored: check "
             "it before continuing"
         )
 

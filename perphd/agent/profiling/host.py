@@ -42,28 +42,28 @@ MOST_CORE_STEPS = 16
 FEW_CORES = 4
 """On hosts with at most this number of cores, CPU time is varied instead of whole cores."""
 QUOTA_STEPS = 24
-"""Least number of steps of CPU time: the number that a model of this axis alone needs."""
+"""Least number of CPU time steps: a model of this axis alone needs as many."""
 QUOTA_GRAINS = (0.1, 0.05, 0.02, 0.01)
-"""Candidate distances between two steps (CPUs); the first with enough steps is used. The kernel's least is .01."""
+"""Candidate distances between two steps (CPUs); the first with enough steps is used. The kernel's minimum is 0.01."""
 LEAST_OF_USE, MOST_OF_USE = 0.6, 1.25
 """Range of CPU time to try, relative to unrestricted use. Below it, the loss exceeds the guard's default;
 above it, nothing is restricted."""
 MEMORY_STEPS = 6
 MEMORY_MARGIN = 1.1
-"""Memory is never granted below this multiple of the known use (perphd never makes an application swap)."""
+"""The granted memory is at least this multiple of the known use (perphd never makes an application swap)."""
 
 _STUCK = 13
-"""Samples after which a ceiling that has not moved will not move soon (one step takes five seconds)."""
+"""If a ceiling has not moved for this number of samples, it will not move soon (one step takes five seconds)."""
 _NEARLY = 1.03
 _MOST_AWAITED = 60
-"""Samples after which indicators that are never due are accepted as they are."""
+"""Number of samples after which indicators that are never due are accepted as they are."""
 
 Step = Callable[[], Awaitable[float]]
 """Waits for one period; returns the time (monotonic seconds)."""
 
 
 class ProfilePolicy:
-    """Applies the explorer's settings to one application, and leaves all others unchanged."""
+    """Applies the explorer's settings to one application and leaves all others unchanged."""
 
     def __init__(self, lra: str) -> None:
         self._lra = lra
@@ -170,7 +170,7 @@ class HostSubject:
                 )
             found = keep
         if not found.axes:
-            raise PerphError(f"nothing of {self._spec.name} can be set here: {'; '.join(said)}")
+            raise PerphError(f"nothing can be set for {self._spec.name} here: {'; '.join(said)}")
         self._lattice = found
         return found, said
 
@@ -183,7 +183,7 @@ class HostSubject:
         self._policy.settings = UNTOUCHED
         report = await self._agent.stop(restore=True)
         if report is not None and report.failed:
-            raise PerphError(f"not everything was restored: {report}; perphd restore tries again")
+            raise PerphError(f"not everything was restored: {report}; run perphd restore to try again")
 
 
 def lattice_of(
@@ -193,11 +193,11 @@ def lattice_of(
     knobs: frozenset[str],
     memory_floor_bytes: float | None = None,
 ) -> tuple[Lattice, dict[str, str]]:
-    """The axes that can be explored, and the reasons for those that cannot. Pure.
+    """The axes that can be explored, and the reasons why others cannot. Pure.
 
-    The bounds are the host's own: whole usable cores, or CPU time where they are few; ways from the least
-    mask up; the hardware's throttle levels; and memory from present use (times ``MEMORY_MARGIN``) up to all
-    that is held now.
+    The bounds are the host's: whole usable cores, or CPU time where there are few cores; ways from the
+    narrowest mask up; the hardware's throttle levels; and memory from present use (times ``MEMORY_MARGIN``)
+    up to all that the application holds now.
     """
     axes: list[Axis] = []
     left_out: dict[str, str] = {}
@@ -263,10 +263,10 @@ def open_subject(
     sli_opener: SliOpener | None = None,
     clock: Callable[[], float] | None = None,
 ) -> HostSubject:
-    """A separate agent around one LRA; nothing has been written yet.
+    """Build a separate agent for one LRA, without writing anything.
 
     Raises:
-        PerphError: the journal is held by a running daemon, or the state directory cannot be used.
+        PerphError: a running daemon holds the journal, or the state directory cannot be used.
     """
     policy = ProfilePolicy(spec.name)
     own = replace(
@@ -274,7 +274,7 @@ def open_subject(
         daemon=replace(config.daemon, model_save_s=0.0, mode=Mode.ENFORCE),
         isolation=replace(config.isolation, changes_per_s=100.0, adopt_s=0.0),
         workloads=(replace(spec, mode=Mode.ENFORCE),),
-        matches=(),  # otherwise further workloads would be found and added
+        matches=(),  # otherwise the agent would find and add further workloads
         opt_in=NOBODY,
     )
     seam: Policy = policy

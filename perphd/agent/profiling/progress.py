@@ -32,7 +32,7 @@ class Reference:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """One allocation: settings in force in the axes' units, work per second, delay, load, and the reference's
-    work then.
+    work at that time.
     """
 
     point: Point
@@ -91,7 +91,7 @@ class ProfileProgress:
     def add_pruned(self, point: Point) -> None:
         """Record a point that is skipped because it grants no more than a harmful one.
 
-        Not saved, since it follows.
+        It is not saved, because it follows from the harmful ones.
         """
         self.pruned.add(point)
 
@@ -132,7 +132,7 @@ class ProfileProgress:
                 or data["version"] != VERSION
                 or data["app"] != app
             ):
-                raise ValueError(f"it is of {data.get('app')!r}, version {data.get('version')}")
+                raise ValueError(f"it belongs to {data.get('app')!r}, version {data.get('version')}")
             lattice = Lattice(
                 tuple(
                     Axis(a["name"], a["unit"], tuple(map(float, a["steps"])), bool(a["slow"]))
@@ -164,7 +164,7 @@ class ProfileProgress:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the file's content atomically: after a crash, the old or the new one exists.
+    """Replace the file's content atomically: after a crash, either the old or the new content exists.
 
     Raises:
         PerphError: it cannot be written.

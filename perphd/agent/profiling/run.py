@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     from perphd.sim.machine import Machine
 
 SHARE: Final = 0.1
-"""Default share of the lattice that is tried, up to ``MOST_POINTS``, since each point takes seconds."""
+"""Default share of the lattice to try, up to ``MOST_POINTS``, because each point takes seconds."""
 MOST_POINTS: Final = 1000
 LEAST_ROWS: Final = 40
 """Least number of points for a model of several knobs."""
 LEAST_OF_ONE: Final = 20
 """Least number of points for a model of one knob."""
 SPARE: Final = 1.25
-"""Factor on the number of points that a model needs, since some points may be harmful."""
+"""Factor on the number of points that a model needs, because some points may be harmful."""
 SIGNS: Final = {CPUS: 0, QUOTA: 1, MEMORY: 1, WAYS: 1, MBW: 1}
-"""Monotonicity: more cores can cost performance (threads that communicate); more of the rest never does."""
+"""Monotonicity: more cores can reduce performance (threads that communicate); more of the other knobs never does."""
 SHARE_NAMES: Final = {
     CPUS: "cpu_share",
     QUOTA: "cpu_share",
@@ -59,7 +59,7 @@ SHARE_NAMES: Final = {
 LOAD: Final = "load_share"
 _LOAD_VARIES: Final = 0.1
 _MOVED: Final = 0.05
-"""Least movement of a knob, as a share of its range, from which it is informative."""
+"""Least movement of a knob, as a share of its range, that makes it informative."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ class ProfileOptions:
 class Plan:
     """The planned exploration, announced before any setting is changed.
 
-    ``axes``: each knob with its range and number of steps; ``points`` of ``cells`` allocations, of which ``known``
-    from an earlier run; ``takes_s``: how long it takes if the application bears everything; ``left_out``: knobs that
-    cannot be explored, and why.
+    ``axes``: each knob with its range and number of steps; ``points`` of ``cells`` allocations, of which
+    ``known`` are from an earlier run; ``takes_s``: duration if the application tolerates every allocation;
+    ``left_out``: knobs that cannot be explored, with reasons.
     """
 
     axes: tuple[str, ...]
@@ -127,7 +127,7 @@ def progress_path(state_dir: str, app: str) -> Path:
 
 
 def find_lra(config: Config, app: str, fs: KernelFs | None = None) -> WorkloadSpec:
-    """The LRA of this name, with its control group.
+    """Find the LRA of this name and its control group.
 
     The group is configured, or searched once if the LRA is declared by ``match`` or declares itself
     (``[opt_in]``). ``fs``: the kernel's files; None: those below ``host.root``, by default this machine's.
@@ -308,12 +308,12 @@ def train_profile(
     features, scale, x, y = rows_of(progress, reference)
     moved = np.ptp(x, axis=0) > _MOVED
     left_out += tuple(
-        f"{name}: could not be moved; the application works with all of it"
+        f"{name}: could not be varied; the application has all of it"
         for name, there in zip(features, moved, strict=True)
         if not there
     )
     if not moved.any():
-        raise PerphError(f"nothing of {progress.app} could be moved: there is nothing to learn from")
+        raise PerphError(f"no knob of {progress.app} could be varied: there is nothing to learn from")
     features = [name for name, there in zip(features, moved, strict=True) if there]
     scale = tuple(value for value, there in zip(scale, moved, strict=True) if there)
     x = x[:, moved]
@@ -332,7 +332,7 @@ def train_profile(
         grid_cells=progress.lattice.size,
         measured=len(y),
         not_explored=left_out,
-        note=f"{len(progress.suffered)} allocations hurt, {len(progress.pruned)} were left out because of them"
+        note=f"{len(progress.suffered)} allocations were harmful, {len(progress.pruned)} were skipped because of them"
         if progress.suffered
         else "",
     )
@@ -343,7 +343,8 @@ def train_profile(
 def rows_of(
     progress: ProfileProgress, reference: Reference
 ) -> tuple[list[str], tuple[float, ...], Floats, Floats]:
-    """Feature names, the value of 1.0 of each, rows (n, F) relative to that, and log(work / reference).
+    """Feature names, the value that counts as 1.0 for each, rows (n, F) relative to it, and log(work /
+    reference).
 
     Relative features make a model meaningful on a host of another size: cores relative to undisturbed use,
     memory to present use, ways and bandwidth to their totals, load to the load of the reference.

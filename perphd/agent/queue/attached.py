@@ -18,7 +18,7 @@ class Attached(Protocol):
         """Restore the settings of an ended job's group."""
 
     def enforced(self, name: str) -> bool:
-        """True if settings of this workload are written."""
+        """True if perphd writes settings of this workload."""
 
     def tell(self, text: str, workload: str = "", by: Actor | None = None) -> None:
         """Announce an event."""

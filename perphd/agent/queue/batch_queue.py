@@ -2,14 +2,14 @@
 
     submitted -> on disk -> considered -> "starting" on disk -> unit started -> confirmed on disk -> ended on disk
 
-Nothing here blocks the loop: the queue's file, systemd or control groups, and plans have a thread each. The loop holds
-the file's jobs in memory. One look at a time performs these steps:
+Nothing here blocks the loop: the queue's file, systemd or control groups, and plans each have a thread. The
+loop holds the file's jobs in memory. At most one look runs at a time, with these steps:
 
 1. check the units of running jobs; 2. run a step of the planner; 3. freeze, requeue and start jobs.
 
 A running job is a batch workload like any other, under the same policies. The file records a cancellation or a requeue
-before the job's processes are killed. Units of jobs that must not run are ended whenever they are found, and no job
-starts again before its earlier unit is gone.
+before the job's processes are killed. The queue ends units of jobs that must not run whenever it finds them,
+and restarts no job before its earlier unit is gone.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ LOOK_S: Final = 1.0
 DECIDE_S: Final = 5.0
 """Time between two steps of the planner while nothing happens in the queue."""
 START_PAUSE_S: Final = 10.0
-"""Seconds without further starts after one failed because of the host."""
+"""Seconds without further starts after a start that failed because of the host."""
 REFUSED_STATUS: Final = 126
 """Exit status of a job that can never be started; a shell uses it for a file that is not executable."""
 FORGET_S: Final = 3600.0
 UNMEASURED_S: Final = 30.0
-"""Longest wait of decisions for a first measurement of the host's use, after a start of the daemon."""
+"""Longest time that decisions wait for a first measurement of the host's use after the daemon starts."""
 
 
 class BatchQueue:
-    """See the module. ``capacity``: CPUs and bytes of the host; ``boot``: id of the kernel's boot.
+    """The queue; see the module. ``capacity``: CPUs and bytes of the host; ``boot``: id of the kernel's boot.
 
     ``slots``: folder of files with the number of running workers of elastic jobs; None: no files. ``hints``: folder of
     hints for jobs that read them.
@@ -144,7 +144,7 @@ class BatchQueue:
         return jobs
 
     async def cancel(self, job: QueuedJob, by: str) -> QueuedJob:
-        """Cancel a job; its processes are ended at once. Raises ConfigError if it has ended, QueueError."""
+        """Cancel a job; its processes end at once. Raises ConfigError if it has ended, QueueError."""
         after = await self._jobs.apply(job.id, CancelledBy(self._wall_clock(), f"cancelled by {by}"))
         if isinstance(after, TransitionRefused):
             raise refused("job", after.reason, "a job that has not ended")
@@ -158,11 +158,11 @@ class BatchQueue:
         return self._jobs.find(number)
 
     async def ready(self) -> None:
-        """Wait until the file's jobs are loaded. Raises QueueError if they cannot be."""
+        """Wait until the file's jobs are loaded. Raises QueueError if they cannot be loaded."""
         await self._open()
 
     async def rows(self, sees: Callable[[QueuedJob], bool], everything: bool, limit: int) -> list[JobRow]:
-        """Jobs as rows: running, waiting, and with ``everything`` ended ones, newest first."""
+        """Jobs as rows: running and waiting jobs and, with ``everything``, ended ones, newest first."""
         await self._open()
         live, ended = list(self._jobs.live.values()), list(self._jobs.ended.values()) if everything else []
         reasons, order, now_s = self._reasons, self._order, self._wall_clock()
@@ -235,20 +235,20 @@ class BatchQueue:
         await self._open()
         now_s = self._wall_clock()
         if self._event.status(now_s) is None:
-            raise refused("event", "no event is in force", "perphctl event begin begins one")
+            raise refused("event", "no event is in force", "perphctl event begin starts one")
         self._asked = True
         return await self._in("file", lambda: self._event.end(now_s))
 
     # -- asked by the loop --------------------------------------------------------------------------------------
 
     def over(self, name: str, wanted: Settings) -> Settings:
-        """The settings for a workload: the planner may freeze a job, and an event lowers copper's CPU ceiling."""
+        """The settings for a workload, after the planner's freezes and an event's lower CPU ceiling of copper."""
         number = next((number for number, each in self._workloads.items() if each == name), None)
         job = None if number is None else self._jobs.live.get(number)
         return wanted if job is None else self._given.over(job, wanted, self.copper_share)
 
     def step(self, now_s: float, samples: Mapping[str, Sample], account: HostAccount | None) -> None:
-        """One round of the loop: record use, and begin a look if one is due."""
+        """Run one round of the loop: record use, and begin a look if one is due."""
         self._use.note(now_s, self._workloads, samples, account)
         self._given.round_over()
         if self._first_step_s is None:
@@ -299,7 +299,7 @@ class BatchQueue:
         return self._problem if self._wall_clock() < self._paused_until_s else ""
 
     async def look(self) -> None:
-        """One look; see the module.
+        """Run one look; see the module.
 
         Raises:
             QueueError: the file cannot be read or written.
@@ -319,7 +319,9 @@ class BatchQueue:
             await self._units.tidied(self._jobs.active, tuple(self._jobs.live.values()))
 
     def _waits_for_use(self, now_s: float) -> bool:
-        """True while the host's use is about to be measured for the first time: until then, it counts as nothing."""
+        """True while a first measurement of the host's use is still pending, during which its use would count
+        as 0.
+        """
         first_s = self._first_step_s
         return first_s is not None and not self._use.measured and 0.0 <= now_s - first_s < UNMEASURED_S
 
@@ -334,7 +336,7 @@ class BatchQueue:
                 continue
             after = await self._jobs.apply(job.id, event)
             if isinstance(after, TransitionRefused):
-                continue  # it was cancelled meanwhile
+                continue  # the job was cancelled meanwhile
             if after.state.active:
                 await self._enter(after)
             else:
@@ -396,7 +398,7 @@ class BatchQueue:
             self._tell(text, workload_name(after))
 
     async def _start(self, number: int, why: str) -> bool:
-        """Start one job; False if nothing can be started now. ``why``: it was chosen before others."""
+        """Start one job; False if nothing can be started now. ``why``: reason why it goes before others."""
         job = await self._jobs.apply(number, Started(self._wall_clock(), why, self._boot))
         if isinstance(job, TransitionRefused):
             return True

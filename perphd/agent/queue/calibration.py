@@ -22,7 +22,7 @@ FILE: Final = "calibration.json"
 
 
 class KeptCalibration:
-    """The record in this folder. ``problem``: why it cannot be read or written."""
+    """The record in this folder. ``problem``: reason why it cannot be read or written."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
@@ -30,7 +30,7 @@ class KeptCalibration:
         self.problem = ""
 
     def read(self) -> dict[str, Calibration]:
-        """The stored calibration by resource; priors for the others."""
+        """The stored calibration by resource; priors for resources without one."""
         found: dict[str, Calibration] = {}
         try:
             record = json.loads(self._path.read_text(encoding="utf-8"))
@@ -51,7 +51,7 @@ class KeptCalibration:
             record = {name: asdict(each) for name, each in calibration.items()}
             replace_text(self._path, json.dumps(record) + "\n")
         except ConfigError as exc:
-            self.problem = f"the calibration is not kept: {exc}"
+            self.problem = f"the calibration cannot be stored: {exc}"
         else:
             self._written, self.problem = dict(calibration), ""
 

@@ -13,7 +13,7 @@ from perphd.qos.event_mode import CopperEvent, ended_now, event_of, event_record
 
 FILE: Final = "event.json"
 STEP: Final = 0.05
-"""Step of shares during a ramp, so that ceilings change 20 times and not in every round."""
+"""Step of shares during a ramp: ceilings change 20 times instead of in every round."""
 
 
 class QueueEvent:

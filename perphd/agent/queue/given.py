@@ -12,7 +12,7 @@ from perphd.domain.allocation import KEEP, Settings
 
 @dataclass(frozen=True, slots=True)
 class GivenCpus:
-    """CPUs that each job may use at most, by number, and those that batch is confined to (infinity: not confined)."""
+    """Maximum CPUs of each job, by number, and the CPUs to which batch is confined (infinity: not confined)."""
 
     jobs: Mapping[int, float]
     batch: float = float("inf")
@@ -30,7 +30,7 @@ class QueueGiven:
         self._last: dict[int, Settings] = {}
 
     def over(self, job: QueuedJob, wanted: Settings, copper_share: float) -> Settings:
-        """The settings of a job: the planner may freeze it, and an event lowers copper's CPU ceiling."""
+        """The settings of a job, after the planner's freezes and an event's lower CPU ceiling of copper."""
         settings = self._noted[job.id] = _settings(job, wanted, copper_share)
         return settings
 

@@ -1,4 +1,4 @@
-"""All jobs of the queue in memory, equal to its file. Every change is on disk before it is in memory."""
+"""All jobs of the queue in memory, as in its file. Every change reaches the disk before the memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class QueueJobs:
-    """See the module. ``in_thread`` runs a call in the file's own thread."""
+    """The jobs; see the module. ``in_thread`` runs a call in the file's own thread."""
 
     def __init__(self, path: Path, in_thread: Callable[[Callable[[], object]], Awaitable[object]]) -> None:
         self._path, self._in_thread = path, in_thread
@@ -48,7 +48,7 @@ class QueueJobs:
         self._counts = Counter(job.state.value for job in jobs)
 
     def closed(self) -> SqliteQueue | None:
-        """The file, for its thread to close; nothing is read or written after this."""
+        """Hand over the file for its thread to close; nothing may read or write it afterwards."""
         file, self._file = self._file, None
         return file
 
@@ -58,7 +58,7 @@ class QueueJobs:
 
     @property
     def waiting(self) -> list[QueuedJob]:
-        """Jobs without a unit, because they wait or have ended."""
+        """Jobs without a unit, because they are waiting or have ended."""
         return [job for job in self.live.values() if not job.state.active]
 
     @property

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 MOST_BYTES: Final = 16 << 20
-"""Size in bytes above which a log loses its first half, so that jobs cannot fill the disk."""
+"""Size in bytes above which the first half of a log is removed, so that jobs cannot fill the disk."""
 PART_BYTES: Final = 64 << 10
 
 

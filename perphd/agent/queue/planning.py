@@ -37,7 +37,7 @@ from perphd.qos.offers import FollowedOffer, followed, shown, with_use
 MEMORY_SHARE: Final = 0.95
 """Share of the host's memory that jobs and everything else may use together."""
 LEAST_OTHERS_SHARE: Final = MEMORY_SHARE - MEMORY_LIMIT_RATIO
-"""Least share of the host's memory that everything else counts with, so that jobs never get more than copper may."""
+"""Least share of the host's memory to count for everything else, so that jobs never get more than copper may use."""
 ASKED: Final = (
     Quantity.RUN_TIME_S,
     Quantity.ENOUGH_CORES,
@@ -45,13 +45,13 @@ ASKED: Final = (
     Quantity.ENOUGH_BYTES_PER_S,
     Quantity.ENOUGH_DISK_BYTES_PER_S,
 )
-"""Quantities of the history that an outlook needs."""
+"""Quantities that an outlook needs from the history."""
 ASKED_OF_WORK: Final = (Quantity.CPU_TIME_S, Quantity.INSTRUCTIONS, Quantity.WORK_ERROR_SHARE)
-"""Quantities that it needs as well if the run time is known."""
+"""Quantities that an outlook needs in addition if the run time is known."""
 WAITS: Final = 100
-"""Jobs over which the wait is averaged: those that started last."""
+"""Number of most recently started jobs over which the wait is averaged."""
 CYCLE_S: Final = 10.0
-"""Seconds: the expected end of a job that outlasts its prediction moves by 1, 2, 4, 8 ... of these."""
+"""Cycle in seconds: the expected end of a job that outlasts its prediction moves by 1, 2, 4, 8 ... cycles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Use:
 
 
 class QueuePlanner:
-    """Decides for the queue. ``state_dir``: where the history of jobs is; ``folder``: that of the queue."""
+    """Decides for the queue. ``state_dir``: directory with the history of jobs; ``folder``: the queue's folder."""
 
     def __init__(self, config: QueueConfig, state_dir: Path, folder: Path) -> None:
         self._config, self._path = config, state_dir / HISTORY_FILE
@@ -77,7 +77,7 @@ class QueuePlanner:
         self._waits: list[float] = []
         self._given = GivenCpus({})
         self._disk_most = 0.0
-        """The most that the host's disks moved per second while this daemon ran."""
+        """The most bytes that the host's disks moved per second since this daemon started."""
         self._solver = QueueSolver()
         self._offer: FollowedOffer | None = None
         self._problem = ""
@@ -148,11 +148,11 @@ class QueuePlanner:
         return forecast_of(view, job.id, lambda each: self._outlook(each, now_s))
 
     def started(self, job: QueuedJob) -> None:
-        """Note that a job began to run; its wait enters the average."""
+        """Note that a job began to run, and add its wait to the average."""
         self._waits = [*self._waits[1 - WAITS :], max(0.0, job.since_s - job.submitted_s)]
 
     def remember(self, jobs: Iterable[QueuedJob]) -> None:
-        """Take the waits of jobs that started before this daemon; those with several attempts are left out."""
+        """Add the waits of jobs that started before this daemon, except of those with several attempts."""
         starts = [
             (job.since_s - job.ran_s, job.submitted_s)
             for job in jobs
@@ -230,7 +230,7 @@ class QueuePlanner:
         return replace(view, outlooks=outlooks, scored=self._disks(outlooks.values()))
 
     def _disks(self, outlooks: Iterable[JobOutlook]) -> dict[str, float]:
-        """Capacity of the disks: the most that they or one job are known to have moved; empty if unknown."""
+        """Capacity of the disks: the highest known rate of all disks or of one job; empty if unknown."""
         known = [disk.most for each in outlooks if (disk := each.of(DISK)).count]
         most = max([self._disk_most, *known])
         return {DISK: most} if most > 0 else {}
@@ -253,7 +253,7 @@ class QueuePlanner:
                 if Quantity.RUN_TIME_S in found:
                     found |= _predicted(history, facts, ASKED_OF_WORK)
         except (PerphError, sqlite3.Error, ValueError) as exc:
-            self._problem = f"the history of jobs cannot be asked: {exc}"
+            self._problem = f"the history of jobs cannot be read: {exc}"
             return JobOutlook()
         law = {quantity: each.distribution for quantity, each in found.items()}
         return JobOutlook(
@@ -277,7 +277,7 @@ def _predicted(
 
 
 def _work_of(seen: JobUse, ran_s: float) -> dict[Quantity, float]:
-    """The work of a completed job, as far as it is known, and how well its run time was predicted from it."""
+    """The work of a completed job, as far as it is known, and the accuracy of the run time predicted from it."""
     kinds = {Quantity.CPU_TIME_S: WorkKind.CPU_TIME, Quantity.INSTRUCTIONS: WorkKind.INSTRUCTIONS}
     done = {quantity: seen.done.of(kind, ran_s) for quantity, kind in kinds.items()}
     took = {quantity: each[0] for quantity, each in done.items() if each is not None and each[0] > 0.0}
@@ -286,7 +286,7 @@ def _work_of(seen: JobUse, ran_s: float) -> dict[Quantity, float]:
 
 
 def _works(found: Mapping[Quantity, JobPrediction]) -> tuple[WorkOutlook, ...]:
-    """The work of jobs like this one: instructions first, since contention does not change them."""
+    """The work of jobs like this one: instructions first, because contention does not change them."""
     run, cores = found.get(Quantity.RUN_TIME_S), found.get(Quantity.ENOUGH_CORES)
     cpu = found.get(Quantity.CPU_TIME_S)
     if run is None or cpu is None or not run.estimate > 0.0:
@@ -319,7 +319,7 @@ def facts_of(job: QueuedJob, now_s: float) -> JobFacts:
 
 
 def user_name(uid: int) -> str:
-    """The user's name, or its number where it has none."""
+    """The user's name, or the user's number if there is no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

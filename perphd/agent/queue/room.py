@@ -21,9 +21,11 @@ class QueueRoom:
         self._state, self._modes, self._registry = state, modes, registry
 
     async def add(self, spec: WorkloadSpec) -> None:
-        """Manage a job's control group as batch. On return, the settings of other batch are in force on it."""
+        """Manage a job's control group as batch. On return, the settings of other batch are in force on this
+        group.
+        """
         why_not = await self._registry.add_job(spec)
-        text = f"{spec.name} is not looked after as a workload of its own: {why_not}" if why_not else None
+        text = f"{spec.name} is not managed as a workload of its own: {why_not}" if why_not else None
         self.problem(f"queue:{spec.name}", text)
         if not why_not:
             async with self._state.lock:
@@ -54,7 +56,7 @@ class QueueRoom:
         await self._registry.let_job_go(name)
 
     def enforced(self, name: str) -> bool:
-        """True if settings of this workload are written."""
+        """True if perphd writes settings of this workload."""
         spec = self._state.jobs.get(name)
         return spec is not None and self._modes.of(spec) is Mode.ENFORCE
 

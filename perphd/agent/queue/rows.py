@@ -1,4 +1,4 @@
-"""Jobs of the queue in the forms for display and for the list of workloads."""
+"""Convert jobs of the queue for display and for the list of workloads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def row_of(
 ) -> JobRow:
     """One job as a row. ``sees``: the requester may see all of it.
 
-    By number of a waiting job, ``reasons``: why it waits; ``order``: when it is considered.
+    By number of a waiting job: ``reasons`` explains why it waits, ``order`` is its position in the queue.
     """
     if not sees:
         return JobRow(job.id, job.spec.name, job.state)

@@ -32,12 +32,12 @@ class QueueSlots:
         return "" if self._folder is None else str(self._folder / f"{gang}.env")
 
     def environment(self, job: QueuedJob) -> tuple[tuple[str, str], ...]:
-        """The variables that a worker gets at its start."""
+        """The variables that a worker gets at start."""
         gang = gang_of(job)
         return () if gang is None or self._folder is None else (("PERPHD_SLOTS_FILE", self.path(gang)),)
 
     def write(self, live: Sequence[QueuedJob]) -> None:
-        """Update the files; blocks. A file that cannot be written is a problem, not an error."""
+        """Update the files; blocks. A failed write is reported as a problem, not raised."""
         if self._folder is None:
             return
         wanted = {
@@ -50,7 +50,7 @@ class QueueSlots:
                 if self._written.get(gang) != text:
                     replace_readable(Path(self.path(gang)), text)
         except OSError as exc:
-            self.problem = f"{exc.filename}: slots cannot be told to workers: {exc.strerror}"
+            self.problem = f"{exc.filename}: the slots of workers cannot be written: {exc.strerror}"
             return
         for gang in self._written.keys() - wanted.keys():
             with contextlib.suppress(OSError):

@@ -23,7 +23,7 @@ EVERY_S: Final = 30.0
 
 
 class QueueSolver:
-    """Improves a greedy plan that leaves candidates waiting. ``run``: as ``subprocess.run``, for tests."""
+    """Improves a greedy plan that leaves candidates waiting. ``run``: replaces ``subprocess.run`` in tests."""
 
     def __init__(self, run: Callable[..., Any] = subprocess.run) -> None:
         self._run = run

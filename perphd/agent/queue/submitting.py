@@ -1,4 +1,4 @@
-"""Checks of a submission: what this host can never run is refused at once."""
+"""Checks of a submission: a job that this host can never run is refused at once."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def check(
         specs: the new jobs.
         config: the queue's limits.
         capacity: CPUs and bytes of the host.
-        find: the job of a number; None if there is none.
-        waiting: jobs that wait already.
+        find: returns the job of a number, or None.
+        waiting: number of jobs already waiting.
 
     Raises:
         ConfigError: they are refused.
@@ -39,7 +39,7 @@ def check(
     cpus, memory_bytes = capacity
     for spec in specs:
         if spec.cpus > cpus:
-            raise refused("cores", f"{spec.cpus:g} are more than the host has", f"at most {cpus:g}")
+            raise refused("cores", f"{spec.cpus:g} are more CPUs than the host has", f"at most {cpus:g}")
         share = MEMORY_SHARE if spec.band.protected else MEMORY_LIMIT_RATIO
         most_bytes = share * memory_bytes
         if spec.memory_bytes > most_bytes:
@@ -51,10 +51,10 @@ def check(
             raise refused("elastic", f"the host has no room for {core} such workers", "a smaller core")
         if core > config.most_running:
             most = f"{config.most_running} ([queue] most_running)"
-            raise refused("elastic", f"a core of {core} workers never runs", most)
+            raise refused("elastic", f"a core of {core} workers can never run", most)
         for number in spec.after:
             if find(number) is None:
                 raise refused("after", f"there is no job {number}", "the number of a job")
     if waiting + len(specs) > config.most_waiting:
         most = f"{config.most_waiting} ([queue] most_waiting)"
-        raise refused("queue", f"{waiting} jobs wait already", most)
+        raise refused("queue", f"{waiting} jobs are already waiting", most)

@@ -1,7 +1,7 @@
 """Units of jobs: starts them, reports their ends, stops those that must not run, and keeps their output.
 
-A unit whose job must not run is remembered as leaving until nothing is left of it. The runner blocks, so it is called
-in a thread of its own.
+A unit whose job must not run is recorded as leaving until it is completely gone. The runner blocks, so a
+separate thread calls it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ T = TypeVar("T")
 
 
 class QueueUnits:
-    """See the module. ``in_thread`` runs a call in the units' own thread; ``boot``: id of the kernel's boot."""
+    """The units; see the module. ``in_thread`` runs a call in the units' own thread; ``boot``: id of the
+    kernel's boot.
+    """
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class QueueUnits:
         return await self._run(lambda: self._runner.make_group(job))
 
     async def start(self, job: QueuedJob, live: Sequence[QueuedJob]) -> str:
-        """Start the present attempt; see ``JobRunner``. Its files of slots and hints exist before it starts.
+        """Start the present attempt; see ``JobRunner``. Its slots and hints files exist before it starts.
 
         ``live``: all jobs that have not ended.
         """
@@ -104,7 +106,7 @@ class QueueUnits:
     async def news(
         self, active: Sequence[QueuedJob], now_s: float
     ) -> list[tuple[QueuedJob, JobEvent | None]]:
-        """What happened to the present attempts since the last call. Raises KernelError."""
+        """The events of present attempts since the last call. Raises KernelError."""
         states = await self._run(lambda: self._runner.look(active))
         return [(job, self._event(job, states.get(job.id), now_s)) for job in active]
 
@@ -135,7 +137,7 @@ class QueueUnits:
         return await self._run(lambda: self._logs.read(job.id, attempt, offset))
 
     async def tidied(self, active: Sequence[QueuedJob], live: Sequence[QueuedJob]) -> None:
-        """Keep logs within their size, and update the slots files of elastic jobs."""
+        """Trim logs to their maximum size, and update the slots files of elastic jobs."""
         running = [(job.id, job.attempt) for job in active]
 
         def tidy() -> None:

@@ -1,8 +1,9 @@
-"""Use of the host by jobs and by everything else, averaged over a few seconds for the planner; at first over one round.
+"""Use of the host by jobs and by everything else, averaged over a few seconds for the planner (at first over
+one round).
 
 The use of everything else is the host's use less that of the jobs. It is unknown in a round in which a job has no
-sample yet, or has ended since the previous round, because that job's use would be attributed to others. Then the last
-known value is used for a short time, limited by the host's present use.
+sample yet, or has ended since the previous round, because that job's use would be attributed to others. In
+that case the last known value applies for a short time, limited by the host's present use.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class QueueUse:
         self._since_s, self._sums, self._others = now_s, {}, {}
 
     def _of_others(self, now_s: float, resource: str, most: float, exact: bool) -> float:
-        """The use of others: the last known value, at most ``most``; ``most`` itself if it is known."""
+        """The use of others: ``most`` if it is exact, else the last known value, at most ``most``."""
         if exact:
             self._known[resource] = now_s, most
             return most

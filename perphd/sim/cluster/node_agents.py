@@ -12,7 +12,7 @@ settled state on all nodes at once:
     target    p95 <= (1 + delay tolerance) p95',   rate >= (1 - tolerance) rate'      ': same node and load, no batch
     cores     of each LRA: CPU use' / u, in whole cores, with the greatest u of ``UTILISATIONS`` at which the LRA
               keeps its target; the smallest u if there is none
-    memory    the first of ``MEMORY`` with which all LRAs keep theirs; if there is none, the one with the best minimum score
+    memory    the first of ``MEMORY`` with which all LRAs keep theirs; otherwise the one with the best worst score
 
 The real controller needs time to find these settings, and makes errors. ``tools.bench.fleet.agents`` compares
 this model with the controller on the detailed node, states the errors, and gives ``MISSED_RATIO`` and
