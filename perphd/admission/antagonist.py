@@ -47,7 +47,9 @@ _NOBODYS: Final = frozenset(
 )
 """Causes that no other work on this host can produce."""
 UNRELATED: Final = 0.5
-"""Weight of processes outside any group. They are many antagonists at once, so their total use counts half."""
+"""Weight of processes outside any group. Such processes are several antagonists together, so their total use
+counts half.
+"""
 RECENT: Final = 5
 """Samples over which the use of undeclared groups is compared."""
 Floats: TypeAlias = NDArray[np.float64]
@@ -72,7 +74,7 @@ _use_of = maker(Use)
 
 
 def use_of(sample: Sample) -> Use:
-    """The part of a sample that is remembered."""
+    """The part of a sample to remember."""
     return _use_of(
         sample.workload,
         sample.cpu_usage_cores,
@@ -115,7 +117,7 @@ _MOST_KNOWN: Final = 2 * WINDOW
 def _uses(batch: tuple[Use, ...], cause: Cause) -> Mapping[str, float]:
     """Use of the contended resource by workload; unreadable ones are left out.
 
-    The last answers are cached, since every LRA in trouble asks about the same samples.
+    The last answers are cached, because every LRA in trouble asks about the same samples.
     """
     key = id(batch), cause
     known = _KNOWN.get(key)
@@ -143,7 +145,9 @@ def _reading(use: Use, cause: Cause) -> Reading:
 
 
 def accuse(moments: Sequence[Moment], cause: Cause) -> tuple[str | None, tuple[Evidence, ...]]:
-    """The antagonist behind a shortfall of this cause, with the evidence; None if nobody can be named."""
+    """The antagonist behind a shortfall of this cause, with the evidence; None if the evidence names no
+    workload or group.
+    """
     if cause in _NOBODYS:
         return None, ()
     moved = find(moments, cause)

@@ -41,7 +41,8 @@ def batch_cpus(topology: Topology, cores: int) -> CpuSet:
 
 
 def strictest(grants: Sequence[CpuGrant]) -> CpuGrant | None:
-    """The grant that satisfies all of these: fewest batch cores, least weight, exclusive if any is.
+    """The grant that satisfies all of these: fewest batch cores, least weight, and exclusive if any of them
+    is.
 
     None if there are none.
     """
@@ -64,7 +65,7 @@ def arbitrate(
     placed: Mapping[str, Cores] | None = None,
     lent: Cores = (),
 ) -> dict[str, Settings]:
-    """Settings for every workload; those left alone get KEEP everywhere. Pure.
+    """Settings for every workload; unrestricted workloads get KEEP everywhere. Pure.
 
     ``placed``: cores of LRAs with exclusive cores; batch gets all others. ``lent``: exclusive cores on which batch may
     run in the idle class.
@@ -160,7 +161,7 @@ def _divide_memory(
         name = view.spec.name
         if name not in uses:
             continue
-        # Go down in steps and never below the working set, to avoid an out-of-memory kill.
+        # Lower the limit in steps, and never below the working set, to avoid an out-of-memory kill.
         step = uses[name] * (1.0 - settings.memory_step_pct / 100.0)
         floor = max(float(view.spec.min_memory_bytes), float(LEAST_BATCH_BYTES), _working_set_bytes(view))
         fair = uses[name] + room if rest >= total_use else rest * uses[name] / total_use

@@ -25,7 +25,7 @@ LEAST_REQUESTS: Final = 50.0
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """When and why samples are taken faster.
+    """The end of and the reason for faster sampling.
 
     ``until_s``: end of faster sampling. ``there``: workloads present at the last tick. ``why``: the latest event, in
     words.
@@ -52,7 +52,7 @@ def advance(
         snapshot: the samples of this tick.
         target: the decisions of this tick.
         fast_period_s: period of faster sampling.
-        lasts_s: how long it continues after an arrival, a change or a sample in trouble.
+        lasts_s: duration of faster sampling after an arrival, a change or a sample in trouble.
         started: batch that the kernel reported as started, with or without a sample.
     """
     there = frozenset(view.spec.name for view in snapshot.workloads if view.sample is not None)
@@ -91,7 +91,7 @@ def _guarded(snapshot: Snapshot) -> Iterator[WorkloadView]:
 def _tells_so_often(view: WorkloadView, fast_period_s: float) -> bool:
     """True if each faster sample of this LRA brings new data, from enough requests.
 
-    An application that reports at its own pace repeats its last figures in between.
+    An application that reports at its own pace repeats its last figures between reports.
     """
     if view.sample is None or (view.spec.sli is not None and view.spec.sli.source in SLOW_SOURCES):
         return False

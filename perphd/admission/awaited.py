@@ -1,8 +1,8 @@
-"""Cache and bandwidth settings that were decided but are not yet written.
+"""Cache and bandwidth settings that were decided but not yet written.
 
-The write is slow, or another program holds resctrl's lock. Such settings are neither in force nor refused. They stay
-wanted, nothing further of their kind is requested, and they are evaluated once they are in force. CPUs are decided and
-evaluated as usual. Pure.
+The write is slow, or another program holds resctrl's lock. Such settings are neither in force nor refused.
+They stay wanted, the controller requests no more of their kind, and it evaluates them once they are in force.
+CPUs are decided and evaluated as usual. Pure.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ WAITS = "cache and bandwidth settings are still being written; "
 def follow(lra: LraContext, state: LraState) -> LraState:
     """The state at the next tick.
 
-    A wait that begins or ends voids the change under evaluation, for its samples would show two changes. The change
-    that waits itself is evaluated from when it is in force, if nothing else was decided meanwhile.
+    A wait that begins or ends voids the change under evaluation, for its samples would show two changes. The
+    evaluation of the waiting change itself starts when it is in force, unless something else was decided
+    meanwhile.
     """
     wanted = state.chosen
     waits = wanted is not None and not _alike(wanted, lra.current) and lra.cache_waits()

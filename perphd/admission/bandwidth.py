@@ -16,9 +16,9 @@ from perphd.domain.throttle import curve_for
 
 
 def delivered_pct(host: HostView, level: int, batch_cores: int) -> float:
-    """Share (%) of its unthrottled bandwidth that a level leaves to batch on this number of cores.
+    """Share (%) of unthrottled bandwidth that a level leaves to batch on this number of cores.
 
-    The mean over the measured domains, or the nominal level if none was measured.
+    This is the mean over the measured domains, or the nominal level if no domain was measured.
     """
     domains = sorted({curve.domain for curve in host.mba_curves})
     if not domains or level >= 100:

@@ -1,15 +1,15 @@
 """Decisions without the model: there is no score, or no reference of the LRA's undisturbed performance.
 
-Without a score, the controller waits and then probes: it keeps batch to the minimum for a few seconds, which teaches
-the reference.
+Without a score, the controller waits and then probes: it restricts batch to the minimum for a few seconds to
+learn the reference.
 
-A missed absolute objective needs no reference. Present batch is suspected, and the LRA is relieved in steps:
-first batch's CPU, then its cache and bandwidth too. Only the effect of such a step is evidence. A step that does not
-help leads to the next. If none helps, batch is not the cause: everything is given back, and the same steps are not
-repeated during a cooldown that doubles. A step that helped is given back one rung at a time, each evaluated like any
-change.
+A missed absolute objective needs no reference. The controller suspects the present batch and relieves the LRA
+in steps: it restricts first batch's CPU, then also its cache and bandwidth. Only the effect of such a step is
+evidence. A step that does not help leads to the next. If no step helps, batch is not the cause: the
+controller gives everything back, and does not repeat the same steps during a cooldown that doubles. A step
+that helped is given back one rung at a time, each evaluated like any change.
 
-Pure functions of the context; the controller remembers since when nothing could be judged.
+Pure functions of the context; the controller remembers the time since which nothing could be judged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perphd.domain.decision import Action
 
 UNREFERENCED: Final = "its undisturbed performance is not known yet"
 LESSONS: Final = 2
-"""Samples that a probe needs per reference sample, since a protected sample counts half."""
+"""Samples that a probe needs per reference sample, because a protected sample counts half."""
 
 
 def when_unknown(
@@ -44,7 +44,7 @@ def when_unknown(
     if lra.current != lra.nothing:
         if waited_s < settings.unknown_release_s:
             return Move(Action.HOLD, lra.current, reason)
-        text = f"no score for {waited_s:.0f} s: everything is given back; {reason}"
+        text = f"no score for {waited_s:.0f} s: giving everything back; {reason}"
         return Move(Action.RELEASE, lra.nothing, text, cooldown=probe)
     if not (may_probe and settings.probe_reference) or probe in regretted:
         return Move(Action.HOLD, lra.current, reason)
@@ -61,7 +61,7 @@ def relieve(
 
     Args:
         lra: the LRA now.
-        target: of the LRA.
+        target: the LRA's target.
         scores: clean scores since the last change.
         regretted: allocations in cooldown.
     """

@@ -80,7 +80,7 @@ def failure(test: DetectorTest) -> str:
     rate = test.expected_per_day
     if isinstance(rate, float) and rate > TOO_OFTEN * test.accepted_per_day:
         return (
-            f"detector self-test: {rate:.1f} false alarms a day are expected, and {test.accepted_per_day:g} accepted "
+            f"detector self-test: {rate:.1f} false alarms a day are expected, {test.accepted_per_day:g} are accepted "
             "(policy.false_alarms_per_day)"
         )
     return ""
@@ -95,7 +95,7 @@ def _noise(source: random.Random) -> Iterator[float]:
 
 
 def _weighed(state: Baseline, error: float, settings: PolicySettings, period_s: float) -> Weighed:
-    """Weigh one sample of generated noise; ``error``: in sigma."""
+    """Weigh one sample of generated noise; ``error`` is in sigma."""
     return significance.weigh(
         (state, Baseline()),
         (Channel(NOISE_SD * (error - 1.0), NOISE_SD, NOISE_SD), _NOTHING),

@@ -3,9 +3,9 @@
 An LRA's threads run, wait for a processor, or stall on memory or disks. Each state's share is known as a number of
 threads (Little's law: threads in a state = work rate x time per unit of work in that state). The reference gives the
 numbers usual for the present work; the excess is the extra time, and its largest part is the cause. Processor counters
-distinguish why instructions take longer: more misses (cache), dearer misses (bandwidth), or neither (SMT siblings).
-``miss_cost`` learns the cost of a miss. A latency increase without any of these originates elsewhere: in a full
-network, or in the requests.
+distinguish why instructions take longer: more misses (cache), costlier misses (bandwidth), or neither (SMT
+siblings). ``miss_cost`` learns the cost of a miss. A latency increase without any of these originates
+elsewhere: in a full network, or in the requests.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ _MOST_TRAFFIC: Final = 0.5  # share of the memory traffic that batch must cause 
 class Surroundings:
     """Activity on the host around an LRA.
 
-    ``siblings_busy``: more CPUs are busy than there are cores. ``batch_waits``: batch itself waits for processors, as
-    it must where it competes for them. ``confined``: perphd keeps batch on some of the cores, where it waits for that
-    reason. ``relieving``: perphd limits batch's cache or bandwidth, a limit that stands only if it helped.
+    ``siblings_busy``: more CPUs are busy than there are cores. ``batch_waits``: batch waits for processors,
+    as it must if it competes for them. ``confined``: perphd keeps batch on some of the cores, so batch waits
+    for that reason. ``relieving``: perphd limits batch's cache or bandwidth; such a limit stands only if it
+    helped.
     ``traffic_bytes_per_s``: memory traffic of all workloads per physical core. ``batch_traffic_bytes_per_s``,
     ``batch_occupancy_bytes``: memory traffic and cache occupancy of all batch. ``llc_bytes``: size of all caches.
     ``network_pct``: use of the network in %. ``account``: CPU use by class. ``beside``: combined activity of batch and
@@ -230,9 +231,9 @@ def counted(
 ) -> tuple[Cause, float]:
     """The cause according to processor counters (LLC, MBW, SMT or NONE), and the relative growth of CPI.
 
-    More misses per instruction, as far as they explain the growth, mean lost cache. Dearer misses mean exhausted memory
-    bandwidth if there is enough traffic, else a busy SMT sibling. Without miss counts (often on ARM and AMD), memory
-    stalls distinguish memory from the sibling, or else the surroundings do.
+    More misses per instruction, as far as they explain the growth, mean lost cache. Costlier misses mean
+    exhausted memory bandwidth if there is enough traffic, else a busy SMT sibling. Without miss counts (often
+    on ARM and AMD), memory stalls distinguish memory from the sibling; without these, the surroundings do.
     """
     cpi, mpki = sample.cpi, sample.llc_mpki
     usual, misses = model.reference("cpi", perf.load), model.reference("llc_mpki", perf.load)
@@ -310,7 +311,7 @@ def _by_misses(
         text = "without more misses or a crowded memory bus: a busy SMT sibling"
         return Cause.SMT, text
     if mpki >= LEAST_MPKI and crowded:
-        return Cause.MBW, f"with dearer misses ({more:.2f} x as many)"
+        return Cause.MBW, f"with costlier misses ({more:.2f} x as many)"
     # Sharing processors with waiting batch means sharing private caches, which also causes misses.
     enough = (mean + 2.0 * sd) * per_cycle >= _MOSTLY and not around.batch_waits
     if missing_more and enough:
@@ -386,8 +387,8 @@ def unacquitted(
 ) -> Cause:
     """LLC or MBW if batch uses much of it and no counter rules it out; else NONE.
 
-    For an LRA whose waiting and CPU time explain nothing, on a processor without event counters. Time lost to a cache
-    or memory bus need not be CPU time of the LRA's own threads.
+    This applies to an LRA whose waiting and CPU time explain nothing, on a processor without event counters.
+    Time lost to a cache or memory bus need not be CPU time of the LRA's own threads.
     """
     if available(sample.cpi):
         return Cause.NONE
@@ -399,13 +400,13 @@ def unacquitted(
     )
     keeps = usual is not None and available(held) and held >= LOST_OCCUPANCY * usual.value
     if available(taken) and taken >= _LARGE_PART * around.llc_bytes and not keeps:
-        text = "of the shared cache held by batch, and nothing else of this host explains what is slow"
+        text = "of the shared cache held by batch, and nothing else on this host explains the slowdown"
         evidence.append(Evidence("llc_occupancy_bytes", taken, around.llc_bytes, "B", text))
         return Cause.LLC
     crowded = available(bus) and bus >= settings.bandwidth_suspect_gbytes_per_s * _GIGABYTE
     traffic = value_or(sample.mbw_bytes_per_s, 0.0)
     if crowded and available(moved) and moved >= _MOST_TRAFFIC * (moved + traffic):
-        text = "of batch on a crowded memory bus, and nothing else of this host explains what is slow"
+        text = "of batch on a crowded memory bus, and nothing else on this host explains the slowdown"
         evidence.append(Evidence("mbw_bytes_per_s", moved, 0.0, "B/s", text))
         return Cause.MBW
     return Cause.LLC if around.relieving else Cause.NONE
@@ -434,7 +435,7 @@ def _without_misses(
     crowded = available(traffic) and traffic >= settings.bandwidth_suspect_gbytes_per_s * _GIGABYTE
     shared = Cause.MBW if crowded else Cause.LLC
     place = (
-        "a crowded memory bus" if crowded else "the shared cache, as far as can be told without its misses"
+        "a crowded memory bus" if crowded else "the shared cache, as far as can be judged without its misses"
     )
     stalled, usual = sample.memory_stall_ratio, model.reference("memory_stall_ratio", perf.load)
     if available(stalled) and usual is not None:
@@ -481,7 +482,7 @@ def cause(
         # Nothing competes for its processors, so threads wait because its own instructions take longer.
         parts[hierarchy] = queue + running
     else:
-        # Waiting falls on few requests and makes their tail; longer running affects all alike.
+        # Waiting affects few requests and makes their tail; longer running affects all alike.
         parts[Cause.CPU] = queue if math.isnan(extra.delay) else _TAIL * queue
         if hierarchy is not Cause.NONE:
             parts[hierarchy] = running

@@ -23,13 +23,13 @@ from perphd.domain.quick import replace
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 
 FIRST_STRIDE: Final = 2
-"""Units of the first reduction after a rescue that gave more than enough."""
+"""Units that the first reduction takes after a rescue that gave more than enough."""
 SUDDEN_TICKS: Final = 3
 """Ticks after trouble began in which a change without immediate relief is superseded at once."""
 BEYOND_STEP: Final = 0.4
 """Score after a reduction by one unit that is too low to be caused by the reduction alone.
 
-Several units at once may cross a knee and explain any score, and what was in force before them kept the target.
+Several units at once may cross a knee and explain any score, and the allocation before them kept the target.
 """
 
 
@@ -37,7 +37,7 @@ Several units at once may cross a knee and explain any score, and what was in fo
 class ChangeReview:
     """Result of evaluating a change.
 
-    ``state``: afterwards; ``undo``: the move that rolls it back, None if it stands.
+    ``state``: the state afterwards; ``undo``: the move that rolls the change back, None if it stands.
     """
 
     state: LraState
@@ -46,7 +46,7 @@ class ChangeReview:
 
 
 def decided(lra: LraContext, state: LraState, move: Move, judged: Judgement) -> LraState:
-    """The state after deciding a change. ``judged``: the judgement it was based on."""
+    """The state after deciding a change. ``judged``: the judgement on which it was based."""
     score: Reading = Unavailable("no clean score before")
     if judged.blatant and available(judged.score):
         score = judged.score  # compare with the present shortfall, not with the good time before
@@ -85,8 +85,8 @@ def decided(lra: LraContext, state: LraState, move: Move, judged: Judgement) -> 
 def in_force(lra: LraContext, state: LraState) -> LraState:
     """The state at the next tick; drops a decided change that is not in force.
 
-    Such a change was refused, rolled back or restored. It enters a cooldown, because repeating it at once would only be
-    refused again.
+    Such a change was refused, rolled back or restored. It enters a cooldown, because it would only be refused
+    again if repeated at once.
     """
     pending = state.pending
     if pending is None or pending.after == lra.current:
@@ -97,11 +97,11 @@ def in_force(lra: LraContext, state: LraState) -> LraState:
 
 
 def overtaken(lra: LraContext, pending: Pending, judged: Judgement, load: Reading) -> str:
-    """Why a growing change is superseded before its evaluation; empty if it is not."""
+    """Reason why a change that grows is superseded before its evaluation; empty if it is not."""
     if not (judged.blatant and available(judged.score)):
         return ""
     if not lra.is_clean() and rose(load, pending.load):
-        return "its load goes on rising: "  # the change was sized for a lower load
+        return "its load continues to rise: "  # the change was sized for a lower load
     sudden = lra.now_s - judged.verdict.since_s <= SUDDEN_TICKS * lra.snapshot.period_s
     if sudden and outcomes.is_no_better(pending, judged.score):
         return "the last step has not helped: "
@@ -109,7 +109,7 @@ def overtaken(lra: LraContext, pending: Pending, judged: Judgement, load: Readin
 
 
 def beyond(lra: LraContext, state: LraState, pending: Pending, score: float, load: Reading) -> str:
-    """Why rolling back a harmful reduction is not enough; empty if the reduction alone explains the score."""
+    """Reason why rolling back a harmful reduction is not enough; empty if the reduction alone explains the score."""
     if rose(load, pending.load):
         return "its load has risen: "
     levels_pct = lra.snapshot.host.mba_levels_pct
@@ -120,7 +120,7 @@ def beyond(lra: LraContext, state: LraState, pending: Pending, score: float, loa
 
 
 def judge(lra: LraContext, state: LraState, pending: Pending, noise_sd: float) -> ChangeReview | None:
-    """Evaluate a change from the clean scores since; None while they leave the outcome open.
+    """Evaluate a change from the clean scores since then; None while they leave the outcome open.
 
     Args:
         lra: context of the decision.
@@ -168,7 +168,7 @@ def _next_stride(lra: LraContext, state: LraState, pending: Pending, came: Came,
 
 
 def undone(lra: LraContext, state: LraState, pending: Pending, why: str) -> tuple[LraState, Move]:
-    """The state after rolling back a change, with a cooldown, and the move that does it."""
+    """The state after rolling back a change, with a cooldown, and the move that rolls it back."""
     state, wait_s = cool_down(lra, state, pending.after)
     kept = tuple(r for r in state.cooldowns if r.allocation != pending.origin)
     state = replace(state, pending=None, slack_since_s=None, cooldowns=kept, stride=1)

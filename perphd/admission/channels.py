@@ -1,4 +1,5 @@
-"""Slowdown detector for an LRA without an indicator: is it slowed by neighbours, or in another phase of its own?
+"""Slowdown detector for an LRA without an indicator: do neighbours slow it down, or is it in another phase of
+its own?
 
 Problem: instructions per second fall for three reasons, two of which are harm: lower demand (load), waiting threads
 (for a processor, a disk, memory), or longer instructions (slowdown). In an open loop they do not even fall, but take
@@ -47,11 +48,11 @@ MERGED: Final = 8
 LEAST_WHOLE_S: Final = 0.9
 """Time over which faster samples are averaged, because the noise models assume one pace."""
 RELIEF: Final = 1.0 / 3.0
-"""Share of the harm that must vanish when neighbours become quiet, or they were not its cause."""
+"""Share of the harm that must vanish when neighbours become quiet; otherwise they were not its cause."""
 RELIEF_SAMPLES: Final = 4
 OVER_SAMPLES: Final = 8
 SMOOTHED: Final = 6
-"""Number of samples over whose mean harm is judged."""
+"""Number of samples whose mean shows the harm."""
 _DAY_S: Final = 86_400.0
 _LEAST_REST: Final = 0.1  # least share of cycles not due to misses
 _MOST_STALL: Final = 0.99
@@ -63,7 +64,8 @@ _UNFIT: Final = frozenset({Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RE
 class Neighbours:
     """Activity of an LRA's neighbours.
 
-    CPU use of batch and undeclared work; memory traffic, cache occupancy and disk traffic of batch.
+    It comprises CPU use of batch and undeclared work, and memory traffic, cache occupancy and disk traffic of
+    batch.
     """
 
     cpu_cores: Reading
@@ -116,9 +118,10 @@ class Watch:
 class Blame:
     """Harm that coincided with neighbours.
 
-    ``channel``: where it was found. ``onset``: of that channel. ``usual``: expected values of all channels. ``chance``:
-    p-value of its being a phase. ``age``: samples since the onset. ``quiet``: samples since neighbours became quiet, 0
-    while they are active. ``harm``: the harm before that (log units).
+    ``channel``: the channel that shows it. ``onset``: onset of that channel. ``usual``: expected values of
+    all channels. ``chance``: p-value of the hypothesis that it is a phase. ``age``: samples since the onset.
+    ``quiet``: samples since neighbours became quiet, 0 while they are active. ``harm``: the harm before
+    neighbours became quiet (log units).
     """
 
     channel: int
@@ -166,9 +169,10 @@ NOTHING_KNOWN: Final = Channels()
 class Slowdown:
     """Harm for which neighbours are blamed. NaN: unknown.
 
-    ``ratio``: time per unit of work relative to the usual. ``score``: the accepted ratio over it. ``cpi``, ``mpki``:
-    over the latest samples. ``usual_cpi``, ``usual_mpki``: expected without neighbours. ``by``: name of the channel.
-    ``chance``: p-value of its being a phase.
+    ``ratio``: time per unit of work relative to the usual. ``score``: the accepted ratio over ``ratio``.
+    ``cpi``, ``mpki``: over the latest samples. ``usual_cpi``, ``usual_mpki``: expected without neighbours.
+    ``by``: name of the channel.
+    ``chance``: p-value of the hypothesis that it is a phase.
     """
 
     ratio: float
@@ -201,11 +205,11 @@ def step(
 
     Args:
         state: state before.
-        sample: of the LRA.
+        sample: the LRA's sample.
         beside: the neighbours' activity during the sample.
-        settings: give the accepted rate of false alarms.
+        settings: contain the accepted rate of false alarms.
         tolerances_pct: accepted loss of work, accepted growth of delay.
-        crowded: the memory bus is crowded, so misses are dearer than usual.
+        crowded: the memory bus is crowded, so misses cost more than usual.
     """
     if sample.interval_s <= 0.0 or any(flag in _UNFIT for flag in sample.quality):
         return state, told(state, tolerances_pct)
@@ -248,7 +252,7 @@ def step(
 
 
 def told(state: Channels, tolerances_pct: Tolerances) -> Slowdown | None:
-    """The harm blamed on neighbours, by the latest samples; None without blame."""
+    """The harm blamed on neighbours, from the latest samples; None without blame."""
     blame = state.blame
     if blame is None:
         return None
@@ -268,7 +272,7 @@ def told(state: Channels, tolerances_pct: Tolerances) -> Slowdown | None:
 
 
 def accepted_chance(state: Channels, settings: PolicySettings) -> float:
-    """P-value below which one test blames neighbours."""
+    """P-value below which a single test blames neighbours."""
     a_day = (state.onsets + ONSETS_A_DAY * KNOWN_DAYS) / (state.days + KNOWN_DAYS)
     return min(SHARE * settings.false_alarms_per_day / a_day, 0.2) / TESTS
 

@@ -66,7 +66,7 @@ def giving(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
 
 @once
 def giving_now(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
-    """Those of the ``giving`` workloads that have a sample."""
+    """The ``giving`` workloads that have a sample."""
     return tuple(v for v in giving(snapshot) if v.sample is not None)
 
 
@@ -96,8 +96,9 @@ def work_of(cores: float, on_cores: float, threads_per_core: float, beside: floa
     """Work done by threads with this CPU use, in units of a core with all hardware threads busy.
 
     ``cores``: CPU time per second in physical cores (one of two hardware threads counts half a core). ``on_cores``:
-    cores that they run on. ``beside``: CPU use of others there, in the same unit. Work per CPU second falls with the
-    square of the utilisation, as SMT siblings interfere: on idle cores it is ``SMT_SLOWER`` times that on full ones.
+    cores that they run on. ``beside``: CPU use of others on these cores, in the same unit. Work per CPU
+    second falls with the square of the utilisation, because SMT siblings interfere: on idle cores it is
+    ``SMT_SLOWER`` times that on full cores.
     """
     if threads_per_core <= 1.0 or cores <= 0.0:
         return cores
@@ -144,8 +145,8 @@ def batch_is_quiet(snapshot: Snapshot, idle_cores: float, protected: bool) -> bo
     Args:
         snapshot: the host now.
         idle_cores: demand below which batch counts as idle.
-        protected: batch is restricted at present. Without PSI, starved and idle batch look alike, so batch with threads
-            then counts as not quiet.
+        protected: batch is restricted at present. Without PSI, starved and idle batch look alike, so batch
+            with threads counts as not quiet.
     """
     if batch_demand_cores(snapshot) >= idle_cores:
         return False
@@ -173,7 +174,7 @@ def batch_samples(snapshot: Snapshot) -> tuple[Sample, ...]:
 
 @once
 def batch_use_cores(snapshot: Snapshot) -> Reading:
-    """CPU used by batch, in physical cores; Unavailable if any present batch workload's use is."""
+    """CPU used by batch, in physical cores; Unavailable if the use of any present batch workload is unavailable."""
     used = 0.0
     for view in batches(snapshot):
         if view.sample is None or view.sample.has(Quality.GONE):

@@ -1,7 +1,7 @@
 """The controller of one LRA: evaluates its sample and proposes a change, once per tick.
 
-Grows at once after a verdict, but shrinks only after the bound has stayed above target for some time. ``lra_state``
-carries state between ticks; ``change_review`` decides what becomes of a change.
+It grows the protection at once after a verdict, but shrinks it only after the bound has stayed above target
+for some time. ``lra_state`` carries state between ticks; ``change_review`` decides whether a change stands.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ON_TARGET = "on target"
 BELOW_UNDISTURBED = "below its objective, but without contention here: taking more from batch would not help"
 COME = "batch has started, and the target is expected to be missed beside it: "
 LEAST_SCORES = 30
-"""Least number of clean scores since the last change that are remembered."""
+"""Least number of clean scores to remember since the last change."""
 
 
 class LraController:
@@ -117,7 +117,7 @@ class LraController:
             known = kept.noted(state.kept, self.lra, state.loads, state.scores, judged.noise_sd)
             self.state = replace(state, detector=judged.state, kept=known)
         elif not clean:
-            # An own change is settling: show the verdict, but keep no evidence from it.
+            # A change by perphd is settling: show the verdict, but keep no evidence from it.
             self.state = replace(self.state, detector=rearm(judged.state))
         else:
             self.state = replace(self.state, detector=judged.state)
@@ -226,7 +226,7 @@ class LraController:
         return self._give_back(judged, model)
 
     def _instead_of_undoing(self, pending: Pending) -> Move | None:
-        """The next step after an unproven one that did not help; None after the last of them.
+        """The next step after an unproven one that did not help; None after the last such step.
 
         If none helps, all of them are rolled back at once.
         """
@@ -239,7 +239,7 @@ class LraController:
         return replace(step, home=pending.origin)
 
     def _does_as_undisturbed(self) -> bool:
-        """True if the objective is out of reach and the LRA does as well as undisturbed."""
+        """True if the objective is out of reach and the LRA performs as well as undisturbed."""
         reach = self.target.reach
         return (
             not self.target.is_provisional
@@ -285,7 +285,7 @@ class LraController:
     def _relieved_after(
         self, pending: Pending, judged: Judgement, perf: Performance, model: ResPerfModel
     ) -> Move:
-        """The move after a reduction that left far too little: stronger than before it, or its rollback."""
+        """The move after a reduction that left far too little: stronger protection than before, or a rollback."""
         score = value_or(judged.score, 0.0)
         if why := change_review.beyond(self.lra, self.state, pending, score, perf.load):
             self.state = replace(self.state, pending=None)
@@ -320,14 +320,14 @@ class LraController:
         return pregrow.spike(forecasts, perf.load, settings.forecast_horizon_s, settings.forecast_growth)
 
     def _prepare(self, move: Move, model: ResPerfModel, perf: Performance, foreseen: Expected) -> Move:
-        """Before a load spike, give nothing back and take what is idle."""
+        """Before a load spike, give nothing back and take idle resources."""
         is_shrink = move.action is Action.SHRINK
         if not (is_shrink or move.action is Action.HOLD) or self.state.quiet_since_s is not None:
             return move
         if self.state.pending is None and not self._quarantined:
             step = pregrow.advise(self.lra, model, self.target, perf.load, foreseen)
             if step is not None and step not in self._regretted:
-                return Move(Action.GROW, step, "a load spike is expected: it gets idle resources")
+                return Move(Action.GROW, step, "a load spike is expected: the LRA gets idle resources")
         return self._hold("a load spike is expected: nothing is given back") if is_shrink else move
 
     @property
@@ -337,7 +337,7 @@ class LraController:
 
     @property
     def _unadvised(self) -> bool:
-        """True while no model can be asked: its advice failed, or the reference is unknown."""
+        """True while the model is not usable: its advice failed, or the reference is unknown."""
         return self._quarantined or not self.target.has_reference
 
     @property
@@ -374,7 +374,7 @@ class LraController:
         if not (self.settings.precaution and self.view.enforced):
             return False
         here = self.lra.assess_these([self.current], model, self.target)[0]
-        # A missed unreachable target is no harm, but doing worse than undisturbed is.
+        # Missing an unreachable target is no harm, but performing worse than undisturbed is.
         need = min(1.0, AS_GOOD * self.target.reach)
         return inferer.chance(here.prediction, need, self.settings.confidence_z) < FAIR
 
@@ -454,7 +454,7 @@ class LraController:
         return self.now_s - since_s
 
     def _slack_for_s(self) -> float:
-        """Seconds for which something could have been given back, including this tick."""
+        """Seconds during which the controller could have given something back, including this tick."""
         since_s = self.state.slack_since_s if self.state.slack_since_s is not None else self.now_s
         self.state = replace(self.state, slack_since_s=since_s)
         return self.now_s - since_s
@@ -468,11 +468,11 @@ class LraController:
 
     def _batch_is_quiet(self) -> bool:
         if self.lra.memory_pressed() and batch_is_there(self.snapshot):
-            return False  # idle batch can still be in the way through the memory that it holds
+            return False  # idle batch can still do harm through the memory that it holds
         return batch_is_quiet(self.snapshot, self.settings.batch_idle_cores, self.current != self.nothing)
 
     def _is_alert(self) -> bool:
-        """True while batch has just arrived and nothing has been done about it."""
+        """True while batch has just arrived and the controller has not reacted."""
         since_s = self.state.busy_since_s
         return self.current == self.nothing and since_s is not None and self.now_s - since_s <= ALERT_S
 

@@ -5,9 +5,9 @@ four standard deviations away, and meaningless if it lies half of one away. One 
 
 Approach: two CUSUMs (Page 1954) of the whitened shortfall against the target itself:
     y      = log(how far a sample is beyond its target); negative while it keeps the target
-    z      = (y - rho y') / scale           rho, scale: of the signal's own noise; y': of the sample before
+    z      = (y - rho y') / scale           rho, scale: of the signal's noise; y': y of the previous sample
     small  = max(0, small + min(z, clip))             rises only while the target is missed
-    large  = max(0, large + min(z - extra, clip))     the same for large shifts, which it finds sooner
+    large  = max(0, large + min(z - extra, clip))     the same for large shifts, which this one finds sooner
     margin = distance of the undisturbed signal from its target (log units)
     k      = margin (1 - rho) / scale       mean distance of z below zero when nothing is wrong
     extra  = max(0, K - k)                  K: ``policy.cusum_k``
@@ -42,11 +42,11 @@ fivefold.
 LEAST_SAMPLES: Final = 40
 """Number of samples before which nothing is clipped and no false alarms are extrapolated."""
 CLIP_SIGMA: Final = 3.0
-"""Largest contribution of one sample, since a heavy tail is not a shift."""
+"""Largest contribution of one sample, because a heavy tail is not a shift."""
 LEAST_K: Final = 0.1
 """Least slack. With less, the undisturbed signal is at its target, and no threshold keeps a rate."""
 LEAST_MARGIN: Final = 0.25
-"""Least share of the margin that is used, however close to the target the signal usually is."""
+"""Least share of the margin to use, however close to the target the signal usually is."""
 PRIOR_SAMPLES: Final = 10.0
 """Weight, in samples, of the reference's scatter as prior for the noise."""
 PRIOR_RHO, PRIOR_RHO_SAMPLES = 0.4, 10.0
@@ -62,24 +62,24 @@ _STEEP, _TWO = 1.2, 1.3
 _FREE_SHARE: Final = 0.1
 """Share of the accepted rate below which false alarms by two samples in a row are ignored."""
 _SPLIT: Final = 1.3
-"""Rate of alarms of both CUSUMs together, relative to one (by simulation); they mostly alarm together."""
+"""Rate of alarms of both CUSUMs together, relative to one (by simulation); they usually alarm together."""
 _ROOM: Final = 0.1
 """Factor by which one sample may exceed its part of the threshold."""
 RISE_SHARE, HIGH_SHARE = 0.37, 0.85
 """Shares of the threshold between which the height of a rise is measured.
 
-Rises above the second share are cut off there, because they may not be noise.
+Rises are cut off at the second share, because higher ones may not be noise.
 """
 LEARN_BELOW: Final = 0.45
 """Share of the threshold above which estimation pauses."""
 BELIEF: Final = 50
 """Weight, in rises, of the prior from normal noise."""
 ENOUGH_RISES: Final = 10
-"""Number of observed rises from which the prior is ignored."""
+"""Number of observed rises that makes the prior unnecessary."""
 ENOUGH_WATCHED: Final = 3600
 """Samples after which the absence of rises is informative."""
 LONGEST: Final = 7 * 86400
-"""Samples after which counted rises lose half their weight."""
+"""Number of samples after which counted rises lose half their weight."""
 LOWEST, HIGHEST = 0.75, 1.8
 """Bounds of a signal's own threshold, as factors on that for normal noise."""
 
@@ -117,10 +117,10 @@ class Baseline:
 class Limits:
     """Parameters of the test for one sample of one signal, from its noise and the accepted rate.
 
-    ``rho``, ``scale``: of the noise. ``k``: slack below the target. ``extra``: further slack of the CUSUM for large
-    shifts; 0: not used. ``small``, ``large``: thresholds for normal noise (sigma). ``own``: factor on both, from
-    observed rises. ``exponent``: fall of the log frequency over a rise to the threshold. ``clip``: largest share of a
-    threshold that one sample adds.
+    ``rho``, ``scale``: correlation and scale of the noise. ``k``: slack below the target. ``extra``: further
+    slack of the CUSUM for large shifts; 0: not used. ``small``, ``large``: thresholds for normal noise
+    (sigma). ``own``: factor on both thresholds, from observed rises. ``exponent``: fall of the log frequency
+    over a rise to the threshold. ``clip``: largest share of a threshold that one sample adds.
     """
 
     rho: float
@@ -160,9 +160,9 @@ def noise(state: Baseline, prior_sd: float, interval_s: float = 0.0) -> tuple[fl
     """Correlation and scale (of one innovation, log units) of a signal's noise.
 
     Args:
-        state: what was observed of it.
+        state: observations of the signal.
         prior_sd: prior scatter of one sample.
-        interval_s: length of the sample; a shorter one than usual scatters more.
+        interval_s: length of the sample; a sample shorter than usual scatters more.
     """
     n = state.n
     rho = min(max(state.lagged / state.variance, 0.0), _MOST_RHO) if state.variance > 0.0 else 0.0
@@ -192,9 +192,9 @@ def limits(
     """Test parameters for the next sample of a signal.
 
     Args:
-        state: what was observed of its noise.
+        state: observations of its noise.
         rho: correlation of that noise.
-        scale: of one innovation, log units.
+        scale: scale of one innovation, log units.
         k: slack below the target, in sigma.
         wanted: accepted false alarms per sample.
         large_k: slack of the CUSUM for large shifts.
@@ -213,7 +213,7 @@ def limits(
 
 
 def free_from(wanted: float) -> float:
-    """Slack above which two samples in a row beyond the target use almost none of the accepted rate."""
+    """Slack above which two samples in a row beyond the target use almost nothing of the accepted rate."""
     return tail(math.sqrt(_FREE_SHARE * wanted))
 
 
@@ -289,9 +289,9 @@ def step(
         state: state before.
         shortfall: log of how far the sample is beyond the target; ignored if not finite.
         at: limits for it.
-        interval_s: length of the sample; a much shorter one than usual is not used for estimation.
+        interval_s: length of the sample; a sample much shorter than usual is not used for estimation.
         weight: share of a period that the sample covers, at most 1; evidence grows in proportion to it.
-        learns: False while an own change settles, so that nothing is estimated.
+        learns: False while a change by perphd settles; nothing is estimated then.
     """
     if not math.isfinite(shortfall):
         return state
@@ -352,7 +352,7 @@ def step(
 
 
 def cleared(state: Baseline) -> Baseline:
-    """The state without its evidence, after an answered alarm or an own change."""
+    """The state without its evidence, after an alarm was answered or perphd changed something."""
     if state.ratio <= 0.0 and state.peak <= 0.0:
         return state
     if state.peak > RISE_SHARE:
@@ -361,7 +361,7 @@ def cleared(state: Baseline) -> Baseline:
 
 
 def _counted(state: Baseline, *, by_itself: bool) -> Baseline:
-    """Count one rise. A rise that was cut off, or too high, contributes only its height so far."""
+    """Count one rise. A rise that was cut off or is too high contributes only its height so far."""
     kept = 0.5 if state.watched > LONGEST else 1.0
     ended = by_itself and state.peak < HIGH_SHARE
     return replace(
@@ -376,14 +376,15 @@ def _counted(state: Baseline, *, by_itself: bool) -> Baseline:
 def bar(at: Limits, times: float) -> float:
     """The share of the threshold required when ``times`` the accepted rate may be spent.
 
-    Always more than one sample can add, unless one sample is to suffice.
+    It is always more than one sample can add, unless one sample is to suffice.
     """
     least = at.clip + 0.01 if at.clip <= 1.0 else 0.5
     return max(at.own - math.log(times) / at.exponent, least)
 
 
 def expected(state: Baseline, at: Limits) -> float | None:
-    """Expected false alarms per sample, extrapolated from the signal's own rises; None while too few were seen.
+    """Expected false alarms per sample, extrapolated from the signal's own rises; None while there are too
+    few of them.
 
     From ``ENOUGH_RISES`` on, the observed rises alone are used. A signal that was watched for long with hardly any
     rises is assumed to have one more.

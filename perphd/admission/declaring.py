@@ -51,7 +51,7 @@ class Slowed:
 
 
 def _seen(verdict: Verdict, signal: str) -> float:
-    """Logarithm of a signal's observed value; NaN if it was not judged."""
+    """Logarithm of a signal's observed value; NaN if the signal was not judged."""
     for item in verdict.evidence:
         if item.signal.startswith(signal) and available(item.observed) and item.observed > 0.0:
             return math.log(item.observed)
@@ -74,7 +74,7 @@ class UndeclaredRecord:
     groups: Mapping[str, GroupRecord] = field(default_factory=dict)
 
     def after(self, account: HostAccount, decisions: tuple[Decision, ...]) -> UndeclaredRecord:
-        """The record after another tick."""
+        """The record after one more tick."""
         dt_s = account.interval_s
         kept = max(0.0, 1.0 - dt_s / MEMORY_S)
         groups = {
@@ -168,6 +168,6 @@ def _text(group: str, cores: float, gains: tuple[Gain, ...]) -> str:
             "systemd-run, to declare them"
         )
     if not gains:
-        return f"uses {cores:.2g} CPUs and was nobody's antagonist so far"
+        return f"uses {cores:.2g} CPUs and has not been an antagonist so far"
     names = ", ".join(gain.lra for gain in gains)
     return f"uses {cores:.2g} CPUs and slowed {names}: declared as batch, it could be restricted"

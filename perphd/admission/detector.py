@@ -31,9 +31,9 @@ from perphd.domain.workload import Objective
 MILD_FACTOR = 3
 """Factor on the required duration of a shortfall that is below the effect size."""
 LIKELY_SIGMA = 1.5
-"""Sum of sigmas below target from which consecutive samples make a shortfall likely."""
+"""Sum of sigmas below target at which consecutive samples make a shortfall likely."""
 ALMOST_WHOLE = 0.9
-"""Least part of a period that counts as a whole one, since ticks jitter."""
+"""Least part of a period that counts as a whole one, because ticks jitter."""
 UNEXPLAINED_RATIO = 1.2
 """Ratio of work without waiting to actual work above which the load has fallen."""
 
@@ -68,7 +68,7 @@ class Target:
 
     @property
     def is_provisional(self) -> bool:
-        """True if the reference was learned while other work filled the host."""
+        """True if the reference was learned while undeclared work filled the host."""
         bands = (self.work_band, self.delay_band)
         return any(band is not None and band.provisional for band in bands)
 
@@ -88,9 +88,9 @@ class DetectorState:
     """The detector's state between ticks.
 
     ``below``, ``severe``, ``above``: consecutive samples below target, below it by the effect size, on target.
-    ``short_sigma``: sum of shortfalls of those below, in units of one sample's scatter. ``extra``, ``cause``: extra
+    ``short_sigma``: sum of the shortfalls below target, in units of one sample's scatter. ``extra``, ``cause``: extra
     time of the samples below target, and the cause inferred from it. ``work``, ``delay``: noise of both channels'
-    shortfalls, and evidence of a shift. ``delays``: scatter of latency alone, as of samples of one second.
+    shortfalls, and evidence of a shift. ``delays``: scatter of latency alone, scaled to samples of one second.
     ``margins``: distances of the references from the target, in log units.
     ``alert_share``: share of time shortly after batch arrived. ``gathered``: samples with too few events to judge yet.
     ``channels``: cycles, misses and waiting of an LRA without an indicator, and its phases.
@@ -122,12 +122,12 @@ class Judgement:
     """The detector's result for one sample.
 
     ``score``: the worse of work/target and target/delay; >= 1 meets the target. ``noise_sd``: scatter of one score, in
-    log units, from the latest samples (else from the reference). ``confirmed``: evidence since the last own change
-    suffices for degradation now; a verdict of DEGRADED may be older. ``hierarchy``: LLC, MBW or SMT if one of them
-    makes instructions take clearly longer; else NONE. ``likely``: the latest samples make a shortfall likely, at a
-    higher rate of false alarms; sufficient for an LRA at just enough. ``blatant``: this sample alone is too far below
-    target for its scatter. ``clear``: it suffices to undo a reduction that was just made. ``slower``: cycles per
-    instruction relative to the usual, for ``hierarchy``.
+    log units, from the latest samples (else from the reference). ``confirmed``: evidence since perphd's last
+    change suffices for degradation now; a verdict of DEGRADED may be older. ``hierarchy``: LLC, MBW or SMT if
+    one of them makes instructions take clearly longer; else NONE. ``likely``: the latest samples make a
+    shortfall likely, at a higher rate of false alarms; sufficient for an LRA at just enough. ``blatant``:
+    this sample alone is too far below target for its scatter. ``clear``: this sample suffices to undo a
+    reduction that was just made. ``slower``: cycles per instruction relative to the usual, for ``hierarchy``.
     """
 
     verdict: Verdict
@@ -188,11 +188,12 @@ def judge(
 ) -> Judgement:
     """Judge one sample. Pure; UNKNOWN, with the reason as evidence, if it cannot be judged.
 
-    ``alert``: batch has just arrived. Less evidence suffices then, since a cause is at hand and a wrong action is soon
-    reverted; an LRA without a reference needs no corroborating signal either. ``protected``: a protection is in force.
+    ``alert``: batch has just arrived. In that case less evidence suffices, because a cause is at hand and a
+    wrong action is soon reverted; an LRA without a reference needs no corroborating signal either.
+    ``protected``: a protection is in force.
     ``period_s``: time between samples; a shorter sample scatters more and counts only if it is blatant. ``rising``: the
-    load is clearly rising, which explains a low sample and is likely to continue. ``beside_batch``: batch is active
-    now; an LRA without a reference that misses its objective is then attributed to batch.
+    load is clearly rising, which explains a low sample; the rise is likely to continue. ``beside_batch``:
+    batch is active now; an LRA without a reference that misses its objective is then attributed to batch.
     """
     now_s = sample.at_s
     evidence: list[Evidence] = []
@@ -202,15 +203,15 @@ def judge(
     state, counted, slow = _with_channels(state, seen.channels), seen.counted, seen.slow
     if _is_unfit(sample, perf) or not target.known or not available(perf.work):
         reason = _why_unknown(sample, perf, target)
-        # A gap (a late sample, a silent application) is likely just when the LRA suffers, so keep the evidence. A new
-        # or missing cgroup starts over.
+        # A gap (a late sample, a silent application) is likely exactly when the LRA suffers, so keep the
+        # evidence. A new or missing cgroup starts over.
         gap = sample.has(Quality.SLI_MISSING, Quality.LATE) and not sample.has(
             Quality.GONE, Quality.RESTARTED
         )
         return _unknown(state if gap else rearm(state), now_s, reason, keep_health=gap)
 
     witnesses, cause = _witnesses(sample, perf, target, model, settings, counted, evidence)
-    # Without a reference from a time without batch, batch is suspected, and at once if it has just arrived.
+    # Without a reference from a time without batch, suspect batch, and do so at once if it has just arrived.
     suspected = beside_batch and not target.has_reference
     accused = alert and not target.has_reference
     stalled = "memory_some_pct" in witnesses or "io_some_pct" in witnesses
@@ -305,7 +306,7 @@ def judge(
 
 
 def standing(state: DetectorState, awaiting: Awaiting) -> Verdict:
-    """The last verdict while the next judgement waits, with what it waits for."""
+    """The last verdict while the next judgement waits, with the reason for the wait."""
     need: Reading = awaiting.need if awaiting.need else Unavailable("")
     seen: Reading = awaiting.have if awaiting.need else Unavailable(awaiting.text)
     waits = Evidence(AWAITED, seen, need, "", awaiting.text)
@@ -327,7 +328,7 @@ def expected_false_alarms(state: DetectorState, settings: PolicySettings, period
 
 
 def rearm(state: DetectorState) -> DetectorState:
-    """Forget evidence gathered before an own change (lock-out), keeping the health."""
+    """Forget evidence gathered before a change by perphd (lock-out), but keep the health."""
     work, delay = cusum.cleared(state.work), cusum.cleared(state.delay)
     return replace(
         state,
@@ -349,7 +350,7 @@ _HARMLESS: Final = (Quality.SETTLING, Quality.MULTIPLEXED, Quality.ROTATED)
 
 def _is_unfit(sample: Sample, perf: Performance) -> bool:
     flags = [q for q in sample.quality if q not in _HARMLESS]
-    # Multiplexing spoils MIPS, but not the application's own figures.
+    # Multiplexing distorts MIPS, but not the application's own figures.
     return bool(flags) or (sample.has(Quality.MULTIPLEXED) and perf.work_source == "mips")
 
 

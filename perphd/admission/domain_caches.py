@@ -55,14 +55,16 @@ class DomainCaches:
     # -- as CacheTick, for the domains of one LRA or for each domain with the LRAs there --------------------------
 
     def tighten(self, member: Member, look: Look) -> bool:
-        """Take cache or bandwidth from batch for this LRA in all its domains; returns True if any was taken."""
+        """Take cache or bandwidth from batch for this LRA in all its domains; returns True if it took any."""
         done = [
             tick.tighten(member, look) for _, tick in self._of(look.name)
         ]  # a list, so that every domain is tried
         return any(done)
 
     def judge_tightened(self, members: Mapping[str, Member], looks: Mapping[str, Look]) -> tuple[str, ...]:
-        """Evaluate what was taken; returns the LRAs that it did not help, whose gain goes back at once."""
+        """Evaluate earlier restrictions of batch; returns the LRAs that they did not help, whose gain goes
+        back at once.
+        """
         found = (
             tick.judge_tightened(self._in(domain, members), self._in(domain, looks))
             for domain, tick in self._ticks.items()
@@ -70,7 +72,7 @@ class DomainCaches:
         return tuple(dict.fromkeys(name for name in found if name is not None))
 
     def judge_loosened(self, members: Mapping[str, Member], looks: Mapping[str, Look]) -> tuple[str, ...]:
-        """Evaluate what was given back; returns the LRAs that need it again."""
+        """Evaluate earlier steps given back; returns the LRAs that need them again."""
         short: dict[str, None] = {}
         for domain, tick in self._ticks.items():
             found = tick.judge_loosened(self._in(domain, members), self._in(domain, looks))

@@ -25,7 +25,7 @@ def domains_of(topology: Topology, view: WorkloadView, cpus: CpuSet | Keep = KEE
     Args:
         topology: the host.
         view: the workload.
-        cpus: the CPUs decided for it; KEEP: none, so its cgroup's CPUs count.
+        cpus: the CPUs decided for it; KEEP: there are none, so its cgroup's CPUs count.
     """
     may = view.allowed if cpus is KEEP else cpus
     allowed = () if may is None else domains_with(topology, may)

@@ -1,7 +1,8 @@
 """A ceiling on batch's network egress, permanent or while a link is full. Wraps any other policy.
 
-No cgroup controller handles a full link: packets in the device's one queue delay everybody. The link is not divided.
-Protected workloads pass first and unshaped (``perphd.host.tc``), and batch as a whole is limited. Pure.
+No cgroup controller handles a full link: packets in the device's one queue delay everybody. perphd does not
+divide the link: protected workloads send first and unshaped (``perphd.host.tc``), and batch as a whole is
+limited. Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ KNOB = "egress_max"
 class EgressRule:
     """The configured ceiling.
 
-    ``devices``: network devices; ``ceiling_bytes``: per second, for all batch on each of them.
+    ``devices``: network devices; ``ceiling_bytes``: bytes per second for all batch on each device.
 
     ``when`` saturated: the ceiling starts at ``saturated_pct`` of the fullest link's speed and ends after ``release_s``
     below ``release_pct``.

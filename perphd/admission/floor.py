@@ -1,8 +1,8 @@
 """The CPU floor of batch: guaranteed CPU time, and a bound on starvation, however full the host is.
 
 Problem. A cpuset of one core, or a weight, guarantees no CPU time: beside undeclared work, batch in the idle class got
-none for minutes. ``min_cores`` is guaranteed CPU time per time, averaged over ten seconds. ``max_starvation_s`` bounds
-the time without any.
+none for minutes. ``min_cores`` is CPU time per second, guaranteed on average over ten seconds.
+``max_starvation_s`` bounds the time without any CPU time.
 
 Approach. While a job that wants more gets less than its floor, its weight is raised. The weight is inferred: with
 weight w it got u of the c CPUs that it may use, so the others there weigh w (c - u) / u together, and it gets the share
@@ -11,7 +11,8 @@ f with the weight
 
 A job that got nothing starts at the weight that suffices beside one group of default weight. Raising is fast and
 evaluated after ``SETTLE_S``; lowering is slow. If even the greatest weight does not suffice and the job is confined, it
-may use all CPUs. The operator's own weight is no bound here, because the floor was declared for this.
+may use all CPUs. The operator's own weight does not limit the raise, because the floor was declared for this
+case.
 
 Allocations record weights without this adjustment, so a demotion is only as strong as floors allow.
 """
@@ -32,9 +33,9 @@ from perphd.domain.reading import Unavailable, available, value_or
 from perphd.domain.workload import WorkloadSpec
 
 AIM: Final = 1.2
-"""Aim as a multiple of the floor, since samples scatter and the ten-second average must hold."""
+"""Aim as a multiple of the floor, because samples scatter and the ten-second average must hold."""
 CATCH_UP: Final = 2.0
-"""Time in which a deficit of the last ten seconds is compensated."""
+"""Time for compensating a deficit of the last ten seconds."""
 ENOUGH: Final = 1.05
 """Multiple of the floor from which the weight is not raised."""
 PLENTY: Final = 1.6
@@ -54,7 +55,7 @@ IDLE_WEIGHT: Final = 0.3
 """Weight equivalent to the idle class."""
 LEAST_WEIGHT, MOST_WEIGHT = 1.0, 10000.0
 NOTHING: Final = 0.01
-"""Share of the CPUs below which use says nothing about weights."""
+"""Share of the CPUs below which use does not reveal weights."""
 FULL: Final = 0.9
 """Share of the host's CPUs in use above which the idle class gets nothing."""
 MOST_SHARE: Final = 0.95
@@ -65,8 +66,8 @@ MOST_SHARE: Final = 0.95
 class Lift:
     """The raise granted to one job. ``weight``: at least this; ``wide``: all CPUs are allowed.
 
-    ``began_s``: start of the raise; ``changed_s``: last change of weight; ``plenty_since_s``: since when the job gets
-    far more than its floor, or wants less (None: it does not).
+    ``began_s``: start of the raise; ``changed_s``: last change of weight; ``plenty_since_s``: time since
+    which the job gets far more than its floor, or wants less (None: neither).
     """
 
     weight: float
@@ -145,7 +146,7 @@ def lifted(wanted: Settings, lift: Lift) -> Settings:
 def _lift(
     lift: Lift | None, progress: Progress, view: WorkloadView, snapshot: Snapshot, wanted: Settings
 ) -> Lift | None:
-    """The raise of a job after this tick; None: none is needed."""
+    """The raise of a job after this tick; None if it needs none."""
     now_s, spec = snapshot.at_s, view.spec
     if spec.guaranteed_cores <= 0.0 and lift is None and not _is_overdue(progress, spec, snapshot):
         return None
@@ -192,7 +193,7 @@ def _eased(lift: Lift, progress: Progress, wanted: Settings, floor: float, at: _
     """The raise of a job that gets its floor, or wants no more than it gets."""
     got = progress.cores(at.now_s)
     if at.full and (not progress.waits or isinstance(got, Unavailable) or got < PLENTY * floor):
-        # An unused weight takes nothing from others, while in the idle class the job would starve again.
+        # An unused weight takes nothing from others, but in the idle class the job would starve again.
         return replace(lift, plenty_since_s=None)
     if lift.plenty_since_s is None:
         return replace(lift, plenty_since_s=at.now_s)
@@ -214,7 +215,7 @@ def _weight(wanted: Settings) -> float:
 
 
 def _place(view: WorkloadView, snapshot: Snapshot, wanted: Settings, lift: Lift | None) -> _Place:
-    """Where the job may run. A host of unknown use counts as full."""
+    """The CPUs on which the job may run. A host of unknown use counts as full."""
     usable = snapshot.host.topology.usable
     busy = value_or(snapshot.host.busy_cores, float(len(usable)))
     allowed = usable if view.allowed is None else usable & view.allowed

@@ -22,7 +22,7 @@ ENOUGH_EVENTS: Final = 100.0
 ENOUGH_REQUESTS: Final = {"p50": 100.0, "p95": 100.0, "p99": 500.0}
 """Requests needed for work and a latency percentile together."""
 LONGEST_S: Final = 10.0
-"""Longest time over which samples are merged; whatever is there by then is judged."""
+"""Longest time over which samples are merged; after this time, whatever was gathered is judged."""
 
 _LATEST: Final = frozenset(n for n in READINGS if n.endswith("_bytes") or n == "threads")
 _SUMS: Final = frozenset({"work_events", "latency_events", "sli_window_s"})
@@ -66,7 +66,7 @@ def gathered_by(
 def gather(
     before: Gathered, sample: Sample, usual: Band | None, percentile: str, settled_s: float, period_s: float
 ) -> tuple[Gathered, Sample | Awaiting]:
-    """Add one sample; returns the sample to judge now, or what is waited for.
+    """Add one sample; returns the sample to judge now, or the missing input.
 
     Args:
         before: merged samples so far.
@@ -74,7 +74,8 @@ def gather(
         usual: usual work rate of the LRA's own indicator at this load, or None. Fewer events than usual are no reason
             to wait longer.
         percentile: the latency percentile judged.
-        settled_s: when the last change had settled; samples before it are not merged with later ones.
+        settled_s: time at which the last change had settled; samples before it are not merged with later
+            ones.
         period_s: time between samples.
     """
     known = before.sample
@@ -101,7 +102,7 @@ def gather(
 
 
 def _events(sample: Sample, usual: Band | None, percentile: str) -> tuple[float, float]:
-    """Events that count, and events needed; (0, 0) if unknown."""
+    """Number of relevant events, and the number needed; (0, 0) if unknown."""
     work, latency = sample.work_events, sample.latency_events
     if isinstance(work, Unavailable) and isinstance(latency, Unavailable):
         return 0.0, 0.0

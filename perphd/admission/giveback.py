@@ -1,6 +1,7 @@
 """Selects the reduction with the best value to batch for its risk, and decides when it is due.
 
-Pure queries to the model; the controller remembers since when a reduction has been possible.
+These are pure queries to the model; the controller remembers the time since which a reduction has been
+possible.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ class GiveBack:
             return self._less_memory(current)
         if len(found) == 2 and self.stride > 1 and (both := self._at_once(found)) is not None:
             return both
-        # Most valuable to batch first.
+        # The most valuable one to batch comes first.
         return max(found, key=lra.batch_value)
 
     def move(
         self, assessed: tuple[Assessed, ...], current: Assessed, smaller: Assessed, waited_s: float
     ) -> Move:
-        """The reduction if it has waited long enough, else HOLD.
+        """The reduction if it has been possible for long enough, else HOLD.
 
         Args:
             assessed: as for ``smaller``.

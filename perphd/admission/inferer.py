@@ -25,7 +25,7 @@ MAX_CORE_STEPS = 16
 LEAST_GAIN_SHARE, LEAST_SURE_SHARE = 0.05, 0.02
 """Least relative gain of batch that justifies a reduction; the smaller one if it almost certainly keeps the target."""
 CONTENT_SHARE = 0.7
-"""Share of its demand from which batch needs no reduction with a merely possible gain."""
+"""Share of its demand above which batch needs no reduction with a merely possible gain."""
 RESCUE_SCORE = 1.03
 """Score aimed at by a rescue: slightly above the target, so that noise does not trigger another."""
 VISITED = 2.0
@@ -33,7 +33,7 @@ VISITED = 2.0
 CAUTION = 2.0
 """Exponent on the chance of meeting the target, which makes a miss more costly than lost batch work."""
 EXPLORING = "the target is missed and this is untried: exploring"
-"""Reason given when ``choose`` selects an allocation without support."""
+"""Reason given if ``choose`` selects an allocation without support."""
 EQUAL_USE = 0.97
 """Ratio of expected values above which they count as equal."""
 NEGLIGIBLE_CORES = 0.02
@@ -91,8 +91,8 @@ def lattice(current: Allocation, floor_cores: int, knobs: Knobs) -> tuple[Alloca
 class Assessed:
     """One allocation with its score band and batch's predicted cores (with standard deviation).
 
-    ``asked``: the model's own prediction if ``prediction`` was adjusted by present observations or by the rule named
-    ``basis``; None: not adjusted.
+    ``asked``: the model's own prediction if present observations or the rule named ``basis`` adjusted
+    ``prediction``; None: not adjusted.
     """
 
     allocation: Allocation
@@ -137,9 +137,10 @@ def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple
     """The allocation to rescue an LRA with, and the reason.
 
     Maximises expected value: the chance of meeting the target times the host's work (1 for the LRA plus batch's share
-    of the cores). Above ``SURE`` a chance counts as certain, so that the cheapest sufficient allocation wins. A wrong
-    guess is detected and corrected after a few samples. If nothing has a fair chance, prefer an untried allocation that
-    may suffice and is not expected to be worse; else the one with the best score, at least cost.
+    of the cores). Above ``SURE`` a chance counts as certain, so that the cheapest sufficient allocation wins.
+    The controller detects and corrects a wrong guess after a few samples. If nothing has a fair chance,
+    prefer an untried allocation that may suffice and is not expected to be worse; else the one with the best
+    score, at least cost.
 
     Untried allocations that protect less than the present one are considered only if nothing else has a fair chance,
     because the model was just wrong here.
@@ -203,9 +204,9 @@ class Stakes:
     threads_per_core: float = 1.0
 
     def batch_work(self, item: Assessed) -> float:
-        """Predicted batch work there, in cores with all hardware threads busy.
+        """Predicted batch work under this allocation, in cores with all hardware threads busy.
 
-        Others use batch's cores as far as they find no room elsewhere.
+        Other work uses batch's cores only if it finds no room elsewhere.
         """
         cpu = item.allocation.cpu
         beside = 0.0 if cpu.exclusive else max(0.0, self.beside_cores - (cpu.total_cores - cpu.batch_cores))
@@ -226,8 +227,8 @@ def cheaper(
     """The reduction with the greatest positive expected gain; None if there is none.
 
     Candidates are neighbours on the lattice with some chance of keeping the target, and likely ones up to ``stride``
-    cores away. Nearly certain ones may be farther, because on a plateau no neighbour promises a gain. Allocations that
-    protect no more than one in ``avoid`` are skipped.
+    cores away. Nearly certain ones may be farther away, because on a plateau no neighbour promises a gain.
+    Allocations that protect no more than one in ``avoid`` are skipped.
     """
     best: tuple[float, Assessed] | None = None
     counts = core_counts(assessed)
@@ -258,7 +259,7 @@ def cheaper(
 def _expected_gain(difference: float, sd: float) -> float:
     """E[max(0, gain)] of a normally distributed gain (Mockus 1978), in cores.
 
-    An uncertain step is worth a try in proportion to its possible gain.
+    The value of trying an uncertain step is proportional to its possible gain.
     """
     if sd <= 0:
         return max(0.0, difference)

@@ -23,18 +23,20 @@ from perphd.domain.reading import Reading, available
 LEAST_SAMPLES: Final = 6
 """Clean samples of an allocation from which it counts as measured."""
 SURELY: Final = 1.5
-"""Standard errors by which their mean must exceed the target."""
+"""Number of standard errors by which the mean of its samples must exceed the target."""
 LASTS_S: Final = 600.0
-"""Seconds for which it is remembered, because programs and their data change."""
+"""Seconds for which such an allocation is remembered, because programs and their data change."""
 MOST: Final = 8
-"""Most allocations that are remembered."""
+"""Maximum number of allocations to remember."""
 LOAD_GREW: Final = 1.1
 """Factor on the load from which an earlier sufficient allocation may no longer suffice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An allocation that kept the target. ``at_s``: the last time (monotonic); ``setting``: circumstances then."""
+    """An allocation that kept the target. ``at_s``: last time at which it did (monotonic); ``setting``:
+    circumstances at that time.
+    """
 
     allocation: Allocation
     at_s: float
@@ -59,7 +61,7 @@ def noted(
     others = tuple(k for k in kept if (k.allocation, k.setting.beside) != (lra.current, setting.beside))
     log = sum(math.log(max(score, 1e-3)) for score in scores) / len(scores)
     if log <= SURELY * noise_sd / math.sqrt(len(scores)):
-        return others  # it is no longer enough
+        return others  # the allocation is no longer enough
     if loads:
         setting = replace(setting, load=statistics.median(loads))
     return (*others, Kept(lra.current, lra.now_s, setting))[-MOST:]
@@ -70,7 +72,7 @@ def enough_here(
 ) -> tuple[Allocation, ...]:
     """Allocations that were enough in similar circumstances and protect more than the present one in some dimension.
 
-    Those that cannot be set any more are left out.
+    Allocations that can no longer be set are left out.
 
     Args:
         kept: allocations that kept the target.

@@ -35,7 +35,7 @@ def can_protect_mbw(host: HostView, batch: Sequence[WorkloadView]) -> bool:
 
 
 def cache_knobs(host: HostView, batch: Sequence[WorkloadView]) -> int:
-    """Number of resources, cache and bandwidth, that batch can be restricted in now: 0 to 2."""
+    """Number of resources (cache, bandwidth) in which batch can be restricted now: 0 to 2."""
     return can_protect_llc(host, batch) + can_protect_mbw(host, batch)
 
 
@@ -94,7 +94,7 @@ def stronger(
 def weaker(current: Allocation, host: HostView, units: int = 1) -> tuple[Allocation, ...]:
     """Allocations that give back ``units`` units (or all that is left), the most valuable resource first.
 
-    With several units, one that gives back both cache and bandwidth comes first.
+    With several units, an allocation that gives back both cache and bandwidth comes first.
     """
     found: list[Allocation] = []
     higher = sorted({level for level in (*host.mba_levels_pct, 100) if level > current.mbw_pct})
@@ -112,10 +112,11 @@ _MBW_RELIEF = (0.3, 1.0, 0.8)
 
 
 def relief(before: Allocation, after: Allocation, cause: Cause, host: HostView) -> float:
-    """Expected share of the loss by cache or bandwidth contention that ``after`` recovers; negative if it adds to it.
+    """Expected share of the loss by cache or bandwidth contention that ``after`` recovers; negative if
+    ``after`` increases the loss.
 
-    Batch's losses of ways, bandwidth and cores are weighted by cause; fewer cores also cause fewer misses. 0 for other
-    causes.
+    The cause gives the weights of batch's losses of ways, bandwidth and cores; fewer cores also cause fewer
+    misses. 0 for other causes.
     """
     if cause not in (Cause.LLC, Cause.MBW):
         return 0.0

@@ -41,7 +41,9 @@ def stalls_for_memory(sample: Sample, settings: PolicySettings) -> bool:
 
 
 class LraContext:
-    """One LRA in one snapshot. ``nothing``: the allocation without protection; ``current``: the one in force."""
+    """One LRA in one snapshot. ``nothing``: the allocation without protection; ``current``: the allocation in
+    force.
+    """
 
     def __init__(self, settings: PolicySettings, snapshot: Snapshot, view: WorkloadView) -> None:
         self.settings, self.snapshot, self.view = settings, snapshot, view
@@ -117,7 +119,7 @@ class LraContext:
         return replace(self.nothing, cpu=CpuGrant(total, cores, IDLE if knobs.batch_weight else 100))
 
     def cache_waits(self) -> bool:
-        """True if batch's ways or bandwidth are still to be written."""
+        """True if batch's ways or bandwidth are not yet written."""
         return any(view.waiting & {"llc_masks", "mba_pct"} for view in self.giving())
 
     def shield_allocation(self) -> Allocation:
@@ -146,7 +148,8 @@ class LraContext:
     def cpu_is_contended(self) -> bool:
         """True if the host has almost no idle CPU, or batch has to wait for one.
 
-        CPU is then worth a try whatever else stalls, since I/O is also late if its threads do not run.
+        In that case CPU is worth a try whatever else stalls, because I/O is also late if its threads do not
+        run.
         """
         busy = self.snapshot.host.busy_cores
         if available(busy) and busy >= BUSY_SHARE * len(self.snapshot.host.topology.usable):
@@ -193,7 +196,7 @@ class LraContext:
             elif item == current:
                 verdict = "in force"
             elif item.prediction.lower >= 1.0:
-                verdict = "enough, but dearer"
+                verdict = "enough, but costlier"
             else:
                 verdict = "not certain to be enough"
             records.append(inferer.as_candidate(item, most, verdict))

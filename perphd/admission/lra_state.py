@@ -26,10 +26,10 @@ LOADS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Settling:
-    """What is shown until the next sample can be judged.
+    """The display until the next sample can be judged.
 
-    ``reason``: why nothing was done at the last one. ``target``, ``culprit``: the target then, and the antagonist
-    named.
+    ``reason``: reason why nothing was done at the last sample. ``target``, ``culprit``: the target at that
+    time, and the antagonist.
     """
 
     reason: str
@@ -41,12 +41,13 @@ class Settling:
 class LraState:
     """State of one LRA.
 
-    ``scores``: clean scores since the last change, newest last. ``rooms``: beside them, see ``outcomes.room``.
+    ``scores``: clean scores since the last change, newest last. ``rooms``: the room of each, see
+        ``outcomes.room``.
     ``stride``: units that may be given back at once; doubles after each reduction that left more than enough, else 1.
     ``moments``: shortfall and batch's use in the last ticks, to find the antagonist. ``loads``: loads of the
     last ticks. ``standing``: result of the last judged sample.
     ``chosen``: allocation chosen at the last tick. ``awaited``: the same while its cache and bandwidth are unwritten.
-    ``unwritten``: the change that waits with it, evaluated from when it is in force.
+    ``unwritten``: the change that waits with it, evaluated once it is in force.
     ``gave_back``: circumstances of the last change if it was a reduction. ``harmed``: reductions that proved harmful.
     """
 
@@ -96,7 +97,7 @@ class LraState:
         )
 
     def gone(self) -> LraState:
-        """The state while the LRA does not run: pending changes are dropped, since the application starts over."""
+        """The state while the LRA does not run: pending changes are dropped, because the application starts over."""
         return replace(
             self,
             pending=None,
@@ -113,12 +114,12 @@ class LraState:
         )
 
     def scored(self, score: float, room: float, most: int) -> LraState:
-        """The state with one more clean score, and what room it leaves; ``most``: scores that are remembered."""
+        """The state with one more clean score and its room; ``most``: number of scores to remember."""
         scores, rooms = (*self.scores, min(score, MOST_SCORE)), (*self.rooms, min(room, MOST_SCORE))
         return replace(self, scores=scores[-most:], rooms=rooms[-most:])
 
     def beside(self, quiet: bool, now_s: float) -> LraState:
-        """The state after batch was found quiet or busy, with the time since when."""
+        """The state after batch was found quiet or busy, with the time since which it is."""
         known_s = self.quiet_since_s if quiet else self.busy_since_s
         since_s = known_s if known_s is not None else now_s
         quiet_s, busy_s = (since_s, None) if quiet else (None, since_s)

@@ -25,21 +25,21 @@ from perphd.domain.signals import performance
 
 MOST_SCORES: Final = 30
 PATIENT: Final = 6
-"""Samples whose mean is believed even for a small shortfall."""
+"""Number of samples whose mean proves even a small shortfall."""
 MILD: Final = 3
-"""Consecutive samples below target that are believed without being far below."""
+"""Number of consecutive samples below target that prove a shortfall even if they are not far below."""
 FAR: Final = 0.85
-"""Score below which one sample is believed."""
+"""Score below which a single sample proves a shortfall."""
 RISING: Final = 1.1
 """Growth of the score from sample to sample that shows a recovery."""
 AMPLE: Final = 1.08
-"""Score from which one core less is clearly enough."""
+"""Score above which one core less is clearly enough."""
 FALLS: Final = 0.3
-"""Share of a fall of demand that is believed per sample; a rise is believed at once."""
+"""Share of a fall of demand that is accepted per sample; a rise is accepted at once."""
 ELSEWHERE: Final = 0.94
 """Factor on demand measured on too few cores, which appears too high there."""
 SATURATED: Final = 0.9
-"""Busy share of its CPUs from which use no longer shows an LRA's demand."""
+"""Busy share of an LRA's CPUs above which use no longer shows its demand."""
 UNSEEN: Final = 1.25
 """Factor on the use of saturated CPUs to estimate demand if nothing else shows it."""
 STEPS: Final = (1, 1, 2, 4, 8)
@@ -48,9 +48,10 @@ STEPS: Final = (1, 1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A change of an LRA's cores under evaluation. ``score`` (NaN if unknown), ``demand``: before it.
+    """A change of an LRA's cores under evaluation. ``score`` (NaN if unknown), ``demand``: values before the
+    change.
 
-    ``lost_s``: sampled time since then that was not seen on target.
+    ``lost_s``: sampled time since then in which the LRA was not on target.
     """
 
     at_s: float
@@ -66,11 +67,13 @@ class Member:
     """State of an LRA with exclusive cores.
 
     ``scores``: clean scores since its last change, newest last. ``demand``: hardware threads that it keeps busy at full
-    speed. ``rescues``: consecutive changes that left it short. ``calm_since_s``: since when it has been on target.
+    speed. ``rescues``: consecutive changes that left it short. ``calm_since_s``: time since which it has been
+    on target.
     ``idle_cores_until_s``, ``idle_cache_until_s``: cooldowns after more cores (``idle_times`` in a row), or less cache
-    and bandwidth for batch, did not help. ``unknown_since_s``: since when it cannot be judged. ``target``: of its last
-    sample. ``rooms``: beside ``scores``, accepted over observed delay, which shows spare capacity better than a rate at
-    its load (the score if there is no delay). ``spans``: beside ``scores``, the seconds that each covers.
+    and bandwidth for batch, did not help. ``unknown_since_s``: time since which it cannot be judged.
+    ``target``: target of its last sample. ``rooms``: for each score, accepted over observed delay, which
+    shows spare capacity better than a rate at its load (the score if there is no delay). ``spans``: for each
+    score, the seconds that it covers.
     """
 
     cores: int
@@ -111,8 +114,8 @@ class Member:
 class Look:
     """One LRA at one tick.
 
-    ``clean``: the sample lies wholly after the last change. ``settings``: those for this LRA. ``awaits``: the sample
-    cannot be judged yet, and the last verdict stands.
+    ``clean``: the sample lies wholly after the last change. ``settings``: the settings for this LRA.
+    ``awaits``: the sample cannot be judged yet, and the last verdict stands.
     """
 
     view: WorkloadView
@@ -147,8 +150,8 @@ def look_at(
     Args:
         snapshot: the host now.
         view: the LRA, which has a sample and a model.
-        settings: the host's.
-        state: the detector's state before.
+        settings: the host's settings.
+        state: the previous state of the detector.
         is_apart: it already has exclusive cores.
         known: its target until now.
     """
@@ -228,7 +231,9 @@ def _with_lost(trial: Trial | None, look: Look, now_s: float) -> Trial | None:
     sample, score = look.view.sample, look.score
     if trial is None or sample is None or (look.clean and available(score) and score >= 1.0):
         return trial
-    lost_s = max(0.0, min(sample.interval_s, now_s - trial.at_s))  # the sample may have begun before the change
+    lost_s = max(
+        0.0, min(sample.interval_s, now_s - trial.at_s)
+    )  # the sample may have begun before the change
     return replace(trial, lost_s=trial.lost_s + lost_s)
 
 
@@ -276,7 +281,7 @@ def is_recovering(member: Member) -> bool:
 
 
 def is_short(member: Member, look: Look) -> bool:
-    """True if it is probably below its target now."""
+    """True if the LRA is probably below its target now."""
     scores = member.scores
     if not scores or not look.clean or is_recovering(member):
         return False
@@ -323,7 +328,7 @@ def judge_trial(member: Member, look: Look) -> TrialFinding:
 
 
 def found_enough(member: Member, look: Look, now_s: float) -> Member:
-    """Record that the present cores are enough, if the scores show it."""
+    """Record that the present cores are enough, if the scores show that."""
     if len(member.scores) < 3 or member.demand is None or member.level < 1.0 or member.scores[-1] < 1.0:
         return member
     good = Seen(member.cores, member.demand, member.level, now_s + partition.GOOD_LASTS_S)
@@ -332,7 +337,7 @@ def found_enough(member: Member, look: Look, now_s: float) -> Member:
 
 
 def found_too_few(member: Member, look: Look, now_s: float) -> Member:
-    """Record that the present cores are too few, for longer the longer it was below target with them."""
+    """Record that the present cores are too few, for a time that grows with the time below target with them."""
     demand = member.demand if member.demand is not None else 0.0
     if member.trial is not None:
         # Everything takes longer on too few cores, so use the demand from before.
@@ -345,7 +350,7 @@ def found_too_few(member: Member, look: Look, now_s: float) -> Member:
 
 
 def _lost_s(member: Member) -> float:
-    """Sampled time below target with its present cores; after a reduction, all that was not seen on target."""
+    """Sampled time below target with its present cores; after a reduction, all time not seen on target."""
     trial = member.trial
     if trial is not None and trial.after < trial.before:
         return trial.lost_s

@@ -15,7 +15,7 @@ from perphd.domain.reading import available, value_or
 
 
 def protect(lra: LraContext, regretted: Sequence[Allocation]) -> Move | None:
-    """The protection for an LRA that stalls on memory; None if it does not, or if more would not help.
+    """The protection for an LRA that stalls on memory; None if it does not stall, or if more would not help.
 
     Args:
         lra: the LRA, which is below its target.
@@ -27,7 +27,7 @@ def protect(lra: LraContext, regretted: Sequence[Allocation]) -> Move | None:
         return None
     if any(a.cpu == current.cpu and a.memory_bytes > current.memory_bytes for a in regretted):
         return None  # refused before; other resources may still help
-    reason = f"memory stalls {value_or(sample.memory_some_pct, 0.0):.0f} %: its working set gets protected"
+    reason = f"memory stalls {value_or(sample.memory_some_pct, 0.0):.0f} %: protecting its working set"
     # The allocation without protection was not enough, so it enters a cooldown.
     without = current if current.memory_bytes == 0 else None
     return Move(Action.GROW, replace(current, memory_bytes=wanted), reason, cooldown=without)

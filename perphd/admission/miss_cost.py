@@ -3,7 +3,7 @@
 The cost depends on what the counter counts (including prefetches, 35 cycles at the 90th percentile of 55 measured
 programs; for demand loads alone, several times as much) and on how well the program hides latency. The estimate is a
 Bayesian regression of cycles per instruction on misses per instruction, with a wide prior. Samples on a crowded memory
-bus are excluded, because misses are dearer there.
+bus are excluded, because misses cost more there.
 """
 
 from __future__ import annotations

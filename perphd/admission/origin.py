@@ -9,8 +9,8 @@ by others, a slow answer counts as caused elsewhere only if all waiting of the L
     could explain         w / (1 - p) / share  of the extra requests in flight (Little's law)
 
 An application that does not keep up with its load works off a backlog, for which any amount of waiting may be the
-cause. The median says more, if known: whatever moves it affects every request, and waiting does so only in proportion
-to its total.
+cause. The median, if known, is more informative: a cause that moves it affects every request, and waiting
+does so only in proportion to its total.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ STOLEN_SHARE: Final = 0.05
 GIVING_SHARE: Final = 0.05
 """Share of the CPUs below which restricting batch would not help."""
 SATURATED: Final = 0.9
-"""Share of waiting in the time of a unit of work above which the median says little."""
+"""Share of waiting in the time of a unit of work above which the median reveals little."""
 KEEPS_UP: Final = 0.9
-"""Work done per work arriving below which an application builds a backlog, or (inverted) works one off."""
+"""Ratio of work done to work arriving below which an application builds up a backlog; above the inverse, it
+works one off.
+"""
 OCCUPIED: Final = 0.8
-"""Running and waiting threads from which a single one may be the bottleneck."""
+"""Number of running and waiting threads above which a single thread may be the bottleneck."""
 MOST_WAITING: Final = 0.95
 MEDIAN_SHARE: Final = 0.5
 _CLEAR_STALL: Final = 0.5  # extra stalled threads from which the stall is real, whatever else grew
@@ -54,7 +56,7 @@ _NOTHING_TO_GIVE: Final = {
     Cause.NETWORK: "the network is full: taking CPU, cache or memory from batch would not help",
     Cause.STORAGE: "its storage is slow, and batch hardly uses it: taking resources from batch would not help",
     Cause.THROTTLED: "its own CPU limit throttles it: raise cpu.max; restricting batch would not help",
-    Cause.REMOTE: "no resource of this host explains it: the cause is elsewhere, so it gets no resources",
+    Cause.REMOTE: "no resource of this host explains it: the cause is elsewhere, so the LRA gets no resources",
 }
 _OTHERS_DOING: Final = {
     Cause.NEIGHBOUR: "undeclared work uses the CPUs, and batch almost none: restricting batch would not help",
@@ -112,9 +114,9 @@ def waiting_explains(
     """Largest share of an extra latency that waiting for CPUs can explain; infinite if unknown.
 
     Args:
-        sample: of the LRA.
+        sample: the LRA's sample.
         perf: its work and delay.
-        model: knows its usual delay.
+        model: the model with its usual delay.
         shares: use of the host's CPUs.
         share: share of requests at or above the judged percentile.
     """
@@ -146,8 +148,8 @@ def origin(found: Cause, sample: Sample, account: HostAccount | None, evidence: 
 
     Args:
         found: the contended resource.
-        sample: of the LRA.
-        account: of the host.
+        sample: the LRA's sample.
+        account: the host account.
         evidence: receives evidence for the result.
     """
     shares = taken(account)
@@ -180,10 +182,11 @@ def _made_elsewhere(
     around: Surroundings,
     settings: PolicySettings,
 ) -> bool:
-    """True if latency grew by more than its threads' waiting and running can explain, wherever it fell.
+    """True if latency grew by more than the threads' waiting and running can explain, whichever requests they
+    affect.
 
-    On a host filled by others, all waiting counts, not only the excess over the usual, since the usual was never
-    undisturbed.
+    On a host filled by others, all waiting counts, not only the excess over the usual, because the usual
+    waiting was not undisturbed.
     """
     if not extra.is_known:
         return False
@@ -207,7 +210,7 @@ def found_cause(
     settings: PolicySettings,
     evidence: list[Evidence],
 ) -> Cause:
-    """The contended resource (else what the signals point to, ``witness``), refined by who takes it."""
+    """The contended resource (else ``witness``, which the signals indicate), refined by who takes it."""
     if _made_elsewhere(extra, sample, perf, model, around, settings):
         return _elsewhere(extra, around, settings, evidence)
     found = storage(
@@ -225,15 +228,15 @@ def _elsewhere(
         text = "its latency grew while a link is full; processors, memory and disks do not explain it"
         evidence.append(Evidence("network_pct", full, settings.network_full_pct, "%", text))
         return Cause.NETWORK
-    text = "of its extra latency at most is explained by this host's resources"
+    text = "at most of its extra latency is explained by this host's resources"
     evidence.append(Evidence("explained here", 100.0 * extra.explained, 100.0, "%", text))
     return Cause.REMOTE
 
 
 def nothing_to_give(found: Cause, account: HostAccount | None = None) -> str:
-    """Why restricting batch would not help against this cause; empty if it might.
+    """Reason why restricting batch would not help against this cause; empty if it might.
 
-    ``account``: of the host. If others are the cause, batch may still have something to give.
+    ``account``: the host account. If others are the cause, batch may still have something to give.
     """
     shares = taken(account)
     if found in _OTHERS_DOING and shares is not None and shares.batch < GIVING_SHARE:

@@ -24,7 +24,7 @@ from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.signals import Performance
 
 PATIENCE = 3
-"""Multiple of ``evaluate_ticks`` for which an undecided change is watched."""
+"""Maximum time to watch an undecided change, as a multiple of ``evaluate_ticks``."""
 _CLEAR = 1.0
 _CLEAR_SIGMA = 1.5
 """Standard errors below target at which a score under ``WORSE_RATIO`` decides early."""
@@ -34,7 +34,7 @@ SLIGHTLY, OFTEN, OFTEN_OF = 0.98, 3, 8
 """OFTEN of OFTEN_OF samples below SLIGHTLY times the target are too many, whatever their mean."""
 _AMPLE = 0.05
 MOST_STRIDE = 8
-"""Most units of cores, ways or bandwidth given back in one step."""
+"""Maximum units of cores, ways or bandwidth to give back in one step."""
 _PILED_UP = 0.4
 """Score below which requests have queued up."""
 _COSTLIER = 1.5
@@ -43,14 +43,14 @@ _CERTAIN = 3.0
 _DOUBTFUL = 0.5
 _BEFORE_SAMPLES = 3
 REGRET_SLOWS: Final = 2.0
-"""Factor on the wait before the next reduction, for every allocation in cooldown."""
+"""Factor on the wait before the next reduction for each allocation in cooldown."""
 _MOST_REGRETS = 16
 FREE: Final = 4
-"""Harmful reductions after which apparent slack is doubted, because each try costs the LRA some."""
+"""Number of harmful reductions after which apparent slack is doubted, because each try costs the LRA performance."""
 FORGETS: Final = 64.0
 """Multiple of ``regret_s`` after which an unrepeated failure is forgotten."""
 LOAD_ROSE: Final = 1.2
-"""Growth of the load after which earlier allocations say nothing about what is enough."""
+"""Growth of the load after which earlier allocations no longer show how much is enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Pending:
     """A change under evaluation; ``load``: the LRA's load when it was decided.
 
     ``unproven``: no model supports it, so it stands only if it helps. ``home``: allocation to return to on rollback, if
-    not ``before``. ``room_before``: the ``room`` before it.
+    not ``before``. ``room_before``: ``room`` before the change.
     """
 
     at_s: float
@@ -99,7 +99,7 @@ class Came(StrEnum):
 def judge(
     pending: Pending, scores: Sequence[float], noise_sd: float, nothing: Allocation, settings: PolicySettings
 ) -> Came:
-    """Evaluate a change from the clean scores since (1 = on target).
+    """Evaluate a change from the clean scores since then (1 = on target).
 
     Args:
         pending: the change.
@@ -131,7 +131,7 @@ def judge(
     before = pending.score_before
     if not available(before) or after >= 1.0:
         return Came.HELPED
-    # Taking more from batch cannot harm the LRA; if it is worse, the trouble has grown.
+    # Taking more from batch cannot harm the LRA; if the LRA performs worse, the trouble has grown.
     only_more = inferer.asks_no_more(pending.before, pending.after)
     if pending.before.cpu != nothing.cpu and not only_more and after < before * WORSE_RATIO:
         both = noise_sd * math.sqrt(1.0 / n + 1.0 / _BEFORE_SAMPLES)
@@ -154,9 +154,10 @@ def is_ample(scores: Sequence[float], noise_sd: float) -> bool:
 
 
 def is_no_better(pending: Pending, score: float) -> bool:
-    """True if an LRA that was given CPUs shows no relief yet.
+    """True if an LRA that got CPUs shows no relief yet.
 
-    Not for caches, which take time to fill, nor if requests have piled up, since the oldest complete last.
+    This does not apply to caches, which take time to fill, nor while requests have piled up, because the
+    backlog delays relief.
     """
     grown = pending.action in (Action.GROW, Action.EXPLORE) and pending.before.cpu != pending.after.cpu
     grown = grown and score > _PILED_UP
@@ -164,10 +165,10 @@ def is_no_better(pending: Pending, score: float) -> bool:
 
 
 def room(perf: Performance, target: Target, score: float) -> float:
-    """How far above its target an LRA is, as one sample shows it: 1 is on target.
+    """Distance of an LRA above its target in one sample; 1 is on target.
 
-    In an open loop, work is what is asked and exceeds its target by the tolerance at most, however much is left over.
-    There, accepted over observed delay tells how much a reduction may cost.
+    In an open loop, work equals the demand and exceeds its target by at most the tolerance, whatever the
+    spare capacity. There, accepted over observed delay shows how much a reduction may cost.
     """
     if not (available(perf.load) and available(perf.delay) and available(target.delay)) or perf.delay <= 0:
         return score
@@ -188,8 +189,8 @@ def next_stride(stride: int, before: Reading, after: float, doubt: float) -> int
     Args:
         stride: units of the step just evaluated.
         before: room before it.
-        after: room since.
-        doubt: scatter of that room, in log units: the cost that may have gone unnoticed.
+        after: room since then.
+        doubt: scatter of that room in log units, which may hide a cost of this size.
     """
     if not available(before):
         return 1
@@ -201,7 +202,7 @@ def next_stride(stride: int, before: Reading, after: float, doubt: float) -> int
 def still_short(scores: Sequence[float], noise_sd: float, settings: PolicySettings) -> bool:
     """True if enough samples since the last change have a mean below target.
 
-    A degraded LRA is to return to its target, not only to within its scatter.
+    A degraded LRA must return to its target, not only to within its scatter.
     """
     n = PATIENCE * settings.evaluate_ticks
     last = scores[-n:]
@@ -230,7 +231,7 @@ class Setting:
     load: Reading = NOT_MEASURED
 
     def resembles(self, other: Setting) -> bool:
-        """True if an allocation that was too little under ``other`` is probably too little here."""
+        """True if an allocation that was not enough under ``other`` is probably not enough here."""
         return self.beside == other.beside and not self.is_easier(other)
 
     def is_easier(self, other: Setting) -> bool:
@@ -269,8 +270,8 @@ def cool_down(
 ) -> tuple[tuple[Cooldown, ...], float]:
     """Record that an allocation was not enough; returns the new list and the length of its cooldown (s).
 
-    The length doubles each time. Failures are forgiven after the allocation has stood for as long as its last cooldown,
-    or after ``FORGETS`` times ``regret_s``. Merely not trying it proves nothing.
+    The length doubles each time. Failures are forgotten once the allocation has stood for as long as its last
+    cooldown, or after ``FORGETS`` times ``regret_s``. Not trying it proves nothing.
 
     Args:
         cooldowns: existing ones.
@@ -278,7 +279,7 @@ def cool_down(
         now_s: monotonic time.
         regret_s: the first cooldown's length.
         setting: circumstances of the failure.
-        stood_s: how long it had been in force.
+        stood_s: time for which it had been in force.
     """
 
     def counts(known: Cooldown) -> bool:

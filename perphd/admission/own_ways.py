@@ -4,13 +4,13 @@ Protection from batch leaves every LRA the whole cache, which does not help if L
 They are separated if all of this holds:
 
 * two or more LRAs of the domain are short of cache at the same time, and batch cannot be restricted further;
-* it is known how many ways are enough for each: the fewest that it occupied in samples on target;
-* the solver finds contiguous ways for each of them beside batch's. They share the ways that are left over.
+* it is known how many ways are enough for each: the fewest that it occupied in samples on target; * the
+solver finds contiguous ways for each of them beside batch's. They share the remaining ways.
 
-LRAs on target are not narrowed, and none is narrowed below what is known to be enough. If a condition fails, the masks
-overlap as before, and decisions give the reason. If LRAs are short of cache with separate ways, the masks overlap
-again, with a pause before the next try that doubles. From time to time everybody gets the whole cache back, since
-programs change; LRAs that are short then are separated again.
+perphd does not narrow LRAs on target, and narrows no LRA below the ways known to be enough. If a condition
+fails, the masks overlap as before, and decisions give the reason. If LRAs are short of cache with separate
+ways, the masks overlap again, with a doubling pause before the next try. From time to time all LRAs get the
+whole cache back, because programs change; LRAs that are then short are separated again.
 
 One tick is one pass over values: ``OwnWays`` is the only state.
 """
@@ -37,11 +37,11 @@ from perphd.domain.workload import Touch
 from rdt.layout import Infeasible
 
 SAMPLES: Final = 30
-"""Most samples on target remembered; their least occupancy shows how many ways are enough."""
+"""Number of samples on target to remember; their least occupancy shows how many ways are enough."""
 FEWEST: Final = 5
 """Least number of such samples for a conclusion."""
 SHORT_TICKS: Final = 3
-"""Judged samples in a row that are short of cache while batch is restricted no further."""
+"""Number of consecutive samples short of cache, without further restriction of batch, that show a need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ class WaysPause:
 class OwnWays:
     """State.
 
-    ``held``: ways occupied, by (LRA, domain), in the last samples on target. ``short``: ticks short of cache, by LRA.
+    ``held``: ways occupied in the last samples on target, by (LRA, domain). ``short``: ticks short of cache,
+        by LRA.
     """
 
     held: Mapping[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
@@ -174,16 +175,16 @@ class _Tick:
             enough = self._enough(name, domain)
             if enough is None:
                 why = f"it is unknown how much cache is enough for {name} (no occupancy measured while on target)"
-                self._say(short, f"no ways of its own: {why}", together)
+                self._say(short, f"no separate ways: {why}", together)
                 return
             needs[name] = enough
         try:
             layout = lay_apart(self.host, needs, self._batch_ways(domain), self._closids(), {})
         except Infeasible as exc:
-            self._say(short, f"no ways of its own: {exc}", together)
+            self._say(short, f"no separate ways: {exc}", together)
             return
         if any(len(set(pool) & set(short)) > 1 for pool in layout.pooled) and len(short) == 2:
-            self._say(short, "no ways of its own: too few CLOSIDs for a group each", together)
+            self._say(short, "no separate ways: too few CLOSIDs for a group each", together)
             return
         times = next((p.times for p in self.now.pauses if p.domain == domain), 0)
         until_s = self.at_s + doubled_s(self.policy.streaming_recheck_s, times)
@@ -197,7 +198,7 @@ class _Tick:
             self.actions[name] = Action.GROW
 
     def _batch_ways(self, domain: int) -> int:
-        """Ways that batch has in this domain; the minimum if there is no batch."""
+        """Batch's ways in this domain; the minimum if there is no batch."""
         masks = [
             settings.llc_masks
             for view in batches(self.snapshot)
@@ -225,7 +226,7 @@ class _Tick:
         if gone:
             self._join(pair, f"{', '.join(gone)} is no longer there", Action.ROLLBACK)
         elif short:
-            self._join(pair, f"{', '.join(short)} is short of cache with ways of its own", Action.ROLLBACK)
+            self._join(pair, f"{', '.join(short)} is short of cache with separate ways", Action.ROLLBACK)
             known = next(
                 (p for p in self.now.pauses if p.domain == pair.domain), WaysPause(pair.domain, 0.0, 0)
             )
@@ -258,7 +259,7 @@ class _Tick:
     # -- the end --------------------------------------------------------------------------------------
 
     def step(self) -> Step:
-        """Settings with the masks of separated LRAs, and decisions that explain them."""
+        """The settings with the masks of separated LRAs, and decisions that explain them."""
         settings = dict(self.target.settings)
         own: dict[str, int] = {}
         told: dict[str, list[str]] = {name: [text] for name, text in self.reasons.items()}

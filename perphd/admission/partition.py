@@ -1,9 +1,10 @@
-"""Number of cores for several LRAs: how many each needs, and the division if they want more than there are. Pure.
+"""Number of cores for several LRAs: how many each needs, and how to divide them if the LRAs want more than
+there are. Pure.
 
 An LRA's needs follow from experience where it applies: fewer cores under no less demand are no better than a number
-seen to be too few, and more cores under no more demand are no worse than a number seen to be enough. Otherwise they are
-estimated from how busy its cores would be: an open loop's delay hardly grows until they are half busy, and explodes
-soon after.
+seen to be too few, and more cores under no more demand are no worse than a number seen to be enough.
+Otherwise the estimate follows from how busy its cores would be: an open loop's delay hardly grows until they
+are half busy, and explodes soon after.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ SAME_DEMAND: Final = 1.05
 LESS_DEMAND: Final = 1.15
 """Factor by which demand must fall before a number of cores seen as too few is tried again."""
 FAILED_BEFORE: Final = 0.5
-"""Factor on the chance of a number of cores that was too few some time ago."""
+"""Factor on the chance of a number of cores that was once too few."""
 MOST_LOST: Final = 0.005
 """Largest share of time that an LRA may spend below target for retrying a number of cores found too few.
 
-A try that cost x seconds is repeated after x / ``MOST_LOST`` at the earliest, at the same demand. On a day with 2,000
-jobs, LRAs are to stay within half a point of what they are without jobs.
+A try that cost x seconds is repeated after x / ``MOST_LOST`` at the earliest, at the same demand. On a day
+with 2,000 jobs, LRAs are to stay within half a percentage point of their performance without jobs.
 """
 LONGEST_BAN_S: Final = 14400.0
-"""Longest ban of a number of cores due to lost time: loads change over the day."""
+"""Longest ban of a number of cores for lost time, because loads change over the day."""
 GOOD_LASTS_S: Final = 300.0
 KNOWN, NEVER = 0.95, 0.03
 """Chances of a number of cores known to be enough, and known to be too few."""
@@ -52,7 +53,8 @@ MOST_SEEN: Final = 24
 class Seen:
     """Experience with ``cores`` under a demand (hardware threads busy at full speed): enough, or too few.
 
-    ``until_s``: how long it is believed. ``times``: consecutive failures, each of which doubles that time; 0: enough.
+    ``until_s``: time until which it counts. ``times``: consecutive failures, each of which doubles that time;
+        0: enough.
     """
 
     cores: int
@@ -71,7 +73,8 @@ class Seen:
 class Anchor:
     """An operating point on target, from which others are predicted.
 
-    ``score``: over target. ``busy``: share of its CPUs' time. ``service_share``: CPU time of a request over its delay.
+    ``score``: performance over target. ``busy``: busy share of its CPUs' time. ``service_share``: CPU time of
+        a request over its delay.
     """
 
     score: float
@@ -101,7 +104,7 @@ def _wait(busy: float, cpus: int) -> float:
 
 
 def base_demand(usage_cpus: float, busy_share: float, threads_per_core: int) -> float:
-    """CPU demand without SMT interference, from the use and the busy share of the CPUs it was spread over."""
+    """CPU demand without SMT interference, from the use and the busy share of the CPUs over which it was spread."""
     return usage_cpus * _speed(busy_share, threads_per_core)
 
 
@@ -115,7 +118,7 @@ def busy_share(demand: float, cores: int, threads_per_core: int) -> float:
 
 
 def _speed(busy: float, threads_per_core: int) -> float:
-    """Speed of a hardware thread relative to a whole core, when CPUs are busy for this share of their time."""
+    """Speed of a hardware thread relative to a whole core if CPUs are busy for this share of their time."""
     return thread_speed(busy) if threads_per_core > 1 else 1.0
 
 
@@ -129,7 +132,7 @@ def chance(
 ) -> float:
     """Probability that ``cores`` suffice for this demand.
 
-    From experience, else from the queue model and ``anchor``, else from how busy they would be.
+    It comes from experience, else from the queue model and ``anchor``, else from how busy the cores would be.
     """
     alive = [s for s in seen if s.until_s > now_s]
     bad = [s for s in alive if not s.good and cores <= s.cores and demand * LESS_DEMAND >= s.demand]
@@ -152,7 +155,7 @@ def chance(
 def _knee(alive: Sequence[Seen], cores: int, threads_per_core: int) -> float:
     """Busy share of these cores at which the target is met with even odds.
 
-    Raised by busier cores seen on target, lowered by less busy ones seen below it.
+    Busier cores seen on target raise it; less busy cores seen below target lower it.
     """
     knee = KNEE_BUSY - KNEE_FEW / (cores * threads_per_core)
     fine = [busy_share(s.demand, s.cores, threads_per_core) for s in alive if s.good and s.cores <= cores]
@@ -197,7 +200,7 @@ def note(
     """The experience with one entry added.
 
     A success removes failures with more cores under no more demand, and vice versa. A failure is forgotten once it has
-    not recurred for ``ban_s``, doubled as often.
+    not recurred for ``ban_s``, doubled with each earlier failure.
 
     Args:
         seen: the experience until now.
@@ -263,9 +266,10 @@ class Claim:
 def share_out(cores: int, claims: Sequence[Claim]) -> dict[str, int]:
     """Divide cores: one for each claim, then by priority class, within a class by max-min of the score.
 
-    The highest level that a whole class can reach is met with the fewest cores. The rest goes first to LRAs that reach
-    their target with the fewest cores, then to LRAs below target as far as their score is expected to rise. Any
-    remainder is not assigned. Raises ValueError if there are fewer cores than claims.
+    Each class first gets the fewest cores that bring all of it to its highest common level. The rest goes
+    first to LRAs that reach their target with the fewest cores, then to LRAs below target as far as their
+    score is expected to rise. Any remainder is not assigned. Raises ValueError if there are fewer cores than
+    claims.
     """
     if cores < len(claims):
         raise ValueError(f"{cores} cores cannot be divided among {len(claims)} LRAs: give each at least one")

@@ -1,7 +1,8 @@
 """Cache and bandwidth of the LRAs of one L3 domain, by trial on the ladder of restrictions on batch.
 
-An LRA that is short gets more at batch's expense, reverted at once if it did not help. When all LRAs have slack, batch
-gets a step back, reverted if an LRA needs it. A failed step is not repeated during a cooldown that doubles.
+An LRA that is short gets more at batch's expense; a step that did not help is reverted at once. If all LRAs
+have slack, batch gets a step back; that is reverted if an LRA needs it. A failed step is not repeated during
+a cooldown that doubles.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from perphd.domain.reading import available
 BEGIN_MBW_PCT: Final = 60
 """Least share of bandwidth (%) left by the first throttle, more than almost any program can use alone."""
 ROOM: Final = 1.10
-"""Score of all LRAs from which a step of cache or bandwidth is given back."""
+"""Score of all LRAs above which a step of cache or bandwidth is given back."""
 STILL_ROOM: Final = 1.03
 """Score that all LRAs must keep for such a step to stand."""
 MUCH_ROOM: Final = 1.18
-"""Score from which more than one step is given back at once."""
+"""Score above which more than one step is given back at once."""
 SLIGHT: Final = 0.96
-"""Score from which cache and bandwidth are taken from batch by single units."""
+"""Score above which cache and bandwidth are taken from batch in single units."""
 RECENT: Final = 3
-"""Latest samples that show the present state, since caches fill and empty over seconds."""
+"""Number of latest samples that show the present state, because caches fill and empty over seconds."""
 FAR_BELOW: Final = 0.7
 """Score below which one sample reverts the last step given back."""
 _ENOUGH_SAMPLES: Final = 3
@@ -53,7 +54,7 @@ class Ban:
 
 @dataclass(frozen=True, slots=True)
 class Tightened:
-    """Restriction of batch on trial for an LRA; ``ways``, ``pct`` and ``score``: before it."""
+    """Restriction of batch on trial for an LRA; ``ways``, ``pct`` and ``score``: values before it."""
 
     name: str
     ways: int
@@ -103,13 +104,13 @@ class CacheTick:
         self.state = CacheState(ways, pct)
 
     def end(self) -> None:
-        """Lift all restrictions, since there is no batch."""
+        """Lift all restrictions, because there is no batch."""
         self.state = CacheState(bans=self.state.bans)
 
     # -- taking ---------------------------------------------------------------------------------------
 
     def tighten(self, member: Member, look: Look) -> bool:
-        """Take cache or bandwidth from batch for this LRA if possible; returns True if any was taken."""
+        """Take cache or bandwidth from batch for this LRA if possible; returns True if it took any."""
         to = self._tighter(member, look)
         if to is None:
             return False
@@ -171,7 +172,7 @@ class CacheTick:
         if before is None:
             return ()
         due = self.now_s - self.state.loosened_s >= self.settings.shrink_after_s
-        # At the end of the trial require some slack, since just enough now may be too little soon.
+        # At the end of the trial require some slack, because just enough now may soon be too little.
         short = tuple(
             n
             for n, m in members.items()

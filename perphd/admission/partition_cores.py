@@ -1,4 +1,4 @@
-"""Cores for several LRAs in one tick: their value to each LRA, what can be spared, and the division. Pure.
+"""Cores for several LRAs in one tick: their value to each LRA, the cores to spare, and the division. Pure.
 
 ``partition`` values a number of cores; ``placement`` selects the cores. Batch gets whatever the LRAs do not need, at
 least its floor. If its floor exceeds the rest, batch may run in the idle class on LRAs' cores instead.
@@ -20,11 +20,11 @@ from perphd.domain.reading import available
 MODEST: Final = 0.3
 """Least chance at which removing one core is tried for batch's sake, if batch has few cores."""
 ODDS_PER_CORE: Final = 0.085
-"""Least odds of such a trial for each core that batch has: the less one core adds, the surer it must be."""
+"""Least odds of such a trial for each core that batch has: the less one core adds, the safer the trial must be."""
 
 
 def worth_a_trial(batch_cores: int) -> float:
-    """Chance from which one core less for an LRA is tried for batch, given batch's number of cores."""
+    """Least chance of success that justifies taking one core from an LRA for batch, given batch's number of cores."""
     odds = ODDS_PER_CORE * batch_cores
     return max(MODEST, odds / (1.0 + odds))
 
@@ -91,9 +91,9 @@ class SharedCores:
 
         Args:
             member: the LRA, on target.
-            settings: those for it.
-            needed: an LRA is short, can take nothing from batch, and waits for spare cores.
-            batch_cores: what batch has now.
+            settings: the settings for it.
+            needed: whether an LRA that is short and can take nothing from batch waits for spare cores.
+            batch_cores: batch's present number of cores.
         """
         if member.trial is not None or member.calm_since_s is None:
             return member.cores, ""
@@ -107,7 +107,7 @@ class SharedCores:
             return sure, f"{sure} cores are almost certain to be enough"
         guess = self.chance(member, member.cores - 1)
         if guess < (BOLD if needed else worth_a_trial(batch_cores)):
-            return member.cores, "just enough: with one core less it would probably miss its target"
+            return member.cores, "just enough: with one core less the LRA would probably miss its target"
         waits_s = settings.shrink_sure_after_s, settings.shrink_after_s, 2.0 * settings.shrink_after_s
         if calm_s < waits_s[(guess < FAIR) + (not needed)]:
             return member.cores, "perhaps more than enough; waiting before giving back a core"
@@ -147,7 +147,7 @@ def divide(
     Args:
         cores: available cores.
         wanted: cores wanted for each LRA, by name.
-        members: state of each LRA.
+        members: the state of each LRA.
         looks: view, target and judgement of each LRA, by name.
     """
     room, lends = cores.total - cores.floor, False
@@ -165,7 +165,7 @@ def divide(
     claims = _claims(cores, wanted, members, looks)
     counts = partition.share_out(room, claims)
     for name in sorted(counts, key=lambda n: (-looks[n].view.spec.priority, n)):
-        # Cores that bring no LRA to its target stay where they are and are not taken from batch.
+        # Cores that bring no LRA to its target stay where they are; batch does not lose them.
         spare = room - sum(counts.values())
         counts[name] += max(0, min(spare, min(wanted[name], has[name]) - counts[name]))
     if not cores.has_batch:
@@ -183,7 +183,7 @@ def _lack(claim: Claim, cores: int) -> str:
     if claim.scores[-1] < 1.0:
         return "unsatisfiable: no number of cores available here is expected to be enough"
     needs = claim.needs(1.0)
-    return f"unsatisfiable: it needs {needs} cores and {needs - cores} of them are missing"
+    return f"unsatisfiable: it needs {needs} cores, but {needs - cores} of them are missing"
 
 
 def _claims(

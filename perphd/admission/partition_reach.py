@@ -1,11 +1,11 @@
 """Divides cores by demand when the LRAs together need more than the host has, and stops trial and error.
 
-Problem: if every core gained by one LRA is missed by another, experience with a number of cores is outdated after the
-next change, and cores circulate. Approach: count rounds of changes that leave an LRA short. After a handful, divide all
-cores available to LRAs in proportion to demand (max-min of cores over demand, by priority class, at least one each) and
-hold that division. It changes only if demand changed enough, and no more often than one LRA's settings would
-(``reach``). The episode ends once all LRAs have met their targets for a while, or when an LRA comes or goes. After a
-pause that doubles, one more round is tried. Pure.
+Problem: if each core that one LRA gains is missing for another, experience with a number of cores is outdated
+after the next change, and cores circulate. Approach: count rounds of changes that leave an LRA short. After a
+handful, divide all cores available to LRAs in proportion to demand (max-min of cores over demand, by priority
+class, at least one each) and hold that division. It changes only if demand changed enough, and no more often
+than one LRA's settings would (``reach``). The episode ends once all LRAs have met their targets for a while,
+or when an LRA comes or goes. After a pause that doubles, one more round is tried. Pure.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class SharedReach:
 
     ``names``: the LRAs. ``lacking``: rounds of changes that left an LRA short. ``began_s``: time of the first one.
     ``changed_s``: times of core changes in the last ten minutes. ``settled_until_s``: end of holding the division;
-    None: not held. ``looks``: number of times it was held. ``met_since_s``: since when all are on target; None: they
-    are not.
+    None: not held. ``looks``: number of times it was held. ``met_since_s``: time since which all are on
+    target; None: they are not.
     """
 
     names: frozenset[str] = frozenset()
@@ -70,7 +70,7 @@ def changed(reach: SharedReach, now_s: float) -> SharedReach:
 def held(
     reach: SharedReach, cores: SharedCores, members: Mapping[str, Member], looks: Mapping[str, Look]
 ) -> CoreShares:
-    """The division while it is held: the one in force, or a new one if that is worth a change."""
+    """The held division: the one in force, or a new one if that is worth a change."""
     has = {name: member.cores for name, member in members.items()}
     room = cores.for_lras
     new = by_demand(cores, members, looks)
@@ -84,7 +84,9 @@ def held(
 
 
 def by_demand(cores: SharedCores, members: Mapping[str, Member], looks: Mapping[str, Look]) -> dict[str, int]:
-    """Divide cores in proportion to demand, by priority class, at least one each and none beyond demand."""
+    """Divide cores in proportion to demand, by priority class. Each LRA gets at least one, and none beyond
+    its demand.
+    """
     got = dict.fromkeys(members, 1)
     left = cores.for_lras - len(got)
     needs = {name: cores.needed(member) for name, member in members.items()}

@@ -13,7 +13,7 @@ from perphd.domain.decision import Action, Candidate, Cause, Decision, Estimate,
 from perphd.domain.policy import Snapshot
 from perphd.domain.reading import Unavailable
 
-BY_BUSY_CORES: Final = "from the expected load of its cores and experience; no model was asked"
+BY_BUSY_CORES: Final = "from the expected load of its cores and from experience, without a model"
 """Basis of the candidates' scores."""
 
 
@@ -27,7 +27,9 @@ class Draft:
 
 
 def moved(draft: Draft, member: Member, count: int, left: int, candidates: tuple[Candidate, ...]) -> Draft:
-    """The decision with its change of cores. ``count``: its new number of cores; ``left``: batch's."""
+    """The decision with its change of cores. ``count``: the LRA's new number of cores; ``left``: batch's
+    number of cores.
+    """
     action = draft.action
     if action is Action.HOLD:
         action = Action.GROW if count > member.cores else Action.SHRINK
@@ -38,7 +40,7 @@ def moved(draft: Draft, member: Member, count: int, left: int, candidates: tuple
 def candidates(
     member: Member, count: int, total: int, cache: tuple[int, int], expected: Callable[[Member, int], float]
 ) -> tuple[Candidate, ...]:
-    """Its present cores, its new ones, and their neighbours, each with the expected score."""
+    """The LRA's present and new numbers of cores and their neighbours, each with the expected score."""
     found = []
     for cores in sorted({member.cores, count, max(1, count - 1), count + 1} - {0}):
         grant = CpuGrant(total, max(0, total - cores), exclusive=True, own_cores=cores)
@@ -60,7 +62,7 @@ def record(snapshot: Snapshot, look: Look, draft: Draft, chosen: Allocation) -> 
 
 
 def waiting(snapshot: Snapshot, here: Collection[str]) -> list[Decision]:
-    """Decisions for declared LRAs that do not run."""
+    """Decisions for declared LRAs that are not running."""
     nothing, unknown = _nothing(snapshot), Unavailable("not sampled")
     return [
         Decision(

@@ -24,15 +24,16 @@ from perphd.domain.workload import Touch
 PLAIN, PLAINLY = 2, 0.9
 """Consecutive scores below PLAINLY that count as trouble without a corroborating signal."""
 LEAST_LRAS: Final = 2
-"""Number of LRAs from which they can disturb each other."""
+"""Least number of LRAs that can disturb each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
     """State of all these LRAs together.
 
-    ``members``, ``placed``: by name. ``batch_cores``: batch's own cores. ``lent``: an LRA's cores on which batch runs
-    in the idle class, having none of its own. ``quiet_since_s``: since when batch is idle or gone.
+    ``members``, ``placed``: states and cores, by name. ``batch_cores``: batch's own cores. ``lent``: an LRA's
+    cores on which batch runs in the idle class, because it has none of its own. ``quiet_since_s``: time since
+    which batch is idle or gone.
     ``trouble_was_quiet``: batch was absent when the LRAs disturbed each other. ``caches``: by L3 domain. ``reach``: the
     episode of unreachable targets.
     """
@@ -92,7 +93,7 @@ def in_trouble(
 ) -> bool:
     """True if an LRA is below its target, with a known cause or plainly so beside others.
 
-    ``scores``: clean scores of each since its last change, newest last. ``account``: of the host.
+    ``scores``: clean scores of each since its last change, newest last. ``account``: the host account.
     """
     curable = {d.workload for d in decisions if not nothing_to_give(d.verdict.cause, account)}
     if any(d.verdict.health is Health.DEGRADED and d.workload in curable for d in decisions):

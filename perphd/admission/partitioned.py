@@ -1,10 +1,10 @@
 """Controller of several LRAs: each on exclusive cores, batch on the rest with limited cache and bandwidth.
 
-Protecting LRAs from batch does not protect them from each other, so each gets exclusive cores. The number is estimated
-from how busy it keeps them, and learned from outcomes (``partition``). An LRA that is short gets enough for its target
-at once, first from batch, then from LRAs that can spare cores. Excess cores go back to batch, one at a time if that is
-uncertain (``partition_cores``). Cache and bandwidth are taken from batch in each L3 domain as the LRAs there need
-(``domain_caches``).
+Protecting LRAs from batch does not protect them from each other, so each gets exclusive cores. The number is
+estimated from how busy the LRA keeps them, and learned from outcomes (``partition``). An LRA that is short
+gets enough for its target at once, first from batch, then from LRAs that can spare cores. Excess cores go
+back to batch, one at a time if that is uncertain (``partition_cores``). In each L3 domain, batch loses cache
+and bandwidth according to the needs of the LRAs there (``domain_caches``).
 
 One tick is one pass over values: ``PartitionState`` is the only state.
 """
@@ -50,7 +50,7 @@ from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import Unavailable, available
 
 WANTS_MORE: Final = 0.9
-"""Share of its cores that batch must demand to be given more."""
+"""Share of its cores that batch must demand before it gets more."""
 FAR_SHORT: Final = 0.8
 """Score below which cores are added along with cache, for fast relief."""
 
@@ -92,7 +92,7 @@ class PartitionedTick:
         )
 
     def run(self) -> PartitionResult:
-        """Process the samples, decide, and return what is to be in force."""
+        """Process the samples, decide, and return the settings to put in force."""
         quiet_since_s = self._quiet_since()
         self.partitioned = replace(self.partitioned, quiet_since_s=quiet_since_s)
         if self._is_over():
@@ -115,7 +115,7 @@ class PartitionedTick:
         return self._finish(shares)
 
     def _held(self, reach: SharedReach) -> CoreShares:
-        """Hold the division by demand while targets are out of reach together; cache and bandwidth stay."""
+        """Hold the division by demand while the LRAs cannot all reach their targets; cache and bandwidth stay."""
         shares = partition_reach.held(reach, self.cores, self.members, self.looks)
         minutes = max(0.0, (reach.settled_until_s or self.now_s) - self.now_s) / 60.0
         text = f"{partition_reach.TOLD}; next attempt in {minutes:.0f} min"
@@ -169,7 +169,7 @@ class PartitionedTick:
         member = replace(member, trial=None)
         if shrunk and came is TrialFinding.TOO_FEW:
             self.undone.add(name)
-            self.drafts[name] = Draft(Action.ROLLBACK, f"{text}: taken back")
+            self.drafts[name] = Draft(Action.ROLLBACK, f"{text}: rolled back")
         elif came is TrialFinding.NO_HELP:
             wait_s = doubled_s(look.settings.regret_s, member.idle_times)
             member = replace(
@@ -179,10 +179,10 @@ class PartitionedTick:
                 rescues=0,
             )
             if self.cores.is_idle(member, trial.before):
-                # Its cores were not busy, and more did not help, so it does not lack cores.
+                # Its cores were not busy, and more did not help: the LRA does not lack cores.
                 self.undone.add(name)
                 self.drafts[name] = Draft(
-                    Action.ROLLBACK, f"{text}: given back, since it waits for something else"
+                    Action.ROLLBACK, f"{text}: given back, because the LRA waits for something else"
                 )
         return member
 
@@ -210,7 +210,9 @@ class PartitionedTick:
             fewest = min(member.cores, self.cores.fewest(member, LIKELY))
             if fewest < member.cores:
                 draft.action = Action.SHRINK
-                draft.reason = f"without a score for long; by its use, {fewest} cores are probably enough"
+                draft.reason = (
+                    f"without a score for a long time; judging by its use, {fewest} cores are probably enough"
+                )
             return fewest
         if not look.clean:
             draft.reason = "the last change is settling"
@@ -243,10 +245,10 @@ class PartitionedTick:
                 self.members[name] = replace(member, scores=(), calm_since_s=None)
                 return member.cores
         if doubt and self.cores.is_idle(member, member.cores):
-            draft.reason = f"{why}: more cores did not help; it waits for something else"
+            draft.reason = f"{why}: more cores did not help; the LRA waits for something else"
             return member.cores
         if hierarchy_is_to_blame(look) and draft.action is Action.HOLD:
-            # Nothing can be taken from batch's cache or bandwidth, so only more cores can help.
+            # Batch has no more cache or bandwidth to give, so only more cores can help.
             member = found_too_few(member, look, self.now_s)
         step = STEPS[min(member.rescues, len(STEPS) - 1)]
         self.members[name] = member
@@ -297,10 +299,10 @@ class PartitionedTick:
         for name in self.cache.judge_tightened(self.members, self.looks):
             until_s = self.now_s + self.looks[name].settings.regret_s
             self.members[name] = replace(self.members[name], idle_cache_until_s=until_s)
-            text = "less cache and bandwidth for batch did not help it: undone"
+            text = "less cache and bandwidth for batch did not help the LRA: rolled back"
             self.drafts[name] = Draft(Action.ROLLBACK, text)
         for name in self.cache.judge_loosened(self.members, self.looks):
-            text = "it needs the cache or bandwidth that batch was given back"
+            text = "the LRA needs the cache or bandwidth that batch got back"
             self.drafts[name] = Draft(Action.ROLLBACK, text)
             # The shortfall was not due to too few cores.
             self.members[name] = replace(self.members[name], scores=(), calm_since_s=None, trial=None)
@@ -312,7 +314,7 @@ class PartitionedTick:
         if any(counts[n] != m.cores or m.trial is not None for n, m in self.members.items()):
             return
         if (name := self.cache.loosen(self.members)) is not None:
-            text = "everybody has room: batch gets back some cache or bandwidth"
+            text = "all LRAs have slack: batch gets back some cache or bandwidth"
             self.drafts[name] = Draft(Action.SHRINK, text)
 
     # -- the end ------------------------------------------------------------------------------------
@@ -382,7 +384,7 @@ class PartitionedTick:
         has = view.protection.memory_bytes if view.protection is not None else 0
         if not available(look.score) or look.score >= 1.0:
             return has
-        # From 0, since here the next step does not wait for the outcome of the last one.
+        # Start from 0, because here the next step does not wait for the outcome of the last one.
         return max(has, memory.wanted_bytes(view, 0, look.settings) or 0)
 
     def _released(self) -> PartitionResult:

@@ -1,4 +1,4 @@
-"""The perph policy: detect, infer just enough, review the outcome, give back the rest.
+"""The perph policy: detect, infer just enough, review the outcome, and give back the rest.
 
 Each LRA has a small state machine (``controller``); the arbiter turns their protections into one target state. Several
 LRAs in trouble get exclusive cores and one joint decision (``partitioned``).
@@ -38,7 +38,7 @@ from perphd.domain.quick import replace
 
 @dataclass(frozen=True, slots=True)
 class PerphMemory:
-    """State of the policy: by LRA, and of all LRAs together while they have exclusive cores.
+    """State of the policy: for each LRA, and for all LRAs together while they have exclusive cores.
 
     Each LRA's learned state (cooldowns, circuit breaker, noise) is kept for the time after that. ``streaming``: batch
     jobs confined to the least cache. ``own_ways``: LRAs with separate cache ways. ``floor``: progress of batch jobs,
@@ -160,7 +160,7 @@ def _with_bandwidth(snapshot: Snapshot, target: TargetState) -> tuple[Decision, 
 
 
 def _how_lras_fare(snapshot: Snapshot, target: TargetState) -> Lras:
-    """Condition of the LRAs that are present."""
+    """Condition of the present LRAs."""
     there = {view.spec.name for view in present(snapshot)}
     decisions = [d for d in target.decisions if d.workload in there]
     good = Health.HEALTHY, Health.OVERPROVISIONED

@@ -27,7 +27,7 @@ HORIZONS: Final = (2, 4, 8, 16, 30)
 """Numbers of samples over which a contrast is averaged."""
 BEFORE: Final = 12
 GAP: Final = 2
-"""Samples left out before an onset, since a neighbour may be noticed this late."""
+"""Number of samples to skip before an onset, because a neighbour may be noticed this late."""
 KEPT: Final = BEFORE + GAP + HORIZONS[-1]
 MEMORY: Final = 600
 """Memory of the level, in samples."""
@@ -52,7 +52,8 @@ _MEAN_DEVIATION: Final = math.sqrt(math.pi / 2.0)
 class Law:
     """Distribution of contrasts over one horizon without interference: a mixture of noise and phase changes.
 
-    ``n``: placebos seen. ``cov``, ``var``: of A - L with R - L, and of R - L. ``deviation``: mean absolute contrast.
+    ``n``: placebos seen. ``cov``, ``var``: covariance of A - L with R - L, and variance of R - L.
+        ``deviation``: mean absolute contrast.
     ``share``, ``square``: share of placebos that were phase changes, and mean square of their sizes.
     """
 
@@ -96,7 +97,7 @@ class Law:
         )
 
     def surprised(self, size: float) -> Law:
-        """The law after a phase change of this size was mistaken for interference."""
+        """The law, updated after a phase change of this size was mistaken for interference."""
         share = self.share + (1.0 - self.share) / min(max(self.n, 1), _TAIL_MEMORY)
         return replace(self, share=share, square=max(self.square, size * size))
 
@@ -144,9 +145,9 @@ class Series:
         """The series after one more value.
 
         Args:
-            value: in log units; a value that is not finite leaves a gap.
-            calm: nothing around the program has changed since the last value.
-            learn: the level may follow, because the program is undisturbed.
+            value: the value in log units; one that is not finite leaves a gap.
+            calm: whether nothing around the program has changed since the last value.
+            learn: whether the level may follow, because the program is undisturbed.
         """
         if not math.isfinite(value):
             return replace(self, recent=(), quiet=0) if self.recent or self.quiet else self
@@ -157,7 +158,7 @@ class Series:
         return _series(n, level, recent, quiet, laws)
 
     def _taught(self, recent: tuple[float, ...], quiet: int, level: float) -> tuple[Law, ...]:
-        """The laws after this moment's placebos, as far as nothing changed during them."""
+        """The laws after this moment's placebos, if nothing changed during them."""
         laws = self.laws
         have = min(quiet, len(recent))
         turn = self.n // 2 % len(HORIZONS)
@@ -170,7 +171,7 @@ class Series:
         return laws
 
     def onset(self) -> Onset | None:
-        """The state at an onset of neighbours' activity; None while too little is known.
+        """The state at an onset of neighbours' activity; None while there are too few samples.
 
         Skips the newest values, which may already be disturbed.
         """
@@ -202,7 +203,7 @@ class Series:
         return max(fits, default=0)
 
     def surprised(self, size: float) -> Series:
-        """The series after a phase change of this size was mistaken for interference."""
+        """The series, updated after a phase change of this size was mistaken for interference."""
         return replace(self, laws=tuple(law.surprised(size) for law in self.laws))
 
 
@@ -211,7 +212,7 @@ _series = maker(Series)
 
 @dataclass(frozen=True, slots=True)
 class Onset:
-    """A series at an onset: its level, and its deviation from it before (log units)."""
+    """A series at an onset: its level, and the deviation of its latest values from that level (log units)."""
 
     level: float
     early: float

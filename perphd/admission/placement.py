@@ -18,14 +18,14 @@ ROOM: Final = 1.05
 
 
 def place(topology: Topology, counts: Mapping[str, int], before: Mapping[str, Cores]) -> dict[str, Cores]:
-    """Disjoint cores for each LRA in the given numbers; cores it has are kept as far as possible.
+    """Disjoint cores for each LRA in the given numbers. Each LRA keeps its cores as far as possible.
 
     A growing LRA takes free cores of the L3 domain where most of its cores are. If that domain is full, it moves as a
-    whole to a domain that can hold all its cores; only if there is none is it split.
+    whole to a domain that can hold all its cores; it is split only if there is no such domain.
 
     Args:
         topology: the host; threads of a core are never divided.
-        counts: cores for each, in total at most the host's.
+        counts: number of cores for each; their sum is at most the host's number.
         before: each LRA's cores until now.
     """
     domains = _domains(topology)
@@ -54,16 +54,16 @@ def lend(
     levels: Mapping[str, float],
     before: Cores,
 ) -> Cores:
-    """Cores to lend to batch: of the least important LRAs, where it harms least.
+    """Cores to lend to batch: cores of the least important LRAs, where lending harms least.
 
     Lent cores stay as long as the worst-off lender has slack, or would gain little from getting them back.
 
     Args:
         count: cores to lend.
         placed: cores of each LRA.
-        priorities: of each LRA.
+        priorities: priority of each LRA.
         levels: performance over target of each, with the present lending; an absent LRA counts as on target.
-        before: cores lent now.
+        before: cores lent until now.
     """
     least = min(priorities[name] for name in placed)
     lenders = sorted(name for name in placed if priorities[name] == least)
@@ -95,7 +95,7 @@ def lend(
 
 
 def _guests(lent: int, cores: int) -> float:
-    """Delay factor of lending this many of an LRA's cores, whose siblings are then always busy."""
+    """Factor on an LRA's delay if this number of its cores is lent, so that their siblings are always busy."""
     return (1.0 + (1.0 - SIBLING_SPEED) * lent / cores) ** 2
 
 
@@ -135,7 +135,7 @@ def _grow(kept: Cores, count: int, free: set[int], domains: Mapping[int, int]) -
     room = {d: len(cores) + mine.get(d, 0) for d, cores in by_domain.items()}
     fits = [d for d, cores in by_domain.items() if len(cores) >= count]
     if fits:
-        # The emptiest domain keeps cache neighbours apart at no cost.
+        # Taking the emptiest domain separates cache neighbours at no cost.
         whole = max(fits, key=lambda d: (room[d], -d))
         return tuple(by_domain[whole][:count])
     near = sorted(free, key=lambda c: (domains[c] != home, -room[domains[c]], domains[c], c))

@@ -1,7 +1,7 @@
 """Prepares an LRA for a forecast load spike with idle resources only; batch loses nothing.
 
-A load forecast (``forecast.load``), with its recent error, is the evidence. The step takes only what batch does not
-use; trouble that occurs anyway is handled as usual.
+A load forecast (``forecast.load``), with its recent error, is the evidence. The step takes only resources
+that batch does not use; trouble that occurs anyway is handled as usual.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAST_GAIN = 0.15
 
 
 def observe(states: tuple[LoadForecast, ...], load: Reading, now_s: float) -> tuple[LoadForecast, ...]:
-    """Both forecasts after one more load."""
+    """Update both forecasts with one more load."""
     if not available(load):
         return states
     return tuple(load_forecast.observe(state, load, now_s) for state in states)

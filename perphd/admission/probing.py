@@ -1,7 +1,7 @@
 """Exploration: occasional small steps from a just-enough allocation, so that the model knows its neighbourhood.
 
-A policy that moves only under pressure sees other allocations in bad times only. Its model then attributes bad times to
-the allocation, and misses changes of the application elsewhere.
+A policy that moves only under pressure sees other allocations only in bad times. Its model then attributes
+bad times to the allocation, and misses changes of the application elsewhere.
 
 An exploration step is one unit of one resource, up or down, to the allocation about which least is known. It is made
 only with slack, after a long calm, and at a limited rate per hour. A step down that proves too little is rolled back
@@ -27,11 +27,11 @@ from perphd.domain.policy import HostView, ResPerfModel, WorkloadView
 
 HOUR_S: Final = 3600.0
 ALIKE: Final = 0.95
-"""Share of the present allocation's support from which another allocation would teach nothing new."""
+"""Share of the present allocation's support above which another allocation would teach nothing new."""
 SAFE: Final = 0.6
 """Least predicted chance of keeping the target for a step in either direction."""
 REMEMBERED: Final = 16
-"""Most allocations whose last exploration is remembered."""
+"""Maximum number of allocations whose last exploration is remembered."""
 SEEN: Final = 10
 """Number of clean scores required as evidence of slack."""
 
@@ -57,7 +57,7 @@ class Probing:
         return Probing(recent, been, at.allocation, current) if up else Probing(recent, been)
 
     def way_home(self, current: Allocation) -> Allocation | None:
-        """Allocation to return to if a step up is still in force; else None."""
+        """The allocation to return to if a step up is still in force; else None."""
         return self.home if self.out == current else None
 
     def back(self) -> Probing:
@@ -89,7 +89,7 @@ def may_step(
 
 
 def around(current: Allocation, host: HostView, batch: Sequence[WorkloadView]) -> tuple[Allocation, ...]:
-    """Allocations with one unit more or less of cache or bandwidth, as far as settable, on the same CPUs."""
+    """Allocations on the same CPUs with one unit more or less of cache or bandwidth, where it can be set."""
     found: list[Allocation] = []
     if ladder.can_protect_llc(host, batch):
         for ways in (current.llc_ways - 1, current.llc_ways + 1):
@@ -117,7 +117,7 @@ def step(
     Args:
         assessed: allocations with predictions; those farther than one step are ignored.
         current: the allocation in force.
-        barred: allocations in cooldown; nothing that protects no more is tried.
+        barred: allocations in cooldown; allocations that protect no more than these are not tried.
         been: explored allocations, latest last.
         z: standard deviations between prediction and lower bound.
     """
@@ -157,13 +157,13 @@ def aside(
 
     Args:
         lra: context of the decision.
-        model: of the LRA.
-        target: of the LRA.
+        model: the LRA's model.
+        target: the LRA's target.
         assessed: enforceable CPU grants with predictions.
         probing: the state.
         scores: clean scores since the last change.
         barred: allocations in cooldown.
-        healthy_since_s: since when it is healthy (monotonic).
+        healthy_since_s: time since which it is healthy (monotonic).
     """
     settings, view = lra.settings, lra.view
     calm_s = lra.now_s - max(view.protected_since_s, healthy_since_s)
@@ -185,9 +185,9 @@ def aside(
 
 
 def told(probing: Probing, settings: PolicySettings) -> str:
-    """The reason of a step, for the explanation. ``probing``: state after the step."""
+    """The reason for a step, for the explanation. ``probing``: state after the step."""
     up = "one step more, which is reverted"
-    down = "one step back to batch, which is undone if it is too little"
+    down = "one step back to batch, which is undone if it leaves too little"
     return (
         "an exploration step while there is slack: "
         f"{down if probing.out is None else up} "

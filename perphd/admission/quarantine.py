@@ -29,8 +29,9 @@ GENTLE_WEIGHT = 25
 class Quarantine:
     """State of a model's circuit breaker.
 
-    ``failures``: of its advice since it last helped. ``until_s``: end of the suspension; None: never suspended.
-    ``times``: consecutive suspensions. ``best``: score and allocation that did best during the suspension.
+    ``failures``: number of failures of its advice since that last helped. ``until_s``: end of the suspension;
+        None: never suspended.
+    ``times``: consecutive suspensions. ``best``: the best score during the suspension, and its allocation.
     """
 
     failures: int = 0
@@ -52,7 +53,8 @@ def judged(
 ) -> Quarantine:
     """The state after a change was evaluated. ``score``: its result (1: on target).
 
-    Only advice to give more counts: a reduction is a gamble by design, and exploration needs no belief.
+    Only advice to give more counts: a reduction is a gamble by design, and exploration does not rely on the
+    prediction.
     """
     if state.active(now_s):
         better = state.best is None or score > state.best[0] * HELPED_RATIO
@@ -68,7 +70,7 @@ def judged(
     failures = state.failures + 1
     if failures < settings.quarantine_failures:
         return replace(state, failures=failures)
-    # Earlier suspensions are forgiven after a trouble-free time as long as the last one.
+    # Forget earlier suspensions after a trouble-free time as long as the last one.
     length_s = state.length_s(settings)
     forgiven = state.until_s is None or now_s - state.until_s > length_s
     again = replace(state, times=0) if forgiven else state
@@ -102,7 +104,7 @@ def cpu_rungs(lra: LraContext) -> tuple[Allocation, ...]:
 def climb(
     lra: LraContext, cause: Cause, regretted: Sequence[Allocation], state: Quarantine, score: float
 ) -> tuple[Allocation, str] | None:
-    """The next rung up and the reason; None if nothing is left. ``score``: of the allocation in force."""
+    """The next rung up and the reason; None if none is left. ``score``: score of the allocation in force."""
     cache = list(ladder.stronger(lra.current, cause, lra.snapshot.host, lra.giving()))
     other = Cause.MBW if cause is Cause.LLC else Cause.LLC
     late = list(ladder.stronger(lra.current, other, lra.snapshot.host, lra.giving()))
@@ -114,14 +116,14 @@ def climb(
         return None
     value, best = state.best
     if value > score * HELPED_RATIO:
-        return best, "the ladder is exhausted: back to the rung that did best"
+        return best, "the ladder is exhausted: back to the best rung"
     if inferer.asks_no_more(best, lra.current) and score * WORSE_RATIO <= value:
-        return best, "the ladder is exhausted: back to the gentlest rung that did as well"
+        return best, "the ladder is exhausted: back to the gentlest rung that was as good"
     return None
 
 
 def descend(lra: LraContext, regretted: Sequence[Allocation]) -> Allocation | None:
-    """The next rung down, CPU first since it is most valuable to batch; None if nothing is left."""
+    """The next rung down, CPU first because it is most valuable to batch; None if none is left."""
     rungs = cpu_rungs(lra)
     below = [a for a in rungs if _is_above(lra.current.cpu, a.cpu)]
     steps: list[Allocation] = [below[-1]] if below else []

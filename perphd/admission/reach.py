@@ -3,12 +3,12 @@
 Problem: if no restriction of batch brings an LRA back to its target, trial and error never ends, and every try disturbs
 the LRA. Approach: count the changes that brought the LRA no nearer to its target. After a handful, restore the best
 setting tried, or a cheaper one that is nearly as good, and change nothing until the next attempt. Each attempt may fail
-once, and the pauses between attempts double. A change after which the LRA did better than ever before in the episode
-does not count, because more may follow, as with cache ways that help one step at a time.
+once, and the pauses between attempts double. A change that gave the LRA its best result of the episode does
+not count, because more may follow, as with cache ways that help one step at a time.
 
 A target that one of the settings reliably met is not out of reach: the episode then restarts, at a limited rate. It
-also restarts when the available knobs change: resctrl was mounted, or another program gave up its masks. It ends once
-the target was met for a while.
+also restarts when the available knobs change: resctrl was mounted, or another program gave up its masks. It
+ends once the target has been met for a while.
 
 On a full host samples scatter, and the best of several means of few samples is good by chance alone. A setting
 therefore counts as better, or good enough, only if the difference exceeds its samples' scatter, and one sample on
@@ -38,24 +38,24 @@ from perphd.domain.workload import Exploration
 HANDFUL: Final = 5
 """Number of settings without improvement, returns included, after which perphd settles.
 
-Enough for two instruments tried and reverted, and a third left in force.
+This is enough to try and revert two instruments, and to leave a third in force.
 """
 BETTER: Final = 1.05
-"""Factor over the best earlier score from which a setting is an improvement."""
+"""A setting is an improvement if its score exceeds the best earlier one by this factor."""
 SURELY: Final = 2.5
 """Standard errors by which settings must differ to exceed their samples' scatter."""
 FEW: Final = 6.0
 """Correction of the scatter of n samples, as a factor 1 + FEW / n."""
 MOST_PER_MINUTE: Final = 7
-"""Most changes within a minute while the target is missed; settling is one more."""
+"""Maximum number of changes within a minute while the target is missed; settling is one more."""
 MOST_LATER: Final = 5
-"""Most changes in ten minutes after the first minute; settling is one more."""
+"""Maximum number of changes in ten minutes after the first minute; settling is one more."""
 MINUTE_S: Final = 60.0
 LONG_S: Final = 600.0
 LOOK_AGAIN_S: Final = 600.0
 """First pause before another attempt."""
 MOST_DOUBLED: Final = 2
-"""Most doublings of that pause."""
+"""Maximum number of doublings of that pause."""
 LOOK_S: Final = 30.0
 """Duration after which an attempt without a change ends."""
 KEPT_S: Final = 60.0
@@ -64,7 +64,7 @@ NEARLY: Final = 0.97
 """Share of the best score above which scores count as equal to it."""
 LEAST_SAMPLES: Final = 2
 WELL_KNOWN: Final = 6
-"""Samples from which a setting's mean shows whether it meets the target."""
+"""Number of samples whose mean shows whether a setting meets the target."""
 MOST_TRIED: Final = 12
 ALL_AT_ONCE: Final = "batch is restricted in every resource at once"
 ENOUGH: Final = "limit of changes within the last minutes reached"
@@ -102,11 +102,12 @@ class Instruments:
 class Reach:
     """State of an episode.
 
-    ``failed``: settings left without an improvement. ``changed_s``: times of changes in the last ten minutes.
+    ``failed``: settings abandoned without an improvement. ``changed_s``: times of changes in the last ten
+        minutes.
     ``began_s``: time of the first change. ``last``: allocation of the last sample. ``settled_until_s``: end of holding
     the setting; None: not held. ``looking_since_s``: start of the present attempt. ``looks``: failed attempts.
-    ``kept_since_s``: since when the target has been met. ``instruments``: knobs available. ``anew_s``: time of the last
-    restart because a setting had met the target.
+    ``kept_since_s``: time since which the target has been met. ``instruments``: available knobs. ``anew_s``:
+    time of the last restart because a setting had met the target.
     """
 
     tried: tuple[Tried, ...] = ()
@@ -136,7 +137,7 @@ def instruments(lra: LraContext) -> Instruments | None:
 
 
 def strongest(lra: LraContext) -> Allocation | None:
-    """The strongest restriction of batch; None if it is of CPU alone, which the policy tries anyway."""
+    """The strongest restriction of batch; None if it restricts only CPU, which the policy tries anyway."""
     probe = lra.probe_allocation()
     shield = lra.with_shield(probe)
     return shield if shield != probe else None
@@ -154,7 +155,7 @@ def having(reach: Reach, instruments: Instruments | None) -> Reach:
 def seen(reach: Reach, current: Allocation, score: Reading, now_s: float, *, clean: bool) -> Reach:
     """The episode after one more sample under ``current``.
 
-    ``score``: of the sample. ``clean``: nothing is settling.
+    ``score``: score of the sample. ``clean``: nothing is settling.
     """
     if not available(score) or not clean:
         return reach
@@ -212,7 +213,7 @@ def checked(
         current: allocation in force.
         now_s: monotonic time.
         scores: clean scores since the last change.
-        strongest: strongest restriction of batch; no target is out of reach before it was tried.
+        strongest: strongest restriction of batch; no target counts as out of reach before this was tried.
     """
     if move.action is Action.RELEASE:
         return Reach(instruments=reach.instruments), move
@@ -242,7 +243,7 @@ def checked(
 
 
 def cheapest_of_the_best(tried: Sequence[Tried], current: Allocation) -> Allocation:
-    """The setting most favourable to batch among the nearly best; ``current`` if none was evaluated."""
+    """The setting most favourable to batch among the nearly best ones; ``current`` if none was evaluated."""
     judged = [t for t in tried if t.samples >= LEAST_SAMPLES]
     if not judged:
         return current
@@ -259,7 +260,7 @@ def told(reach: Reach, now_s: float) -> str:
     elif reach.best < 1.0:
         best = f"the best result was {100.0 * reach.best:.0f} % of it"
     else:
-        best = "it was met at times, but by no setting reliably"
+        best = "it was met at times, but no setting met it reliably"
     parts = ("the target is out of reach", best, f"next attempt in {minutes:.0f} min")
     return "; ".join(part for part in parts if part)
 
@@ -273,7 +274,7 @@ def changed_enough(began_s: float | None, changed_s: Sequence[float], now_s: flo
 
 
 def may_try(exploration: Exploration, move: Move, current: Allocation) -> str:
-    """Why an exploration is not allowed; empty if it is, or if the move is no exploration.
+    """Reason why an exploration is not allowed; empty if it is, or if the move is no exploration.
 
     A setting predicted to be worse is tried only if all exploration is allowed.
     """
@@ -314,7 +315,7 @@ def _was_nearer(tried: Sequence[Tried], left: Allocation) -> bool:
 
 
 def _was_kept(tried: Sequence[Tried]) -> bool:
-    """True if one of these settings significantly met the target."""
+    """True if one of these settings met the target significantly."""
     doubt = SURELY * _scatter(tried)
     judged = [t for t in tried if t.samples >= LEAST_SAMPLES]
     return any(t.log_score >= doubt / math.sqrt(t.samples) for t in judged)

@@ -31,7 +31,7 @@ from perphd.domain.smt import SMT_SLOWER
 RECENT = 5
 """Number of latest samples that represent the present."""
 SURPRISE_SIGMA = 2.0
-"""Sigmas between score and prediction from which the score corrects the model at once."""
+"""Number of sigmas between score and prediction above which the score corrects the model at once."""
 
 
 MINOR_PART = 0.3
@@ -64,7 +64,8 @@ class Move:
 class Shortfall:
     """Facts about an LRA below its target.
 
-    ``judged``: its judgement. ``scores``: clean scores since the last change. ``regretted``: allocations in cooldown.
+    ``judged``: the judgement. ``scores``: clean scores since the last change. ``regretted``: allocations in
+        cooldown.
     ``kept``: allocations that kept the target here.
     """
 
@@ -94,7 +95,7 @@ def rescue(lra: LraContext, model: ResPerfModel, target: Target, shortfall: Shor
         return Move(
             Action.HOLD,
             current,
-            f"{cause} is contended: CPU would not help, and batch's use of it is not limited here",
+            f"{cause} is contended: CPU would not help, and batch's use of it cannot be limited here",
         )
     blind = lra.view.sample is not None and _is_blind(lra.view.sample, judged)
     move = _infer(lra, model, target, shortfall, _cache_options(lra, judged.hierarchy))
@@ -147,7 +148,7 @@ def _infer(
     if lra.current != lra.nothing and spell:
         stay = inferer.chance(current.prediction, 1.0, z)
         if stay >= inferer.chance(chosen.prediction, 1.0, z):
-            # Experience outweighs a short bad spell; a lasting one is learned.
+            # Experience outweighs a short bad spell; the model learns from a lasting one.
             return _hold(lra, f"best effort: the allocation in force has the best chance ({stay:.0%})")
     candidates = lra.candidates(assessed, chosen, current)
     hopeless = chosen.prediction.score < measured * HELPED_RATIO and chosen.prediction.lower < 1.0
@@ -234,7 +235,7 @@ def _assess(
         gain = 1.0
         alike = inferer.likeness(lra.current, item.allocation, lra.snapshot.host.llc_ways)
         if item.allocation != lra.current:
-            # Experience from before this trouble says little about it. Without model support, assume
+            # Experience from before this trouble reveals little about it. Without model support, assume
             # that restricting batch relieves the present slowdown, but less in allocations unlike the present one.
             seen = min(1.0, p.support / inferer.VISITED) if surprise == 0.0 else 0.0
             relief = ladder.relief(lra.current, item.allocation, judged.hierarchy, lra.snapshot.host)
@@ -281,7 +282,7 @@ def _fits(lra: LraContext, item: Assessed, near: bool, assessed: Sequence[Assess
 
 
 def _barred(allocation: Allocation, regretted: Sequence[Allocation]) -> bool:
-    """True if it protects no more than an allocation in cooldown on the same cores."""
+    """True if the allocation protects no more than one in cooldown on the same cores."""
     return any(
         inferer.no_stronger_here(allocation.cpu, r.cpu)
         and allocation.llc_ways <= r.llc_ways
@@ -294,7 +295,7 @@ def _barred(allocation: Allocation, regretted: Sequence[Allocation]) -> bool:
 def _cache_options(lra: LraContext, cause: Cause) -> tuple[Allocation, ...]:
     """The present allocation, and those that protect more cache, bandwidth, or both.
 
-    More than is in force on batch in its L3 domains, including restrictions for other LRAs.
+    These protect more than is in force on batch in its L3 domains, including restrictions for other LRAs.
     """
     beside = protections_beside(lra.snapshot, lra.view)
     ways, pct = ladder.strictest_cache([lra.current, *beside])

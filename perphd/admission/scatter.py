@@ -3,10 +3,10 @@
 The scatter of an undisturbed reference also contains effects of load and time, and an absolute objective has no
 reference. Differences of consecutive scores contain neither (von Neumann 1941): sd = mean |difference| x sqrt(pi) / 2.
 
-A score is the lower of work's and delay's. While the target is kept with room, the score shows only work's scatter, and
-says nothing about that of latency, which is several times larger: a percentile of n requests scatters by 1 to 2 over
-sqrt(n), and more where queues begin. As the room shrinks, latency's scatter suddenly decides. It is therefore measured
-by itself, all the time.
+A score is the lower one of the scores of work and delay. While the target is kept with slack, it shows only
+the scatter of work, not that of latency, which is several times larger: a percentile of n requests scatters
+by 1 to 2 over sqrt(n), and more where queues begin. As the slack shrinks, the scatter of latency suddenly
+decides. It is therefore always measured separately.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEAST_DIFFERENCES = 6
 """Number of differences before which scatter is unknown."""
 LEAST_SD = 0.01
 REACH = 2.0
-"""Standard deviations within which a sample's latency can make it fall below the work's score."""
+"""Number of standard deviations within which latency can push a sample's score below that of work."""
 BLATANT_RATIO, BLATANT_SIGMA, SURELY_BLATANT = 0.85, 4.0, 0.5
 """Bounds below which one sample alone shows a shortfall: ratio to the target, multiple of its scatter, and the ratio
 that no scatter explains."""
@@ -54,8 +54,8 @@ class Scatter:
 def step(state: Scatter, log_score: float, interval_s: float = 1.0) -> Scatter:
     """The state after one score; a jump counts at most four times the usual difference.
 
-    ``interval_s``: what the sample covers. Differences are kept as of samples of one second: noise by counting falls
-    with the square root of time.
+    ``interval_s``: length of the sample. Differences are scaled to samples of one second, because counting
+    noise falls with the square root of time.
     """
     if not math.isfinite(log_score):
         return broken(state)
@@ -69,7 +69,7 @@ def step(state: Scatter, log_score: float, interval_s: float = 1.0) -> Scatter:
 
 
 def of_latency(state: Scatter, perf: Performance, interval_s: float) -> Scatter:
-    """The scatter of latency after one sample; other measures of delay are left out."""
+    """The scatter of latency after one sample; other measures of delay are ignored."""
     told = perf.delay_source.startswith("latency") and available(perf.delay) and perf.delay > 0
     log_delay = math.log(perf.delay) if told and available(perf.delay) and interval_s > 0 else math.nan
     return step(state, log_delay, interval_s)
@@ -82,10 +82,10 @@ def reached(
 
     Args:
         noise_sd: scatter of the latest scores.
-        delays: scatter of latency, as of samples of one second.
+        delays: scatter of latency, scaled to samples of one second.
         work_score: work / target.
         delay_score: target / delay.
-        interval_s: what the sample covers.
+        interval_s: length of the sample.
     """
     known_sd = delays.sd
     if known_sd is None or interval_s <= 0:
@@ -109,12 +109,12 @@ def clear_below(own_sd: float, noise_sd: float) -> float:
 
 
 def broken(state: Scatter) -> Scatter:
-    """The state after an own change, so that no difference spans it."""
+    """The state after perphd changed something, so that no difference spans the change."""
     return state if math.isnan(state.last) else replace(state, last=math.nan)
 
 
 def mean(scores: Sequence[float]) -> float:
-    """Geometric mean of ratios; of three or more without the least and the greatest, to ignore outliers."""
+    """Geometric mean of ratios; with three or more, the least and the greatest are left out as possible outliers."""
     logs = sorted(math.log(max(s, 1e-3)) for s in scores)
     kept = logs[1:-1] if len(logs) >= 3 else logs
     return math.exp(sum(kept) / len(kept))

@@ -99,19 +99,19 @@ class PolicySettings:
         0.01,
         1000.0,
         "1/day",
-        "how often an LRA may be called degraded, by all rules together, while it meets its target with its whole "
-        "tolerance to spare",
+        "how often all rules together may call an LRA degraded while it meets its target with its whole tolerance "
+        "to spare",
         expert=False,
     )
     settle_s: float = _key(
-        1.0, 0.0, 60.0, "s", "time after an own change in which nothing is evaluated or learned"
+        1.0, 0.0, 60.0, "s", "time after a change by perphd in which nothing is evaluated or learned"
     )
     evaluate_ticks: int = _key(
         2,
         1,
         60,
         "samples",
-        "samples after settling by which a change is evaluated; more of them if they are shorter, to cover 1.5 s",
+        "number of samples after settling that decide about a change; more if they are short, to cover 1.5 s",
     )
     shrink_after_s: float = _key(
         4.0,
@@ -126,7 +126,7 @@ class PolicySettings:
         0.0,
         3600.0,
         "s",
-        "the same for a step that is almost certain to keep the target, which may be a large one",
+        "the same for a step that is almost certain to keep the target; such a step may be large",
     )
     shrink_margin_pct: float = _key(
         3.0,
@@ -278,7 +278,7 @@ class PolicySettings:
         1.0,
         50.0,
         "%",
-        "how far below batch's use its memory.high is aimed, in guarded steps",
+        "how far below batch's use perphd lowers its memory.high, in guarded steps",
     )
     memory_reserve_pct: float = _key(
         5.0, 0.0, 50.0, "%", "share of the host's memory left unassigned when memory is divided"
@@ -294,7 +294,7 @@ TRIALS_OFF: Final[Mapping[str, Any]] = {
 
 
 def without_trials(settings: PolicySettings) -> PolicySettings:
-    """The settings for a time without trials."""
+    """The settings while trials are off."""
     return replace(settings, **TRIALS_OFF)
 
 
@@ -304,7 +304,7 @@ def settings_for(settings: PolicySettings, spec: WorkloadSpec) -> PolicySettings
 
 
 EVIDENCE_S: Final = 1.5
-"""Least time of samples by which a change is evaluated, since short samples scatter."""
+"""Least total time of the samples that decide about a change, because short samples scatter."""
 
 
 def at_pace(settings: PolicySettings, period_s: float) -> PolicySettings:

@@ -1,9 +1,9 @@
 """Tests whether an LRA is below its target beyond chance, at one accepted rate of false alarms over all rules.
 
-``policy.false_alarms_per_day`` is how often an LRA may be called DEGRADED while its true performance is at its
-reference, that is, on target with its whole tolerance to spare. It covers every rule:
-    work, delay            each has a CUSUM for small and one for large shifts (``cusum``); a channel whose target is
-        too far from its noise to use its part leaves it to the other
+``policy.false_alarms_per_day`` limits how often perphd may call an LRA DEGRADED while its true performance is
+at its reference, that is, on target with its whole tolerance to spare. It covers every rule:
+    work, delay            each has a CUSUM for small and one for large shifts (``cusum``); a channel whose
+        target is too far from its noise to use its part leaves this part to the other
     just after batch came  trouble is likelier: up to ``ALERT_TIMES`` the rate, at most ``ALERT_MOST`` of a day's
         alarms, according to the share of such time
     one blatant sample     ``SINGLE_SHARE`` of the rate, beside batch that is restricted or has just arrived
@@ -35,11 +35,11 @@ ALERT_MEMORY_S: Final = 6 * 3600.0
 AIM, AIM_BY_RHO = 0.9, 0.35
 """Share of the accepted rate aimed at: 0.9 (1 - 0.35 rho), found by simulation (tools/bench/detector).
 
-Errors of the estimated noise make alarms more frequent than opposite errors make them rarer, the more so the longer the
-noise correlates.
+Errors of the noise estimate in one direction raise the rate more than opposite errors lower it, especially
+with a long correlation of the noise.
 """
 FAR_FROM, FAR_BY, FAR_MOST = 1.7, 1.5, 2.0
-"""Factor on the rate aimed at for distant targets: from 1.7 standard deviations on, 1.5 for each, up to 2.
+"""Factor on the rate aimed at for distant targets: 1.5 for each standard deviation above 1.7, up to 2.
 
 Found by the same simulation. The verdict on such targets also waits for a sample clearly beyond the target, which alone
 would halve the rate or more.
@@ -59,8 +59,8 @@ _PER_REQUEST: Final = {"latency_p50_ms": 1.44, "latency_p95_ms": 1.45, "latency_
 class Channel:
     """Work or delay in one sample.
 
-    ``shortfall``: beyond its target (log units; NaN: unknown). ``margin``: of its reference. ``prior_sd``: scatter of
-    one sample, from its reference or event count.
+    ``shortfall``: distance beyond its target (log units; NaN: unknown). ``margin``: margin of its reference.
+    ``prior_sd``: scatter of one sample, from its reference or event count.
     """
 
     shortfall: float
@@ -142,7 +142,7 @@ def alert_share(before: float, interval_s: float, *, alert: bool) -> float:
 
 
 def times(share: float, *, alert: bool) -> float:
-    """Factor on the accepted rate to be spent now; it averages 1 over time."""
+    """Factor on the accepted rate for the present; it averages 1 over time."""
     spent = min(ALERT_TIMES * share, ALERT_MOST)
     return max(spent / max(share, 1e-6), 1.0 - spent) if alert else 1.0 - spent
 
@@ -167,12 +167,12 @@ def weigh(
         seen: the sample.
         per_day: accepted false alarms.
         period_s: time between samples.
-        spend: factor on that rate now.
+        spend: present factor on that rate.
         large_k: slack of the CUSUM for large shifts.
         ticks: least number of samples for an alarm.
         interval_s: length of the sample in seconds.
-        part: share of a period that it covers.
-        learns: False while an own change settles.
+        part: share of a period that the sample covers.
+        learns: False while a change by perphd settles.
     """
     wanted = accepted(per_day, period_s)
     rows: list[tuple[float, float, float] | None] = []
@@ -219,7 +219,7 @@ def expected_per_day(
     large_k: float,
     ticks: int,
 ) -> float | None:
-    """Expected false alarms per day from the noise of both channels; None until enough was observed."""
+    """Expected false alarms per day from the noise of both channels; None until there are enough observations."""
     judged = [
         (base, margin) for base, margin in zip(known, margins, strict=True) if base.n >= cusum.LEAST_SAMPLES
     ]

@@ -1,7 +1,7 @@
-"""Determines whether an LRA is slowed by neighbours, by waiting, by less load, or by its own phases.
+"""Determines whether neighbours, waiting, lower load or its own phases slow an LRA down.
 
-LRAs with an indicator are judged by it, and only the cost of a miss is learned from their counters; others are judged
-by ``channels``.
+An indicator, if there is one, judges the LRA, and only the cost of a miss is learned from its counters;
+``channels`` judges the other LRAs.
 """
 
 from __future__ import annotations

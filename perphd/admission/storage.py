@@ -18,7 +18,7 @@ from perphd.domain.sample import Sample
 
 PAGE_BYTES: Final = 4096.0
 LEAST_PAGES_PER_S: Final = 16.0
-"""Pages per second from which a workload depends on storage; fewer are housekeeping."""
+"""Pages per second above which a workload depends on storage; fewer are housekeeping."""
 LEAST_OTHERS_BYTES_PER_S: Final = 1e6
 """Disk traffic of others that keeps no disk busy: logs and journals of an idle host."""
 
@@ -34,8 +34,8 @@ def storage(found: Cause, sample: Sample, account: HostAccount | None, evidence:
 
     Args:
         found: the contended resource.
-        sample: of the LRA.
-        account: of the host; without its disk traffic nothing is concluded.
+        sample: the LRA's sample.
+        account: the host account; without disk traffic in it, there is no conclusion.
         evidence: receives evidence for the result.
     """
     if found is not Cause.IO or account is None or not available(account.disk_bytes_per_s):
@@ -47,6 +47,6 @@ def storage(found: Cause, sample: Sample, account: HostAccount | None, evidence:
     others = max(0.0, account.disk_bytes_per_s - own)
     if others >= max(own, LEAST_OTHERS_BYTES_PER_S):
         return found
-    text = "from storage, which nobody else on this host keeps busy: the storage is slow"
+    text = "from storage, which no other work on this host keeps busy: the storage is slow"
     evidence.append(Evidence("pages", pages, LEAST_PAGES_PER_S, "1/s", text))
     return Cause.STORAGE

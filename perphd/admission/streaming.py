@@ -1,13 +1,13 @@
 """Confines streaming batch jobs, which pollute the cache without benefit, to the smallest cache mask.
 
-If several batch jobs share a cache, one that streams through memory gains nothing from it but evicts the others' data,
-and an LRA's. Misses alone do not identify it, so confinement is tried: the job that misses most is confined to the
-smallest mask, and the instruction rates of all busy jobs before and after decide. The confinement stays if the jobs
-together clearly gain (mean of logarithms, so that every job has equal weight) and the job itself loses almost nothing.
-It is lifted from time to time as a trial, because programs change.
+If several batch jobs share a cache, a job that streams through memory gains nothing from it, but evicts the
+data of other jobs and of LRAs. Misses alone do not identify it, so confinement is tried: the job that misses
+most is confined to the smallest mask, and the instruction rates of all busy jobs before and after decide. The
+confinement stays if the jobs together clearly gain (mean of logarithms, so that every job has equal weight)
+and the job itself loses almost nothing. It is lifted from time to time as a trial, because programs change.
 
-LRAs lose nothing. No trial starts while an LRA is below its target or being relieved; if that begins, a running trial
-and a recent confinement end. A tick is one pass over values: ``Streaming`` is the only state.
+LRAs lose nothing. No trial starts while an LRA is below its target or being relieved; if this happens later,
+a running trial and a recent confinement end. A tick is one pass over values: ``Streaming`` is the only state.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from perphd.domain.reading import Reading, Unavailable, available, value_or
 from perphd.domain.sample import Quality, is_short
 
 BEFORE: Final = 4
-"""Samples under the same settings, with all LRAs well, that a trial needs before it."""
+"""Number of samples under the same settings, with all LRAs well, required before a trial."""
 AFTER_LEAST: Final = 3
 AFTER: Final = 5
-"""Samples by which a trial is evaluated: at least AFTER_LEAST if clear, at most AFTER."""
+"""Number of samples that decide about a trial: at least AFTER_LEAST if the result is clear, at most AFTER."""
 PATIENCE: Final = 3
 """Multiple of the needed samples after which an undecided trial ends."""
 MOST_RATES: Final = 12
 MUCH: Final = 0.1
-"""Share of batch's cache misses from which confining a job may benefit others."""
+"""Share of batch's cache misses above which confining a job may benefit others."""
 CERTAIN: Final = 2.0
 """Number of standard errors that a gain must exceed."""
 LEAST_CLASSES: Final = 4
@@ -54,7 +54,7 @@ InForce = tuple[tuple[str, Settings], ...]
 class Trial:
     """A trial of confining ``name`` (or of lifting that, if not ``confines``).
 
-    ``at_s``: its start. ``before``: rates before it.
+    ``at_s``: start of the trial. ``before``: rates before it.
     """
 
     name: str
@@ -80,9 +80,11 @@ class Settled:
 class Streaming:
     """State.
 
-    ``confined``: jobs confined to the smallest mask. ``rates``: of the samples since the last change. ``around``:
-    everybody's settings without confinement. ``since_s``: since when these and the confinement have been in force.
-    ``lone_since_s``: since when there has been no LRA, or nobody who could gain. ``last``: the last successful trial.
+    ``confined``: jobs confined to the smallest mask. ``rates``: rates of the samples since the last change.
+    ``around``: all settings without confinement. ``since_s``: time since which these and the confinement have
+    been in force.
+    ``lone_since_s``: time since which there has been no LRA, or no job that could gain. ``last``: the last
+        successful trial.
     """
 
     confined: tuple[str, ...] = ()
@@ -99,7 +101,8 @@ class Streaming:
 class Lras:
     """Condition of the LRAs.
 
-    ``there``: any is present; ``well``: all are on target without action; ``calm``: no trial of theirs is running.
+    ``there``: at least one is present; ``well``: all are on target without action; ``calm``: no LRA has a
+        running trial.
     """
 
     there: bool
@@ -109,7 +112,7 @@ class Lras:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Result of one tick. ``settings``: everybody's, with the confined jobs' masks."""
+    """Result of one tick. ``settings``: all settings, with the confined jobs' masks."""
 
     streaming: Streaming
     settings: Mapping[str, Settings]
@@ -128,7 +131,7 @@ def advance(
     Args:
         before: state before.
         snapshot: the host now.
-        settings: settings decided for everybody.
+        settings: settings decided for all workloads.
         lras: condition of the LRAs.
         policy: thresholds and delays.
     """
@@ -198,7 +201,7 @@ class _Tick:
     # -- ending ---------------------------------------------------------------------------------------
 
     def _is_lone(self, lras: Lras) -> bool:
-        """True if there is no LRA or nobody could gain; after a while all confinement is then lifted."""
+        """True if there is no LRA, or no job that could gain; after a while this lifts all confinement."""
         if lras.there and len(self.busy) >= 2:
             self.now = replace(self.now, lone_since_s=None)
             return False
@@ -206,7 +209,7 @@ class _Tick:
         self.now = replace(self.now, lone_since_s=since_s, rates=(), since_s=self.at_s)
         self._void("no other busy job was left to compare with")
         if self.at_s - since_s >= self.policy.release_after_s:
-            why = "no second batch job is busy" if lras.there else "no LRA is there"
+            why = "no second batch job is busy" if lras.there else "no LRA is present"
             for name in self.now.confined:
                 self._let_go(name, why)
         return True
@@ -228,7 +231,7 @@ class _Tick:
     def _let_go(self, name: str, why: str) -> None:
         at_s, confined = self.at_s, tuple(n for n in self.now.confined if n != name)
         self.now = replace(self.now, confined=confined, rates=(), since_s=at_s)
-        text = f"its share of the cache back: {why}"
+        text = f"getting its share of the cache back: {why}"
         self.outcomes.append(_outcome(name, at_s, at_s, True, text))
 
     def _void(self, why: str) -> None:
@@ -274,7 +277,7 @@ class _Tick:
         self.now = replace(self.now, rates=(*known, rates)[-MOST_RATES:])
 
     def _try(self) -> None:
-        """Start a trial with the job that misses most, if another busy job is left that may gain."""
+        """Start a trial with the job that misses most, if another busy job remains that may gain."""
         now = self.now
         waiting = {s.name for s in now.settled if s.until_s > self.at_s}
         misses = {name: _misses(self.jobs[name]) for name in self.busy}
@@ -361,7 +364,7 @@ def _misses(view: WorkloadView) -> float:
 
 
 def _least(host: HostView, settings: Settings) -> tuple[tuple[int, int], ...]:
-    """The smallest mask within the job's, at the end that devices do not share (see ``ladder.batch_mask``)."""
+    """The smallest mask within the job's mask, at the end that devices do not share (see ``ladder.batch_mask``)."""
     least = (1 << host.min_cbm_bits) - 1
     masks = {} if settings.llc_masks is KEEP else dict(settings.llc_masks)
     domains = (each.domain for each in host.topology.l3_domains)

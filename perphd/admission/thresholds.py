@@ -11,11 +11,11 @@ LIKELY: Final = 0.6
 FAIR: Final = 0.35
 """Chance that justifies a try."""
 BOLD: Final = 0.2
-"""Chance that justifies a reduction from which batch, or another LRA, gains much."""
+"""Chance that justifies a reduction with a large gain for batch or another LRA."""
 SLIM: Final = 0.1
 """Chance that justifies exploration when the target is missed."""
 
 HELPED_RATIO: Final = 1.03
-"""Factor on the score from which a change helped."""
+"""Factor on the score above which a change has helped."""
 WORSE_RATIO: Final = 0.95
 """Factor on the score below which a change is rolled back."""

@@ -48,17 +48,18 @@ def batch_mask(host: HostView, ways: int) -> int:
 def lay_apart(
     host: HostView, needs: Mapping[str, int], batch_ways: int, closids: int, present: Mapping[str, int]
 ) -> Apart:
-    """Separate ways for these LRAs, at least as many as each needs; the remainder is distributed in rotation.
+    """Separate ways for these LRAs: each gets at least as many as it needs, and the rest is distributed in
+    rotation.
 
     Args:
-        host: for its cache.
+        host: the host with its cache.
         needs: ways by LRA.
         batch_ways: ways that batch keeps.
         closids: CLOSIDs available for this.
         present: present masks by LRA, so that few ways move.
 
     Raises:
-        Infeasible: there are too few ways, no contiguous ones, or too few CLOSIDs.
+        Infeasible: there are too few ways, too few contiguous ways, or too few CLOSIDs.
     """
     best: Layout | None = None
     wanted, order = dict(needs), sorted(needs, key=lambda name: (-needs[name], name))

@@ -21,7 +21,7 @@ from perphd.domain.signals import performance
 from perphd.domain.whatif import Arrival, Effect, WhatIf
 
 CORRECTABLE_CHANCE = 0.6
-"""Chance of meeting an LRA's target from which work is admitted, if perphd can restrict batch later."""
+"""Least chance of meeting an LRA's target for admitting work, if perphd can restrict batch later."""
 STARVED_SHARE = 0.1
 """Share of its demand below which work should start later."""
 LASTING_CHANCE = 0.84
@@ -45,9 +45,9 @@ def whatif(snapshot: Snapshot, arrival: Arrival, settings: PolicySettings) -> Wh
     accepted = not reasons
     if accepted:
         reasons.append(
-            "every LRA that runs is expected to keep its target"
+            "every running LRA is expected to keep its target"
             if any(effect.health is not Health.UNKNOWN for effect in effects)
-            else "no LRA runs here that could be harmed"
+            else "no LRA is running here that could be harmed"
         )
     return WhatIf(accepted, tuple(reasons), effects, batch)
 
@@ -86,12 +86,12 @@ def _effect(
     short = available(judged.score) and judged.score < 1.0 - settings.min_effect_pct / 100.0
     bearable = bool(sure) and not short
     if short:
-        text = f"{name} is below its target already"
+        text = f"{name} is already below its target"
     elif sure:
         text = f"{name} keeps its target (chance {chance:.0%}) with {best.allocation}"
     else:
         how = "even with the best protection" if gives else "and batch could not be restricted"
-        text = f"{name} would keep its target with a chance of {chance:.0%} only, {how}"
+        text = f"{name} would keep its target only with a chance of {chance:.0%}, {how}"
     health = Health.DEGRADED if short else Health.HEALTHY
     effect = Effect(
         name, health, as_is.prediction, best.prediction, best.allocation, chance, bearable=bearable, text=text
@@ -100,7 +100,7 @@ def _effect(
 
 
 def _memory(snapshot: Snapshot, arrival: Arrival, settings: PolicySettings) -> list[str]:
-    """Why memory does not suffice; empty if it does, or if none was requested."""
+    """Reason why memory does not suffice; empty if it does, or if the work requests none."""
     total = snapshot.host.topology.memory_bytes
     if not arrival.memory_bytes or total <= 0:
         return []

@@ -1,7 +1,7 @@
 """Restricts a policy's riskier changes to the operator's change window. Wraps any other policy; pure.
 
-Outside the window, no setting of an LRA itself changes and nothing is tried: no exploration, no probe of an LRA's
-reference, no cache trial. Batch can still be restricted at any time, which relieves LRAs.
+Outside the window, no setting of an LRA itself changes, and there are no trials: no exploration, no probe of
+an LRA's reference, no cache trial. Batch can still be restricted at any time, which relieves LRAs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Windowed:
 
 
 def _still_allowed(view: WorkloadView, own: Settings) -> Settings:
-    """The held settings without those that the LRA's owner has forbidden since, which takes effect at once."""
+    """The held settings, without those that the LRA's owner has forbidden since then; a ban takes effect at once."""
     return own if view.spec.touch is Touch.ALL else replace(own, cpus=KEEP, llc_masks=KEEP, mba_pct=KEEP)
 
 
