@@ -197,7 +197,7 @@ async def test_a_trial_goes_on_after_a_restart(tmp_path: Path) -> None:
         assert record is not None
         assert record.plan == plan, "the plan is as it was fixed at the start"
         voids = [block.void for block in record.blocks]
-        assert voids == ["", "perphd was restarted during it", "perphd did not run"]
+        assert voids == ["", "perphd was restarted during it", "perphd was not running"]
         await w.run(60)
         trial = w.agent.status().trial
         assert trial is not None
@@ -338,11 +338,11 @@ async def test_refusals_to_start_change_nothing(tmp_path: Path) -> None:
             await w.agent.start_trial(SHORT, ROOT)
         await w.agent.resume(None)
         w.agent.set_mode(Mode.OBSERVE, "db")
-        with pytest.raises(ConfigError, match="every LRA has the mode observe"):
+        with pytest.raises(ConfigError, match="every LRA has its own mode observe"):
             await w.agent.start_trial(SHORT, ROOT)
         w.agent.set_mode(Mode.OBSERVE)  # forgets what was set for single ones
         w.agent.set_mode(Mode.OBSERVE, "pi")
-        with pytest.raises(ConfigError, match="every batch workload has the mode observe"):
+        with pytest.raises(ConfigError, match="every batch workload has its own mode observe"):
             await w.agent.start_trial(SHORT, ROOT)
         w.agent.set_mode(Mode.OBSERVE)
         assert w.agent.trial() is None

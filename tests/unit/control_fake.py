@@ -213,7 +213,7 @@ class FakeAgent:
 
     def whatif(self, arrival: Arrival) -> WhatIf:
         bearable = arrival.cpu_cores <= 4
-        text = "db keeps its target" if bearable else "db would keep its target with a chance of 20% only"
+        text = "db keeps its target" if bearable else "db would keep its target only with a chance of 20%"
         tight = Prediction(1.04, 1.0, 1.08, 12.0)
         effect = Effect(
             "db", Health.HEALTHY, tight, tight, Allocation(TIGHT), 0.9, bearable=bearable, text=text

@@ -81,7 +81,7 @@ def test_growth_is_not_waited_for_when_it_is_plainly_too_little() -> None:
     settling = lra(STRONG, since_s=NOW_S)
     assert (
         change_review.overtaken(settling, pending, judged(0.5, blatant=True), 70.0)
-        == "its load goes on rising: "
+        == "its load continues to rise: "
     )
     assert change_review.overtaken(settling, pending, judged(0.9), 70.0) == ""
     still = change_review.overtaken(lra(STRONG), pending, judged(0.8, blatant=True), 70.0)

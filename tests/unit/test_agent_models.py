@@ -154,11 +154,11 @@ DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
     ),
     "of another application": (
         lambda text: resealed(text, lambda d: d["body"]["provenance"].update(cgroup="/app/old")),
-        "in /app/old, not in /app/db",
+        "in /app/old, not to the one in /app/db",
     ),
     "counted otherwise": (
         lambda text: resealed(text, lambda d: d["body"]["provenance"].update(sli_source="mysql")),
-        "counted by mysql, that of 'db' is by push",
+        "counted by mysql, but that of 'db' is counted by push",
     ),
 }
 

@@ -167,7 +167,7 @@ async def test_a_job_that_can_never_start_does_not_keep_others_waiting(tmp_path:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"cpus": 9.0}, "more than the host has"),
+        ({"cpus": 9.0}, "more CPUs than the host has"),
         ({"memory_bytes": 17 * GIB}, "never starts"),
         (
             {"memory_bytes": 13 * GIB},

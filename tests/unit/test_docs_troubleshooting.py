@@ -36,7 +36,7 @@ FRAGMENTS = {
     ("perphd/agent/control_loop.py", "apply"): "a change failed and was undone",
     ("perphd/agent/control_loop.py", "missing:"): "does not exist; waiting for it",
     ("perphd/agent/control_loop.py", "hints"): "the hint cannot be written",
-    ("perphd/agent/control_loop.py", "released"): "traffic classes of groups that have gone",
+    ("perphd/agent/control_loop.py", "released"): "some traffic classes of removed groups remain",
     ("perphd/agent/control_loop.py", "trial"): "cannot be read",
     ("perphd/agent/control_loop.py", "conflict:"): "left alone until the mode is set again",
     ("perphd/agent/control_loop.py", "sli:"): "an indicator's note",

@@ -383,5 +383,5 @@ def test_a_damaged_file_of_scores_is_not_contributed(
 
 def test_the_reader_survives_its_text(tmp_path: Path) -> None:
     assert reader_from(reader_text(reader(tmp_path))) == reader(tmp_path)
-    with pytest.raises(PerphError, match="is not the host"):
+    with pytest.raises(PerphError, match="does not describe a reader"):
         reader_from('{"folder": 1}')

@@ -74,7 +74,7 @@ def test_readers_look_and_only_the_group_submits(served: Served) -> None:
         ({"command": ["a\0b"]}, "no NUL"),
         ({"name": "two\nlines"}, "one line"),
         ({"cores": 0}, "0.01"),
-        ({"cores": 9}, "more than the host has"),
+        ({"cores": 9}, "more CPUs than the host has"),
         ({"memory_bytes": 17 * GIB}, "a copper job of 17.0 GiB never starts"),
         ({"elastic": [3, 2]}, "least first"),
         ({"elastic": [2]}, "least first"),

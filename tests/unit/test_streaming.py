@@ -264,7 +264,7 @@ def test_when_the_last_lra_goes_everybody_is_let_go_after_a_while() -> None:
     assert world.confined == {"stream"}
     world.step(10)
     assert world.confined == set()
-    assert "no LRA is there" in world.outcomes[-1].text
+    assert "no LRA is present" in world.outcomes[-1].text
 
 
 def test_a_third_job_that_comes_and_goes_does_not_keep_a_trial_in_force() -> None:
