@@ -41,9 +41,9 @@ class Answer:
         """Enforce monotonicity: on the same cores, less batch weight is never worse for the LRA.
 
         Contradicting predictions are pooled, weighted by precision, so that measurements outweigh expectations
-        (isotonic regression by pooling adjacent violators). ``heavier_is_more``: for batch's own share, which never
-        falls as its weight grows. More exclusive *cores* need not be better: on a small host a split can cost more than
-        it saves.
+        (isotonic regression by pooling adjacent violators). ``heavier_is_more``: True for batch's own share,
+        which never falls as its weight grows. More exclusive *cores* need not be better: on a small host a
+        split can cost more than it saves.
         """
         if len(self.value) < 2:
             return self

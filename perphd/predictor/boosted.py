@@ -1,11 +1,12 @@
 """A learned correction in two layers: boosted trees for the whole space, and cells that are precise where sampled.
 
-    correction(x) = s(x) T(x) + L(x),    L fitted to what s T leaves unexplained at the cells
+    correction(x) = s(x) T(x) + L(x),    L is fitted to the part that s T leaves unexplained at the cells
 
 T is the online boosted model (``ogbrt``), L the local Gaussian process (``residual``), and s(x), from 0 to 1, the trust
-in T. The trust is zero before T has trees, while its own error is above the gate, and while it does worse than the
-cells alone at places new to them. It falls with the distance of x from places seen since the application last changed.
-Without trust the whole correction comes from the cells, which is the fallback after a drift.
+in T. The trust is zero before T has trees, while its error is above the gate, and while it predicts worse
+than the cells alone at places new to them. It falls with the distance of x from places seen since the
+application last changed. Without trust the whole correction comes from the cells, which is the fallback after
+a drift.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ RESIDENT: Final = OgbrtSettings(
 """Settings of the trees beside cells.
 
 The gain hardly moves, because the cells take local effects. The trees are small, because each LRA has several learners
-and a small process serves dozens of LRAs. 40 trees at this rate correct a quarter of an error together.
+and a small process serves dozens of LRAs. Together, 40 trees at this rate correct a quarter of an error.
 """
 NEW_PLACE: Final = 1.0
 """Effective samples below which a place is new to the cells; the layers are compared there."""
@@ -54,7 +55,7 @@ class Correction(Protocol):
     def update(self, key: Hashable, x: Floats, residual: float, at_s: float, prior: float = 0.0) -> float:
         """Learn one sample, features (D,), of the cell ``key``; returns its deviation from the prediction.
 
-        ``prior``: logarithm of the physics prediction there. Never raises for finite values.
+        ``prior``: logarithm of the physics prediction for these features. Never raises for finite values.
         """
 
     def noise_at_least(self, sd: float) -> None:
@@ -85,16 +86,14 @@ class Correction(Protocol):
 
     @property
     def clipped(self) -> int:
-        """Number of outliers, samples that were only partly believed."""
+        """Number of outliers, whose errors were learned only in part."""
 
 
 class Boosted:
     """The two-layer ``Correction`` described in the module.
 
-    Args:
-        scales, prior_sd, noise_sd: of the local layer, see ``Residual``.
-        signs: required monotonicity of the correction in each of ``features.COLUMNS``.
-        settings: of the trees.
+    Args: scales, prior_sd, noise_sd: arguments of the local layer, see ``Residual``. signs: required
+        monotonicity of the correction in each of ``features.COLUMNS``. settings: of the trees.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class Boosted:
         self._with = self._without = 0.0
 
     def begin(self, x: Floats, y: Floats) -> None:
-        """Start from these rows (n, D) and corrections (n,), as of a profile; NaN: unknown.
+        """Start from these rows (n, D) and corrections (n,), for example from a profile; NaN: unknown.
 
         Their places count as seen until the application changes.
         """
@@ -257,7 +256,7 @@ class Boosted:
 
 
 def has_trees(state: ResidualState) -> bool:
-    """True if a saved correction holds trees beyond a constant."""
+    """True if a saved correction holds trees, not only a constant."""
     return state.boosted is not None and len(state.boosted.trees.leaf_start) >= 2
 
 

@@ -63,7 +63,8 @@ def restored(
 ) -> Correction:
     """The correction with this state.
 
-    A trial continues: the correction that learns alone has this host's own samples, which the cells are.
+    A trial continues. Its correction that learns alone starts from the cells, which are this host's own
+    samples.
 
     Raises:
         InvalidModel: the values are inconsistent.
@@ -83,6 +84,6 @@ def settled(learned: Correction) -> Correction:
 
 
 def is_told(learned: Correction) -> bool:
-    """True if it, or the acting correction of its trial, started from other hosts' estimates."""
+    """True if this correction, or the acting one of its trial, started from other hosts' estimates."""
     acting = learned.acting if isinstance(learned, OnTrial) else learned
     return isinstance(acting, Staged) and acting.told

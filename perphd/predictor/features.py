@@ -51,8 +51,9 @@ COLUMNS: Final = (
     Column("neighbours_gb_per_s", 0.0, 20.0, -1),
     Column("neighbours_load", 0.0, 1.0, -1),
 )
-"""Signs are set only for columns about which the physics prior says nothing, such as cache and bandwidth: only there is
-the sign of the correction the sign of the whole."""
+"""Signs are set only for columns that the physics prior ignores, such as cache and bandwidth: only for these
+does the sign of the correction equal the sign of the whole.
+"""
 PLACE: Final = 7
 NAMES: Final = tuple(column.name for column in COLUMNS)
 LOW: Final[Floats] = np.array([column.low for column in COLUMNS])
@@ -145,7 +146,7 @@ def cell_key(allocation: Allocation, context: ModelContext) -> CellKey:
 
 
 def padded(x: Sequence[float | None]) -> Floats:
-    """A saved row as an array: None, and columns added since, become NaN.
+    """A saved row as an array; None and columns added since then become NaN.
 
     The first ``PLACE`` columns are always known.
     """

@@ -1,19 +1,19 @@
-"""A Res-Perf model's contribution for other hosts, and the start of a model from theirs.
+"""A Res-Perf model's contribution to other hosts, and the start of a model from their contributions.
 
 Problem. Hosts have samples at different places (allocations and loads), which cannot be compared directly, and samples
-must not leave a host. Their corrections of the physics prior are comparable, because they are relative to cores, load
-and reference.
+must not leave a host. The hosts' corrections of the physics prior are comparable, because they are relative
+to cores, load and reference.
 
-Approach. The cells of a model (local means and counts; a prior that came from other hosts is not in them) give the
+Approach. The cells of a model (local means and counts, without any prior from other hosts) give the
 posterior of the stages, a linear regression with known prior. At fixed ``ANCHORS`` x it is reduced to the information
 of the cells alone, by dividing out the prior:
 
     1 / v0 = prior precision of the correction at x,   1 / v = posterior precision,   mu = posterior mean
     evidence  e = 1 / v - 1 / v0,        estimate  m = (mu / v) / e
 
-Gain and correction of the model are both in m. ``pooling`` turns the estimates of many hosts into one per anchor. A
-host starts from the anchors that enough hosts know, each shrunk towards physics in proportion to the remaining
-uncertainty:
+m contains both gain and correction of the model. ``pooling`` turns the estimates of many hosts into one per
+anchor. A host starts from the anchors that enough hosts know, each shrunk towards physics in proportion to
+the remaining uncertainty:
 
     y(x) = m E / (E + 1 / v0),           E = sum of the hosts' evidence, weighted by likeness
 """
@@ -52,9 +52,9 @@ MOST: Final = 1.5
 LEAST_SAMPLES: Final = 30.0
 """Least effective samples beside batch for a model to contribute."""
 LEAST_ANCHORS: Final = 24
-"""Least known anchors for others' estimates to be used as a start."""
+"""Least number of known anchors for a start from other hosts' estimates."""
 _REPEATED: Final = 5.0
-"""Anchors per coefficient of the stages. Neighbouring anchors are redundant, so their variance is raised by this."""
+"""Anchors per coefficient of the stages. Neighbouring anchors are redundant, so this factor raises their variance."""
 _SCALE: Final[Mapping[str, float]] = {"work": 1.0, "delay": 0.35 / 0.2}
 """Uncertainty of the prior relative to that of work, see ``model``."""
 _SIGN: Final[Mapping[str, int]] = {"work": 1, "delay": -1}
@@ -68,7 +68,7 @@ _LEAST_SHARE: Final = 0.25
 
 
 def contributed(file: ModelFile, threads_per_core: float) -> tuple[Statistic, ...]:
-    """This model's contribution; channels with too few samples are left out."""
+    """This model's contribution, without channels that have too few samples."""
     found = []
     source = file.provenance
     for channel in CHANNELS:
@@ -86,7 +86,9 @@ def contributed(file: ModelFile, threads_per_core: float) -> tuple[Statistic, ..
 def estimated(
     state: ResidualState, channel: str, cores: int, threads_per_core: float
 ) -> tuple[Floats, Floats] | None:
-    """Estimates at the anchors and their evidence, each (ANCHORS,), from a correction's cells; None: too few."""
+    """Estimates at the anchors and their evidence, each (ANCHORS,), from a correction's cells; None if these
+    are too few.
+    """
     cells = [cell for cell in state.cells if isinstance(cell.key, CellKey) and cell.count > 0]
     if math.fsum(cell.count for cell in cells) < LEAST_SAMPLES:
         return None
@@ -124,7 +126,7 @@ def topic_of(lra: str, channel: str) -> Topic:
 
 
 def start(told: Pooled, channel: str, cores: int, threads_per_core: float) -> Start | None:
-    """The rows from which a model starts on a host of this shape; None if too little is known."""
+    """The rows from which a model starts on a host of this shape; None if too few anchors are known."""
     known = (told.hosts >= QUORUM) & (told.evidence > 0)
     if int(known.sum()) < LEAST_ANCHORS:
         return None

@@ -1,9 +1,9 @@
 """Model files: one per LRA, replaced atomically, with the previous good one beside it.
 
-``NAME.json`` is the model. ``NAME.json.last`` is the one before it, read if that is damaged. ``NAME.json.aside`` holds
-a refused, reset or removed model and is read only by ``perphctl model import``. Models of earlier versions of an
-application are in ``versions/NAME/``, one file each, for the newest few. They are kept for a month after the
-application has gone, and used again if it returns.
+``NAME.json`` is the model. ``NAME.json.last`` is the previous one, which is read if the model is damaged.
+``NAME.json.aside`` holds a refused, reset or removed model and is read only by ``perphctl model import``.
+Models of earlier versions of an application are in ``versions/NAME/``, one file for each of the newest few.
+They are kept for a month after the application has gone, and used again if it returns.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from perphd.predictor.persist import MAX_BYTES, ModelFile, ModelFileError, from_
 LAST: Final = ".last"
 ASIDE: Final = ".aside"
 KEPT_ASIDE: Final = 64
-"""Number of files put aside that are kept, newest first, so that changing workload names cannot fill the disk."""
+"""Number of files to keep aside, newest first, so that changing workload names cannot fill the disk."""
 KEPT_VERSIONS: Final = 4
 """Number of earlier versions per application whose models are kept, newest first."""
 KEPT_GONE_S: Final = 30 * 86400.0
 """Time for which version models are kept after their application went away."""
 KEPT_GONE: Final = 32
-"""Number of such applications, latest first."""
+"""Maximum number of such applications, latest first."""
 _VERSIONS: Final = "versions"
 _NEW: Final = ".new"
-_LOST: Final = "what was learned since the last save would be lost with this process"
+_LOST: Final = "everything learned since the last save would be lost with this process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ModelFiles:
 
         Args:
             lra: its name.
-            fits: returns why a file does not belong to this LRA; empty if it does.
+            fits: returns the reason why a file does not belong to this LRA; empty if it does.
         """
         path = self.path(lra)
         problems: list[str] = []
@@ -93,7 +93,7 @@ class ModelFiles:
         """Replace the LRA's file with this text, synced; a crash leaves the old or the new file.
 
         Raises:
-            KernelError: it could not be written; the old file is still there.
+            KernelError: the new file could not be written; the old one is unchanged.
         """
         path = self.path(lra)
         self._replace(path, text, keep_last=lra in self._good)
@@ -117,7 +117,7 @@ class ModelFiles:
 
         def fits_and_is(file: ModelFile) -> str:
             is_version = file.provenance.app_version
-            return fits(file) or ("" if is_version == version else f"it is of version {is_version!r}")
+            return fits(file) or ("" if is_version == version else f"it belongs to version {is_version!r}")
 
         return self._load_version(self._version_path(lra, version), fits_and_is)
 
@@ -130,7 +130,7 @@ class ModelFiles:
         return Loaded(None) if newest is None else self._load_version(newest.path, fits)
 
     def drop_gone(self, present: Collection[str], now_unix_s: float) -> None:
-        """Delete version models of applications that went too long ago, or are too many.
+        """Delete version models of applications that disappeared too long ago, or exceed the maximum number.
 
         ``present``: applications to keep. Files that cannot be examined stay.
         """
@@ -199,7 +199,7 @@ class ModelFiles:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise kernel_error(
-                exc, path, "write", advice="what was learned since the last save is lost at stop"
+                exc, path, "write", advice="everything learned since the last save is lost at stop"
             ) from exc
 
     def put_aside(self, lra: str, with_versions: bool = True) -> None:

@@ -1,7 +1,8 @@
 """Gate: decides whether a model may act, from its recent mean error at the current allocation.
 
-Scatter of single samples is not model error, but the mean of several signed errors is. While that exceeds the limit,
-the model only advises: its bands are as wide as the prior's wherever it has no recent measurement.
+Scatter of single samples is not model error, but the mean of several signed errors is. While this mean
+exceeds the limit, the model only advises: its bands are as wide as the prior's wherever it has no recent
+measurement.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from perphd.domain.learning import GATE_MAPE
 Floats = NDArray[np.float64]
 
 WELL_MEASURED: Final = 5.0
-"""Effective samples from which a place is known regardless of the model's quality elsewhere."""
+"""Effective samples that make a place known regardless of the model's quality elsewhere."""
 _GAIN: Final = 0.25
 _REOPENS: Final = 0.75
 
@@ -56,7 +57,7 @@ class Gate:
         self.mean, self._closed = mean, closed and self._most > 0
 
     def update(self, error: float) -> None:
-        """Process one error (log units) from before the sample was learned."""
+        """Process the error of one sample (log units), computed before learning it."""
         if not math.isfinite(error):
             return
         self.mean += _GAIN * (min(max(error, -1.0), 1.0) - self.mean)

@@ -1,11 +1,12 @@
 """Merges live models of one application from several hosts into one, with a champion check.
 
-Every host's model is exported (``perphctl model export``), the files are merged here, and an operator imports the
-result where wanted. The merge pools the samples that each model remembers, as corrections of the physics prior. They
-are relative to the host's cores, load and reference, so that hosts of different size are comparable. Stages are fitted
-to four fifths of each host's samples, with equal weight per host. On *every* host's held-out fifth they must do no
-worse than the best single host's stages. Local state is left out: cells, places seen, bands, drift. References are
-pooled as weak priors that yield to a few samples of the importing host.
+Every host's model is exported (``perphctl model export``), this module merges the files, and an operator
+imports the result on any host. The merge pools the samples that each model remembers, as corrections of the
+physics prior. They are relative to the host's cores, load and reference, so hosts of different size are
+comparable. Stages are fitted to four fifths of each host's samples, with equal weight per host. On *every*
+host's held-out fifth they must perform no worse than the best single host's stages. The result has no local
+state: no cells, places seen, bands or drift. References are pooled as weak priors that yield to a few samples
+of the importing host.
 """
 
 from __future__ import annotations
@@ -93,13 +94,13 @@ def merge_models(files: Sequence[ModelFile]) -> MergedModel:
     sources = [file.provenance for file in files]
     for what, values in (
         ("their work is measured differently", {s.sli_source or "no SLI" for s in sources}),
-        ("they are of different versions", {s.app_version for s in sources if s.app_version}),
+        ("they belong to different versions", {s.app_version for s in sources if s.app_version}),
     ):
         if len(values) > 1:
             raise PerphError(f"{what}: {', '.join(sorted(values))}")
     for k, file in enumerate(files):
         if any(file.state == other.state for other in files[:k]):
-            raise PerphError(f"{_host(file)} is given twice, which would spoil the held-out samples")
+            raise PerphError(f"{_host(file)} is given twice, which would invalidate the held-out samples")
     contests: list[ChannelContest] = []
     known: dict[str, Sequence[Remembered]] = {}
     for channel in CHANNELS:

@@ -36,12 +36,12 @@ COUNTED = ("cpi", "llc_mpki", "memory_stall_ratio", "llc_occupancy_bytes", "mbw_
 _UNFIT = (Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RESTARTED, Quality.SETTLING, Quality.SLI_MISSING,
           Quality.BETWEEN)  # fmt: skip
 CLOSED_ELASTICITY = 0.3
-"""Elasticity from which an LRA's load counts as closed: its work rate falls when it has to wait."""
+"""Elasticity above which an LRA's load counts as closed: its work rate falls when it has to wait."""
 _ELASTIC_DELAY = 1.25
 _ELASTIC_GAIN = 0.1
 _LEAST_CORES = 0.02
 THROTTLED_PCT = 5.0
-"""Excess over its usual throttled share (%) from which a sample is not learned."""
+"""Excess over the usual throttled share (%) above which a sample is not learned."""
 _THROTTLED_GAIN = 0.02
 _LEAST_RATIO, _MOST_RATIO = 0.02, 50.0
 _MOST_WORK = 1.05
@@ -51,15 +51,15 @@ BOOTSTRAP_SUPPORT = 10.0
 BOOTSTRAP_LOAD = 0.7
 """Share of the host's cores up to which an LRA's use counts as its demand while it shares all cores with batch."""
 PROTECTED_RATIO = 0.9
-"""Work ratio predicted by the prior from which a sample counts as strongly protected."""
+"""A sample counts as strongly protected if the prior predicts at least this work ratio."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One sample with its circumstances.
 
-    ``undisturbed``: batch did not compete. ``batch_cores``: CPU that batch got. ``shielded``: batch's cache and
-    bandwidth were restricted as far as possible, or are known to be spare. ``neighbours_bytes_per_s``,
+    ``undisturbed``: batch did not compete. ``batch_cores``: CPU time per second that batch got. ``shielded``: batch's
+    cache and bandwidth were restricted as far as possible, or are known to be spare. ``neighbours_bytes_per_s``,
     ``neighbours_cores``: memory bandwidth and CPU use of the other LRAs. ``contended``: undeclared work or the
     hypervisor filled the host. ``cache_knobs``: number of resources, cache and bandwidth, in which batch can be
     restricted now (0 to 2); None: there is no batch. ``count``: samples merged into this one.
@@ -139,7 +139,7 @@ class LraModel:
 
         Args:
             state: from ``to_state``, on any host and clock.
-            now_s: the time, by the clock of the samples to come.
+            now_s: the present time on the clock of future samples.
             elapsed_s: time for which the model was not in use; negative values count as 0.
             learner: kind of correction from now on; only the part specific to another learner is lost.
             gate_mape: see the class.
@@ -296,10 +296,10 @@ class LraModel:
         return share_pct >= usual_pct + THROTTLED_PCT
 
     def _forget_stand_ins(self, seen: Observation) -> None:
-        """Drop references from substitute samples once batch can be restricted in more resources than then.
+        """Drop references from substitute samples once batch can be restricted in further resources.
 
-        For example after resctrl was mounted, its lock was released, or another program gave up its masks. The
-        substitutes contained the cost of cache and bandwidth.
+        This happens, for example, after resctrl was mounted, its lock was released, or another program gave
+        up its masks. The substitutes contained the cost of cache and bandwidth.
         """
         stood_in, now = self._stood_in_knobs, seen.cache_knobs
         if stood_in is not None and now is not None and now > stood_in:
@@ -308,7 +308,7 @@ class LraModel:
     def _learn_reference(
         self, seen: Observation, perf: Performance, weight: float, scale: float = 1.0
     ) -> None:
-        """Learn an undisturbed sample; ``scale``: the share of the reference's work that it is believed to show."""
+        """Learn an undisturbed sample; ``scale``: assumed ratio of its work to the reference's."""
         work, delay, load = perf.work, perf.delay, perf.load
         if available(work):
             self._reference.update(f"work:{perf.work_source}", work / scale, load, weight, seen.contended)
@@ -378,9 +378,9 @@ class LraModel:
     def _bootstrap(self, seen: Observation, perf: Performance, prior: Expected) -> None:
         """Learn a reference from a strongly protected sample through the prior, while undisturbed ones are missing.
 
-        Only if the LRA has spare cores without batch: on shared cores its use may be all it could get, and a squeezed
-        application would pass for an undisturbed one. Also only if batch's cache and bandwidth are restricted, whose
-        cost the prior ignores.
+        This requires spare cores without batch: on shared cores the LRA's use may be all that it could get,
+        and a squeezed application would pass for an undisturbed one. It also requires that batch's cache and
+        bandwidth are restricted, because the prior ignores their cost.
         """
         grant = seen.allocation.cpu
         spare = seen.context.lra_demand_cores <= BOOTSTRAP_LOAD * seen.context.total_cores
@@ -426,8 +426,8 @@ class LraModel:
     def predict_work(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Work relative to the reference, at most 1.05.
 
-        Never falls with more ways, less bandwidth for neighbours, less batch weight on the same cores, or exclusive
-        cores.
+        It never falls with more ways, less bandwidth for neighbours, less batch weight on the same cores, or
+        exclusive cores.
         """
         asked = self._question(_as_seen(allocations), context)
         answer = self._answer(

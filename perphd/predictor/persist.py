@@ -22,10 +22,11 @@ from perphd.domain.errors import PerphError
 
 FORMAT: Final = "perphd-model"
 VERSION: Final = 6
-"""Version 2 added the boosted corrections (``BoostedState``); files of version 1 are read as models without any. 3
-added the application's version; older files count as of the running version. 4 added provisional references. 5 added
-the staged correction (``StagedState``); its stages learn from what older files remember. 6 added stages that started
-from other hosts' estimates."""
+"""Version 2 added the boosted corrections (``BoostedState``); files of version 1 are read as models without
+them. Version 3 added the application's version; older files are assumed to belong to the running version.
+Version 4 added provisional references. Version 5 added the staged correction (``StagedState``); its stages
+learn from the samples in older files. Version 6 added stages that started from other hosts' estimates.
+"""
 READ_VERSIONS: Final = (1, 2, 3, 4, 5, 6)
 MAX_BYTES: Final = 1024 * 1024
 """Largest size of a model file."""
@@ -38,7 +39,7 @@ MAX_AGE_S: Final = 1e10
 _MAX_TEXT = 4096
 _MAX_NODES = 8192
 _MAX_LOG = 100.0
-"""Bound of logarithms; larger values cannot be a performance."""
+"""Bound of logarithms; no performance has larger values."""
 
 
 class ModelFileError(PerphError):
@@ -50,7 +51,7 @@ def _number(low: float, high: float) -> Any:
 
 
 def _added(low: float, high: float) -> Any:
-    """A number that older files lack, which is then None."""
+    """A number that older files lack; it is None for these."""
     return field(default=None, metadata={"low": low, "high": high})
 
 
@@ -85,7 +86,8 @@ class CellKey:
 class RunningState:
     """One running mean of a signal's logarithm.
 
-    ``bucket``: of load; None: over all loads. ``provisional``: learned while undeclared work filled the host.
+    ``bucket``: bucket of the load; None: over all loads. ``provisional``: learned while undeclared work
+        filled the host.
     """
 
     signal: str
@@ -101,7 +103,8 @@ class RunningState:
 class CellState:
     """One cell of a correction.
 
-    ``x``: its features (None: unknown). ``mean``: of the correction (log). ``count``: effective samples ``age_s`` ago.
+    ``x``: its features (None: unknown). ``mean``: mean of the correction (log). ``count``: effective samples
+        ``age_s`` ago.
     ``left``: the part of the mean not explained by trees (None: there were none).
     """
 
@@ -145,8 +148,8 @@ class BoostedState:
             samples learned before each.
         places: places seen since the last change, as fractions of the columns' ranges; ``visits`` of each.
         age_s: since its last sample (None: unknown).
-        seen, built_at, changed_at, rebuilds: samples learned; their number when it was built and when it last drifted
-            (None: never); rebuilds that replaced it.
+        seen, built_at, changed_at, rebuilds: number of samples learned; that number at the last build and at
+            the last drift (None: never); rebuilds that replaced the trees.
         drift_up, drift_down, drift_since, alarms: the drift detector.
         noise_sd, mape, doubt_var, scale: scatter of a sample, recent mean relative error, error variance far from all
             places, multiplier of the band; ``asked`` bands, ``missed`` of them; ``surprises``: consecutive outliers.
@@ -220,8 +223,9 @@ class ResidualState:
 
     ``noise_var``: variance of one sample around its cell (log units). ``boosted``: its trees, if any. ``with_trees``,
     ``without_trees``: recent mean squared errors at new places with and without trees. ``staged``: its stages, if any.
-    ``told``: the stages started from other hosts' estimates and stay with any learner. ``trial_left``: samples until
-    the end of their trial beside learning alone, 0: none is running; ``trial_excess``: see ``trial``.
+    ``told``: the stages started from other hosts' estimates and stay with any learner. ``trial_left``:
+    samples until the end of their trial against learning alone (0: no trial is running); ``trial_excess``:
+    see ``trial``.
     """
 
     noise_var: float = _number(1e-6, 10.0)
@@ -249,7 +253,7 @@ class ModelState:
 
     ``*_error``: recent mean error (log units). ``*_advises``: the gate is closed. ``stood_in_knobs``: number of
     resources, cache and bandwidth, in which batch could be restricted when protected samples substituted for
-    undisturbed ones; None: none did.
+    undisturbed ones; None: no such samples.
     """
 
     reference: tuple[RunningState, ...] = _items(0, 2048)
@@ -270,7 +274,8 @@ class ModelState:
 class Provenance:
     """Origin of a model: its LRA, and where and when it was learned.
 
-    ``cores``: usable physical cores of that host. ``app_version``: of the application, from ``host.app_version``;
+    ``cores``: usable physical cores of that host. ``app_version``: version of the application, from
+        ``host.app_version``;
     empty: unknown.
     """
 
@@ -327,7 +332,7 @@ def to_text(file: ModelFile) -> str:
     """The file's text, ending with a newline.
 
     Raises:
-        ModelFileError: the model holds an invalid number, with which it could not be read again.
+        ModelFileError: the model holds an invalid number that would make the file unreadable.
     """
     body = _encode(file)
     try:

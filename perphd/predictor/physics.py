@@ -1,13 +1,13 @@
 """The effect of sharing processors on an LRA: the prior mean of the Res-Perf model.
 
 A fluid model of weighted fair scheduling. Batch occupies up to ``k`` of ``N`` cores at weight ratio ``w`` (batch :
-LRA). The LRA wants ``D`` cores; it gets the cores without batch whole and its weighted part of the others. The rest of
-the host's use is subtracted first: it can run anywhere, takes up to half of the cores that batch is on (greedy work
-yields to everybody's fair share), and the remainder from the free ones.
+LRA). The LRA wants ``D`` cores; it gets all of the cores without batch, and its weighted part of the others.
+The rest of the host's use is subtracted first: it can run anywhere, takes up to half of the cores that batch
+uses (greedy work yields to the fair shares of others), and the remainder from the free cores.
 
-Two effects missing from a fluid are added: the loss on a shared core even with a demoted neighbour (preemption,
-migration, cold private caches), and the wait when a thread wakes on an occupied core. Their size is a prior from a
-2-core host with a database, corrected by measurements.
+Two effects that a fluid model lacks are added: the loss on a shared core even with a demoted neighbour
+(preemption, migration, cold private caches), and the wait when a thread wakes on an occupied core. Their size
+is a prior from a 2-core host with a database, corrected by measurements.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ WAKEUP_DELAY_IDLE = 0.3
 WAKEUP_DELAY_EQUAL = 1.0
 """Further growth of delay towards equal weights."""
 CROWDING, MOST_CROWDING = 0.35, 1.0
-"""Share of the waiting for the batch-free cores (as if there were no others) that occurs although there are others.
+"""Share of the waiting for batch-free cores (computed as if there were no others) that occurs although there
+are other cores.
 
-The scheduler keeps an LRA's threads there, in each other's way, rather than beside demoted batch. Measured on 2 CPUs:
-1.4 times the delay with batch demoted on both. The second value bounds the added delay.
+The scheduler keeps an LRA's threads on these cores, in each other's way, rather than beside demoted batch.
+Measured on 2 CPUs: 1.4 times the delay with batch demoted on both. The second value bounds the added delay.
 """
 OWN_CORES_GAIN = 1.08
 """Work per CPU second on exclusive cores: no migration, no preemption, warm private caches."""
@@ -107,8 +108,8 @@ def expect(grants: CpuGrants, context: ModelContext) -> Expected:
     alone = 1.0 + _TAIL * _waiting(demand / total, servers * total)
     now = 1.0 + _TAIL * _waiting(demand / (available * speed * enough), servers * available)
     queueing = np.maximum(now / alone, 1.0)
-    # Whether load is open (waiting grows without bound) or closed (it grows as work falls, Little's law) is unknown
-    # here. Growth by queueing is therefore bounded, and excess demand is added as in a closed loop.
+    # Whether load is open (waiting grows without bound) or closed (it grows as work falls, Little's law) is
+    # unknown here. Therefore growth by queueing is bounded, and excess demand is added as in a closed loop.
     delay = waking * np.minimum(queueing, MAX_QUEUEING) / (work * np.sqrt(speed))
 
     used_free = np.minimum(demand * work, free)
@@ -123,8 +124,8 @@ def _siblings(
     """SMT effects: speed of the LRA's threads, feasible part of its work, and share of its time on batch's cores.
 
     The first two are relative to the undisturbed host; 1, 1 and 0 without SMT. Undisturbed threads spread over the
-    cores. Beside batch the sibling is batch's, and no weight keeps it off. On exclusive cores its own threads meet each
-    other, the more the fewer cores. Shape (n,) each.
+    cores. Beside batch, the sibling runs batch, and no weight prevents that. On exclusive cores the LRA's own
+    threads meet each other, the more the fewer cores there are. Shape (n,) each.
     """
     ones = np.ones_like(free)
     if context.threads_per_core <= 1.0:

@@ -1,8 +1,9 @@
 """Worker process that rebuilds trees: ``python -m perphd.predictor.rebuild_worker``, jobs in, trees out.
 
 Both directions are plain arrays (``arrays``) on standard input and output. The parent starts the process when there is
-work, and it exits afterwards. Trees return compiled, so that the parent need not compile them. The worker lowers its
-priority; if that is refused (by a service's system call filter), it works at normal priority.
+work, and it exits afterwards. The worker returns compiled trees, so the parent need not compile them. The
+worker lowers its priority; if that is refused (by a service's system call filter), it works at normal
+priority.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def unpack_results(data: bytes) -> list[Rebuilt]:
 
 
 def _forest(trees: Trees, row_start: tuple[int, ...], arrays: Mapping[str, Any], i: int) -> Forest:
-    """The compiled form as the worker made it, checked only for consistency."""
+    """The worker's compiled form, checked only for consistency."""
     parts = {name: arrays[f"{name}{i}"] for name in _FOREST}
     rows, edges, at, start = len(parts["table"]), [], 0, (*row_start, len(parts["table"]))
     for first, end in itertools.pairwise(start):  # every feature has a row per bin and one for missing values

@@ -11,7 +11,7 @@ from perphd.predictor.model import LraModel
 class Registry:
     """Holds the models. A restarted workload keeps its model; a removed one loses it.
 
-    ``learner``, ``gate_mape``: of new models, see ``LraModel``.
+    ``learner``, ``gate_mape``: settings of new models, see ``LraModel``.
     """
 
     def __init__(self, learner: Learner | Ablated | None = None, gate_mape: float = GATE_MAPE) -> None:
@@ -38,7 +38,7 @@ class Registry:
         self._models.pop(workload, None)
 
     def rebuild_here(self) -> None:
-        """Run due rebuilds at once in this process, for hosts in virtual time."""
+        """Run due rebuilds at once in this process; used for hosts in virtual time."""
         for model in self._models.values():
             while (due := model.next_rebuild()) is not None:
                 channel, job = due

@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 HALF_LIFE_S = 600.0
 """Half-life of a cell without visits."""
 MAX_COUNT = 30.0
-"""Upper bound of effective samples in a cell, and thereby the memory of its average in samples."""
+"""Upper bound of effective samples in a cell, which is also the memory of its average in samples."""
 DRIFT_SAMPLES = 3
 """Consecutive samples beyond 3 sigma on one side that are drift instead of outliers."""
 DOUBTED_COUNT = 3.0
@@ -39,7 +39,7 @@ class Residual:
         noise_sd: initial estimate of one sample's scatter (log units).
 
     Attributes:
-        clipped: number of samples that were only partly believed.
+        clipped: number of outliers, which were learned only in part.
     """
 
     def __init__(self, scales: Floats, prior_sd: float, noise_sd: float) -> None:
@@ -50,8 +50,8 @@ class Residual:
         self._clear()
 
     def _clear(self) -> None:
-        # One row per cell, the first len(self._row) in use. The kernel between them is updated row by row, since one
-        # sample moves one cell.
+        # One row per cell, the first len(self._row) in use. The kernel between them is updated row by row,
+        # because one sample moves one cell.
         self._row: dict[Hashable, int] = {}
         self._x: list[Floats] = []
         self._mean, self._left = np.zeros(MAX_CELLS), np.zeros(MAX_CELLS)
@@ -104,7 +104,8 @@ class Residual:
     def update(self, key: Hashable, x: Floats, residual: float, at_s: float, prior: float = 0.0) -> float:
         """Fold one sample (features (D,), log units) into its cell, see ``fold``; ``prior`` is ignored.
 
-        Returns the sample's deviation from its cell's mean, or for a new cell from the prediction there.
+        Returns the sample's deviation from its cell's mean or, for a new cell, from the prediction at its
+        place.
         """
         if key in self._row:
             return self.fold(key, x, residual, at_s)
@@ -115,8 +116,8 @@ class Residual:
     def fold(self, key: Hashable, x: Floats, residual: float, at_s: float, below: float = 0.0) -> float:
         """Fold one sample (features (D,), log units) into its cell; an outlier is clipped at 3 sigma.
 
-        Several in a row on one side are drift, and the cell restarts from them. ``below``: prediction of the layer
-        below. Returns the deviation from the cell's mean, 0 if the cell is new.
+        Several consecutive outliers on one side are drift, and the cell restarts from them. ``below``:
+        prediction of the layer below. Returns the deviation from the cell's mean, 0 if the cell is new.
         """
         self._solved = None
         row = self._row.get(key)
@@ -170,8 +171,8 @@ class Residual:
     def above(self, x: Floats, at_s: float, below: Floats | None = None) -> tuple[Floats, Floats, Floats]:
         """Mean and sd of the correction, and support, for rows ``x`` (n, D).
 
-        ``below``: predictions of the layer below, (n,), to which the cells add what it does not explain. ``support``:
-        effective samples of the nearest cell, discounted by distance.
+        ``below``: predictions of the layer below, (n,), to which the cells add the part that it does not
+        explain. ``support``: effective samples of the nearest cell, discounted by distance.
         """
         n = x.shape[0]
         said = np.zeros(n) if below is None else below

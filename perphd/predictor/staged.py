@@ -1,12 +1,14 @@
 """The learned correction used for decisions: all stages (``stages``) in one Kalman filter, with bounds on their signs.
 
 * One level is shared by all places, so that after a change all predictions move at once.
-* Level and shape are learned together, each in proportion to its uncertainty. The level walks, the shape hardly does.
-  Without a profile this is recursive least squares on the stages, starting from the prior's uncertainty.
+* Level and shape are learned together, each in proportion to its uncertainty. The level changes with time;
+  the shape hardly does. Without a profile this is recursive least squares on the stages, starting from the
+  prior's uncertainty.
 * If samples keep missing on one side (CUSUM of standardised errors), the application has changed: the uncertainty of
   level and shape is raised, and the next samples decide.
 * Predictions use the most likely set of coefficients that keeps every sign.
-* The band is the filter's own, scaled by recent errors at new places, plus what no stage can express.
+* The band is the filter's own, scaled by recent errors at new places, plus the uncertainty that no stage can
+express.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ _MOST_PAUSE_S: Final = 600.0
 _SLACK, _ALARM, _CLIP_SDS = 0.5, 8.0, 5.0
 """CUSUM of standardised errors: slack, threshold, and clip of one error, in sigma.
 
-Two large errors on one side raise an alarm, a single one never does. Noise alone raises one in about ten thousand
-samples.
+Two large errors on one side raise an alarm; a single one never does. Noise alone raises one in about ten
+thousand samples.
 """
 _CHANGED_SD: Final = 0.3
 """Standard deviation added to the level after a change of the application (log units)."""
@@ -57,9 +59,10 @@ PROFILE_SD: Final = 0.05
 """Noise of a profile's rows beside batch, log units: twice their scatter, plus effects left out."""
 _PROFILE_LEVEL_SD: Final = 0.1
 REMEMBERED: Final = 256
-"""Number of samples kept for other hosts' models, newest first."""
+"""Number of samples to keep for other hosts' models, newest first."""
 _OFTEN, _EVERY = 4.0, 8
-"""Visits from which a place's samples are thinned, and the thinning factor, so that one place cannot displace others.
+"""Number of visits after which a place's samples are thinned, and the thinning factor, so that one place
+cannot displace others.
 """
 _ROUNDS: Final = 2 * COUNT
 _OLD_DOUBT: Final = 0.05
@@ -68,14 +71,12 @@ _OLD_DOUBT: Final = 0.05
 class Staged:
     """The ``Correction`` described in the module.
 
-    Args:
-        scales, noise_sd: of the places seen, see ``Residual``.
-        prior_sd: uncertainty of the prior as a whole (log units).
-        sign: 1 if more of the channel is better for the LRA, -1 if less is.
+    Args: scales, noise_sd: arguments for the places seen, see ``Residual``. prior_sd: uncertainty of the
+        prior as a whole (log units). sign: 1 if more of the channel is better for the LRA, -1 if less is.
         count: number of stages in use, from the first: all, 1 (only the level) or 0 (nothing is learned).
 
     Attributes:
-        told: it started from other hosts' estimates.
+        told: whether it started from other hosts' estimates.
     """
 
     def __init__(
@@ -259,7 +260,8 @@ class Staged:
     def _kept_signs(self) -> Floats:
         """The coefficients nearest to the filter's mean, in its own metric, that keep every sign; (count,).
 
-        The largest violation is moved to its bound, and the others follow by covariance, until there is none.
+        Repeatedly moves the largest violation to its bound, and the others with it by covariance, until no
+        violation is left.
         """
         if self._signed is None:
             mean = self._mean.copy()

@@ -7,9 +7,10 @@ consists of terms that never fall as the LRA gets more: a way, less bandwidth fo
 less weight for batch. A sum of such terms with non-negative coefficients never falls either, so the signs hold by
 construction.
 
-The cost of batch is expressed as losses (batch's share of the cores, times what is not withheld from it), so that fewer
-cores for batch beside an LRA with exclusive cores never reduce its performance. The number of cores shared by batch and
-LRA has no sign: whether to confine batch or to let it spread depends on the host.
+The cost of batch is expressed as losses (batch's share of the cores, times the part that is not withheld from
+it), so that fewer cores for batch beside an LRA with exclusive cores never reduce its performance. The number
+of cores shared by batch and LRA has no sign: whether to confine batch or to let it spread depends on the
+host.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _USUAL_SHARE: Final = 0.6
 _USUAL_BATCH: Final = 0.8
 _USUAL_GHZ: Final = 3.0
 _FILL_LEAST: Final = 0.3
-"""Least share of cache and bus that batch takes, however few its cores."""
+"""Least share of cache and bus that batch takes, however few cores it has."""
 
 _FREE: Final = -np.inf
 _DOUBT: Final[tuple[tuple[str, float, float], ...]] = (
@@ -72,7 +73,8 @@ SD: Final[Floats] = np.array([sd for _, sd, _ in _DOUBT])
 """Prior standard deviation of each coefficient, log units.
 
 Found on streams of worlds with seeds from 100 up (``tools.bench.predictor.following``, whose report uses none of them);
-half as much changes the near error by less than a tenth. Together they equal the prior's former uncertainty, 0.2.
+halving them changes the near error by less than a tenth. Together they equal the former uncertainty of the
+prior, 0.2.
 """
 LEAST: Final[Floats] = np.array([least for _, _, least in _DOUBT])
 """Lower bound of each coefficient. The prior may lose nine tenths of its weight, but not its sign."""

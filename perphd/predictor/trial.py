@@ -1,8 +1,9 @@
 """Trial of a correction that started from other hosts' estimates against one that learns alone.
 
-Both learn every sample. Their squared errors one step ahead are summed, clipped so that one outlier decides nothing.
-The start from other hosts answers first, until it has done worse by more than chance; after ``LENGTH`` samples the
-winner stays and the other is dropped. A start from hosts that only seem similar therefore costs a few samples at most.
+Both learn every sample. Their squared errors one step ahead are summed, clipped so that one outlier decides
+nothing. The start from other hosts acts first, until it is worse by more than chance; after ``LENGTH``
+samples the winner stays and the other is dropped. A start from hosts that only seem similar therefore costs a
+few samples at most.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from perphd.predictor.persist import ResidualState
 Floats = NDArray[np.float64]
 
 LENGTH: Final = 48
-"""Samples of the trial; fewer than those before the first rebuild of trees."""
+"""Number of samples of the trial; less than the number before the first rebuild of trees."""
 CREDIT: Final = 4.0
 """Excess of squared errors, in units of a sample's noise variance, at which the start is dropped."""
 _NOISE_SD: Final = 0.05
@@ -46,7 +47,7 @@ class OnTrial:
     Args:
         told: started from other hosts' estimates.
         alone: started from physics.
-        seen: samples of the trial before a restart; ``excess``: of squared errors during these.
+        seen: samples of the trial before a restart; ``excess``: excess of squared errors during these.
     """
 
     def __init__(self, told: Correction, alone: Correction, seen: int = 0, excess: float = 0.0) -> None:

@@ -8,14 +8,15 @@ For a batch of n samples, stage k and node d of its tree, with y standardised by
     theta    = sum of w_i (y_i - lambda)^2                                                         (3, 6)
 
 and the candidate for phi with the least theta is chosen, where theta_m is initialised once for the whole
-ensemble (line 1). Details that the paper does not specify are chosen as follows: the candidates are the node's present
-threshold and up to eight of the batch's values of its feature; f_{k-1} is the sum of the stages before k, as after the
-previous batch; the sums of (6) run over the new samples, as the old ones no longer exist; only children that are leaves
-carry a lambda.
+ensemble (line 1). The paper leaves these details open; this implementation chooses: the candidates are the
+node's present threshold and up to eight of the batch's values of its feature; f_{k-1} is the sum of the
+stages before k, as after the previous batch; the sums of (6) run over the new samples, as the old ones no
+longer exist; only children that are leaves carry a lambda.
 
-Read literally it has no division by the sum of weights, so that a leaf goes to n times its samples; left and right
-are swapped against equation 4; every stage fits y, so that M stages sum to M y; and w is a weight for classes -1
-and +1. ``normalised`` divides by the sum of weights, which mends the first of these only.
+Read literally, the algorithm has four defects. It does not divide by the sum of weights, so a leaf goes to n
+times its samples. Left and right are swapped against equation 4. Every stage fits y, so M stages sum to M y.
+And w is a weight for classes -1 and +1. ``normalised`` divides by the sum of weights, which repairs only the
+first of these.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class PaperLiteral:
 
     Args:
         trees: the warm start.
-        mean: of the warm start's targets.
+        mean: mean of the warm start's targets.
         scale: their standard deviation; targets are standardised by both.
         alpha: learning rate, 0..1.
         batch: samples per update, n.

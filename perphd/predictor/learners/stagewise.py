@@ -20,7 +20,7 @@ class StageWise:
 
     Args:
         trees: the warm start.
-        rate: its shrinkage, which is contained in its leaf values.
+        rate: the warm start's shrinkage, which its leaf values include.
         alpha: weight of a batch in each leaf's average, 0..1.
         batch: samples per update.
     """

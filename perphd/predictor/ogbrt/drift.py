@@ -2,10 +2,10 @@
 
     S+ = max(0, S+ + z - k),  S- = max(0, S- - z - k),  alarm when either exceeds h             (Page, 1954)
 
-z is clipped, so that a single outlier cannot raise the alarm, and the statistics restart after an alarm. Since the
-model adapts by itself, a change leaves only a short burst of errors. A CUSUM sums the burst, while rules like "n
-samples beyond m sigma" miss it. river's ADWIN and Page-Hinkley find the same changes but import 100 MiB;
-tools/bench/predictor has the comparison.
+z is clipped, so that a single outlier cannot raise the alarm, and the statistics restart after an alarm.
+Because the model adapts by itself, a change leaves only a short burst of errors. A CUSUM sums the burst,
+while rules like "n samples beyond m sigma" miss it. river's ADWIN and Page-Hinkley find the same changes but
+import 100 MiB; tools/bench/predictor has the comparison.
 """
 
 from __future__ import annotations

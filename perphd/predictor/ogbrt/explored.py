@@ -11,7 +11,7 @@ import numpy as np
 from perphd.predictor.ogbrt.trees import Floats
 
 _FAR = 0.3
-"""Distance, as a fraction of the features' ranges, from which a place counts as never seen."""
+"""Distance, as a fraction of the features' ranges, above which a place counts as never seen."""
 _GRID = 20
 """Number of distinguishable positions per range."""
 
@@ -22,7 +22,7 @@ class Explored:
     Args:
         low: (F,) lower ends of the ranges.
         high: (F,) upper ends.
-        capacity: places kept.
+        capacity: maximum number of places.
     """
 
     def __init__(self, low: Floats, high: Floats, capacity: int = 48) -> None:
@@ -44,7 +44,7 @@ class Explored:
         return self._at[rows].copy(), self._visits[rows].copy()
 
     def restore(self, at: Floats, visits: Floats) -> None:
-        """Replace the places, given as from ``seen``; if there are too many, only the last are kept."""
+        """Replace the places by values from ``seen``; keep only the last ones if there are too many."""
         self._places.clear()
         at, visits = at[-self._capacity :], visits[-self._capacity :]
         for row, (scaled, count) in enumerate(zip(at, visits, strict=True)):

@@ -216,7 +216,7 @@ def _sums(where: NDArray[np.intp], values: Floats, shape: tuple[int, int, int]) 
 
 
 def _gain(pull: Floats, mass: Floats, value: Floats) -> Floats:
-    """Reduction of the squared error by this leaf value, compared with 0."""
+    """Reduction of the squared error by this leaf value compared with the value 0."""
     return np.asarray(2.0 * pull * value - mass * value * value)
 
 

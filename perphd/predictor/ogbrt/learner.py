@@ -24,7 +24,7 @@ SURPRISES = 3
 """Consecutive outliers on one side that show a change of the application instead."""
 _JUMP_S = 3600.0
 _MOST_TARGET = 100.0
-"""Bound of targets (log units); larger values cannot be a performance."""
+"""Bound of targets (log units); no performance has larger values."""
 _MEMORY = 30.0
 _DRAWS = 509
 
@@ -95,7 +95,7 @@ class Ogbrt:
         return self.ask(x)[0]
 
     def ask(self, x: Floats) -> tuple[TreePrediction, Floats]:
-        """As ``predict``, with each row's distance from the places seen.
+        """Predict like ``predict``, and add each row's distance from the places seen.
 
         The distance, (n,), is 0 at a place seen since the last change, and 1 far from all.
         """
@@ -121,7 +121,7 @@ class Ogbrt:
 
     @property
     def may_act(self) -> bool:
-        """True if the model is accurate enough to act on; else it only advises."""
+        """True if the model is accurate enough to act; else it only advises."""
         return self._seen >= self.settings.gate_samples and self._mape <= self.settings.gate_mape
 
     @property
@@ -158,7 +158,7 @@ class Ogbrt:
     def remembered(self) -> tuple[Floats, Floats]:
         """The reservoir's rows (n, F) and up-to-date labels (n,).
 
-        A learner made from these and ``trees`` continues where this one was.
+        A learner made from these and ``trees`` continues from the present state.
         """
         kept = self._reservoir.kept()
         return kept.x, self._labels(kept)
@@ -220,13 +220,13 @@ class Ogbrt:
         fresh: bool = True,
         now_s: float = 0.0,
     ) -> Ogbrt:
-        """The learner with this state.
+        """Restore the learner with this state.
 
-        ``fresh``: the places seen are still valid. ``now_s``: reference time of ages, by the clock of the samples to
-        come.
+        ``fresh``: whether the places seen are still valid. ``now_s``: reference time of ages, on the clock of
+        future samples.
 
         Raises:
-            InvalidModel: the values are inconsistent; names them.
+            InvalidModel: the values are inconsistent; the message names them.
         """
         t, columns = state.trees, len(state.features)
         ints = np.int32
@@ -346,7 +346,7 @@ class Ogbrt:
         return Learned(error, "", drift, missed, swapped, far)
 
     def _clip(self, error: float) -> float:
-        """The largest part of an error that is believed."""
+        """The error, clipped to the part that is learned."""
         limit = OUTLIER_SDS * self._noise.sd
         if abs(error) <= limit:
             self._surprises = 0

@@ -23,7 +23,7 @@ class Member:
 
     Args:
         rebuilt: structure and values to start from.
-        settings: rate of adaptation.
+        settings: rates of adaptation.
         doubt_var: initial variance of its error far from all seen places.
 
     Attributes:

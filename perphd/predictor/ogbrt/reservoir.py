@@ -18,7 +18,7 @@ MAX_PER_CELL = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
-    """Rows ``x`` (n, F), targets ``y`` (n,), and ``number`` (n,): samples seen before each of them."""
+    """Rows ``x`` (n, F), targets ``y`` (n,), and ``number`` (n,): the count of samples seen before each."""
 
     x: Floats
     y: Floats
@@ -31,7 +31,7 @@ class Reservoir:
     Args:
         low: (F,) lower ends of the features' ranges.
         high: (F,) upper ends.
-        capacity: most rows kept.
+        capacity: maximum number of rows.
         divisions: cells per feature.
     """
 

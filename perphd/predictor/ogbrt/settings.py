@@ -27,8 +27,8 @@ class OgbrtSettings:
         first_rebuild: see ``rebuild_every``.
         rebuild_after_drift: samples between an alarm and the rebuild it causes.
         trial_samples, trial_margin: length of a trial, and the relative reduction of squared error with which a
-            challenger wins. Large, because unnecessary rebuilds were measured to be equal one step ahead and often
-            worse elsewhere.
+            challenger wins. The reduction is large, because measured unnecessary rebuilds were equal one step
+            ahead and often worse elsewhere.
         old_weight: weight of a remembered sample from before the last change, relative to a new one.
         recent_half_life: half-life of newer samples' weights, in samples.
         reservoir: most samples remembered.
@@ -79,10 +79,10 @@ class Learned:
 
     Attributes:
         error: y - F(x) in log units before learning; NaN if the sample was not used.
-        skipped: why it was not used; empty if it was.
-        drift: it raised the drift alarm.
-        missed: it was outside its band.
-        swapped: a rebuilt model took over after it.
+        skipped: reason why the sample was not used; empty if it was.
+        drift: whether it raised the drift alarm.
+        missed: whether it was outside its band.
+        swapped: whether a rebuilt model took over after it.
         far: its distance from places seen since the last change, 0 to 1.
     """
 

@@ -23,13 +23,13 @@ Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]
 
 MAX_LEAVES = 64
-"""Most leaves of one tree: one bit each in a machine word."""
+"""Maximum number of leaves of one tree: each has one bit in a machine word."""
 MAX_TREES = 2000
 _MAX_FEATURES = 64
 
 
 class InvalidModel(PerphError, ValueError):
-    """Arrays that do not form boosted trees; names the array and the problem."""
+    """The arrays do not form boosted trees; the message names the array and the problem."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,8 +40,8 @@ class Trees:
         features: names of the columns of x, in order.
         monotone: per feature +1 (F must not fall as it grows), -1 (must not rise) or 0 (free).
         base: the constant part, in the units of the target.
-        node_start: (T+1,) where each tree's nodes begin; a tree that is a single leaf has none.
-        leaf_start: (T+1,) where each tree's leaves begin.
+        node_start: (T+1,) index at which each tree's nodes begin; a tree that is a single leaf has no nodes.
+        leaf_start: (T+1,) index at which each tree's leaves begin.
         feature: (N,) column that a node tests.
         threshold: (N,) x <= threshold goes left.
         missing_left: (N,) NaN goes left.
@@ -75,10 +75,11 @@ class Trees:
         return len(self.leaf_start) - 1
 
     def validate(self) -> Trees:
-        """Return self if every tree is a proper binary tree whose nodes and leaves are each reached once.
+        """Return self if every tree is a proper binary tree in which each node and leaf is reached exactly
+        once.
 
         Raises:
-            InvalidModel: one is not. Arrays that pass cannot make prediction fail or loop.
+            InvalidModel: a tree is not. Valid arrays cannot make prediction fail or loop.
         """
         trees, nodes, leaves, columns = self.count, len(self.feature), len(self.value), len(self.features)
         _check(0 < columns <= _MAX_FEATURES, f"features: {columns} columns (1..{_MAX_FEATURES} are allowed)")
@@ -143,7 +144,7 @@ class Trees:
         return out
 
     def with_values(self, base: float, value: Floats) -> Trees:
-        """The structure with other leaf values, shape (V,)."""
+        """The same structure with these leaf values, shape (V,)."""
         return replace(self, base=base, value=np.array(value, dtype=np.float64))
 
 

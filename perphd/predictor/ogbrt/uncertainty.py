@@ -5,8 +5,8 @@
     calibration    log q += step * (missed - miss_rate),  missed = 1 if |y - F(x)| > q s(x)
 
 ``far(x)`` is the distance from places seen since the last change of the application (0..1). ``doubt^2`` is the running
-mean of the squared error per unit of that distance, measured whenever the policy goes somewhere new. After a change of
-the application, each step shows whether the model still holds.
+mean of the squared error per unit of that distance, measured whenever the policy moves to a new place. After
+a change of the application, each step shows whether the model still holds.
 
 The calibration is adaptive conformal inference on the scale (Gibbs and Candes, NeurIPS 2021; as quantile tracking in
 Angelopoulos et al., NeurIPS 2023). Its long-run miss rate is ``miss_rate`` for any sequence of errors, drift or not, as
@@ -35,7 +35,9 @@ class Conformal:
         self.seen = self.missed = 0
 
     def update(self, standardised: float) -> bool:
-        """Process |y - F(x)| / s(x) of one sample from before it was learned; returns True if the band missed it."""
+        """Process |y - F(x)| / s(x) of one sample, computed before learning it; returns True if the band
+        missed it.
+        """
         missed = abs(standardised) > self.scale
         self.seen += 1
         self.missed += missed

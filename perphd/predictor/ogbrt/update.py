@@ -1,4 +1,5 @@
-"""Learning from one sample at a time, in O(trees x depth): an ensemble that moves while its structure stays.
+"""Learning from one sample at a time, in O(trees x depth): the ensemble's values move while its structure
+stays.
 
 With F(x) = g + base + sum over trees t of v[t, leaf_t(x)] and a sample (x, y) in log units:
 
@@ -7,14 +8,14 @@ With F(x) = g + base + sum over trees t of v[t, leaf_t(x)] and a sample (x, y) i
     cone            where a leaf rose (fell), leaves that must not be below (above) it are lifted (lowered) to it
 
 The gain follows changes of the whole surface (a new version, another clock rate), the leaves follow local changes.
-n_j is the count of samples in a leaf with exponential forgetting (gamma), so that one sample among many moves little
-and a rarely visited leaf learns fast; T/N normalises the step to that of 100 trees. The last step keeps every tree
-inside the cone of monotone functions exactly: ``Forest.above`` is transitive, so lifting all leaves above to the new
-value leaves no pair in the wrong order.
+n_j is the count of samples in a leaf with exponential forgetting (gamma), so one sample among many has little
+effect, and a rarely visited leaf learns fast; T/N normalises the step to that of 100 trees. The last step
+keeps every tree inside the cone of monotone functions exactly: ``Forest.above`` is transitive, so lifting all
+leaves above to the new value leaves no pair in the wrong order.
 
-Equations 10 and 11 of the Perph paper, (1 - a) lambda + a * sum(w y), lack the division by sum(w), swap left and
-right, and fit y and not the residual. The update used here applies the same idea (an exponential average per leaf) to
-residuals, normalised by counts.
+Equations 10 and 11 of the Perph paper, (1 - a) lambda + a * sum(w y), lack the division by sum(w), swap left
+and right, and fit y instead of the residual. The update used here applies the same idea (an exponential
+average per leaf) to residuals, normalised by counts.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ class UpdateSettings:
         gain_walk_var: q, variance added to the gain per sample (log units squared).
         gain_noise: sqrt(R) in multiples of one sample's noise.
         gain_drift_var: least variance of the gain right after an alarm.
-        leaf_rate: part of an error that 100 trees together correct at count 1. With many samples the count is 1 / (1 -
-            gamma), so that they correct 0.3 of it. Twice the rate, or a gain that walks faster, hardly adapts sooner
-            (after an alarm counts are low anyway) and attributes one sample's noise to its neighbourhood.
+        leaf_rate: part of an error that 100 trees together correct at count 1. With many samples the count is
+            1 / (1 - gamma), so the trees correct 0.3 of it. Twice the rate, or a gain that walks faster,
+            hardly adapts sooner (after an alarm counts are low anyway) and attributes one sample's noise to
+            its neighbourhood.
         forget: gamma.
         start_count: initial n of a leaf, the trust in the warm start.
         drift_count: largest n of every leaf after an alarm.
@@ -143,7 +145,7 @@ class Ensemble:
 def replicas(
     forest: Forest, base: float, x: Floats, y: Floats, weight: Floats, count: int, rng: np.random.Generator
 ) -> tuple[Floats, Floats, float]:
-    """Bootstrap replicas of a fitted forest: the same splits, with leaf values as of resampled data.
+    """Bootstrap replicas of a fitted forest: the same splits, with leaf values from resampled data.
 
     Every row counts Poisson(1) times (Oza and Russell, "Online bagging and boosting", 2001), and the leaf values are
     fitted stage by stage to the replica's own residuals.

@@ -1,4 +1,5 @@
-"""Warm starts: results of deliberately exploring an application's allocations, trained off line and kept as a file.
+"""Warm starts: results of deliberately exploring an application's allocations, trained offline and kept in a
+file.
 
 Pure values and numpy; only the worker process (``worker``) imports LightGBM. ``perphd.agent.profiling`` does the
 exploring.

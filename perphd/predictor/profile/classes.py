@@ -13,7 +13,7 @@ FOLDERS: Final = (
     Path(__file__).parents[3] / "profiles" / "priors",
     Path("/usr/share/perphd/profiles/priors"),
 )
-"""Folders of these profiles: a checkout's, then the package's."""
+"""Folders of these profiles: of a checkout, then of the installed package."""
 CLASSES: Final = ("database", "streaming", "web", "cache")
 
 

@@ -49,7 +49,7 @@ class Metrics:
 
     @property
     def refusal(self) -> str:
-        """Why a model with these errors is not used as a warm start; empty if it is."""
+        """Reason why a model with these errors is not used as a warm start; empty if it is used."""
         if self.r2 < LEAST_R2:
             return f"R2 on held-out samples is {self.r2:.3f}, less than {LEAST_R2}"
         if self.mape > MOST_MAPE:
@@ -61,9 +61,10 @@ class Metrics:
 class Origin:
     """Origin of a profile.
 
-    ``app``: the LRA's name, or that of the class. ``hosts``: where it was measured. ``work_source``: signal of its
-    performance. ``engine``, ``rounds``, ``seed``: of the training. ``grid_cells``: size of the lattice, of which
-    ``measured`` cells were sampled. ``not_explored``: knobs that could not be set, with reasons. ``note``: remarks.
+    ``app``: name of the LRA or the class. ``hosts``: hosts on which it was measured. ``work_source``: signal
+    of its performance. ``engine``, ``rounds``, ``seed``: parameters of the training. ``grid_cells``: size of
+    the lattice, of which ``measured`` cells were sampled. ``not_explored``: knobs that could not be set, with
+    reasons. ``note``: remarks.
     """
 
     app: str
@@ -85,7 +86,7 @@ class Profile:
     """A warm start.
 
     Attributes:
-        origin: where it comes from.
+        origin: the origin of the profile.
         metrics: its held-out errors.
         features: names of the columns of ``x``, each relative to ``scale``.
         scale: value of 1.0 by feature, in the knob's unit.

@@ -75,8 +75,8 @@ class Lattice:
     def safe_order(self, points: Sequence[Point]) -> tuple[Point, ...]:
         """Order cells from generous to tight: by the scarcest resource, then by the sum.
 
-        One nearly closed knob hurts more than four half-open ones. Slow knobs only go down, once: all other knobs are
-        explored at each of their steps.
+        One nearly closed knob hurts more than four half-open ones. Slow knobs only go down, and only once: at
+        each of their steps, all other knobs are explored.
         """
         last = np.maximum(np.array(self.most), 1)
 
@@ -103,5 +103,5 @@ class Lattice:
 
 
 def is_within(point: Point, other: Point) -> bool:
-    """True if ``point`` grants at most what ``other`` does in every dimension, and so hurts at least as much."""
+    """True if ``point`` grants no more than ``other`` in any dimension, and therefore hurts at least as much."""
     return all(a <= b for a, b in zip(point, other, strict=True))

@@ -1,4 +1,4 @@
-"""Converts LightGBM's trees to ``ogbrt.Trees``, so that a model trained off line can learn online.
+"""Converts LightGBM's trees to ``ogbrt.Trees``, so that a model trained offline can learn online.
 
 Both compare ``x <= threshold`` in double precision and sum leaf values that include the learning rate, so predictions
 agree to rounding. Missing values go where LightGBM sends them: with missing type ``None`` (training rows without NaN)

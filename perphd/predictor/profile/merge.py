@@ -1,8 +1,8 @@
 """Evaluates profiles on unseen samples, and merges profiles of several hosts with a champion check.
 
-Samples are pooled (they are relative, so that hosts of different size are comparable), and trees are trained on four
-fifths of each host's. On the held-out fifths of *every* host the result must do no worse than the best single profile
-does there, within a margin and the scatter of the difference. Merging happens only on request.
+Samples are pooled (they are relative, so hosts of different size are comparable), and trees are trained on
+four fifths of each host's samples. On the held-out fifth of *every* host the result must be no worse than the
+best single profile, within a margin and the scatter of the difference. Merging happens only on request.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Merged:
 def evaluate(profile: Profile, x: Floats, y: Floats, names: Sequence[str]) -> Metrics:
     """Accuracy of a profile on samples of another (rows relative like its own).
 
-    A column missing from the samples counts as most generous; one missing from the profile is ignored.
+    A column missing from the samples counts as most generous; a column missing from the profile is ignored.
     """
     return metrics_of(y, Forest.compile(profile.trees).predict(_columns(profile, x, names)))
 
@@ -88,11 +88,11 @@ def merge(profiles: Sequence[Profile], app: str, *, seed: int = 0, training: Tra
             p.x.shape == q.x.shape and np.array_equal(p.x, q.x) and np.array_equal(p.y, q.y)
             for q in profiles[:k]
         ):
-            raise PerphError(f"{_host(p)} is given twice, which would spoil the held-out samples")
+            raise PerphError(f"{_host(p)} is given twice, which would invalidate the held-out samples")
     names = list(dict.fromkeys(name for p in profiles for name in p.features))
     full = np.array([max(p.high[p.features.index(n)] for p in profiles if n in p.features) for n in names])
     if "load_share" in names:
-        full[names.index("load_share")] = 1.0  # if it did not vary, it was the reference's
+        full[names.index("load_share")] = 1.0  # if the load did not vary, it was that of the reference
     parts = [(p, *_split(p, names, full)) for p in profiles]
     x = np.concatenate([known_x for _, known_x, _, _, _ in parts])
     y = np.concatenate([known_y for _, _, known_y, _, _ in parts])

@@ -1,4 +1,5 @@
-"""Off-line training of a warm start: monotone boosted trees, their number chosen by 10-fold cross-validation.
+"""Offline training of a warm start: monotone boosted trees, whose number is chosen by 10-fold
+cross-validation.
 
 Uses LightGBM if installed (an extra), else equivalent trees by ``ogbrt.fit``. The number of rounds minimises the folds'
 held-out error (early stopping in each; the median over the folds). The metrics are those of the held-out predictions at
@@ -25,7 +26,7 @@ from perphd.predictor.profile.lightgbm_trees import from_lightgbm
 Engine: TypeAlias = Literal["lightgbm", "numpy"]
 
 MOST_ROUNDS = 150
-"""Most trees; more would cost the resident process more than they gain."""
+"""Maximum number of trees; more would cost the resident process more than they gain."""
 FOLDS = 10
 _PATIENCE = 20
 _NUMPY_ROUNDS = (40, 80, 120, MOST_ROUNDS)
@@ -40,7 +41,7 @@ Predict: TypeAlias = Callable[[Floats, int], Floats]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """Trees, how they were trained, and their held-out errors."""
+    """Trees, the method of their training, and their held-out errors."""
 
     trees: Trees
     engine: Engine
@@ -120,7 +121,9 @@ def _load_lightgbm() -> Any:
 
 
 FEW_ROWS: Final = 80
-"""Number of rows below which a leaf may hold two of them instead of four, which would flatten a curve of 25 points."""
+"""Below this number of rows a leaf may hold two rows instead of four, because four would flatten a curve of
+25 points.
+"""
 
 
 def _parameters(monotone: Sequence[int], seed: int, rows: int) -> dict[str, Any]:

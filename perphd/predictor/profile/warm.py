@@ -6,8 +6,9 @@ even sample of enforceable allocations:
 
     correction(a) = log f(CPU time predicted by physics under a, cache that a leaves it) - log(predicted work)
 
-A profile describes the application alone. Memory bandwidth taken by neighbours is not in it and is left to live
-samples. Ways that batch may use too are assumed shared in halves, in proportion to batch's load.
+A profile describes the application alone. It does not include memory bandwidth taken by neighbours, which is
+left to live samples. Ways that batch may also use are assumed to be shared in halves, in proportion to
+batch's load.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _WEIGHTS: Final[tuple[Weight, ...]] = (IDLE, 10, 30, 100)
 _LOADS: Final = (0.2, 0.4, 0.6, 0.8, 1.0)
 _BATCH: Final = (0.25, 0.5, 1.0)
 _CACHE_LOST: Final = 0.5
-"""Share of the ways open to both that batch takes when it fills the host."""
+"""Share of the ways open to both that batch takes if it fills the host."""
 _MOST: Final = 1.0
 """Bound of a warm start's corrections, log units; beyond it only live samples count."""
 
@@ -39,7 +40,7 @@ _MOST: Final = 1.0
 def ratio(profile: Profile, cpu: Floats, llc: Floats) -> Floats:
     """Log of work relative to the reference, by share of wanted CPU time and share of the cache; each (n,).
 
-    Memory, bandwidth and load are as at the reference. Never above 0.
+    Memory, bandwidth and load are those of the reference. The result is never above 0.
     """
     forest = Forest.compile(profile.trees)
     rows = np.tile(np.array(profile.high), (len(cpu), 1))

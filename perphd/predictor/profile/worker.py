@@ -1,4 +1,4 @@
-"""Training in a niced process of its own, because LightGBM takes 45 MiB and occupies a CPU for a while.
+"""Train in a separate niced process, because LightGBM takes 45 MiB and occupies a CPU for a while.
 
 ``python -m perphd.predictor.profile.worker`` reads a job as JSON from standard input and writes the result as JSON to
 standard output; ``train_apart`` starts it and waits.
@@ -39,7 +39,7 @@ def train_apart(
     """``training.train`` in a worker process.
 
     Raises:
-        PerphError: the worker failed or timed out; contains its message.
+        PerphError: the worker failed or timed out; the text contains its message.
     """
     job = {
         "x": x.tolist(),
@@ -51,7 +51,7 @@ def train_apart(
         "engine": engine,
     }
     command = [sys.executable, "-m", "perphd.predictor.profile.worker"]
-    # Let the worker find this perphd, wherever it was started from.
+    # Let the worker find this perphd, whatever its working directory.
     path = os.pathsep.join(entry for entry in sys.path if entry)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": path}
     try:
