@@ -37,7 +37,7 @@ _EXPLODES: Final = 1.001
 
 @dataclass(frozen=True, slots=True)
 class ArimaModel:
-    """Order and coefficients; ``variance``: of the one-step error, corrected for degrees of freedom."""
+    """Order and coefficients; ``variance``: variance of the one-step error, corrected for degrees of freedom."""
 
     d: int
     constant: float
@@ -62,7 +62,7 @@ class Arima:
     refit_every: int = 120
 
     def fit(self, values: Floats) -> Fitted | None:
-        """The best model, as numbers: p, d, q, constant, variance, phi, theta."""
+        """Select the best model; returns it as numbers: p, d, q, constant, variance, phi, theta."""
         found = best_model(values[-self.history :])
         if found is None:
             return None
@@ -95,7 +95,7 @@ def best_model(values: Floats) -> ArimaModel | None:
             orders = ((p, q) for p in range(GREATEST_P + 1) for q in range(GREATEST_Q + 1))
             found += [_fitted(differences, p, q) for p, q in orders]
     models = sorted((model for model in found if model is not None), key=lambda model: model.aic)
-    # An explosion is looked for last: it takes longer than to compare, and few of the best explode.
+    # Check for explosion last: it takes longer than a comparison, and few of the best models explode.
     return next((model for model in models if not _explodes(model.phi)), None)
 
 
@@ -108,9 +108,10 @@ def fit_order(values: Floats, p: int, d: int, q: int) -> ArimaModel | None:
 
 @dataclass(slots=True, eq=False)
 class _Differences:
-    """A series differenced ``d`` times, in units of ``scale`` around ``shift``, and what all its orders need.
+    """A series differenced ``d`` times, in units of ``scale`` around ``shift``, with the data that all its
+    orders need.
 
-    ``start``: the first place that is fitted. ``columns``: the constant, if d = 0, and the values before each place.
+    ``start``: the first fitted place. ``columns``: the constant, if d = 0, and the values before each place.
     """
 
     d: int
@@ -120,7 +121,7 @@ class _Differences:
     start: int
     columns: Floats
     errors: Floats | None = None
-    """Errors of a long autoregression, once an order has needed them."""
+    """Errors of a long autoregression; computed when an order first needs them."""
 
     @property
     def constants(self) -> int:
@@ -138,7 +139,7 @@ class _Differences:
 
 
 def _differences(values: Floats, d: int, lags: int = GREATEST_P) -> _Differences | None:
-    """None for a constant series, or one that is shorter than the start."""
+    """The differenced series; None if it is constant or shorter than the start."""
     start = max(_CONDITIONED, lags + d) - d
     scale = float(np.std(values))
     if len(values) <= start + d or scale <= 1e-9 * max(1e-300, float(np.max(np.abs(values)))):
@@ -191,7 +192,7 @@ def _solve(columns: Floats, wanted: Floats) -> Floats:
 
 
 def _step(slopes: Floats, wanted: Floats) -> Floats:
-    """A Gauss-Newton step by the normal equations. A poor step is halved, so accuracy buys nothing."""
+    """A Gauss-Newton step by the normal equations. A poor step is halved, so more accuracy would not help."""
     try:
         return np.asarray(np.linalg.solve(slopes.T @ slopes, slopes.T @ wanted), dtype=np.float64)
     except np.linalg.LinAlgError:
@@ -235,7 +236,7 @@ def _filtered_columns(columns: Floats, theta: Floats) -> Floats:
 def _least_squares(columns: Floats, wanted: Floats, coefficients: Floats) -> tuple[Floats, Floats]:
     """The coefficients with the least sum of squares near these, and their errors.
 
-    ``columns``: what the first coefficients multiply; the others are theta.
+    ``columns``: the factors of the first coefficients; the remaining coefficients are theta.
     """
     known = columns.shape[1]
     q = len(coefficients) - known

@@ -2,13 +2,13 @@
 
 For a forecast of mean m and spread s, an observation y has the normalised residual z = (y - m) / s. The bound
 m + k s covers y if z <= k. With n residuals of one distribution, the ceil((n + 1) c)-th smallest of them covers
-the next one with probability c (split conformal prediction). Series drift, so the level c itself is steered
+the next one with probability c (split conformal prediction). Series drift, so the level c itself is adjusted
 (adaptive conformal inference, Gibbs and Candes 2021):
 
     level += gain * (missed - (1 - coverage))
 
-A miss raises the level, each covered value lowers it a little; over time the share of misses is 1 - coverage on any
-series, also on one whose residuals no distribution describes.
+A miss raises the level, and each covered value lowers it a little. Over time the share of misses is 1 -
+coverage on any series, even if no distribution describes its residuals.
 """
 
 from __future__ import annotations
@@ -52,12 +52,14 @@ class Calibration:
 
     @property
     def rank(self) -> int:
-        """Which of the residuals, from the least one on, is the multiplier; above their number: none is enough."""
+        """Rank of the residual, from the least one on, that is the multiplier; above their number if none is
+        enough.
+        """
         return math.ceil((len(self.residuals) + 1) * min(self.level, 1.0))
 
     @property
     def beyond(self) -> float:
-        """The multiplier where no residual is enough."""
+        """The multiplier if no residual is enough."""
         n = len(self.residuals)
         if not n:
             return self.first
@@ -68,7 +70,9 @@ class Calibration:
 
 
 def multipliers(calibrations: Sequence[Calibration]) -> list[float]:
-    """The multiplier of each. Those with equally many residuals are sorted together, in a quarter of the time."""
+    """The multiplier of each. Calibrations with equally many residuals are sorted together, in a quarter of
+    the time.
+    """
     found = [0.0] * len(calibrations)
     for places in _of_length([each.residuals for each in calibrations]):
         n = len(calibrations[places[0]].residuals)

@@ -1,7 +1,9 @@
-"""Scores of the ladder's models for other hosts, and a prior from theirs for the first hour of a series. Pure.
+"""Scores of the ladder's models for other hosts, and a prior from other hosts' scores for a series' first
+hour. Pure.
 
-Problem. In a series' first hour, the ladder's models have too few scores to be told apart, because most of the loss of
-a 99 % bound comes from few misses. Other hosts may have scored the same models on the same application for days.
+Problem. In a series' first hour, the ladder's models have too few scores to distinguish them, because most of
+the loss of a 99 % bound comes from few misses. Other hosts may have scored the same models on the same
+application for days.
 
 Approach. One host's scores of model m on one series are the number n of scores, the mean pinball loss l and the share
 of values above the bound, q. Losses are comparable after division by the series' scale s, the mean absolute difference
@@ -9,10 +11,10 @@ of successive values:
 
     value  log(l / s)      evidence  n           value  q      evidence  n
 
-``pooling`` turns those of many hosts into one of each per model, whatever a minority of them says. Models that cover
-too little on the other hosts are left out. The rest is the prior: model -> pooled l / s. Until the series has
-``LEAST_WINDOWS`` values it counts like ``ladder.PRIOR_SCORES`` scores beside the own ones; from then on these alone
-choose.
+``pooling`` turns the values of many hosts into one of each per model, whatever a minority of hosts reports.
+Models that cover too little on the other hosts are left out. The rest is the prior: model -> pooled l / s.
+Until the series has ``LEAST_WINDOWS`` values, the prior counts like ``ladder.PRIOR_SCORES`` scores beside the
+series' own; from then on only its own scores decide.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ KIND: Final = "forecast"
 LOSS, MISSES = "loss", "misses"
 NAMES: Final = tuple(model.name for model in MODELS)
 POINTS: Final = f"ladder 1 of {', '.join(NAMES)}"
-"""Version of the models and scores: those of others are not comparable."""
+"""Version of the models and scores; scores of other versions are not comparable."""
 LEAST_SCORES: Final = 100
-"""Least scores of a model for it to contribute: the window of the coverage check."""
+"""Least number of scores that a model needs to contribute: the window of the coverage check."""
 MOST_SERIES: Final = 128
-"""Most series about which a host speaks: those with the most values."""
+"""Maximum number of series that a host reports: those with the most values."""
 _LEAST_LOSS: Final = 1e-6
 """Least loss over scale, for a series that never changes."""
 _MOST_LOSS: Final = 1e6
@@ -49,7 +51,7 @@ Key = tuple[str, str]
 class Prior:
     """Pooled losses of other hosts on one series: model -> loss relative to the scale; empty if too few know it.
 
-    ``hosts``: those that counted.
+    ``hosts``: hosts that counted.
     """
 
     losses: Mapping[str, float] = field(default_factory=dict)
@@ -84,7 +86,7 @@ def contributed(series: Mapping[Key, Followed]) -> tuple[Statistic, ...]:
 
 
 def prior(ledger: Ledger, key: Key, asking: Asking) -> Prior:
-    """The prior for this series, for the host that asks."""
+    """The prior for this series on the asking host."""
     loss, misses = (pool(ledger, topic_of(key, aspect), len(NAMES), asking) for aspect in (LOSS, MISSES))
     losses = {
         name: math.exp(float(loss.value[i]))

@@ -1,8 +1,8 @@
 """One series followed window by window: its ladder, and the scores of its past bounds.
 
 A gap of ``LONG_GAP`` windows or more restarts a series, because it shifts every season. Shorter gaps are
-skipped. The long history of a new series is not replayed from its start: the ladder receives all but its
-latest windows at once and forecasts these one by one, fits included, as if they arrived live.
+skipped. The long history of a new series is not replayed from its start: the ladder receives all but the
+latest windows at once, and forecasts the latest ones one by one, including fits, as if they arrived live.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from perphd.forecast.ladder import (
 from perphd.forecast.series import NEVER
 
 LEAST_WINDOWS: Final = 60
-"""Windows before a series is forecast: an hour. Fewer scores do not separate the models."""
+"""Number of windows before a series is forecast: an hour. Fewer scores do not distinguish the models."""
 EARLY_WINDOWS: Final = 20
-"""The same for a series with a prior, whose models are told apart by the scores of other hosts."""
+"""The same for a series with a prior, where other hosts' scores distinguish the models."""
 LONG_GAP: Final = 10
 """Consecutive missing windows that end a stretch."""
 CHOICE: Final = "ladder"
@@ -52,7 +52,7 @@ _NORMAL: Final = NormalDist()
 class ModelScore:
     """Scores of one model: mean pinball loss of its 99 % bound in the series' unit, and the share of values covered.
 
-    ``name`` is ``ladder`` for the bounds of whichever model acted at the time.
+    ``name`` is ``ladder`` for the bounds of the model that acted at each time.
     """
 
     name: str
@@ -82,7 +82,7 @@ class NextWindow:
 class Followed:
     """A series: its ladder, which has forecast the window after ``number``, and the latest scores of its choice.
 
-    ``missed``: as of a track.
+    ``missed``: see ``Track``.
     """
 
     number: int
@@ -94,9 +94,10 @@ class Followed:
 def started(
     numbers: Sequence[int], values: Sequence[float], replayed: int, prior: Mapping[str, float] | None = None
 ) -> Followed | None:
-    """A new series from its history; the latest ``replayed`` windows are forecast one by one.
+    """Start a series from its history; the latest ``replayed`` windows are forecast one by one.
 
-    ``prior``: the models' losses elsewhere, for the first hour (``fleet_scores``). None without a value.
+    ``prior``: the models' losses elsewhere, for the first hour (``fleet_scores``). Returns None without any
+        value.
     """
     first = _latest_start(numbers)
     stretch = np.asarray(values[first:], dtype=np.float64)
@@ -135,7 +136,7 @@ def continued(
 def forecast_together(
     series: Sequence[Followed], priors: Sequence[Mapping[str, float] | None]
 ) -> list[Followed]:
-    """These series with the forecast of their next window, which ``continued`` has left out."""
+    """These series with the forecast of their next window, which ``continued`` left out."""
     ladders = [each.ladder for each in series]
     found = forecast_all(ladders, list(map(_scaled, ladders, priors)))
     return [replace(each, ladder=ladder) for each, ladder in zip(series, found, strict=True)]
@@ -174,7 +175,7 @@ def choice_score(series: Followed) -> ModelScore | None:
 
 
 def too_short(windows: int, least: int = LEAST_WINDOWS) -> str:
-    """Why a history of this length is refused."""
+    """Reason why a history of this length is refused."""
     left = least - windows
     return f"{windows} of {least} windows: {left} more minute{'' if left == 1 else 's'} of samples"
 
@@ -192,7 +193,9 @@ def _latest_start(numbers: Sequence[int]) -> int:
 
 
 def change_scale(values: Floats) -> float:
-    """The mean absolute difference of successive values, to which losses of different series are related."""
+    """The mean absolute difference of successive values, the unit in which losses of different series are
+    compared.
+    """
     return float(np.mean(np.abs(np.diff(values)))) if len(values) > 1 else 0.0
 
 
@@ -229,7 +232,7 @@ def _fitted(ladder: SeriesLadder, may_fit: bool = True) -> SeriesLadder:
 
 
 def _scaled(ladder: SeriesLadder, prior: Mapping[str, float] | None) -> Mapping[str, float]:
-    """The prior in the series' unit; empty once its own scores suffice."""
+    """The prior in the series' unit; empty once the series' own scores suffice."""
     if not prior or ladder.seen >= LEAST_WINDOWS:
         return {}
     scale = change_scale(ladder.values)

@@ -29,7 +29,7 @@ LENGTHS: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 NOISES: Final = (1e-4, 1e-3, 1e-2, 0.05, 0.2, 1.0)
 """Candidate noise shares."""
 _TOGETHER: Final = 8
-"""Series that are forecast in one call of the library: with more, their kernels leave the cache and the allocator."""
+"""Number of series forecast in one library call; the kernels of more exceed the cache and the allocator's pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class GaussianProcess:
 
     @property
     def least(self) -> int:
-        """Half the patterns."""
+        """Number of values that it needs: half the patterns."""
         return self.lags + self.patterns // 2
 
     def fit(self, values: Floats) -> Fitted | None:
@@ -75,7 +75,7 @@ class GaussianProcess:
         return self.predict_all([fitted], [values])[0]
 
     def predict_all(self, fitted: Sequence[Fitted], values: Sequence[Floats]) -> list[SeriesForecast]:
-        """``predict`` of many series. Together they take a quarter of the time: the matrices are small."""
+        """``predict`` for many series. This takes a quarter of the time, because the matrices are small."""
         found = [SeriesForecast(float(each[-1]), 0.0) for each in values]
         of_length: dict[int, list[int]] = {}
         for place, each in enumerate(values):
@@ -94,7 +94,7 @@ class GaussianProcess:
         return found
 
     def _standardised(self, recent: Floats) -> _Patterns:
-        """The patterns of these series (rows) of one length; constant ones are left out."""
+        """The patterns of these series (rows) of one length, without constant series."""
         middles = np.add.reduce(recent[:, self.lags :], axis=1) / (recent.shape[1] - self.lags)
         centred = recent[:, self.lags :] - middles[:, None]
         n = centred.shape[1]
@@ -118,8 +118,8 @@ class GaussianProcess:
 class _Patterns:
     """Standardised patterns of some series, first axis: series.
 
-    ``places``: which rows they were. ``columns``: all patterns, the one to forecast last. A value of series k is
-    ``middles[k] + scales[k] * target``.
+    ``places``: their rows in the input. ``columns``: all patterns; the last one is to be forecast. A value of
+    series k is ``middles[k] + scales[k] * target``.
     """
 
     places: NDArray[np.intp]
@@ -134,8 +134,8 @@ def conditioned(
 ) -> tuple[Floats, Floats]:
     """Mean and variance of the next observation, given targets of mean 0 (Eqs. 4.1 and 4.2, plus noise).
 
-    ``columns``: the pattern before each target, and last the one before the next observation. Further axes before
-    these two, and before the targets' one, are further series; the other arguments have one value for each.
+    ``columns``: the pattern before each target, and last the one before the next observation. Leading axes of
+    ``columns`` and ``targets`` enumerate series; the other arguments have one value for each.
     """
     n = targets.shape[-1]
     kernel = np.exp(_distances(columns[..., :-1, :], columns) / -np.asarray(length)[..., None, None])

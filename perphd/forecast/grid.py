@@ -60,11 +60,11 @@ def nothing(capacity: float, cells: int = CELLS) -> GridDistribution:
 
 
 def of_outcomes(outcomes: Mapping[float, float], capacity: float, cells: int = CELLS) -> GridDistribution:
-    """The distribution with these probabilities of these values; they are scaled to sum to 1."""
+    """The distribution with these probabilities of these values; the probabilities are scaled to sum to 1."""
     total = sum(outcomes.values())
     if capacity <= 0 or cells < 1 or total <= 0 or any(v < 0 or p < 0 for v, p in outcomes.items()):
         raise ValueError(
-            "a grid needs a positive capacity, and outcomes that are not negative and not all impossible"
+            "a grid needs a positive capacity, and non-negative outcomes of which at least one is possible"
         )
     shares, over = np.zeros(cells + 1), 0.0
     for value, probability in outcomes.items():
@@ -128,7 +128,7 @@ def multiplied(usage: GridDistribution, times: int) -> GridDistribution:
 def probability_over(
     running: GridDistribution, task: GridDistribution | None = None, tasks: int = 1
 ) -> float:
-    """The probability that the running jobs, with ``tasks`` tasks of one job added, need more than the capacity."""
+    """The probability that the running jobs and ``tasks`` added tasks of one job need more than the capacity."""
     if task is None:
         return running.over
     if (running.capacity, running.cells) != (task.capacity, task.cells):

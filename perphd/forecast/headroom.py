@@ -1,9 +1,10 @@
 """The peak of a host's use, by every applicable predictor, with a back-test on the host's own past.
 
-The host's use in a window is the sum of its workloads' maxima there: an upper bound of the true peak, since
+The host's use in a window is the sum of its workloads' maxima there: an upper bound of the true peak, because
 maxima of one window need not coincide. A back-test predicts at up to ``MOST_PREDICTIONS`` past windows, from
-the data known then, and compares with the next window and with the maximum of the next ``HORIZON``.
-Neighbouring predictions share most of their horizon, so n predictions tell less than n independent ones.
+the data known at that time, and compares with the next window and with the maximum of the next ``HORIZON``.
+Neighbouring predictions share most of their horizon, so n predictions contain less information than n
+independent ones.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PERIOD: Final = 1440
 LEAST_HISTORY: Final = 60
 MOST_PREDICTIONS: Final = 300
 PRESENT: Final = 60
-"""A workload without a value in this many windows has left the host."""
+"""A workload without a value in this number of windows has left the host."""
 FROM_REQUESTS: Final = frozenset({"borg", "max", "ero", "ero-matched"})
 """Predictors that need every workload's reservation."""
 FROM_PAIRS: Final = frozenset({"ero", "ero-matched"})

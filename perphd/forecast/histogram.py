@@ -1,7 +1,7 @@
 """Streaming histogram of Ben-Haim and Tom-Tov (2010): a distribution in constant memory.
 
 A histogram is at most ``bins`` pairs (centre, weight), sorted by centre. Inserting a value adds a pair of weight 1;
-when there are too many pairs, the two closest ones merge:
+if there are too many pairs, the two closest ones merge:
 
     (p, m), (q, k)  ->  ((p m + q k) / (m + k), m + k)
 
@@ -182,7 +182,7 @@ def survival(histogram: Histogram, value: float) -> float:
 def survival_given(histogram: Histogram, value: float, exceeded: float) -> float:
     """The probability of more than ``value`` when ``exceeded`` has been exceeded already.
 
-    NaN if no known value exceeds ``exceeded``: the history says nothing about that case.
+    NaN if no known value exceeds ``exceeded``: the history has no such case.
     """
     beyond = survival(histogram, exceeded)
     if beyond <= 0.0:
@@ -213,7 +213,8 @@ def _reduce(centres: list[float], weights: list[float], bins: int) -> None:
 
 @lru_cache(_KEPT_SEGMENTS)
 def _segments(histogram: Histogram) -> tuple[Floats, Floats, Floats]:
-    """Knots, the density's weight at each knot, and the number of values up to each knot. Not to be written to.
+    """Knots, the density's weight at each knot, and the number of values up to each knot. Must not be
+    modified.
 
     The outer knots are the exact least and greatest value, where the weight is 0. If the outermost centre is that
     value itself, its outer half lies on the value: the sum starts at half a weight, or ends half a weight short.
@@ -250,7 +251,7 @@ def _unscaled_many(scale: Scale, values: Floats) -> Floats:
 
 
 def as_record(histogram: Histogram) -> dict[str, Any]:
-    """The histogram in values that JSON has; an empty one has no ``least`` and ``most``."""
+    """The histogram as JSON values; an empty one has no ``least`` and ``most``."""
     record: dict[str, Any] = {
         "scale": histogram.scale.value,
         "bins": histogram.bins,

@@ -1,8 +1,8 @@
 """The host's peak use, followed window by window, with a continuous back-test of the predictors.
 
-``headroom`` tests the predictors on a stored history at once. Here every predictor predicts once in ``EVERY``
-windows from the maxima so far. The latest ``KEPT_ERRORS`` errors of a predictor decide whether it stays
-within its budget.
+``headroom`` tests the predictors on a whole stored history. In this module every predictor predicts once in
+``EVERY`` windows from the maxima so far. The latest ``KEPT_ERRORS`` errors of a predictor decide whether it
+stays within its budget.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LEAST_KNOWN: Final = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Predictions that were made after window ``number``."""
+    """Predictions made after window ``number``."""
 
     number: int
     predicted: Mapping[str, float]

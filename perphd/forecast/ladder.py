@@ -1,11 +1,11 @@
-"""The ladder of forecasters of one series: all forecast, one acts.
+"""The ladder of forecasters of one series: all of them forecast, one acts.
 
 For every window:
 
 1. Every pending forecast is scored against the new value: pinball loss of its bound, covered or missed.
 2. The value enters the series and the calibrations.
-3. Models whose parameters are due are named by ``due``; a worker runs ``refitted``, and ``with_fits`` takes the
-answer.
+3. ``due`` names the models whose parameters are due; a worker runs ``refitted``, and ``with_fits`` takes the
+result.
    A model forecasts with its last parameters meanwhile.
 4. Every fitted model forecasts the next value. With e, the root mean square of its last errors, its bound is
 
@@ -15,11 +15,11 @@ answer.
 
 The model with the least mean loss over the last ``LOSSES`` scores acts, among those that reach their coverage; it is
 replaced only by a model that is better by ``MARGIN``. A model reaches its coverage while its misses are no more than
-``GREATEST_MISSES`` in ``WINDOW`` scores, which a bound of true coverage .99 exceeds 1.8 % of the time. Where no model
-reaches it, or before ``GRACE`` values, none acts and the reservation is kept.
+``GREATEST_MISSES`` in ``WINDOW`` scores, which a bound of true coverage .99 exceeds 1.8 % of the time. If no
+model reaches it, or before ``GRACE`` values, no model acts and the reservation is kept.
 
-A low recent loss is partly due to chance, so the chosen bounds miss more often than each model's own. The distance
-between mean and chosen bound is therefore calibrated once more, by the misses of the choice itself.
+A low recent loss is partly due to chance, so the chosen bounds miss more often than each model's own.
+Therefore the misses of the choice itself calibrate the distance between mean and chosen bound once more.
 """
 
 from __future__ import annotations
@@ -59,14 +59,15 @@ GRACE: Final = 10
 """Values before the first forecast: ten minutes of 60-second windows."""
 WINDOW: Final = 100
 LOSSES: Final = 300
-"""Scores that are compared. The loss of a quantile comes mostly from its few misses; fewer scores would
-choose by chance."""
+"""Number of scores to compare. The loss of a quantile comes mostly from its few misses, so fewer scores would
+choose by chance.
+"""
 LEAST_AGE: Final = 10
 SURPRISES: Final = 2
 GREATEST_MISSES: Final = 3
 MARGIN: Final = 0.02
 PRIOR_SCORES: Final = 20
-"""Scores of its own from which a series counts more than what other hosts say about it."""
+"""Weight of the prior from other hosts, as a number of the series' own scores."""
 WIDENING_GAIN: Final = 0.02
 GREATEST_WIDENING: Final = 1.0
 LEAST_SPREAD_RATIO: Final = 1e-3
@@ -91,7 +92,7 @@ class Track:
     errors: Floats = field(default_factory=lambda: np.empty(0))
     losses: Floats = field(default_factory=lambda: np.empty(0))
     missed: int = 0
-    """Bits of the last ``LOSSES`` scores, the newest one lowest: 1 where the value exceeded the bound."""
+    """Bits of the last ``LOSSES`` scores, the newest one lowest; 1 if the value exceeded the bound."""
 
     @property
     def loss(self) -> float:
@@ -200,7 +201,7 @@ def forecast_all(
     priors: Sequence[Mapping[str, float]],
     models: Sequence[Forecaster] = MODELS,
 ) -> list[SeriesLadder]:
-    """``forecast`` of many series, each with its prior."""
+    """``forecast`` for many series, each with its prior."""
     leasts = [LEAST_SPREAD_RATIO * max(_greatest(ladder.values), LEAST_VALUE) for ladder in ladders]
     tracks: list[dict[str, Track]] = [{} for _ in ladders]
     for model in models:
@@ -242,7 +243,7 @@ def _greatest(values: Floats) -> float:
 
 
 def _is_due(track: Track, model: Forecaster, seen: int) -> bool:
-    """Whether to fit now. A young series, and a model that has just missed twice, are fitted sooner."""
+    """Whether to fit now. A young series and a model that has just missed twice are fitted sooner."""
     if track.fitted_at is None:
         return True
     age = seen - track.fitted_at
@@ -277,7 +278,7 @@ def _with_forecast(track: Track, found: SeriesForecast, multiplier: float, scale
 
 
 def _bound(track: Track, widening: float) -> float:
-    """The acting model's bound, at the distance from its mean that the choice's own misses require."""
+    """The acting model's bound, at the distance from its mean that the misses of the choice require."""
     distance = track.bound - track.forecast.mean if track.forecast else 0.0
     return track.bound + max(0.0, distance) * math.expm1(widening)
 

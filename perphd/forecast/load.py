@@ -3,8 +3,9 @@
 The load is averaged over ``BIN_S``; forecasts use logarithms of these averages. Each forecast states the
 typical error of recent ones.
 
-The forecasters of ``series`` forecast one window and give a calibrated bound. This one forecasts several
-bins, runs inside the control loop, and has a state of a few numbers. Both find seasons with ``season``.
+The forecasters of ``series`` forecast one window and give a calibrated bound. The forecaster of this module
+forecasts several bins, runs inside the control loop, and has a state of a few numbers. Both find seasons with
+``season``.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ BIN_S: Final = 10.0
 DAY_BIN_S: Final = 300.0
 """Seconds of the second averaging, which finds seasons of a day."""
 KEPT_BINS: Final = 1080
-"""Averages kept: three hours of the first, almost four days of the second. A season must fit twice."""
+"""Number of averages to keep: three hours of the first kind, almost four days of the second. A season must
+fit twice.
+"""
 LEAST_SEASON_BINS: Final = 6
 LEAST_CORRELATION: Final = 0.6
-"""Autocorrelation from which a load has a season."""
+"""Least autocorrelation of a load with a season."""
 LEAST_VARIANCE: Final = 1e-4
 """Least variance of the log load for a season; a steady load has none."""
 SEARCH_EVERY_BINS: Final = 30
@@ -38,8 +41,8 @@ class LoadForecast:
     """Forecaster state of one load.
 
     ``bin_s``: averaging time; ``bins``: logarithms of average loads, newest last; ``season_bins``: 0 if there
-    is no season; ``level``, ``trend``: Holt's, of those logarithms; ``error``: typical recent absolute error,
-    in logarithms; ``told``: the forecast for the current bin, NaN if there was none.
+    is no season; ``level``, ``trend``: Holt's level and trend of those logarithms; ``error``: typical recent
+    absolute error, in logarithms; ``told``: the forecast for the current bin, NaN if there was none.
     """
 
     bins: tuple[float, ...] = ()
@@ -77,7 +80,7 @@ def observe(state: LoadForecast, load_per_s: float, now_s: float) -> LoadForecas
 
 
 def expect(state: LoadForecast, ahead_s: float) -> Expected | None:
-    """The highest load within ``ahead_s``; None while too little is known."""
+    """The highest load expected within ``ahead_s``; None while there are too few averages."""
     if len(state.bins) < LEAST_SEASON_BINS:
         return None
     steps = max(1, math.ceil(ahead_s / state.bin_s))
@@ -108,7 +111,8 @@ def _at(state: LoadForecast, step: int) -> float:
     """The logarithm of the load ``step`` bins ahead."""
     n, season = len(state.bins), state.season_bins
     if season and n >= season + 1:
-        # Changes as one season ago, from the present level; the heights of seasons differ persistently.
+        # Repeat the changes of one season ago from the present level, because the heights of seasons differ
+        # persistently.
         then = n - season + (step - 1) % season
         base = n - 1 - season
         if base >= 0 and then < n:

@@ -2,16 +2,16 @@
 
 Problem. Pair up n vertices (n even) so that the sum of the pairs' weights is least.
 
-Approach. Minimising w is maximising  big - w, which is positive for every pair, so that a matching of greatest
-weight is perfect. Every vertex has a dual variable y_v and every blossom (an odd cycle that is shrunk to one
-vertex) one z_B >= 0:
+Approach. Minimising w is the same as maximising big - w, which is positive for every pair, so a matching of
+greatest weight is perfect. Every vertex has a dual variable y_v and every blossom (an odd cycle that is
+shrunk to one vertex) one z_B >= 0:
 
     slack(u, v) = y_u + y_v - 2 (big - w(u, v)) >= 0
 
 Trees of alternating edges of slack 0 grow from the unmatched vertices. An edge of slack 0 between two trees
 augments the matching; within one tree it closes a blossom. When no such edge is left, the duals of outer vertices
 fall and those of inner vertices rise by the largest step that keeps all slacks, which makes at least one more edge
-tight or lets an inner blossom of z = 0 open. Weights are integers, so that "slack 0" is exact.
+tight or lets an inner blossom of z = 0 open. Weights are integers, so "slack 0" is exact.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Predictors of a host's peak usage: what all its tenants together will need at most.
+"""Predictors of a host's peak usage: the greatest demand of all its tenants together.
 
     Borg default       factor * sum of requests,                                      factor .9
     Resource Central   sum over tenants of the k-th percentile of their own usage,    k = 99
@@ -60,7 +60,7 @@ def borg_default(host: HostUsage, factor: float = BORG_FACTOR) -> float:
 
 
 def resource_central(host: HostUsage, percentile: float = CENTRAL_PERCENTILE) -> float:
-    """The sum of the tenants' own percentiles; a tenant without a sample counts at its request."""
+    """The sum of the tenants' own percentiles; a tenant without a sample counts with its request."""
     return sum(
         float(np.percentile(tenant.usage, percentile)) if len(tenant.usage) else tenant.request
         for tenant in host.tenants

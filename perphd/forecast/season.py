@@ -5,7 +5,7 @@ With x the values less their mean (or trend), the autocorrelation at lag k, corr
     r_k = n / (n - k) * sum_t x_t x_{t+k} / sum_t x_t^2,    k up to n / 2
 
 A slow series resembles itself at short lags, too: a high value means a return only after r has first fallen below 0.
-Twice a season is a season as well: the first return that is about as good as the best one counts.
+A multiple of a season is a season as well, so the first return that is about as good as the best one counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ABOUT_AS_GOOD: Final = 0.93
-"""Share of the greatest correlation from which an earlier return is preferred."""
+"""Share of the greatest correlation above which an earlier return is preferred."""
 
 
 def season_of(centred: NDArray[np.float64], least_lag: int, least_correlation: float) -> int | None:

@@ -69,7 +69,7 @@ class ManyAtOnce(Protocol):
     """A model that forecasts many series faster together than one by one."""
 
     def predict_all(self, fitted: Sequence[Fitted], values: Sequence[Floats]) -> list[SeriesForecast]:
-        """``predict`` of each."""
+        """``predict`` for each series."""
 
 
 def predictions(
@@ -91,11 +91,11 @@ class LastValue:
     refit_every: int = NEVER
 
     def fit(self, values: Floats) -> Fitted | None:
-        """No parameters."""
+        """Return no parameters."""
         return ()
 
     def predict(self, fitted: Fitted, values: Floats) -> SeriesForecast:
-        """The last value and the steps' root mean square."""
+        """The last value and the root mean square of steps."""
         recent = values[-self.history - 1 :]
         return SeriesForecast(float(recent[-1]), _rms(recent[1:] - recent[:-1]))
 
@@ -114,12 +114,12 @@ class Smoothing:
     refit_every: int = 10
 
     def fit(self, values: Floats) -> Fitted | None:
-        """The factor with the least squared one-step errors."""
+        """Select the factor with the least squared one-step errors."""
         found = _one_step_errors(values[-self.history - 1 :], self.history)
         return (float(SMOOTHING_GRID[int(np.argmin(np.add.reduce(found * found, axis=1)))]),)
 
     def predict(self, fitted: Fitted, values: Floats) -> SeriesForecast:
-        """The level and the one-step errors' root mean square."""
+        """The level and the root mean square of one-step errors."""
         first, *rest = values[-self.history - 1 :].tolist()
         level, factor, squares = first, fitted[0], 0.0
         for value in rest:
@@ -151,7 +151,7 @@ def _smoothing_weights(steps: int) -> Floats:
 
 
 LEAST_CORRELATION: Final = 0.3
-"""Autocorrelation from which a lag counts as a season."""
+"""Least autocorrelation at which a lag counts as a season."""
 SHORTEST_SEASON: Final = 3
 SEASONS: Final = 3
 """Number of past seasons in the average."""

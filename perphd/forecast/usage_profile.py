@@ -9,8 +9,8 @@ Usage is clamped to the pod's limit, and may exceed the request: RO may exceed 1
 maximum over all time would never forget one bad sample, so maxima are kept per period and forgotten after
 ``KEPT_PERIODS``.
 
-Memory. An application whose pods' memory utilisation has a coefficient of variation of at most .01 counts at
-its greatest observed utilisation; any other application counts at its full request.
+Memory. An application counts with its greatest observed utilisation if its pods' memory utilisation has a
+coefficient of variation of at most .01; any other application counts with its full request.
 
 ``merged`` is commutative, associative and idempotent: nodes can exchange profiles in any order and
 repeatedly.
@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 KEPT_PERIODS: Final = 7
-"""Periods whose maxima count; a week, with periods of one day."""
+"""Number of periods whose maxima count: a week, with periods of one day."""
 FORMAT: Final = "perphd usage profile 1"
 UNSEEN_RATIO: Final = 1.0
 STABLE_VARIATION: Final = 0.01
@@ -124,7 +124,7 @@ def pair_of(first: str, second: str) -> tuple[str, str]:
 
 
 def effective_ratio(profile: UsageProfile, first: str, second: str) -> float:
-    """ERO of two applications, or of one with itself: the greatest ratio of the kept periods, 1 for an unseen
+    """ERO of two applications, or of one with itself: the greatest ratio of the kept periods; 1 for an unseen
     pair.
     """
     periods = profile.peaks.get(pair_of(first, second))

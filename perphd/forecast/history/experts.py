@@ -1,4 +1,4 @@
-"""One record per feature value and quantity: a distribution, four estimators, and how wrong each was.
+"""One record per feature value and quantity: a distribution, four estimators, and the error of each.
 
 Experts are pairs of a feature value and an estimator:
 
@@ -8,9 +8,9 @@ Experts are pairs of a feature value and an estimator:
     last      mean of the ``LAST`` latest values
 
 The expert with the least normalised mean absolute error over its last ``SCORED`` jobs acts. Older errors are discarded,
-however large: an expert that was good once gives way to one that is good now. (With fading sums, the error of an
-hour-long job would dominate dozens of jobs of a second.) One pseudo-observation with an error of 100 % keeps an expert
-with one lucky hit from winning:
+however large: an expert that was once good gives way to one that is good now. (With fading sums, the error of
+an hour-long job would dominate dozens of jobs of a second.) One pseudo-observation with an error of 100 %
+keeps an expert with one lucky hit from winning:
 
     NMAE = (sum of |estimate - actual| + a) / (sum of actuals + a),      a = mean of the actuals
 
@@ -39,7 +39,7 @@ DRIFT_CRITICAL: Final = 1.95
 
 
 class Estimator(Enum):
-    """How a point estimate is computed from the history of a feature value."""
+    """Method of computing a point estimate from the history of a feature value."""
 
     MEAN = "mean"
     MEDIAN = "median"

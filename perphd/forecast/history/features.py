@@ -16,7 +16,7 @@ _LONG_HEX: Final = re.compile(r"\b[0-9a-f]{12,}\b")
 _SECRET: Final = re.compile(r"pass|pwd|secret|token|credential|auth|api-?_?key|private", re.IGNORECASE)
 """Options whose values are not recorded."""
 GREATEST_LENGTH: Final = 200
-"""Characters of one feature value. Longer values are truncated, whatever the length of the command line."""
+"""Maximum length of one feature value in characters. Longer values are truncated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,10 +34,11 @@ from perphd.forecast.history.features import JobFacts, feature_values
 
 FORMAT: Final = "perphd job history 2"
 LEAST_SCORES: Final = 3
-"""Scored estimates that an expert needs to compete. If none has them, the largest history acts."""
+"""Number of scored estimates that an expert needs to compete. If no expert has them, the largest history acts."""
 NEAR: Final = 1.15
-"""Factor within which experts' errors count as equal; the one with the newest job then answers. An expert
-that was good long ago thus gives way to newer ones."""
+"""Factor within which experts' errors count as equal; among these, the one with the newest job acts. Thus an
+expert that was good long ago gives way to newer ones.
+"""
 _STATE: Final = struct.Struct("<dqqq")
 _SCORE: Final = 1 + len(Estimator)
 _SCHEMA: Final = """
@@ -250,7 +251,7 @@ class _Expert:
 
 
 def _acting(known: Sequence[_Expert], features: Sequence[str]) -> _Expert:
-    """The expert that answers: among those that are nearly the best, the one with the newest job."""
+    """The acting expert: among those that are nearly the best, the one with the newest job."""
     competing = [(each.error, each) for each in known if each.error is not None]
     if not competing:
         return max(known, key=lambda each: (each.samples, -features.index(each.feature)))
