@@ -27,7 +27,7 @@ from perphd.dataset.stores import Sink, Store
 
 PRODUCER: Final = f"perphd {__version__}"
 PART_BYTES: Final = 64 << 20
-"""Size from which a table continues in another part: small enough to retry, large enough for few requests."""
+"""Size at which a table continues in another part: small enough to retry, large enough for few requests."""
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _COPY_BYTES: Final = 1 << 20
 
@@ -39,7 +39,7 @@ class PartFile(io.RawIOBase):
         self._sink, self._digest, self.bytes_written = sink, hashlib.sha256(), 0
 
     def writable(self) -> bool:
-        """True."""
+        """Always True."""
         return True
 
     def tell(self) -> int:
@@ -73,9 +73,9 @@ class Attempt:
         """Write one part.
 
         Args:
-            source: the table or file whose content it holds.
-            suffix: of the part's name, such as ``.csv``.
-            write: writes into the file and returns the number of rows, or None.
+            source: the table or file whose content the part holds.
+            suffix: suffix of the part's name, such as ``.csv``.
+            write: function that writes into the file and returns the number of rows, or None.
 
         Raises:
             DatasetError: the store refuses.
@@ -162,10 +162,10 @@ def read_manifest(store: Store) -> Manifest:
 
 
 def read_part(store: Store, part: Part) -> Iterator[bytes]:
-    """Yield a part's content in pieces; the last piece only after size and digest were verified.
+    """Yield a part's content in pieces; the last piece follows only after size and digest were verified.
 
     Raises:
-        Damaged: the part is missing, or differs from what was committed.
+        Damaged: the part is missing, or differs from the committed one.
     """
     digest, size = hashlib.sha256(), 0
     held = b""

@@ -30,7 +30,7 @@ class NotCommitted(DatasetError):
 
 
 class Damaged(DatasetError):
-    """The manifest, or a part that it names, differs from what was committed."""
+    """The manifest, or a part that it names, is not as committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def decode(data: bytes, where: str) -> Manifest:
         raise Damaged(f"{where}: not a manifest of perphd: {exc!r}") from exc
     for part in manifest.parts:
         if not _NAME.fullmatch(part.name) or f"_attempt_{manifest.attempt}" not in part.name:
-            raise Damaged(f"{where}: names {part.name!r}, which is no part of attempt {manifest.attempt}")
+            raise Damaged(f"{where}: names {part.name!r}, which is not a part of attempt {manifest.attempt}")
     return manifest
 
 

@@ -101,7 +101,7 @@ class Folder:
             (self._path / name).unlink(missing_ok=True)
 
     def _link_unnamed(self, target: Path, data: bytes) -> None:
-        """Write a nameless file, then link it, so that an earlier crash leaves nothing behind."""
+        """Write a nameless file, then link it, so that a crash before the link leaves nothing behind."""
         descriptor = os.open(self._path, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o640)
         try:
             _write(descriptor, data)
@@ -178,9 +178,9 @@ def _write(descriptor: int, data: bytes) -> None:
 class Objects:
     """A dataset as objects with a common prefix.
 
-    ``file_system``: a ``pyarrow.fs.FileSystem``. An object appears whole when its upload ends. If two
-    attempts commit, the later manifest wins; it names only parts of its own attempt, and nobody deletes the
-    other attempt's parts.
+    ``file_system``: a ``pyarrow.fs.FileSystem``. An object appears completely when its upload ends. If two
+    attempts commit, the later manifest wins; it names only parts of its own attempt, and the other attempt's
+    parts are never deleted.
     """
 
     def __init__(self, file_system: Any, prefix: str, shown: str = "") -> None:
@@ -254,7 +254,7 @@ def open_store(where: str) -> Store:
         raise DatasetError(f"{where}: this kind of store is not supported (allowed: a folder, {allowed})")
     if scheme == "s3" and "@" in rest.partition("/")[0]:
         raise DatasetError(
-            "a URL with credentials is refused, since it shows up in process lists and logs; "
+            "a URL with credentials is refused, because process lists and logs would show them; "
             "use AWS_SHARED_CREDENTIALS_FILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     fs = pyarrow("fs", "an object store")
@@ -291,7 +291,8 @@ def pyarrow(module: str, what: str, instead: str = "") -> Any:
         instead: the alternative without it; continues that sentence.
 
     Raises:
-        DatasetError: pyarrow is not installed or incompatible with other libraries; states how to install it.
+        DatasetError: pyarrow is not installed or incompatible with other libraries; the text states how to
+            install it.
     """
     if EXTRA_FOLDER not in sys.path:
         sys.path.append(EXTRA_FOLDER)

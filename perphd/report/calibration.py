@@ -27,7 +27,7 @@ BAND: Final = 0.95
 RECOVERED: Final = 0.969
 """Share of the missed time that perphd recovers, excluding time missed even without batch."""
 OWN_MISS_PCT: Final = 3.6
-"""Time missed only with perphd (%), by its own reductions."""
+"""Time (%) missed only with perphd, because of its own reductions."""
 ON_TARGET_HALF_PCT: Final = 16.8
 
 DOUBLED_AT_PCT: Final = 4.0
@@ -46,7 +46,7 @@ def predicted_on_target(observed_pct: float, inherent_pct: float) -> Banded:
 
 
 def doubt(inherent_pct: float) -> float:
-    """Factor on the band's width for an LRA that is overloaded by itself."""
+    """Factor on the band's width for an LRA that its own load overloads."""
     return 1.0 + inherent_pct / DOUBLED_AT_PCT
 
 

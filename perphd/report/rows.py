@@ -32,8 +32,8 @@ class ReportWindow:
 class Decided:
     """One stored decision about an LRA.
 
-    ``chance``: of meeting the target with the chosen allocation, by the model. ``batch_cores_lost``: predicted cost for
-    batch. Both are unavailable if no candidates were compared.
+    ``chance``: chance of meeting the target with the chosen allocation, according to the model.
+    ``batch_cores_lost``: predicted cost for batch. Both are unavailable if no candidates were compared.
     """
 
     at_s: float

@@ -8,7 +8,7 @@ would have given way in its runs in which an LRA needed protection. The shares c
 and in enforce from the same seed, and the bands are as wide as the errors there (``calibration``,
 docs/how-to/report.md).
 
-In enforce nothing is predicted: the same figures are measurements.
+In enforce there is no prediction: the same figures are measurements.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ STALE_S: Final = 300.0
 """Largest age of a decision's target; unchanged decisions are stored once a minute."""
 RUNNING_CORES: Final = 0.05
 SAME_LOAD: Final = 0.15
-"""Relative difference of work within which windows count as of the same load."""
+"""Relative difference of work within which windows count as having the same load."""
 PLACES: Final = 84
-"""Number of points of a plot: two hours each in a week."""
+"""Number of points of a plot; for a week, each covers two hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class ReportPlace:
-    """One point of a plot: hours since the start, share of time on target in %, by mode (None: no data)."""
+    """One point of a plot: hours since the start, and share of time on target in % by mode (None: no data)."""
 
     hours: float
     observe_pct: float | None
@@ -60,7 +60,8 @@ class ReportPlace:
 class LraSummary:
     """Figures of one LRA.
 
-    ``observed``, ``enforced``: share on target in these modes. ``predicted``: for the observed time, with perphd.
+    ``observed``, ``enforced``: share on target in these modes. ``predicted``: the share predicted for the
+        observed time with perphd.
     ``inherent_pct``: share of the observed time missed at such a load even without batch. ``acted``: decisions that
     changed something, or would have for the first time, by mode, action and cause. ``degraded``: hours by cause.
     ``kept``, ``rolled_back``: evaluated changes in enforce.
@@ -119,7 +120,7 @@ class _Judged:
 
 
 def summarise(history: ReportHistory) -> Report:
-    """The figures of everything that was read."""
+    """The figures of the whole history."""
     judged = {lra: _judge(history.windows.get(lra, ()), history.decisions[lra]) for lra in history.lras}
     used = _used(history)
     lras = tuple(_lra(history, lra, judged[lra], used) for lra in history.lras)
@@ -137,7 +138,7 @@ def _judge(windows: Sequence[ReportWindow], decisions: Sequence[Decided]) -> lis
 
 
 def _met(window: ReportWindow, decided: Decided) -> bool | None:
-    """True if the target was met: the LRA was not degraded then, and its delay was within the target. None: unknown."""
+    """True if the target was met: the LRA was not degraded, and its delay was within the target. None: unknown."""
     if decided.health is Health.UNKNOWN:
         return None
     if decided.health is Health.DEGRADED:
@@ -231,7 +232,7 @@ def _used(history: ReportHistory) -> Mapping[float, float]:
 def _inherent_pct(judged: Sequence[_Judged], used: Mapping[float, float]) -> float:
     """Time in observe (%) missed even without batch, judged by windows of the same load in which no batch ran.
 
-    Protection from batch does not help an LRA that is overloaded by itself. The load is taken from its work.
+    Protection from batch does not help an LRA that its own load overloads. The load is taken from its work.
     """
     known = [one for one in judged if one.met is not None and one.decided.mode is Mode.OBSERVE]
     alone = sorted(

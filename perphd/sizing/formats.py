@@ -18,7 +18,9 @@ _CLEAN: Final = re.compile(r"[^\x20-\x7e]")
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """Recommended reservation of one workload. ``cgroup``: its path, empty if unknown; ``notes`` become comments."""
+    """Recommended reservation of one workload. ``cgroup``: path of its control group, empty if unknown;
+    ``notes`` become comments.
+    """
 
     workload: str
     cgroup: str

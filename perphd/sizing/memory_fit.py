@@ -14,8 +14,8 @@ Search. An epoch is one phase of the workload, at least ``LEAST_SAMPLES`` sample
 
     R(n) = max(estimate of epoch n - 1,  (1 - STEP) R(n - 1))
 
-The plain recursion does not stop by itself and overshoots by half, hence the step. The search ends at the
-first epoch in the crash zone, with an immediate return to the last good limit. If more than ``TOLERANCE``
+The plain recursion does not stop by itself and overshoots by half; the step prevents this. The search ends at
+the first epoch in the crash zone, with an immediate return to the last good limit. If more than ``TOLERANCE``
 lies between that and the first bad limit, it continues by bisection. The crash zone is a slowdown of more
 than ``SLOWDOWN`` *and* evidence that memory is its cause:
 
@@ -32,9 +32,9 @@ workload. Without a memory signal an epoch decides nothing and the limit stays. 
 performance signal, unless memory is short: then the limit counts as bad. An epoch in the crash zone can be
 cut short: ``after_epoch(..., urgent=True)`` decides from its first ``URGENT_SAMPLES`` samples.
 
-Refaults are reads of pages that the group needed and had lost. While there are many, the file cache that it
-uses belongs to its working set, whichever list the kernel keeps it on. If use stays above the limit
-(anonymous memory without swap cannot be reclaimed), the limit has no effect, and the search ends at that use.
+Refaults are reads of pages that the group needed and had lost. While there are many, the file cache in use
+belongs to the working set, whichever list the kernel keeps it on. If use stays above the limit (anonymous
+memory without swap cannot be reclaimed), the limit has no effect, and the search ends at that use.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ LEAST_SAMPLES: Final = 60
 URGENT_SAMPLES: Final = 8
 """Samples before an urgent verdict. Just after a limit is lowered, the kernel drops some pages that are in use."""
 ATTAINED_RATIO: Final = 1.02
-"""Ratio of use to limit; use that stays above it shows that the limit cannot be attained."""
+"""Ratio of use to limit; if use stays above it, the limit cannot be attained."""
 PRESSURE_MARGIN: Final = 0.02
 """Memory pressure (share of time) above the pilot's that still counts as equal."""
 EXPLAINED_SHARE: Final = 0.2
@@ -156,7 +156,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
-    """A search: its phase, the limit of the running epoch (None: none), the bounds found, and the pilot's epoch."""
+    """A search: its phase, the running epoch's limit (None: no limit), the bounds found, and the pilot's epoch."""
 
     phase: FitPhase = FitPhase.PILOT
     limit_bytes: float | None = None
@@ -176,7 +176,9 @@ class MemoryFit:
 
 @dataclass(frozen=True, slots=True)
 class FitView:
-    """A search for display. ``limit_bytes``: in force now; ``estimate_bytes``: from the last epoch's footprint."""
+    """A search for display. ``limit_bytes``: limit now in force; ``estimate_bytes``: estimate from the last
+    epoch's footprint.
+    """
 
     workload: str
     phase: str
@@ -341,7 +343,7 @@ def _stalled(pilot: Reading, now: Reading) -> bool:
 
 
 def _starved(fit: MemoryFit, epoch: FitEpoch) -> bool | None:
-    """Whether any signal shows a memory shortage; False only if a signal exists and none shows one."""
+    """Whether any signal shows a memory shortage; False only if there is a signal and no signal shows a shortage."""
     share = epoch.collection_ratio
     if not isinstance(share, Unavailable) and share > GREATEST_COLLECTION_RATIO:
         return True

@@ -1,21 +1,21 @@
-"""How much of one resource a workload should reserve, from its history.
+"""Compute how much of one resource a workload should reserve, from its history.
 
-Two amounts answer two questions.
+There are two amounts for two purposes.
 
-``next_window``: the amount that the resource shaper would leave it for the next window,
+``next_window``: the amount that the resource shaper would leave the workload for the next window,
 
     target = mean + K1 R + K2 spread,  never below present use, never above the reservation R unless use exceeds it
 
-where  mean + 3 spread  is the calibrated 99 % bound. R less this amount can be lent to others now, and must
-be given back as soon as the forecast rises.
+where  mean + 3 spread  is the calibrated 99 % bound. The rest of R can be lent to others now, and must be
+given back as soon as the forecast rises.
 
 ``recommended``: the value for a unit file, which is rarely revised. It covers the whole history:
 
     T = max(peak, min(mean + K2 spread, 2 greatest)) + K1 T
 
 ``peak`` is the greatest use of memory, whose shortage kills, and the 99th percentile of CPU use, whose
-shortage slows. T is the fixed point of the rule: it does not depend on the present reservation. Where nothing
-is reserved, the shaper's R is the T of the forecast alone.
+shortage slows. T is the fixed point of the rule: it does not depend on the present reservation. If nothing is
+reserved, the shaper's R is the T of the forecast alone.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from perphd.sizing.shaper import Component, Demand, Mode, Resource, Role, Shaper
 BOUND_SPREADS: Final = 3.0
 """Spreads between a forecast's mean and its calibrated bound."""
 DAY_WINDOWS: Final = 1368
-"""Number of windows that counts as a day: 95 % of 1440, since some are always missing."""
+"""Number of windows that counts as a day: 95 % of 1440, because some are always missing."""
 WEEK_WINDOWS: Final = 7 * DAY_WINDOWS
 HELD_BACK_RATIO: Final = 0.95
-"""Share of its reservation from which use may be limited by the reservation."""
+"""Share of the reservation above which the reservation may limit use."""
 GREATEST_RATIO: Final = 2.0
-"""A forecast and its buffer count up to this multiple of the greatest use."""
+"""A forecast and its buffer count only up to this multiple of the greatest use."""
 SETTINGS: Final = ShaperSettings()
 
 
@@ -81,7 +81,9 @@ class Recommendation:
 
 
 def usage(values: Sequence[float], now: Reading) -> Usage | Unavailable:
-    """Percentiles of a history. Present use is that of the last complete window if the present one has no sample."""
+    """Percentiles of a history. Present use is the use of the last complete window if the present one has no
+    sample.
+    """
     if not values:
         return Unavailable("not measured")
     p50, p95, p99 = (float(q) for q in np.percentile(values, (50, 95, 99)))

@@ -19,7 +19,7 @@ from perphd.sizing.shaper import Resource
 class History:
     """Windows of one resource of one workload, oldest first.
 
-    ``missing``: why there are none; empty if there are some. ``most``: the host's capacity.
+    ``missing``: reason why there are none; empty if there are some. ``most``: the host's capacity.
     """
 
     workload: str
@@ -36,7 +36,7 @@ class History:
 class SizeRow:
     """Sizes of one resource, in cores or bytes.
 
-    ``mean``, ``bound``: forecast of the next minute; ``size_now``: its target.
+    ``mean``, ``bound``: forecast of the next minute; ``size_now``: the target for it.
     """
 
     workload: str

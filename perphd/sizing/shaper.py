@@ -1,7 +1,8 @@
 """Resource shaper: the size of every component of a host for the next interval (Pace 2018, chapter 4).
 
 Problem. Reservations are wrong, and forecasts are uncertain. Components that hold only their probable demand
-can exceed the host together. The shaper decides, before the kernel does, which ones shrink, freeze or end.
+can exceed the host together. The shaper decides which components shrink, freeze or end, before the kernel has
+to.
 
 Size. For a component with reservation R, use u now, and a forecast of mean m and spread s of the next
 interval's maximum:
@@ -17,18 +18,18 @@ without a forecast.
 Plan (Algorithm 3). Applications are placed in the order of their rank. Each needs room for all its core
 components, or the whole application is preempted. Its elastic components follow, oldest first; one that does
 not fit is preempted alone. Two errata: a component that exactly fills the host stays, and there is one buffer
-per resource. ``guarded`` names the resources whose shortage preempts. A shortage of CPU slows and does not
-kill, so the default is memory alone.
+per resource. ``guarded`` names the resources whose shortage preempts. A shortage of CPU slows components but
+kills none, so the default is memory alone.
 
 Preemption moves one rung further in every interval: reclaim, freeze, end. ``patient`` components stay on
-their rung, since freezing is enough while the remains fit. A component without reclaimable memory begins with
-freezing. A frozen component still holds its unreclaimable memory, and that counts: if the components that
-stay and these remains exceed the capacity, components end at once, elastic before core, youngest first. An
-unknown value never ends a component: if its remains cannot be read, it makes room only by reclaim and
-freezing. Between two intervals (``early``) no component returns, and none moves a rung further except for
+their rung, because freezing is enough while the remains fit. A component without reclaimable memory begins
+with freezing. A frozen component still holds its unreclaimable memory, which counts: if the components
+that stay and these remains exceed the capacity, components end at once, elastic before core, youngest first.
+An unknown value never ends a component: if its remains cannot be read, it makes room only by reclaim and
+freezing. Between two intervals (``early``) no component returns, and components move a rung further only for
 that reason.
 
-All results are values; nothing is carried out here.
+All results are values; this module carries out nothing.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ GREATEST_CRASHES: Final = 5
 HIGH_MARGIN: Final = 0.05
 """Distance of ``memory.high`` above the target, as a share."""
 GUARD_FULL_RATIO: Final = 0.05
-"""Share of time in which all tasks wait for memory, from which ``memory.high`` is lifted."""
+"""Share of time in which all tasks wait for memory, above which ``memory.high`` is lifted."""
 STUCK_RATIO: Final = 0.9
-"""Share of unreclaimable use from which a component is frozen without an attempt to reclaim."""
+"""Share of unreclaimable use above which a component is frozen without an attempt to reclaim."""
 
 
 class Resource(Enum):
@@ -108,7 +109,7 @@ class Demand:
 class Component:
     """One control group.
 
-    ``rank`` orders applications (smaller first); ``rung``: how it is being preempted already.
+    ``rank`` orders applications (smaller first); ``rung``: the rung on which it is already preempted.
     """
 
     name: str
@@ -128,7 +129,7 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class ShaperSettings:
-    """K1: share of the reservation always kept. K2: spreads kept, per resource."""
+    """K1: share of the reservation to keep always. K2: number of spreads to keep, per resource."""
 
     k1: float = 0.05
     k2: Mapping[Resource, float] = field(default_factory=lambda: {Resource.MEMORY: 3.0, Resource.CPU: 1.0})

@@ -1,15 +1,15 @@
 """The resource shaper over time, one pass after another. ``perphd.agent.shaping`` supplies its input and output.
 
-Every pass updates the interval's peak use. With many workloads, a pass only covers some of them: the next
+Every pass updates the interval's peak use. With many workloads, a pass covers only some of them: the next
 ones in order, those that ``schedule`` lets learn now, and those that ``is_notable`` selects. A plan is made
 
 - when an interval has ended: its maxima enter the forecasters, a few workloads per pass, so that no pass takes long
   and all are done within ``LEARNING_SHARE`` of the next interval. Then ``shaper.shape`` decides.
 - early, in pessimistic mode, when a workload outgrows its target or the total use exceeds the capacity: the forecast
   was wrong, and waiting for the end of the interval would leave the choice of a victim to the kernel.
-- for some workloads alone, as soon as each has learned or outgrows its target, while the sizes of all others fit
-  beside the reservations of these. No workload has to make room then, and the other sizes stay. If they do not fit, a
-  plan of all is made when the interval has ended, or early.
+- for some workloads alone, as soon as each has learned or outgrows its target, while the sizes of all others
+  fit beside the reservations of these. In that case no workload has to make room, and the other sizes stay.
+  If they do not fit, a plan of all is made when the interval has ended, or early.
 - at once after a crash (an out-of-memory kill in the workload's group). The workload gets its reservation back, its
   history restarts with the grace of ``GRACE_SAMPLES`` intervals, and the fifth crash ends its shaping.
 
@@ -73,20 +73,20 @@ BOUND_SPREADS: Final = 3.0
 LEAST_OWN: Final = 60
 GUARD_INTERVALS: Final = 3
 LEARN_PER_LOOK: Final = 2
-"""Minimum; more if all would not be done in time otherwise."""
+"""Minimum number of workloads that learn per pass; more learn if otherwise not all would be done in time."""
 LEARNING_SHARE: Final = 1 / 2
 FROZEN_INTERVALS: Final = 30
 """Intervals after which a workload that could not resume is ended: its owner can run it elsewhere."""
 REFAULT_FACTOR: Final = 2.0
 LEAST_REFAULTS_PER_S: Final = 100.0
-"""Refaults count as rising when they exceed twice their usual rate and at least this one."""
+"""Refaults count as rising if they exceed both twice their usual rate and this rate."""
 ENDING_S: Final = 10.0
-"""A group that still uses memory this many seconds after its processes were ended has not ended, or runs again."""
+"""If a group still uses memory this time after its processes were ended, it has not ended or runs again."""
 USUAL_GAIN: Final = 0.1
 JITTER_SHARE: Final = 0.05
 """Share by which an interval may end early, because passes jitter."""
 LEAST_SHARE: Final = 0.5
-"""The same for an interval that the worker ends: its first forecasts come at any time."""
+"""The same for an interval that the worker ends, because its first forecasts arrive at any time."""
 
 
 _AS_FOUND: Final = ShapedLimits()
@@ -107,7 +107,7 @@ def advance(
     due: bool | None = None,
     looked: Collection[str] | None = None,
 ) -> tuple[ShapingState, ShapingStep]:
-    """The state and the limits after one pass at ``now_s``. A missing reading decides nothing.
+    """The state and the limits after one pass at ``now_s``. A missing reading leads to no decision.
 
     ``due``: whether an interval ends now because the worker has forecast the next one; None: the clock
     decides. ``looked``: the workloads that the pass covers, including new ones; None: all. The others are
@@ -199,7 +199,7 @@ def is_notable(member: Member, sample: Sample) -> bool:
 
 def _seen(member: Member, subject: Subject, now_s: float, notes: list[tuple[str, str]]) -> Member:
     """The member with one more reading: its peak use, its crashes, its usual refaults."""
-    if subject.restarted:  # the job that makes room is the previous one, not this one
+    if subject.restarted:  # the previous job makes room, not this one
         member = Member(now_s, crashes=member.crashes, history_restarted=True)
     if not isinstance(subject.kills, Unavailable):
         if member.kills is not None and subject.kills > member.kills:
@@ -211,7 +211,9 @@ def _seen(member: Member, subject: Subject, now_s: float, notes: list[tuple[str,
     if isinstance(used, Unavailable):
         return member
     if used < EMPTY_BYTES:
-        return Member(now_s, kills=member.kills, crashes=member.crashes, reason=_UNUSED, history_restarted=True)
+        return Member(
+            now_s, kills=member.kills, crashes=member.crashes, reason=_UNUSED, history_restarted=True
+        )
     if member.reason == _UNUSED:
         member = replace(member, reason=NOT_YET)
     if member.rung is Rung.END and now_s - member.began_s < ENDING_S:
@@ -306,7 +308,7 @@ def _outgrown(fresh: Sequence[Subject], members: Mapping[str, Member]) -> list[s
 def _room_beside(
     chosen: Collection[str], subjects: Sequence[Subject], members: Mapping[str, Member], capacity: float
 ) -> float | None:
-    """The room that the sizes of all others leave; None if these may need more, or if a workload already
+    """The room that the sizes of all others leave; None if the others may need more, or if a workload already
     makes room.
     """
     held = wanted = 0.0
@@ -385,7 +387,7 @@ def _component(subject: Subject, member: Member, rank: int, now_s: float) -> Com
 
 
 def _ahead(subject: Subject, member: Member) -> MemoryForecast | None:
-    """The worker's forecast, if its history covers this workload in its present form."""
+    """The worker's forecast, if its history covers this workload's present form."""
     return None if member.history_restarted and member.ladder.seen < LEAST_OWN else subject.ahead
 
 

@@ -60,8 +60,8 @@ NOT_YET: Final = "no interval has ended yet"
 class Member:
     """The shaper's memory of one workload.
 
-    ``target_bytes`` None: none decided yet. ``history_restarted``: its history was restarted here. ``model``: the
-    forecaster in use. ``proposed``: the actions that the last plan proposed for it.
+    ``target_bytes``: None before the first decision. ``history_restarted``: its history was restarted here.
+    ``model``: the forecaster in use. ``proposed``: the actions that the last plan proposed for it.
     """
 
     began_s: float
@@ -108,7 +108,7 @@ class ShapedLimits:
 
 @dataclass(frozen=True, slots=True)
 class ShapingStep:
-    """Output of one pass: limits in force, workloads to end with the reason, and notes to announce."""
+    """Output of one pass: limits in force, workloads to end with reasons, and notes to announce."""
 
     limits: Mapping[str, ShapedLimits]
     ends: tuple[tuple[str, str], ...] = ()
@@ -116,7 +116,7 @@ class ShapingStep:
 
 
 def is_there(subject: Subject, member: Member) -> bool:
-    """Whether the workload runs and is not about to end."""
+    """Whether the workload is running and not about to end."""
     return (
         not isinstance(subject.used_bytes, Unavailable)
         and subject.used_bytes >= EMPTY_BYTES

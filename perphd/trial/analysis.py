@@ -1,11 +1,12 @@
 """Results of a trial: the effect on every metric with its confidence interval, and the carry-over.
 
-Problem: the load of a host swings by day and night and its noise is correlated over minutes. A comparison of all
-enforced with all observed readings takes that for an effect, and an interval that treats readings as independent is
-far too narrow.
+Problem: the load of a host changes between day and night, and its noise is correlated over minutes. A
+comparison of all enforced with all observed readings mistakes this for an effect, and an interval that treats
+readings as independent is far too narrow.
 
-Approach: one difference per pair of blocks. A coin decided which mode came first, so whatever else differs between
-the two blocks of a pair has a random sign, and differences of pairs are uncorrelated. Their mean is the effect.
+Approach: one difference per pair of blocks. A coin decided which mode came first, so any other difference
+between the two blocks of a pair has a random sign, and differences of pairs are uncorrelated. Their mean is
+the effect.
 
     delay:        d = log(enforce) - log(observe);       change = exp(mean d) - 1
     work, batch:  d = (enforce - R observe) / mean observe;  R = sum enforce / sum observe, change = R - 1
@@ -13,13 +14,13 @@ the two blocks of a pair has a random sign, and differences of pairs are uncorre
 The interval is Student's, with the variance of successive differences (``statistics.of_pairs``); tools/bench/trial
 measures how often it covers.
 
-A trial has several metrics. Each interval covers with 95 % by itself. An effect is *claimed* only where Holm's
-procedure over all metrics rejects "no effect" at ``CLAIM_LEVEL``, so a daemon that does nothing is credited with any
-effect in at most 5 % of trials.
+A trial has several metrics. Each interval alone has a coverage of 95 %. An effect is *claimed* only where
+Holm's procedure over all metrics rejects "no effect" at ``CLAIM_LEVEL``, so a daemon that does nothing is
+credited with any effect in at most 5 % of trials.
 
 Carry-over: if the state before a switch outlasts the washout, pairs that begin with a switch show a smaller effect
-than pairs that follow a block of the same mode. The difference is the carry-over; the coin of the pair before
-decides which is which.
+than pairs that follow a block of the same mode. The difference is the carry-over; the coin of the previous
+pair decides which case applies.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from perphd.trial.statistics import MeanEstimate, holm, no_effect_p, of_pairs, o
 
 CONFIDENCE: Final = 0.95
 CLAIM_LEVEL: Final = 0.03
-"""Accepted probability of any false claim by the formulas. Student's tails are approximate; the aim is 5 %."""
+"""Accepted probability of any false claim according to the formulas. Student's tails are approximate; the aim
+is 5 %.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,8 @@ class MetricChange:
 class TrialEffect:
     """Result for one metric.
 
-    ``claimed``: "no effect" is rejected, tested together with all other metrics. ``missing``: why there is no change.
+    ``claimed``: "no effect" is rejected, tested together with all other metrics. ``missing``: reason why
+        there is no change.
     ``carried_over``: the carry-over is significant.
     """
 
@@ -78,7 +82,9 @@ class TrialEffect:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """Results of a trial. ``used``, ``void``: blocks after the run-in that count, and that do not, by mode."""
+    """Results of a trial. ``used``, ``void``: numbers of blocks after the run-in that count and that do not,
+    by mode.
+    """
 
     effects: tuple[TrialEffect, ...]
     used: tuple[tuple[Mode, int], ...]
@@ -95,7 +101,7 @@ class Pair:
 
 
 def analyse(record: TrialRecord) -> Analysis:
-    """The effects of a trial, as far as it ran."""
+    """The effects of a trial in the part that ran."""
     found = [_effect(metric, pairs_of(record, metric.name)) for metric in record.plan.metrics]
     known = [i for i, effect in enumerate(found) if effect.change is not None]
     claims = holm([p for i in known if (p := _p(found[i].change)) is not None], CLAIM_LEVEL)

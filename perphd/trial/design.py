@@ -1,11 +1,11 @@
-"""The design of a trial: blocks of observe and enforce in random order, and what is measured, fixed before it
+"""The design of a trial: blocks of observe and enforce in random order, and its metrics, all fixed before it
 begins.
 
-Blocks come in pairs, one of each mode, and a fair coin decides which is first. Slow changes of the load (day and
-night) then hit both modes alike, and the coin alone justifies the statistics, whatever the noise looks like.
+Blocks come in pairs, one of each mode, and a fair coin decides which is first. Thus slow changes of the load
+(day and night) affect both modes alike, and the coin alone justifies the statistics, whatever the noise.
 
-Before the first pair lies one block in observe, the run-in. It counts for no effect; the guard needs it as a
-reference.
+Before the first pair lies one block in observe, the run-in. It counts towards no effect; the guard needs it
+as a reference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 from perphd.domain.workload import Mode
 
 MIN_PAIRS: Final = 6
-"""Least number of pairs: six fair coins fall alike in one of 32 trials, so fewer cannot reach 5 %."""
+"""Least number of pairs: six fair coins agree in one of 32 trials, so fewer pairs cannot reach 5 %."""
 MIN_BLOCK_S: Final = 60.0
 MAX_BLOCK_S: Final = 4 * 3600.0
 MAX_HOURS: Final = 24.0 * 31
@@ -44,8 +44,8 @@ class Signal(StrEnum):
 class Metric:
     """One metric, fixed before the trial begins.
 
-    ``source``: what measures it; readings from other sources do not count. ``workload``: empty for batch, whose metric
-    is the sum over all batch workloads.
+    ``source``: the source that measures it; readings from other sources do not count. ``workload``: empty for
+    batch, whose metric is the sum over all batch workloads.
     """
 
     signal: Signal
@@ -93,11 +93,11 @@ class Plan:
 
     @property
     def ends_unix_s(self) -> float:
-        """When the last block ends."""
+        """End of the last block."""
         return self.starts_unix_s(self.blocks + 1)
 
     def starts_unix_s(self, number: int) -> float:
-        """When a block begins; number 0 is the run-in."""
+        """Start of a block; number 0 is the run-in."""
         return self.began_unix_s + number * self.block_s
 
     def mode(self, number: int) -> Mode:
@@ -105,7 +105,7 @@ class Plan:
         return self.schedule[number - 1] if number else Mode.OBSERVE
 
     def number(self, now_unix_s: float) -> int:
-        """The block at this time; ``blocks + 1`` after the last."""
+        """The number of the block at this time; ``blocks + 1`` after the last one."""
         found = int((now_unix_s - self.began_unix_s) // self.block_s)
         return max(0, min(found, self.blocks + 1))
 

@@ -1,6 +1,6 @@
 """The guard: ends a trial when enforcing harms an LRA.
 
-Problem: find harm soon, and do not take the noise of the load for it.
+Problem: find harm soon, without mistaking the noise of the load for it.
 
 Approach: the observed blocks are the reference. Delays are compared as logarithms, averaged over windows of one minute.
 
@@ -12,7 +12,7 @@ Approach: the observed blocks are the reference. Delays are compared as logarith
 
     sigma_block^2  = (sum (b[i+1] - b[i])^2 / 2 + PRIOR within) / (steps + PRIOR)
     sigma_minute^2 = within + sigma_block^2
-    both times 1 + SMALL / blocks: a sigma from few blocks is too small as often as not
+    both times 1 + SMALL / blocks: a sigma from few blocks is often too small
 
 b: means of successive observed blocks; within: variance of the minutes of a block. Until enough blocks are known,
 blocks are assumed to scatter like minutes, as they do when noise lasts longer than a block. Such noise makes two
@@ -20,8 +20,8 @@ harmful blocks in a row likelier than chance alone, so the bounds are wide: tool
 
 "Worse" is the delay (latency, or waiting per work) relative to the reference, or the work, as far as contention
 explains its fall (``domain.signals.contended_ratio``): less load is no harm. An LRA that is as busy as before but
-answers nothing is harmed, too. The reference is the last observed blocks, so that it follows the time of day. While an
-LRA does more work than in any observed block, ``BUSIER_DELAY`` is added to what is accepted.
+answers nothing is harmed, too. The reference consists of the last observed blocks, so it follows the time of
+day. While an LRA does more work than in any observed block, ``BUSIER_DELAY`` raises the accepted delay.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MINUTE_SIGMAS: Final = 5.5
 BLOCK_SIGMAS: Final = 3.5
 SMALL: Final = 0.5
 BUSIER: Final = 1.1
-"""Work relative to the busiest observed block above which a higher delay may be due to the load."""
+"""Work relative to the busiest observed block above which the load may cause a higher delay."""
 BUSIER_DELAY: Final = 1.5
 """Factor on the accepted delay in that case."""
 PRIOR: Final = 3.0
@@ -172,9 +172,9 @@ class Guard:
         self._window_s = min(WINDOW_S, used_s)
 
     def take(self, mode: Mode, readings: Mapping[str, LraReading], seconds: float, used: bool) -> str:
-        """Process one sample of ``seconds``; ``used``: it lies after the washout.
+        """Process one sample of ``seconds``; ``used``: the sample lies after the washout.
 
-        Returns the harm as text, or empty.
+        Returns the harm as text, or an empty text.
         """
         for name, watched in self._lras.items():
             reading = readings.get(name, LraReading())
@@ -188,7 +188,7 @@ class Guard:
         return ""
 
     def end_block(self, mode: Mode, counts: bool) -> str:
-        """Process the end of a block; ``counts``: False if it is void. Returns the harm as text, or empty."""
+        """Process the end of a block; ``counts``: False if it is void. Returns the harm as text, or an empty text."""
         found = ""
         for name, watched in self._lras.items():
             if counts and watched.block.covered_s > 0:

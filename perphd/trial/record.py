@@ -13,7 +13,7 @@ MAX_NOTES: Final = 100
 
 
 class End(StrEnum):
-    """How a trial ended."""
+    """Kind of a trial's end."""
 
     COMPLETE = "complete"  # all blocks ran
     STOPPED = "stopped"  # by perphctl trial stop
@@ -33,7 +33,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that happened during the trial: a pause, a reload, a restart of the daemon."""
+    """An event during the trial: a pause, a reload, a restart of the daemon."""
 
     at_unix_s: float
     text: str
@@ -50,7 +50,7 @@ class BlockMean:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One finished block. ``void``: why it does not count; empty if it does."""
+    """One finished block. ``void``: reason why it does not count; empty if it does."""
 
     number: int
     mode: Mode

@@ -15,14 +15,14 @@ from perphd.trial.record import MAX_NOTES, Block, BlockMean, End, Ending, Note, 
 ENOUGH: Final = 0.5
 """Least share of a block's used part that a metric's readings must cover."""
 _RESTARTED: Final = "perphd was restarted during it"
-_DID_NOT_RUN: Final = "perphd did not run"
+_DID_NOT_RUN: Final = "perphd was not running"
 
 
 @dataclass(frozen=True, slots=True)
 class Readings:
     """One sample of everything that the plan names.
 
-    ``reach_s``: how far back its readings extend. A reading from another source than planned is Unavailable.
+    ``reach_s``: time span that its readings cover. A reading from another source than planned is Unavailable.
     """
 
     seconds: float
@@ -35,7 +35,7 @@ class Running:
     """A trial that has not ended.
 
     Args:
-        record: as stored; the block in which the daemon was restarted does not count.
+        record: the stored record; the block in which the daemon was restarted does not count.
         now_unix_s: the present time.
     """
 
@@ -69,11 +69,13 @@ class Running:
 
     @property
     def void(self) -> str:
-        """Why the present block does not count; empty if it does."""
+        """Reason why the present block does not count; empty if it does."""
         return self._void
 
     def look(self, now_unix_s: float) -> bool:
-        """Follow the time; returns True if a block ended. Never goes back, whatever the wall clock does."""
+        """Advance to the present time; returns True if a block ended. Never goes back, whatever the wall
+        clock does.
+        """
         if self.record.ending is not None:
             return False
         number = max(self._number, self.plan.number(now_unix_s))
@@ -83,7 +85,7 @@ class Running:
         return True
 
     def take(self, now_unix_s: float, readings: Readings) -> None:
-        """Process one sample that ended now."""
+        """Process one sample that ends now."""
         if self.record.ending is not None or readings.seconds <= 0:
             return
         plan, mode = self.plan, self.plan.mode(self._number)

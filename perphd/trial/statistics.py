@@ -39,9 +39,10 @@ def of_pairs(differences: Sequence[float]) -> MeanEstimate | None:
     Formula: error^2 = sum (d[j+1] - d[j])^2 / (2 (n - 1)) / n.
 
     The variance comes from successive differences (von Neumann), not from the spread around the mean. The coin of
-    each pair makes the errors of different pairs uncorrelated, so both are right when the effect is constant; when
-    the effect follows the load through the day, the spread around the mean counts that as noise and the interval
-    covers too much. The price is a third of the degrees of freedom: 2 (n - 1)^2 / (3 n - 4).
+    each pair makes the errors of different pairs uncorrelated, so both are right when the effect is constant;
+    when the effect follows the load through the day, the spread around the mean counts that as noise, and the
+    interval is too wide. Successive differences cost a third of the degrees of freedom: 2 (n - 1)^2 / (3 n -
+    4).
     """
     n = len(differences)
     if n < 3:
@@ -52,7 +53,8 @@ def of_pairs(differences: Sequence[float]) -> MeanEstimate | None:
 
 
 def no_effect_p(differences: Sequence[float]) -> float:
-    """P-value of the mean if there is no effect: the larger by successive differences and by the spread.
+    """P-value of the mean if there is no effect: the larger one of those by successive differences and by the
+    spread.
 
     Without an effect both errors are valid, and the larger is on the safe side.
     """
@@ -80,7 +82,9 @@ def of_two(first: Sequence[float], second: Sequence[float]) -> MeanEstimate | No
 
 
 def holm(ps: Sequence[float], level: float) -> tuple[bool, ...]:
-    """Which hypotheses Holm's procedure rejects, with at most this probability of any false rejection."""
+    """For each hypothesis, whether Holm's procedure rejects it, with at most this probability of any false
+    rejection.
+    """
     order = sorted(range(len(ps)), key=lambda i: ps[i])
     rejected = [False] * len(ps)
     for rank, i in enumerate(order):
@@ -134,5 +138,5 @@ def _beta(x: float, a: float, b: float) -> float:
 
 
 def _away(value: float) -> float:
-    """The value, or a tiny number in place of 0, to divide by."""
+    """The value as a divisor: a tiny number replaces 0."""
     return value if abs(value) > _TINY else _TINY
