@@ -78,7 +78,9 @@ class ResctrlError(Exception):
 
 
 class Busy(ResctrlError):
-    """Not now: RMIDs in limbo, another program's lock, a file in use. The same request may succeed later."""
+    """The resource is busy (RMIDs in limbo, another program's lock, a file in use). The same request may
+    succeed later.
+    """
 
     advice = "try again later"
 
@@ -108,7 +110,7 @@ class Unsupported(ResctrlError):
 
 
 class Denied(ResctrlError):
-    """Not allowed: missing rights, a read-only file, or another program's group."""
+    """The request is not allowed: missing rights, a read-only file, or another program's group."""
 
 
 class Broken(ResctrlError):

@@ -29,13 +29,13 @@ class Filled:
 
     moved: frozenset[int]
     gone: frozenset[int]
-    """Ended before they could be moved."""
+    """Threads that ended before they could be moved."""
     zombies: frozenset[int]
-    """Accepted by the kernel but not listed: they have ended, and nobody has waited for them."""
+    """Threads that the kernel accepted but does not list: they have ended, and no process has waited for them."""
     left_to_others: frozenset[int]
-    """Not moved, because they are in another program's group."""
+    """Threads not moved, because they are in another program's group."""
     stragglers: frozenset[int]
-    """Still missing after the last pass."""
+    """Threads still missing after the last pass."""
     passes: int
 
     @property

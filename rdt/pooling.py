@@ -17,7 +17,7 @@ from rdt.frozen import FrozenDict
 
 
 class Use(Enum):
-    """How a group uses the cache."""
+    """A group's use of the cache."""
 
     EXCLUSIVE = "exclusive"
     """No other group's mask overlaps its mask."""

@@ -267,7 +267,7 @@ def blamed(
     evidence: list[Evidence],
     cost: MissCost,
 ) -> tuple[Cause, float]:
-    """As ``counted``, for harm that coincided with neighbours.
+    """Do the same as ``counted`` for harm that coincided with neighbours.
 
     Compares with the values just before they became active.
     """
@@ -294,7 +294,7 @@ def _by_misses(
     around: Surroundings,
     settings: PolicySettings,
 ) -> tuple[Cause, str]:
-    """Why instructions take longer, by the number of misses: LLC, MBW, SMT or NONE, with an explanation."""
+    """Cause of longer instructions, judged by the number of misses: LLC, MBW, SMT or NONE, with an explanation."""
     crowded = around.is_crowded(settings)
     more, slower = mpki / usual_mpki, cpi - usual_cpi
     mean, sd = cost.band
@@ -430,7 +430,7 @@ def _without_misses(
     usual_cpi: float,
     cpi: float,
 ) -> tuple[Cause, str]:
-    """Why instructions take longer when misses are not counted: LLC, MBW, SMT or NONE, with an explanation."""
+    """Cause of longer instructions without miss counts: LLC, MBW, SMT or NONE, with an explanation."""
     traffic = around.traffic_bytes_per_s
     crowded = available(traffic) and traffic >= settings.bandwidth_suspect_gbytes_per_s * _GIGABYTE
     shared = Cause.MBW if crowded else Cause.LLC

@@ -23,8 +23,8 @@ accepted rate, nothing more is required.
 Noise is estimated online, clipped, over ``MEMORY`` samples. Estimation pauses while there is evidence, so that harm is
 not learned as normal. Errors of the estimates, and heavy tails, are corrected by counting: evidence also rises and
 falls back to zero when nothing is wrong. The rate and heights of such rises predict how rarely they reach the
-threshold, since their heights are approximately exponential (Lundberg's bound for random walks with negative drift).
-All state is a value.
+threshold, because their heights are approximately exponential (Lundberg's bound for random walks with
+negative drift). All state is a value.
 """
 
 from __future__ import annotations

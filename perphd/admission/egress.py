@@ -1,8 +1,8 @@
 """A ceiling on batch's network egress, permanent or while a link is full. Wraps any other policy.
 
-No cgroup controller handles a full link: packets in the device's one queue delay everybody. perphd does not
-divide the link: protected workloads send first and unshaped (``perphd.host.tc``), and batch as a whole is
-limited. Pure.
+No cgroup controller handles a full link: packets in the device's single queue delay all workloads. perphd
+does not divide the link: protected workloads send first and unshaped (``perphd.host.tc``), and batch as a
+whole is limited. Pure.
 """
 
 from __future__ import annotations

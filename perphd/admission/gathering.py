@@ -38,7 +38,7 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True)
 class Awaiting:
-    """What a judgement waits for: ``have`` of ``need`` events, or a source's next report (``need`` is 0)."""
+    """The missing input of a judgement: ``have`` of ``need`` events, or a source's next report (``need`` is 0)."""
 
     text: str
     have: float = 0.0

@@ -168,8 +168,8 @@ def divide(
 ) -> None:
     """Add batch's masks and throttles to ``result``: in each L3 domain the strictest protection of its LRAs.
 
-    In a domain without a protected LRA batch keeps all ways and its bandwidth. ``result`` must already hold everybody's
-    CPUs.
+    In a domain without a protected LRA batch keeps all ways and its bandwidth. ``result`` must already hold
+    the CPUs of all workloads.
     """
     homes = {
         view.spec.name: domains_of(host.topology, view, result[view.spec.name].cpus)

@@ -168,7 +168,7 @@ def origin(found: Cause, sample: Sample, account: HostAccount | None, evidence: 
     if found is Cause.CPU and shares.busy >= FULL_SHARE and shares.lras >= FULL_SHARE * shares.busy:
         own = value_or(sample.cpu_usage_cores, 0.0) / account.cpu.capacity
         if own >= FULL_SHARE * shares.lras and shares.batch < GIVING_SHARE:
-            text = f"of {account.cpu.capacity:g} CPUs used by itself: its load exceeds the host"
+            text = f"of {account.cpu.capacity:g} CPUs used by the LRA itself: its load exceeds the host"
             evidence.append(Evidence("own load", own * account.cpu.capacity, Unavailable(""), "CPUs", text))
             return Cause.SELF
     return found

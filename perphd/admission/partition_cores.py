@@ -53,7 +53,7 @@ class SharedCores:
 
     @property
     def most(self) -> int:
-        """Most cores that one LRA can have, leaving one for each of the others."""
+        """Maximum number of cores of one LRA that leaves one core for each of the others."""
         return max(1, self.for_lras - self.lras + 1)
 
     def chance(self, member: Member, cores: int) -> float:

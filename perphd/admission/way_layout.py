@@ -23,7 +23,8 @@ BATCH: Final = "\N{BULLET} batch"
 class Apart:
     """Masks of one L3 domain in which LRAs have separate ways.
 
-    ``masks``: by LRA. ``batch``: batch's mask. ``pooled``: LRAs that share a CLOSID, and therefore ways.
+    ``masks``: masks by LRA. ``batch``: batch's mask. ``pooled``: LRAs that share a CLOSID, and therefore
+        ways.
     """
 
     masks: tuple[tuple[str, int], ...]

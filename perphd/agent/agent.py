@@ -422,7 +422,7 @@ class Agent:
         )
 
     def model_origin(self, lra: str) -> ModelOrigin:
-        """Where an LRA's model came from. Raises ConfigError if there is no such LRA."""
+        """The origin of an LRA's model. Raises ConfigError if there is no such LRA."""
         return self._state.parts.models.origin(self._state.lra(lra))
 
     def export_model(self, lra: str) -> str:

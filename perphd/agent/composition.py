@@ -380,7 +380,7 @@ def _journal(config: Config, instances: OtherInstances | None) -> Journal:
     try:
         for hidden in instances.enter(config.sources[0] if config.sources else ""):
             log.warning(
-                "another perphd runs with the state directory %s, which cannot be seen from here (PrivateTmp=, "
+                "another perphd is running with the state directory %s, which cannot be seen from here (PrivateTmp=, "
                 "ProtectHome=): the groups that it has changed are unknown; make sure that the two share no group",
                 hidden,
             )

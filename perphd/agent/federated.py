@@ -49,7 +49,7 @@ log = logging.getLogger("perphd")
 
 KEY: Final = "federated"
 UNWRITTEN: Final = "contribution"
-"""Keys of the problems that ``perphctl status`` shows: of the folder, and of this host's own document."""
+"""Keys of two problems in ``perphctl status``: with the folder, and with this host's own document."""
 ON_TRIAL: Final = "on trial against learning alone"
 BEHIND: Final = "on trial, but so far worse than learning alone, which is in use"
 KEPT: Final = "kept: it was not worse than learning alone"
@@ -84,8 +84,8 @@ class _Answer:
 class _Read:
     """Result of one look at the folder.
 
-    ``answers``: by LRA; None: the contributions about it cannot be used. ``is_empty``: no other host's
-        document could be read.
+    ``answers``: answers by LRA; None: the contributions about it cannot be used. ``is_empty``: no other
+        host's document could be read.
     """
 
     answers: Mapping[str, _Answer | None]
@@ -110,7 +110,7 @@ class Membership:
 
 
 class Federated:
-    """See the module.
+    """Exchange of models; see the module.
 
     Args:
         folder: the folder of contributions.

@@ -70,7 +70,7 @@ class Message:
 
 
 class ForecastProcess:
-    """See the module.
+    """The forecast worker; see the module.
 
     Args:
         folder: the worker's files.

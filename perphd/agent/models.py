@@ -50,7 +50,7 @@ LOOKS_PER_TICK = 2
 
 
 class Models:
-    """See the module.
+    """All models of the host; see the module.
 
     Args:
         registry: the models themselves.
@@ -260,7 +260,7 @@ class Models:
         )
 
     def origin(self, spec: WorkloadSpec) -> ModelOrigin:
-        """Where the LRA's model came from."""
+        """The origin of the LRA's model."""
         words = self._life(spec).origin
         if self._federated is None:
             return ModelOrigin(spec.name, words)
@@ -279,7 +279,7 @@ class Models:
 
         Args:
             spec: the LRA.
-            text: of a model file.
+            text: the text of a model file.
             now_s: the time.
             rename: accept a file of an LRA with another name.
 
@@ -340,7 +340,7 @@ class Models:
             self._writing = self._in_writer(partial(self._keep_gone, tuple(self._lives)), file)
 
     def keep_if_counted_alike(self, old: WorkloadSpec, new: WorkloadSpec, now_s: float) -> None:
-        """Restart the model of an LRA whose work is now counted by another kind of SLI."""
+        """Restart the model of an LRA if another kind of SLI now counts its work."""
         if old.kind is Kind.LRA and sli_of(old) != sli_of(new):
             self._drop(old.name, now_s, with_versions=True)
 

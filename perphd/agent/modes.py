@@ -1,4 +1,4 @@
-"""Observe or enforce: for all workloads, for single ones, and for those found for a declaration."""
+"""Modes, observe or enforce, of all workloads, of single ones, and of those found for a declaration."""
 
 from __future__ import annotations
 

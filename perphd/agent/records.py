@@ -174,7 +174,9 @@ class Records:
             self.event(Event(at_s, EventKind.PROBLEM, text))
 
     def left_behind(self, key: str, text: str | None, at_s: float) -> None:
-        """As ``problem``, for a removed workload. Newer problems displace one that is never cleared."""
+        """Report a problem of a removed workload, like ``problem``. Newer problems displace one that is never
+        cleared.
+        """
         self.problem(key, text, at_s)
         self._left.pop(key, None)
         if text is not None:
@@ -185,7 +187,7 @@ class Records:
                 self._problems.pop(oldest, None)
 
     def healed(self, about: str) -> None:
-        """The subject works (again): its next failure is news."""
+        """Note that the subject works (again), so that its next failure is logged."""
         self._told.pop(about, None)
 
     # -- giving -------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def _resident_bytes() -> int:
 
 
 def _descriptors() -> int:
-    """Open descriptors; Linux 6.2 and later give their number as the size of the folder, others by a listing."""
+    """Number of open descriptors: the size of the folder since Linux 6.2, a listing of it before."""
     counted = os.stat("/proc/self/fd").st_size
     if counted:
         return counted

@@ -121,7 +121,7 @@ def _false_alarms(state: State, spec: WorkloadSpec) -> Reading:
 def _ceiling_missing(
     state: State, modes: Modes, spec: WorkloadSpec, known: Enforceable | None
 ) -> tuple[NotEnforceable, ...]:
-    """Why batch lacks the configured egress ceiling; policies only request what can be set."""
+    """Reason why batch lacks the configured egress ceiling, because policies request only available settings."""
     network = state.config.network
     asked = network.names and network.batch_egress_max_bytes and modes.of(spec) is Mode.ENFORCE
     if known is None or not asked or not spec.gives_way:

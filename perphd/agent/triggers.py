@@ -36,7 +36,7 @@ class Trigger(Protocol):
 
 
 class Arm(Protocol):
-    """Factory of armed triggers, as ``PsiTrigger``."""
+    """Factory of armed triggers, such as ``PsiTrigger``."""
 
     def __call__(
         self,
@@ -51,7 +51,7 @@ class Arm(Protocol):
 
 
 class WatchFactory(Protocol):
-    """Factory of watches for a group that becomes populated, as ``PopulationWatch``."""
+    """Factory of watches for a group that becomes populated, such as ``PopulationWatch``."""
 
     def __call__(self, directory: str, on_started: Callable[[], None]) -> Trigger:
         """Watch; raises KernelError or ParseError."""

@@ -260,7 +260,9 @@ class WorkloadRegistry:
             report = await self._state.parts.executor.restore((spec.name,))
             left = f"left:{spec.name}"
             if report.failed:  # it stays in its old group, and the next search retries
-                text = f"{spec.name}: found in {spec.cgroup}, but its old group is not fully restored: {report}"
+                text = (
+                    f"{spec.name}: found in {spec.cgroup}, but its old group is not fully restored: {report}"
+                )
                 self._state.parts.records.problem(left, text, self._state.now_s, about=left)
                 self._state.planned = None
                 return

@@ -47,7 +47,9 @@ class NotifyConfig:
     pause_s: float = setting(
         900.0, "least time between two notices about the same condition", low=1.0, high=604800.0, unit="s"
     )
-    most_per_h: int = setting(20, "maximum number of notices in an hour, for all conditions together", low=1, high=3600)
+    most_per_h: int = setting(
+        20, "maximum number of notices in an hour, for all conditions together", low=1, high=3600
+    )
     timeout_s: float = setting(
         10.0,
         "how long the webhook or the command may take; a failure is retried twice",
@@ -189,7 +191,8 @@ class FederatedConfig:
         kind="optional-path",
     )
     contribute: bool = setting(
-        False, "write this host's own contribution into the folder whenever models are saved: estimates, no samples"
+        False,
+        "write this host's own contribution into the folder whenever models are saved: estimates, no samples",
     )
     expire_days: float = setting(
         30.0, "age from which a contribution does not count", low=0.01, high=3650.0, unit="days", expert=True
@@ -219,13 +222,23 @@ class NetworkConfig:
         "saturated_pct, until it has been filled to less than release_pct for release_s",
     )
     saturated_pct: float = setting(
-        85.0, "share of a link's speed from which it counts as full", low=10.0, high=100.0, unit="%", expert=True
+        85.0,
+        "share of a link's speed from which it counts as full",
+        low=10.0,
+        high=100.0,
+        unit="%",
+        expert=True,
     )
     release_pct: float = setting(
         60.0, "share below which it counts as free again", low=1.0, high=100.0, unit="%", expert=True
     )
     release_s: float = setting(
-        30.0, "how long it must be free before the ceiling is removed", low=0.0, high=3600.0, unit="s", expert=True
+        30.0,
+        "how long it must be free before the ceiling is removed",
+        low=0.0,
+        high=3600.0,
+        unit="s",
+        expert=True,
     )
 
     @property
@@ -319,7 +332,8 @@ class SizingConfig:
         key="memory",
     )
     hard_limit: bool = setting(
-        False, "memory.max follows the target as well: the kernel then kills above it, and does not only slow down"
+        False,
+        "memory.max follows the target as well: the kernel then kills above it, and does not only slow down",
     )
 
 

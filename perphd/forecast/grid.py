@@ -101,7 +101,7 @@ def of_law(up_to: Callable[[Floats], Floats], capacity: float, cells: int = CELL
 def added(first: GridDistribution, second: GridDistribution) -> GridDistribution:
     """The distribution of the sum of two independent usages."""
     if (first.capacity, first.cells) != (second.capacity, second.cells):
-        raise ValueError("distributions on different grids do not add")
+        raise ValueError("distributions on different grids cannot be added")
     sums = np.convolve(first.shares, second.shares)
     shares = np.maximum(sums[: first.cells + 1], 0.0)
     return GridDistribution(first.capacity, shares, max(0.0, 1.0 - float(np.sum(shares))))
@@ -132,7 +132,7 @@ def probability_over(
     if task is None:
         return running.over
     if (running.capacity, running.cells) != (task.capacity, task.cells):
-        raise ValueError("distributions on different grids do not add")
+        raise ValueError("distributions on different grids cannot be added")
     # P(task <= k), for the rest of the capacity beside each usage
     up_to = np.cumsum(multiplied(task, tasks).shares)
     return max(0.0, 1.0 - float(running.shares @ up_to[::-1]))

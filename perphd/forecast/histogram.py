@@ -107,7 +107,8 @@ def merge(first: Histogram, second: Histogram) -> Histogram:
     """The histogram of both histograms' values; they must share scale and number of bins."""
     if (first.scale, first.bins) != (second.scale, second.bins):
         raise ValueError(
-            f"histograms of {first.bins} {first.scale.value} and {second.bins} {second.scale.value} bins do not merge"
+            f"histograms of {first.bins} {first.scale.value} and {second.bins} {second.scale.value} bins "
+            "cannot be merged"
         )
     pairs: dict[float, float] = dict(zip(first.centres, first.weights, strict=True))
     for centre, weight in zip(second.centres, second.weights, strict=True):
@@ -278,5 +279,5 @@ def from_record(record: Mapping[str, Any]) -> Histogram:
     if len(read.centres) != len(read.weights) or list(read.centres) != sorted(set(read.centres)):
         raise ValueError("a histogram has one weight for each of its ascending centres")
     if (read.count == 0) != (not read.centres) or any(weight <= 0 for weight in read.weights):
-        raise ValueError("a histogram has positive weights, and some if it counts values")
+        raise ValueError("a histogram needs positive weights, and at least one if it counts values")
     return read

@@ -140,7 +140,7 @@ def _finite(array: Floats) -> Floats:
 
 def _bits(missed: object) -> int:
     if not isinstance(missed, int) or not 0 <= missed < 1 << LOSSES:
-        raise ValueError("the record's misses are not those of its scores")
+        raise ValueError("the record's misses do not match its scores")
     return missed
 
 

@@ -203,7 +203,7 @@ class LraModel:
 
     @property
     def trials(self) -> Mapping[str, bool]:
-        """By channel on trial: True while the start from other hosts is not worse than learning alone."""
+        """For each channel on trial: True while the start from other hosts is not worse than learning alone."""
         each = (("work", self._work), ("delay", self._delay))
         return {channel: learned.keeps for channel, learned in each if isinstance(learned, OnTrial)}
 

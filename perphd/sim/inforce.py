@@ -62,12 +62,12 @@ class InForce:
         if self._grants is None or not all(tenant.group.has("cpu") for tenant in tenants):
             return self.read(
                 tenants
-            )  # entities without a weight of their own weigh by their threads, whose number varies
+            )  # the weight of entities without one depends on their number of threads, which varies
         self._grants.memory_bytes[0] = [memory.limit(tenant.group) for tenant in tenants]
         return self._grants
 
     def ids(self, tenant: Tenant) -> tuple[int, int]:
-        """(CLOSID, RMID) of a workload's threads, as of the last ``read``."""
+        """(CLOSID, RMID) of a workload's threads at the last ``read``."""
         if self._resctrl is None or not self._resctrl.mounted:
             return 0, 0
         known = self._ids.get(tenant.tid)

@@ -60,7 +60,7 @@ class Resource(Enum):
 
 
 class Mode(Enum):
-    """How a plan is applied."""
+    """Mode of applying a plan."""
 
     OFF = "off"
     OBSERVE = "observe"
@@ -76,7 +76,7 @@ class Role(Enum):
 
 
 class Rung(Enum):
-    """How a component makes room, mildest first."""
+    """Ways of making room, mildest first."""
 
     RECLAIM = "reclaim"
     FREEZE = "freeze"

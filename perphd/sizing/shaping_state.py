@@ -85,8 +85,8 @@ class Member:
 class ShapingState:
     """All workloads, the end of the last interval, and those that have not learned from it yet (``pending``).
 
-    ``limits``: from the last pass over each present workload. ``tight``: a plan of all is due once all have
-    learned.
+    ``limits``: limits from the last pass over each present workload. ``tight``: a plan of all is due once all
+    have learned.
     """
 
     members: Mapping[str, Member] = field(default_factory=dict)

@@ -130,7 +130,7 @@ def test_what_is_missing_is_a_number_of_cores_or_said_to_be_none() -> None:
     world = CrowdWorld(machine(1, 6), {"a": Service(20.0), "b": Service(1.0)}, noise=0.04)
     world.step(60)
     reasons = [d.reason for row in world.history for d in row if "unsatisfiable" in d.reason]
-    lacks = {int(number) for r in reasons for number in re.findall(r"and (-?[0-9]+) of them are missing", r)}
+    lacks = {int(number) for r in reasons for number in re.findall(r"but (-?[0-9]+) of them are missing", r)}
     assert lacks
     assert min(lacks) > 0
     assert any("no number of cores available here is expected to be enough" in r for r in reasons)
@@ -202,7 +202,7 @@ def test_where_more_is_wanted_than_there_is_it_is_told_what_is_missing() -> None
     looks = {"gold": look("gold", 0.5, priority=200), "iron": look("iron", 0.5)}
     six = SharedCores(6, 2, floor=1, lras=2, has_batch=True, can_lend=False, now_s=100.0)
     shares = divide(six, {"gold": 5, "iron": 5}, members, looks)
-    lacks = {"iron": "unsatisfiable: it needs 4 cores and 3 of them are missing"}
+    lacks = {"iron": "unsatisfiable: it needs 4 cores, but 3 of them are missing"}
     assert shares == CoreShares({"gold": 4, "iron": 1}, lends=False, lacks=lacks)
 
 

@@ -118,7 +118,7 @@ def test_one_that_dies_is_a_problem_and_starts_again_after_a_growing_pause(tmp_p
     with worker(tmp_path, DIES) as (found, records, _):
         until(lambda: not stepped(found, 0.0) and bool(records.problems))
         assert "ended with status 3" in records.problems[0]
-        assert f"again in {RESTART.first_s:.0f} s" in records.problems[0]
+        assert f"restarted in {RESTART.first_s:.0f} s" in records.problems[0]
         found.step(RESTART.first_s - 1, lambda: Message(ROSTER))
         assert found._starting is None
         until(lambda: not stepped(found, RESTART.first_s) and "in 120 s" in "".join(records.problems))

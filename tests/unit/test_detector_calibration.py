@@ -43,7 +43,7 @@ def test_a_detector_that_alarms_too_often_or_never_is_told() -> None:
     test = calibration.self_test(SETTINGS, 1.0)
     often = calibration.failure(replace(test, expected_per_day=4.0))
     assert "4.0 false alarms a day" in often
-    assert "and 1 accepted" in often
+    assert "1 are accepted" in often
     never = calibration.failure(replace(test, found_after_samples=Unavailable("not within 200 samples")))
     assert "not found within 200 samples: policy.cusum_k" in never
 

@@ -132,7 +132,7 @@ def test_what_a_histogram_refuses() -> None:
         insert(Histogram(Scale.LOGARITHMIC), -1.0)
     with pytest.raises(ValueError, match="empty histogram"):
         quantile(Histogram(), 0.5)
-    with pytest.raises(ValueError, match="do not merge"):
+    with pytest.raises(ValueError, match="cannot be merged"):
         merge(Histogram(), Histogram(Scale.LOGARITHMIC))
     with pytest.raises(ValueError, match="ascending"):
         from_record(as_record(of_values([1, 2])) | {"centres": [2.0, 1.0]})

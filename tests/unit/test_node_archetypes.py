@@ -67,7 +67,7 @@ def test_the_kinds_are_what_they_are_called() -> None:
         (('kind = "lra"', 'kind = "batch"'), "an LRA has a table"),
         (('kind = "lra"', 'kind = "service"'), '"lra" or "batch"'),
         (('source = ["measured"]', "source = []"), "where the numbers come from"),
-        (("threads = 4", "threads = 0"), "a whole number from 1"),
+        (("threads = 4", "threads = 0"), "a whole number of at least 1"),
         (("threads = 4", "colour = 4"), "unknown keys colour"),
         (('summary = "a service"', ""), "summary must be a text"),
         (('name = "web"', 'name = "www"'), "the name of the file"),

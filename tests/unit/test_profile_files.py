@@ -183,7 +183,7 @@ def test_what_is_no_profile_is_refused_with_a_sentence(profile: Profile, edit, s
         ("scale", [0.0, 1.0], "positive"),
         ("features", ["x"], "do not fit|trees.features"),
         ("trees", {}, "lacks"),
-        ("low", [1.0], "do not fit together"),
+        ("low", [1.0], "are inconsistent"),
     ],
 )
 def test_values_that_fit_nothing_are_refused_although_the_checksum_is_right(

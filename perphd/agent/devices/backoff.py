@@ -81,7 +81,7 @@ class _Device:
 
 
 class DeviceBackoff:
-    """See the module. ``sources``: the kinds of devices to watch."""
+    """Backoff from all devices; see the module. ``sources``: the kinds of devices to watch."""
 
     def __init__(self, sources: Sequence[WatchedDevices]) -> None:
         self._sources = tuple(sources)

@@ -21,7 +21,7 @@ LEAST_WAIT_PCT: Final = 10.0
 
 
 class ContendedDisks:
-    """See the module. Devices are whole disks, ``MAJOR:MINOR``; the ceiling is ``io.max``."""
+    """The host's disks. Devices are whole disks, ``MAJOR:MINOR``; the ceiling is ``io.max``."""
 
     kind = "disk"
 

@@ -54,7 +54,7 @@ class _Places:
 
 
 class ContendedLinks:
-    """See the module. Devices are those of ``[network]``; the ceiling is the limit of egress.
+    """The host's links. Devices are those of ``[network]``; the ceiling is the limit of egress.
 
     ``full_ratio``: share of its speed from which a link counts as busy.
     """

@@ -32,7 +32,8 @@ LEAST_BEST_BYTES_S: Final = 1e9
 
 
 class ContendedMemory:
-    """See the module. Devices are ids of last-level caches; the ceiling is the MBA step below the allowed traffic.
+    """The host's memory domains. Devices are ids of last-level caches; the ceiling is the MBA step below the
+    allowed traffic.
 
     ``levels_pct``: steps of MBA, ascending; empty: it cannot be set. ``capacity_bytes_s``: the host's memory
     bandwidth; 0 if unknown.

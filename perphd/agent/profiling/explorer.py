@@ -37,7 +37,7 @@ force.
 
 
 class Stop(StrEnum):
-    """Why the exploration ended."""
+    """Reason for the end of the exploration."""
 
     DONE = "done"
     SUFFERED = "the application suffered"

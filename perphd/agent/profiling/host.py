@@ -96,7 +96,7 @@ class HostSubject:
 
     @property
     def actuators(self) -> Actuators:
-        """What resctrl can set on this host."""
+        """The controls that resctrl offers on this host."""
         return self._agent.actuators()
 
     async def look(self) -> Sample:

@@ -64,7 +64,9 @@ _MOVED: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ProfileOptions:
-    """Options of the operator. ``points`` None: ``SHARE`` of the lattice; ``out`` None: in the state directory."""
+    """The operator's options. ``points`` None: ``SHARE`` of the lattice; ``out`` None: a file in the state
+    directory.
+    """
 
     points: int | None = None
     guard: Guard | None = None

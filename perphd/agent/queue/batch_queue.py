@@ -283,8 +283,8 @@ class BatchQueue:
         except (PerphError, OSError) as exc:
             self._problem = f"the batch queue: {exc}"
         except Exception:
-            log.exception("a look of the batch queue failed")
-            self._problem = "the batch queue: a look failed; the log has the details"
+            log.exception("a pass of the batch queue failed")
+            self._problem = "the batch queue: a pass failed; the log has the details"
         else:
             self._problem = (
                 self._planner.problem

@@ -62,7 +62,7 @@ def _calibration(record: Mapping[str, Any]) -> Calibration:
     each = Calibration(kept, jobs, products, pairs, tuple(map(float, record["levels"])))
     figures = (each.kept, each.jobs, each.products, each.pairs)
     if not all(map(math.isfinite, figures)) or not 0.0 <= each.kept <= each.jobs or each.jobs <= 0.0:
-        raise ValueError(f"{each.kept:g} of {each.jobs:g} jobs have kept to their usage")
+        raise ValueError(f"{each.kept:g} of {each.jobs:g} jobs stayed within their usage")
     if each.pairs <= 0.0:
         raise ValueError(f"{each.pairs:g} pairs of jobs")
     if len(each.levels) > MOST_LEVELS or not all(0.0 <= level <= 1.0 for level in each.levels):

@@ -1,4 +1,4 @@
-"""The output of jobs without an output file of their own: one file per attempt, limited in size."""
+"""The output of jobs without their own output file: one file per attempt, limited in size."""
 
 from __future__ import annotations
 

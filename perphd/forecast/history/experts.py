@@ -85,7 +85,7 @@ def estimate(record: FeatureRecord, estimator: Estimator) -> float:
 def completed(record: FeatureRecord, actual: float) -> FeatureRecord:
     """The record after one more job. The estimators are scored before they learn."""
     if not (math.isfinite(actual) and actual >= 0):
-        raise ValueError(f"a job's quantity is a number that is not negative, not {actual!r}")
+        raise ValueError(f"a job's quantity must be a non-negative number, not {actual!r}")
     scored = record
     if record.recent:
         errors = tuple(abs(estimate(record, estimator) - actual) for estimator in Estimator)

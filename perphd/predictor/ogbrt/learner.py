@@ -38,7 +38,7 @@ class Ogbrt:
         trees: the warm start (or a class prior, or ``Trees.constant``).
         low: (F,) lower ends of the features' ranges.
         high: (F,) upper ends.
-        settings: of the learner.
+        settings: settings of the learner.
         x: (n, F) samples to which the trees were fitted, if any; they determine the replicas and fill the reservoir.
         y: (n,) their log-performance.
     """

@@ -28,9 +28,9 @@ class RebuildJob:
         x: (n, F) rows.
         y: (n,) labels, log units.
         weight: (n,) weights.
-        settings: of the training.
+        settings: settings of the training.
         bags: number of bootstrap replicas.
-        seed: of the random numbers; equal jobs give equal results.
+        seed: seed of the random numbers; equal jobs give equal results.
     """
 
     features: tuple[str, ...]

@@ -31,8 +31,8 @@ class OgbrtSettings:
             ahead and often worse elsewhere.
         old_weight: weight of a remembered sample from before the last change, relative to a new one.
         recent_half_life: half-life of newer samples' weights, in samples.
-        reservoir: most samples remembered.
-        seed: of the bootstrap.
+        reservoir: maximum number of remembered samples.
+        seed: seed of the bootstrap.
     """
 
     update: UpdateSettings = field(default_factory=UpdateSettings)

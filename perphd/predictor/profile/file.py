@@ -35,7 +35,8 @@ class FileError(PerphError):
 class Metrics:
     """Errors on held-out rows (10-fold cross-validation), relative to the geometric mean of performance.
 
-    ``rmse_sd``: standard deviation between folds. ``mape``: mean of |error| / truth. ``log_rmse``: of the logarithms.
+    ``rmse_sd``: standard deviation between folds. ``mape``: mean of |error| / truth. ``log_rmse``: RMSE of
+        the logarithms.
     """
 
     rows: int
@@ -214,7 +215,7 @@ def _profile(body: Mapping[str, Any]) -> Profile:
     y = np.array(_numbers(table["y"], "y"), dtype=np.float64)
     trees = trees_from_json(table["trees"], "trees")
     if not len(scale) == len(low) == len(high) == width or x.shape != (len(y), width):
-        raise FileError("features, scale, low, high, x and y do not fit together")
+        raise FileError("features, scale, low, high, x and y are inconsistent")
     if trees.features != features:
         raise FileError(f"trees.features are {trees.features}, the profile's {features}")
     if min(scale, default=1.0) <= 0:

@@ -23,7 +23,7 @@ MAX_WRITE_BYTES: Final = 4096
 """Largest write in bytes: kernfs accepts one page as one command (``atomic_write_len``); more is E2BIG."""
 MAX_NAME_BYTES: Final = 255
 DEVICE: Final = 0x1D
-"""st_dev of everything in a simulated tree."""
+"""st_dev of all files in a simulated tree."""
 OWN_PID: Final = 1
 """The process that makes system calls on a simulated tree by default."""
 
@@ -269,8 +269,8 @@ Node = File | Directory
 
 
 def _check_mode(node: Node, uid: int, wanted: int) -> None:
-    # Root passes (CAP_DAC_OVERRIDE). Groups are not modelled: the last permission bits apply to everybody except the
-    # owner.
+    # Root passes (CAP_DAC_OVERRIDE). Groups are not modelled: the last permission bits apply to all users
+    # except the owner.
     if uid == 0:
         return
     granted = node.mode >> 6 if uid == node.uid else node.mode

@@ -100,7 +100,7 @@ def _archetype(table: Mapping[str, Any]) -> Archetype:
         raise ValueError("source is empty: say where the numbers come from")
     threads = table.get("threads", 1)
     if not isinstance(threads, int) or threads < 1:
-        raise ValueError(f"threads is {threads!r}; give a whole number from 1")
+        raise ValueError(f"threads is {threads!r}; give a whole number of at least 1")
     workload = NodeWorkload(
         name=table["name"],
         code=_part(Code, "code", table.get("code", {})),

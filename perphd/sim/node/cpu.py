@@ -1,4 +1,4 @@
-"""How the scheduler divides the CPUs: weighted max-min fairness, restricted by cpusets, wasting nothing.
+"""Division of the CPUs by the scheduler: weighted max-min fairness, restricted by cpusets, without waste.
 
 In rounds, every claim asks for the CPU time that it lacks, first on CPUs without other claims, then on any
 CPU with free time; contended CPUs are divided by weight. A group's weight is spread over the CPUs that it
@@ -17,7 +17,9 @@ from perphd.sim.node.grant import Array
 
 _EPSILON: Final = 1e-9
 _OWN_SHARE: Final = 0.85
-"""How far a claim fills CPUs without competitors before it uses shared ones, because wake-ups come in bursts."""
+"""Share to which a claim fills CPUs without competitors before it uses shared ones, because wake-ups come in
+bursts.
+"""
 
 
 def divide_one(

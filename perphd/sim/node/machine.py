@@ -21,9 +21,9 @@ class Machine:
     """The host's components: per socket one L3 cache and one memory node with its channels; one disk, one link.
 
     CPUs are numbered as x86 firmware does: first one thread of every core, then the others.
-    ``l3_bytes``, ``llc_ways``, ``memory_bytes_per_s``: of one socket. ``core_bytes_per_s``: bandwidth that a
-    single core can draw. ``mba_levels_pct``: the throttle levels that the hardware has (it rounds a request
-    up to one of them).
+    ``l3_bytes``, ``llc_ways``, ``memory_bytes_per_s``: values of one socket. ``core_bytes_per_s``: bandwidth
+    that a single core can draw. ``mba_levels_pct``: the throttle levels that the hardware has (it rounds a
+    request up to one of them).
     ``physics``: the laws of this machine.
     """
 
@@ -65,7 +65,7 @@ class Machine:
         return cpus
 
     def socket_cpus(self, socket: int) -> CpuSet:
-        """The CPUs of one socket: of one L3 cache and one memory node."""
+        """The CPUs of one socket, which has one L3 cache and one memory node."""
         return self.first_cores(self.cores_per_socket, socket * self.cores_per_socket)
 
     @property

@@ -90,8 +90,8 @@ class Requests:
 class MemoryUse:
     """Memory use: ``anon_bytes`` that cannot be reclaimed (there is no swap), and page cache that can.
 
-    ``pages_per_op`` of the page cache are touched by one operation; a share ``hot_hits`` of them falls into the
-    first ``hot_share`` of the cache, the rest is spread evenly, which gives the working set a knee.
+    ``pages_per_op`` of the page cache are touched by one operation; a share ``hot_hits`` of them falls into
+    the first ``hot_share`` of the cache, and the rest is spread evenly, so the working set has a knee.
     """
 
     anon_bytes: float = float(256 << 20)

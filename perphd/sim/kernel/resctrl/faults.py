@@ -61,7 +61,7 @@ class FaultPlan:
         self.waiting.clear()
 
     def pass_through(self, operation: Operation, path: str, say: Callable[[str], None]) -> None:
-        """Called before an operation; OSError: from a fault. Interference itself is not disturbed."""
+        """Run before an operation; raises a fault's OSError. Faults do not affect the interference itself."""
         if self._inside or not self.waiting:
             return
         for event in list(self.waiting):

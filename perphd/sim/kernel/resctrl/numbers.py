@@ -24,7 +24,8 @@ def text_of(data: bytes) -> str:
 
 
 def unsigned(text: str, base: int, bits: int = 64) -> int | None:
-    """As kstrtoul and its variants, without blanks: None for other text or a number that does not fit in ``bits``.
+    """Parse like kstrtoul and its variants, without blanks; None for other text or a number that exceeds
+    ``bits``.
 
     A leading plus is accepted, and in base 16 a leading 0x; a minus is not.
     """
@@ -35,7 +36,9 @@ def unsigned(text: str, base: int, bits: int = 64) -> int | None:
 
 
 def signed_int(text: str) -> int | None:
-    """As kstrtoint, base 0: 0x is hexadecimal and a leading 0 octal; None for anything else or beyond 32 bits."""
+    """Parse like kstrtoint, base 0 (0x is hexadecimal, a leading 0 octal); None for anything else or beyond
+    32 bits.
+    """
     negative = text.startswith("-")
     digits = text[1:] if negative or text.startswith("+") else text
     if digits[:1] in ("+", "-"):

@@ -35,7 +35,7 @@ def show(controls: Controls, group: Group) -> str:
 
 
 def show_size(controls: Controls, group: Group) -> str:
-    """``size``: as ``schemata``, with bytes instead of masks."""
+    """``size``: like ``schemata``, with bytes instead of masks."""
     lines: list[str] = []
     for schema in controls.schemas:
         values: list[str] = []
