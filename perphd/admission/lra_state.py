@@ -42,7 +42,7 @@ class LraState:
     """State of one LRA.
 
     ``scores``: clean scores since the last change, newest last. ``rooms``: the room of each, see
-        ``outcomes.room``.
+    ``outcomes.room``.
     ``stride``: units that may be given back at once; doubles after each reduction that left more than enough, else 1.
     ``moments``: shortfall and batch's use in the last ticks, to find the antagonist. ``loads``: loads of the
     last ticks. ``standing``: result of the last judged sample.

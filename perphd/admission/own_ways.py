@@ -68,7 +68,7 @@ class OwnWays:
     """State.
 
     ``held``: ways occupied in the last samples on target, by (LRA, domain). ``short``: ticks short of cache,
-        by LRA.
+    by LRA.
     """
 
     held: Mapping[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)

@@ -54,7 +54,7 @@ class Seen:
     """Experience with ``cores`` under a demand (hardware threads busy at full speed): enough, or too few.
 
     ``until_s``: time until which it counts. ``times``: consecutive failures, each of which doubles that time;
-        0: enough.
+    0: enough.
     """
 
     cores: int
@@ -74,7 +74,7 @@ class Anchor:
     """An operating point on target, from which others are predicted.
 
     ``score``: performance over target. ``busy``: busy share of its CPUs' time. ``service_share``: CPU time of
-        a request over its delay.
+    a request over its delay.
     """
 
     score: float

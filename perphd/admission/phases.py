@@ -53,7 +53,7 @@ class Law:
     """Distribution of contrasts over one horizon without interference: a mixture of noise and phase changes.
 
     ``n``: placebos seen. ``cov``, ``var``: covariance of A - L with R - L, and variance of R - L.
-        ``deviation``: mean absolute contrast.
+    ``deviation``: mean absolute contrast.
     ``share``, ``square``: share of placebos that were phase changes, and mean square of their sizes.
     """
 

@@ -30,7 +30,7 @@ class Quarantine:
     """State of a model's circuit breaker.
 
     ``failures``: number of failures of its advice since that last helped. ``until_s``: end of the suspension;
-        None: never suspended.
+    None: never suspended.
     ``times``: consecutive suspensions. ``best``: the best score during the suspension, and its allocation.
     """
 

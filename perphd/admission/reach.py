@@ -103,7 +103,7 @@ class Reach:
     """State of an episode.
 
     ``failed``: settings abandoned without an improvement. ``changed_s``: times of changes in the last ten
-        minutes.
+    minutes.
     ``began_s``: time of the first change. ``last``: allocation of the last sample. ``settled_until_s``: end of holding
     the setting; None: not held. ``looking_since_s``: start of the present attempt. ``looks``: failed attempts.
     ``kept_since_s``: time since which the target has been met. ``instruments``: available knobs. ``anew_s``:

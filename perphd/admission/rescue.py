@@ -65,7 +65,7 @@ class Shortfall:
     """Facts about an LRA below its target.
 
     ``judged``: the judgement. ``scores``: clean scores since the last change. ``regretted``: allocations in
-        cooldown.
+    cooldown.
     ``kept``: allocations that kept the target here.
     """
 

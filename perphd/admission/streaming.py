@@ -84,7 +84,7 @@ class Streaming:
     ``around``: all settings without confinement. ``since_s``: time since which these and the confinement have
     been in force.
     ``lone_since_s``: time since which there has been no LRA, or no job that could gain. ``last``: the last
-        successful trial.
+    successful trial.
     """
 
     confined: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ class Lras:
     """Condition of the LRAs.
 
     ``there``: at least one is present; ``well``: all are on target without action; ``calm``: no LRA has a
-        running trial.
+    running trial.
     """
 
     there: bool

@@ -24,7 +24,7 @@ class Apart:
     """Masks of one L3 domain in which LRAs have separate ways.
 
     ``masks``: masks by LRA. ``batch``: batch's mask. ``pooled``: LRAs that share a CLOSID, and therefore
-        ways.
+    ways.
     """
 
     masks: tuple[tuple[str, int], ...]

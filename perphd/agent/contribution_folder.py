@@ -59,7 +59,7 @@ class ContributionFolder:
         """Read the folder: the ledger of its valid files, and the problems of the others. Never raises.
 
         ``topics``: keep only statistics about these, because those of a whole fleet may not fit in memory;
-            None: keep all.
+        None: keep all.
         """
         contributions, withdrawals, problems = [], [], []
         try:

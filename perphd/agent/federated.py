@@ -85,7 +85,7 @@ class _Read:
     """Result of one look at the folder.
 
     ``answers``: answers by LRA; None: the contributions about it cannot be used. ``is_empty``: no other
-        host's document could be read.
+    host's document could be read.
     """
 
     answers: Mapping[str, _Answer | None]
@@ -98,7 +98,7 @@ class Membership:
     """This host's role in the exchange.
 
     ``contribute``: whether this host writes its document. ``expire_s``: age from which a contribution is
-        ignored.
+    ignored.
     ``forecasts``: the forecast worker's folder, with its scores; None: they are not contributed.
     """
 

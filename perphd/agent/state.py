@@ -115,7 +115,7 @@ class Protection:
     """Settings in force for an LRA with their age.
 
     ``disturbed_s``: time at which it last started to settle again because (re)appeared groups got their
-        settings.
+    settings.
     """
 
     allocation: Allocation

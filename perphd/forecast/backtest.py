@@ -3,8 +3,8 @@
 The error of a prediction R' is  (R' - R) / R,  below 0 for an under-estimate. R is either the usage at one instant
 or the peak over a horizon; both are reported. The choice is the tightest predictor whose probability of
 under-estimating by more than ``TOLERANCE`` stays within a budget. With k such errors among n, the probability
-of the next one is at most (k + 1) / (n + 1) if all orders of the n + 1 errors are equally likely. A small
-number of errors therefore never makes a predictor eligible.
+of the next one is at most (k + 1) / (n + 1) if all orders of the n + 1 errors are equally likely. After only a
+few predictions, therefore, no predictor is eligible.
 """
 
 from __future__ import annotations

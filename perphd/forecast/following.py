@@ -97,7 +97,7 @@ def started(
     """Start a series from its history; the latest ``replayed`` windows are forecast one by one.
 
     ``prior``: the models' losses elsewhere, for the first hour (``fleet_scores``). Returns None without any
-        value.
+    value.
     """
     first = _latest_start(numbers)
     stretch = np.asarray(values[first:], dtype=np.float64)

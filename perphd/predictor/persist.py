@@ -87,7 +87,7 @@ class RunningState:
     """One running mean of a signal's logarithm.
 
     ``bucket``: bucket of the load; None: over all loads. ``provisional``: learned while undeclared work
-        filled the host.
+    filled the host.
     """
 
     signal: str
@@ -104,7 +104,7 @@ class CellState:
     """One cell of a correction.
 
     ``x``: its features (None: unknown). ``mean``: mean of the correction (log). ``count``: effective samples
-        ``age_s`` ago.
+    ``age_s`` ago.
     ``left``: the part of the mean not explained by trees (None: there were none).
     """
 
@@ -275,7 +275,7 @@ class Provenance:
     """Origin of a model: its LRA, and where and when it was learned.
 
     ``cores``: usable physical cores of that host. ``app_version``: version of the application, from
-        ``host.app_version``;
+    ``host.app_version``;
     empty: unknown.
     """
 

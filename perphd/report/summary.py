@@ -61,7 +61,7 @@ class LraSummary:
     """Figures of one LRA.
 
     ``observed``, ``enforced``: share on target in these modes. ``predicted``: the share predicted for the
-        observed time with perphd.
+    observed time with perphd.
     ``inherent_pct``: share of the observed time missed at such a load even without batch. ``acted``: decisions that
     changed something, or would have for the first time, by mode, action and cause. ``degraded``: hours by cause.
     ``kept``, ``rolled_back``: evaluated changes in enforce.

@@ -58,7 +58,7 @@ class TrialEffect:
     """Result for one metric.
 
     ``claimed``: "no effect" is rejected, tested together with all other metrics. ``missing``: reason why
-        there is no change.
+    there is no change.
     ``carried_over``: the carry-over is significant.
     """
 

@@ -36,7 +36,7 @@ class Metrics:
     """Errors on held-out rows (10-fold cross-validation), relative to the geometric mean of performance.
 
     ``rmse_sd``: standard deviation between folds. ``mape``: mean of |error| / truth. ``log_rmse``: RMSE of
-        the logarithms.
+    the logarithms.
     """
 
     rows: int

@@ -16,7 +16,7 @@ class Code:
     """The program's use of a processor and its caches.
 
     ``instructions``: instructions of one operation. ``cpi``: cycles per instruction without last-level-cache
-        misses;
+    misses;
     ``miss_cycles``: cycles that each miss adds on an idle memory bus (the part that other work does not
     hide). Misses per kilo-instruction with ``x`` bytes of last-level cache are ``mpki_floor + mpki_swing *
     exp(-x / mpki_scale_bytes)``: the form that fits measured programs best.
