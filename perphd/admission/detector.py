@@ -68,7 +68,7 @@ class Target:
 
     @property
     def is_provisional(self) -> bool:
-        """True if the reference was learned while undeclared work filled the host."""
+        """True if the reference was learned while undeclared work or the hypervisor filled the host."""
         bands = (self.work_band, self.delay_band)
         return any(band is not None and band.provisional for band in bands)
 

@@ -119,7 +119,7 @@ class LraState:
         return replace(self, scores=scores[-most:], rooms=rooms[-most:])
 
     def beside(self, quiet: bool, now_s: float) -> LraState:
-        """The state after batch was found quiet or busy, with the time since which it is."""
+        """The state after batch was found quiet or busy, with the start of that state."""
         known_s = self.quiet_since_s if quiet else self.busy_since_s
         since_s = known_s if known_s is not None else now_s
         quiet_s, busy_s = (since_s, None) if quiet else (None, since_s)

@@ -231,9 +231,7 @@ def _with_lost(trial: Trial | None, look: Look, now_s: float) -> Trial | None:
     sample, score = look.view.sample, look.score
     if trial is None or sample is None or (look.clean and available(score) and score >= 1.0):
         return trial
-    lost_s = max(
-        0.0, min(sample.interval_s, now_s - trial.at_s)
-    )  # the sample may have begun before the change
+    lost_s = max(0.0, min(sample.interval_s, now_s - trial.at_s))  # the sample may have begun before the change
     return replace(trial, lost_s=trial.lost_s + lost_s)
 
 

@@ -157,7 +157,7 @@ def is_no_better(pending: Pending, score: float) -> bool:
     """True if an LRA that got CPUs shows no relief yet.
 
     This does not apply to caches, which take time to fill, nor while requests have piled up, because the
-    backlog delays relief.
+    oldest of them complete last.
     """
     grown = pending.action in (Action.GROW, Action.EXPLORE) and pending.before.cpu != pending.after.cpu
     grown = grown and score > _PILED_UP

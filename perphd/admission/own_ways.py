@@ -4,8 +4,8 @@ Protection from batch leaves every LRA the whole cache, which does not help if L
 They are separated if all of this holds:
 
 * two or more LRAs of the domain are short of cache at the same time, and batch cannot be restricted further;
-* it is known how many ways are enough for each: the fewest that it occupied in samples on target; * the
-solver finds contiguous ways for each of them beside batch's. They share the remaining ways.
+* it is known how many ways are enough for each: the fewest that it occupied in samples on target;
+* the solver finds contiguous ways for each of them beside batch's. They share the remaining ways.
 
 perphd does not narrow LRAs on target, and narrows no LRA below the ways known to be enough. If a condition
 fails, the masks overlap as before, and decisions give the reason. If LRAs are short of cache with separate

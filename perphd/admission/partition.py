@@ -266,7 +266,7 @@ class Claim:
 def share_out(cores: int, claims: Sequence[Claim]) -> dict[str, int]:
     """Divide cores: one for each claim, then by priority class, within a class by max-min of the score.
 
-    Each class first gets the fewest cores that bring all of it to its highest common level. The rest goes
+    Each class first gets the fewest cores that bring all its LRAs to their highest common level. The rest goes
     first to LRAs that reach their target with the fewest cores, then to LRAs below target as far as their
     score is expected to rise. Any remainder is not assigned. Raises ValueError if there are fewer cores than
     claims.

@@ -3,7 +3,7 @@
 ``policy.false_alarms_per_day`` limits how often perphd may call an LRA DEGRADED while its true performance is
 at its reference, that is, on target with its whole tolerance to spare. It covers every rule:
     work, delay            each has a CUSUM for small and one for large shifts (``cusum``); a channel whose
-        target is too far from its noise to use its part leaves this part to the other
+                           target is too far from its noise to use its part leaves this part to the other
     just after batch came  trouble is likelier: up to ``ALERT_TIMES`` the rate, at most ``ALERT_MOST`` of a day's
         alarms, according to the share of such time
     one blatant sample     ``SINGLE_SHARE`` of the rate, beside batch that is restricted or has just arrived

@@ -61,11 +61,7 @@ class OomOrder:
             with suppress(KernelError):
                 names.update(self._fs.subdirectories(directory))
         services = sorted(names)
-        own = [
-            name
-            for name in services
-            if name.endswith(".service") and f"{SYSTEM_SLICE}/{name}" not in declared
-        ]
+        own = [name for name in services if name.endswith(".service") and f"{SYSTEM_SLICE}/{name}" not in declared]
         return own[:MOST_DAEMONS]
 
     def _values(self, cgroup: str) -> list[int]:

@@ -19,7 +19,7 @@ _CPU_KNOBS = frozenset({"cpus", "cpu_weight"})
 """Batch knobs that implement the CPU part of every LRA's protection; they are in force together or not at all."""
 _CACHE_KNOBS = frozenset({"llc_masks", "mba_pct"})
 CALM_TIMES = 3.0
-"""The time spent settling after groups (re)appear is at most 1 in this number."""
+"""Settling after groups (re)appear takes at most the share 1 / this of the time."""
 ENFORCEABLE_S = 60.0
 """Time between two checks of a workload's enforceable knobs. A (re)appearing cgroup is also checked at once."""
 
@@ -112,7 +112,8 @@ class Protections:
         ``again``: the changes were only made on groups that (re)appeared.
         """
         batch_enforced = any(
-            spec.gives_way and self._modes.of(spec) is Mode.ENFORCE for spec in self._state.specs.values()
+            spec.gives_way and self._modes.of(spec) is Mode.ENFORCE
+            for spec in self._state.specs.values()
         )
         when_s = self._state.time_s(now_s)
         blocked = {

@@ -163,9 +163,7 @@ class Service:
             except PerphError as exc:  # that instance is alive and keeps its groups
                 log.warning("%s", exc)
             else:
-                log.warning(
-                    "an instance with state directory %s had not restored its changes: %s", state_dir, report
-                )
+                log.warning("an instance with state directory %s had not restored its changes: %s", state_dir, report)
 
     async def _loop(self, agent: Agent) -> None:
         period_s = self._config.daemon.period_s

@@ -47,9 +47,7 @@ class NotifyConfig:
     pause_s: float = setting(
         900.0, "least time between two notices about the same condition", low=1.0, high=604800.0, unit="s"
     )
-    most_per_h: int = setting(
-        20, "maximum number of notices in an hour, for all conditions together", low=1, high=3600
-    )
+    most_per_h: int = setting(20, "maximum number of notices in an hour, for all conditions together", low=1, high=3600)
     timeout_s: float = setting(
         10.0,
         "how long the webhook or the command may take; a failure is retried twice",

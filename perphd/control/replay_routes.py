@@ -102,9 +102,7 @@ class Recordings:
 def _rounds(request: web.Request) -> int:
     text = request.query.get("rounds", "60")
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MOST_ROUNDS:
-        raise ApiError(
-            Code.REFUSED, f"{text[:40]!r} is not a number of rounds", "rounds", f"1 to {MOST_ROUNDS}"
-        )
+        raise ApiError(Code.REFUSED, f"{text[:40]!r} is not a number of rounds", "rounds", f"1 to {MOST_ROUNDS}")
     return int(text)
 
 

@@ -226,16 +226,12 @@ def _from_http(exc: web.HTTPException, request: web.Request, limits: Limits) -> 
     code = _HTTP_CODES.get(exc.status, Code.REFUSED if exc.status < 500 else Code.FAILED)
     match code:
         case Code.NO_ROUTE:
-            return ApiError(
-                code, f"the path {request.path[:200]!r} does not exist", allowed="paths below /v1"
-            )
+            return ApiError(code, f"the path {request.path[:200]!r} does not exist", allowed="paths below /v1")
         case Code.METHOD:
             allowed = (
                 ", ".join(sorted(exc.allowed_methods)) if isinstance(exc, web.HTTPMethodNotAllowed) else ""
             )
-            return ApiError(
-                code, f"{request.path[:200]!r} does not support {request.method}", allowed=allowed
-            )
+            return ApiError(code, f"{request.path[:200]!r} does not support {request.method}", allowed=allowed)
         case Code.TOO_LARGE:
             return ApiError(code, "the body is too large", allowed=f"at most {limits.body_bytes} bytes")
     return ApiError(code, exc.reason)

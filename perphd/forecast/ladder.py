@@ -5,8 +5,7 @@ For every window:
 1. Every pending forecast is scored against the new value: pinball loss of its bound, covered or missed.
 2. The value enters the series and the calibrations.
 3. ``due`` names the models whose parameters are due; a worker runs ``refitted``, and ``with_fits`` takes the
-result.
-   A model forecasts with its last parameters meanwhile.
+   result. A model forecasts with its last parameters meanwhile.
 4. Every fitted model forecasts the next value. With e, the root mean square of its last errors, its bound is
 
        mean + multiplier * sqrt(spread^2 + e^2)

@@ -55,9 +55,7 @@ def daemons_at_risk(daemons: Iterable[OomScores], workloads: Iterable[OomScores]
     for each in workloads:
         names = sorted(o.name for o in system if each.band is QosBand.COPPER and each.least <= o.most)
         if names:
-            shown = ", ".join(names[:_NAMED]) + (
-                f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            )
+            shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
             what = f"{len(names)} of the host's own daemons ({shown}) may be killed for memory before {each}"
             found.append(f"{what}: its unit needs OOMScoreAdjust={_wanted(QosBand.COPPER)}")
     return tuple(found)

@@ -211,9 +211,7 @@ def _seen(member: Member, subject: Subject, now_s: float, notes: list[tuple[str,
     if isinstance(used, Unavailable):
         return member
     if used < EMPTY_BYTES:
-        return Member(
-            now_s, kills=member.kills, crashes=member.crashes, reason=_UNUSED, history_restarted=True
-        )
+        return Member(now_s, kills=member.kills, crashes=member.crashes, reason=_UNUSED, history_restarted=True)
     if member.reason == _UNUSED:
         member = replace(member, reason=NOT_YET)
     if member.rung is Rung.END and now_s - member.began_s < ENDING_S:

@@ -250,9 +250,7 @@ def check_egress(ceilings: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int]
 
 def _check_device(device: str) -> None:
     if not _DEVICE.fullmatch(device):
-        raise ParseError(
-            "a disk's device number", device, "MAJOR:MINOR of a whole disk, e.g. 254:0 (lsblk -d)"
-        )
+        raise ParseError("a disk's device number", device, "MAJOR:MINOR of a whole disk, e.g. 254:0 (lsblk -d)")
 
 
 def frozen_text(frozen: bool, version: int) -> str:
