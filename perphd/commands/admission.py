@@ -28,7 +28,7 @@ def add_admission_commands(cli: click.Group) -> None:
     @command(cli)
     @click.option("--add", "work", metavar=_WORK, required=True, help="The work to consider.")
     def whatif(out: Out, work: str) -> None:
-        """Predict how every LRA would perform if this work came.
+        """Predict how every LRA would perform if this work started.
 
         For example: perphctl whatif --add batch:cpu=4,mem=8Gi
         """
@@ -47,10 +47,10 @@ def add_admission_commands(cli: click.Group) -> None:
     )
     @click.pass_context
     def admit(context: click.Context, out: Out, work: str, wait_s: float | None) -> None:
-        """Say whether this work may start now.
+        """Report whether this work may start now.
 
-        Exits with 0 if it may, else with 75 and the reason.
-        For a batch system's prologue: perphctl admit batch:cpu=4,mem=8Gi --wait 10m && run-the-job
+        Exits with 0 if it may, else with 75 and the reason. Use it in a batch system's prologue: perphctl admit
+        batch:cpu=4,mem=8Gi --wait 10m && run-the-job
         """
         _check_work(work)
         until_s = time.monotonic() + (wait_s or 0.0)

@@ -93,7 +93,7 @@ def command(group: click.Group, name: str | None = None) -> Callable[[Callable[.
             except PerphError as exc:
                 fail(exc, out.as_json)
             except BrokenPipeError:
-                # The reader of our output has closed the pipe (head, less): print nothing, not even at exit.
+                # The reader (head, less) has closed the pipe: print nothing, not even at exit.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 context.exit(EXIT_FAILED)
             except KeyboardInterrupt:

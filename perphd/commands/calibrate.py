@@ -99,10 +99,10 @@ def add_calibrate_command(group: click.Group) -> None:
     ) -> None:
         """Measure what each memory bandwidth level delivers.
 
-        Streams of memory run on idle cores, in a resctrl group of their own that is removed at the end; every other
-        program on the machine gets less memory bandwidth meanwhile. It asks first and says how long it takes. It
-        refuses while perphd enforces anything and while a quarter of a domain's cores are busy. The result is kept in
-        the state directory; a running daemon uses it within a minute.
+        Streams of memory run on idle cores, in a separate resctrl group that is removed at the end; meanwhile every
+        other program on the machine gets less memory bandwidth. The command states the duration and asks before it
+        begins. It refuses while perphd enforces any setting or while a quarter of a domain's cores are busy. The result
+        is kept in the state directory; a running daemon uses it within a minute.
         """
         from perphd.host.throttle import FILE
         from rdt import ResctrlError
@@ -110,7 +110,7 @@ def add_calibrate_command(group: click.Group) -> None:
         state_dir, root = _place(config_path)
         if root:
             raise CannotCalibrate(
-                f"the configuration is about the host in {root}: calibrate on that host itself"
+                f"the configuration describes the host in {root}: calibrate on that host itself"
             )
         _refuse_while_enforcing(out)
         try:
@@ -165,7 +165,7 @@ def _refuse_when_busy(
         if len(idle[domain]) < IDLE_SHARE * len(share.cores):
             raise CannotCalibrate(
                 f"the host is busy: {len(idle[domain])} of {len(share.cores)} cores of domain {domain} are idle, "
-                f"{IDLE_SHARE:.0%} are needed; calibrate when nothing else runs"
+                f"{IDLE_SHARE:.0%} are needed; calibrate when no other work runs"
             )
 
 

@@ -65,7 +65,7 @@ _host_of = click.option(
     "config_path",
     default=DEFAULT_CONFIG,
     show_default=True,
-    help="Says which host it is (host.root).",
+    help="Configuration file that names the host (host.root).",
 )
 
 add_init_command(cli)
@@ -122,7 +122,7 @@ def status(out: Out, verbose: bool) -> None:
 def top(out: Out, interval_s: float, count: int | None, plain: bool) -> None:
     """Watch the host and its workloads, interactively.
 
-    Who uses the host and has which core, every LRA against its target over up to a week, batch, changes, events, and
+    Shows who uses the host and which cores, every LRA against its target over up to a week, batch, changes, events, and
     the stored past. ? lists the keys. Piped or with --json it prints the status repeatedly.
     """
     from perphd.commands.top import run
@@ -144,8 +144,8 @@ def top(out: Out, interval_s: float, count: int | None, plain: bool) -> None:
 def doctor(out: Out, local: bool, require: str, config_path: str) -> None:
     """Show what this host can measure and enforce.
 
-    A verdict in one line, then the capabilities, what each absence costs, and how to get it. The daemon is asked if it
-    runs: it may see more than this user. For fleets: perphctl doctor --require cpu,memory
+    Prints a verdict in one line, then the capabilities, what each absence costs, and how to get it. Asks a running
+    daemon, which may see more than this user. For fleets: perphctl doctor --require cpu,memory
     """
     from perphd.control.verdict import PROTECTIONS, missing
 
@@ -210,8 +210,9 @@ def doctor(out: Out, local: bool, require: str, config_path: str) -> None:
 def mode(out: Out, wanted: str | None, workload: str | None) -> None:
     """Show or set the mode.
 
-    observe decides and writes nothing, enforce writes. A mode that is set here outlives reload. It lasts until the
-    daemon restarts, or until the configured mode is changed and read again. A pause outlives restarts, too.
+    In observe, perphd decides and writes nothing; in enforce, it writes. A mode that is set here survives a reload. It
+    lasts until the daemon restarts, or until the daemon reads a configuration whose mode has changed. A pause survives
+    restarts, too.
     """
     if wanted is not None:
         answer = out.client.send("PUT", "mode", {"mode": wanted, "workload": workload})
@@ -237,8 +238,8 @@ def mode(out: Out, wanted: str | None, workload: str | None) -> None:
 def explain(out: Out, workload: str, at: str | None, limit: int | None, verbose: bool) -> None:
     """Explain a workload's present settings.
 
-    For an LRA: the last decision that changed something (what was seen, what followed, what was done), then the
-    latest. For batch: what is set on it, and the decisions that set it.
+    For an LRA: the last decision that changed something (observation, conclusion, action), then the latest. For batch:
+    the settings in force, and the decisions that made them.
     """
     from perphd.commands.explain import REMEMBERED, answer_parts, parse_at
 
@@ -274,8 +275,8 @@ def explain(out: Out, workload: str, at: str | None, limit: int | None, verbose:
 def restore(out: Out, force: bool, ignore_lock: bool, state_dir: str | None, config_path: str) -> None:
     """Restore every value that perphd has changed.
 
-    A running daemon restores them itself and returns to observe. Without one the journal is enough; exits with 1 as
-    well if it had to guess where that is, since the configuration cannot be read.
+    A running daemon restores them itself and returns to observe. Without a daemon, the journal is enough. If the
+    configuration cannot be read, the command guesses where the journal is and exits with 1.
     """
     from perphd.control.render import restore_parts
     from perphd.control.table import text
@@ -312,8 +313,8 @@ def restore(out: Out, force: bool, ignore_lock: bool, state_dir: str | None, con
 def reload(out: Out) -> None:
     """Read the configuration files again.
 
-    Workloads and their settings, the mode, on_stop and on_restart are applied; other changes need a restart of the
-    daemon, and are named in its log.
+    The daemon applies workloads and their settings, the mode, on_stop and on_restart; it names other changes, which
+    need a restart, in its log.
     """
     answer = out.client.send("POST", "reload")
     out.warn(answer["warnings"])
@@ -356,7 +357,7 @@ def config() -> None:
 def check(out: Out, path: str) -> None:
     """Report every mistake of a configuration.
 
-    It is read as the daemon would read it, with the conf.d beside it, and compared with the host it is for.
+    Reads it as the daemon would, with the conf.d beside it, and compares it with the host that it configures.
     """
     from perphd.config.file import load, refusals
     from perphd.config.host_check import remarks
@@ -417,7 +418,8 @@ def groups(out: Out, limit: int, everything: bool, config_path: str) -> None:
 
     Prints for each the line to paste into a configuration.
 
-    The host is the running daemon's, else the one that the configuration names. CPU use is measured over half a second.
+    The host is that of the running daemon, else the host that the configuration names. CPU use is measured over half a
+    second.
     """
     from perphd.commands.groups import group_parts, rows_of, usage
     from perphd.host.catalogue import list_cgroups
@@ -442,7 +444,7 @@ def _mode_answer(answer: dict[str, Any]) -> list[str]:
 
 
 def _host_of_daemon(out: Out, config_path: str) -> tuple[RealFs, str]:
-    """The files of the running daemon's host; of the configured one if no daemon can be asked."""
+    """The files of the running daemon's host; those of the configured host if no daemon can be asked."""
     from perphd.host.fs import RealFs
 
     try:

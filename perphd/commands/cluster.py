@@ -30,8 +30,8 @@ def add_cluster_command(cli: click.Group) -> None:
     def cluster(out: Out, extender: str, pod: str | None) -> None:
         """Show the fleet as the extender of kube-scheduler sees it.
 
-        Nodes with degraded LRAs come first, then by what copper may still take. Needs a running perphd-extender, and no
-        daemon on this host.
+        Nodes with degraded LRAs come first, then those where copper may take most. Needs a running perphd-extender, but
+        no daemon on this host.
         """
         from perphd.commands.render_cluster import explained_parts, fleet_parts  # slow to import
 

@@ -1,6 +1,6 @@
 """bash completion without Python: the script contains every command and option, and reads names from a file.
 
-Starting Python takes a third of a second, and several seconds on a busy host: too long for a key press. The
+Starting Python takes a third of a second, or several seconds on a busy host, which is too long for a key press. The
 daemon keeps the names of its workloads in a file beside its socket (``kept_file``).
 """
 

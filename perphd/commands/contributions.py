@@ -24,8 +24,8 @@ def add_contribution_commands(model: click.Group) -> None:
 def contribute(out: Out, folder: str) -> None:
     """Export what models have learned, for other hosts.
 
-    One file in FOLDER, named after this host: estimates at fixed points with the evidence for each, no samples. The
-    saved models are read. With "contribute" in [federated] the daemon does the same whenever it saves models.
+    Writes one file into FOLDER, named after this host: estimates at fixed points with the evidence for each, no
+    samples. Reads the saved models. With "contribute" in [federated] the daemon does the same whenever it saves models.
     """
     import time
 

@@ -1,8 +1,8 @@
 """Partial dependence: a model's prediction as one variable changes; as text and as PNG. Pure except for PNG.
 
-The partial dependence of a profile on a knob is the mean prediction over its samples with that knob set to
-each value (Friedman 2001, section 8.2). A live model's curves are its predictions along the CPU lattice,
-other conditions unchanged.
+The partial dependence of a profile on a knob is the profile's mean prediction over its samples, with that knob set to
+each value in turn (Friedman 2001, section 8.2). A live model's curves are its predictions along the CPU lattice, other
+conditions unchanged.
 """
 
 from __future__ import annotations

@@ -90,10 +90,9 @@ def demo(seconds: int, seed: int) -> None:
 @click.option("--force", is_flag=True, help="Also undo values that another program has changed since.")
 @_ignore_lock_option
 def restore(config_path: str, state_dir: str | None, force: bool, ignore_lock: bool) -> None:
-    """Restore every value that a daemon changed and did not restore. Works without the daemon.
-
-    Searches the configured state directory, and those that daemons with this configuration file have used since the
-    host was booted. Exits with 1 as well if it had to guess where to look, since the configuration cannot be read.
+    """Restore every value that a daemon changed and did not restore. Works without the daemon. Searches the configured
+    state directory, and those that daemons with this configuration file have used since the host was booted. If the
+    configuration cannot be read, the command guesses where to look and exits with 1.
     """
     from perphd.host.fs import RealFs
     from perphd.isolation.restore import restore_each
@@ -138,8 +137,8 @@ def restore(config_path: str, state_dir: str | None, force: bool, ignore_lock: b
 def ship(to: str, store: str | None, every_s: int, form: str, host: str | None, config_path: str) -> None:
     """Commit the store's data since the last shipment, and the models, to PLACE/HOST.
 
-    One dataset for each hour (see --every), oldest first. Hours that are there already are left alone, so it may be
-    repeated at any time. perphd-ship.timer runs it.
+    Writes one dataset for each hour (see --every), oldest first, and skips hours that are already committed, so the
+    command can be repeated at any time. perphd-ship.timer runs it.
     """
     import socket
     import time

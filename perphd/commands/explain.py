@@ -58,7 +58,7 @@ _CAUSES = {
     Cause.NEIGHBOUR: "slowed by work that nobody declared",
     Cause.HYPERVISOR: "slowed by the hypervisor, which takes CPU time",
     Cause.SELF: "at the limit of its own load",
-    Cause.REMOTE: "slowed by something outside of this host's resources",
+    Cause.REMOTE: "slowed by a cause outside this host's resources",
 }
 
 
@@ -118,7 +118,7 @@ def answer_parts(
         return [*origin, *batch_parts(status, decisions[: limit or 1], offset_s)]
     listed = explain_parts if limit is not None else summary_parts
     nothing = text(f"No decision about {workload} is remembered" + (" from before then." if at else " yet."))
-    now = [text(f"Its last sample says: {status.condition}.")] if status.condition and not at else []
+    now = [text(f"Its last sample reports: {status.condition}.")] if status.condition and not at else []
     host = data.get("host") if not at else None
     around = [] if host is None else [text(*host_lines(decode(HostAccount, host, "host")))]
     return [*origin, *now, *around, *(listed(decisions, offset_s, verbose=verbose, after=after) or [nothing])]

@@ -65,7 +65,7 @@ def _row(entry: CgroupEntry, group: GroupFact | None) -> dict[str, Any]:
 
 
 def _paste(entry: CgroupEntry, unit: str) -> str:
-    if "/" in entry.label:  # a pod: with the systemd driver a slice as well, whose name does not last
+    if "/" in entry.label:  # a pod: with the systemd driver also a slice, whose name does not last
         return f'match = "{named(entry.label)}"'
     if unit.endswith(".slice"):
         return f'match = "slice:{unit}"'

@@ -46,7 +46,7 @@ def add_init_command(cli: click.Group) -> None:
 
         Recognises databases, caches, brokers, web servers and Java services by their programs and ports, batch by
         slices, timers, cron and programs. Checks what can be measured of each, shows the configuration and the
-        statements for accounts, and writes after you agree. With --json nothing is asked: add --yes to write.
+        statements for accounts, and writes after you agree. With --json it does not ask: add --yes to write.
         """
         run(out, Path(main), yes=yes, dry_run=dry_run, force=force)
 
@@ -84,7 +84,7 @@ def run(out: Out, main: Path, *, yes: bool, dry_run: bool, force: bool) -> None:
     click.echo("".join(f"    {line}\n" if line else "\n" for line in text.splitlines()), nl=False)
     if not sure:
         click.echo(
-            "\nNothing was recognised for certain: nothing is written. The lines above are a beginning."
+            "\nNothing was recognised with certainty, so nothing is written. Start from the lines above."
         )
         if before is None or not (before.workloads or before.matches):
             click.echo(
@@ -260,7 +260,7 @@ def _measuring(item: Proposed, measured: Measured | None) -> str:
 
 
 def _accounts(proposal: Proposal, told: dict[str, Measured], passwords: dict[str, str]) -> list[list[str]]:
-    """The SQL statements for accounts, where the source does not answer yet."""
+    """The SQL statements that create the accounts of sources that do not answer yet."""
     from perphd.commands.init_check import answers
 
     blocks = []

@@ -16,15 +16,15 @@ from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.monitor.sli import OPTIONS, open_source
 
 BETWEEN_S = 1.2
-"""Time between two queries: a rate needs both, and PostgreSQL reports once a second."""
+"""Time between two queries: a rate needs both, and PostgreSQL updates its statistics once a second."""
 _WITHIN_S = 15.0
 _ANSWER_S = 6.0
-"""Time for one answer: the first connects and loads the client's library, on a host that may be busy."""
+"""Time-out of both queries: the first connects and loads the client's library, possibly on a busy host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Result of an LRA's indicator. ``rate_per_s`` Unavailable: the reason for its failure."""
+    """Result of an LRA's indicator. If ``rate_per_s`` is Unavailable, it holds the reason for the failure."""
 
     name: str
     source: str

@@ -38,9 +38,10 @@ def add_iopath_command(cli: click.Group) -> None:
     def iopath(out: Out, workload: str, seconds: float) -> None:
         """Show the storage behind a workload, and its cost.
 
-        Open files and connections resolved to local disk, replicated volume, remote file system or object store, with
-        the links that a read and a write cross; where its threads' time goes; and paths that copy data twice or pass
-        one host. WORKLOAD is a name, or the path of a control group. Uses this user's rights: run it as root.
+        Resolves open files and connections to local disk, replicated volume, remote file system or object store, with
+        the links that a read and a write cross. Also shows how its threads spend their time, and paths that copy data
+        twice or pass one host. WORKLOAD is a name, or the path of a control group. The command has only this user's
+        rights: run it as root.
         """
         from perphd.host.cgroup.group import Cgroups
         from perphd.host.cgroup.hierarchy import discover

@@ -26,11 +26,11 @@ POLL_S: Final = 0.5
 SILENCE_S: Final = 300.0
 """Time for which a waiting command asks a daemon that does not answer."""
 ABSENT_S: Final = 60.0
-"""The same where a daemon has answered and is gone: an upgrade of the package takes less."""
+"""The same if the daemon answered before: longer than an upgrade of the package takes."""
 _RANGE: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 MOST_NAMED: Final = 10_000
 MOST_LINES: Final = 10
-"""Above this number, cancelled jobs are counted instead of listed."""
+"""Largest number of cancelled jobs that is listed; more are only counted."""
 SUBMIT_S: Final = 300.0
 """Time-out in seconds: storing ten thousand jobs takes minutes on a slow host, and a retry would submit them twice."""
 
@@ -88,11 +88,11 @@ def run(
 ) -> None:
     """Queue a command: it starts when the host has room.
 
-    It runs as you, in this directory, as a batch workload that gives way to the LRAs. Put -- before the command. The
-    answer is the job's number, once it is stored on disk.
+    It runs as your user, in this directory, as a batch workload that gives way to the LRAs. Put -- before the command.
+    Prints the job's number once the job is stored on disk.
 
     An elastic job runs its command as MIN workers that start together, and as up to MAX where the host has room for
-    more; --cores and --memory are those of one worker.
+    more; --cores and --memory apply to one worker.
     """
     if elastic is not None and array is not None:
         raise click.UsageError("--elastic and --array exclude each other")
@@ -142,7 +142,7 @@ def run(
 def jobs(out: Out, everything: bool, limit: int, number: int | None) -> None:
     """List jobs, or show one.
 
-    Other users' jobs show only number, name and state.
+    Shows only the number, name and state of other users' jobs.
     """
     from perphd.batch.view import JobRow
     from perphd.commands.render_jobs import list_parts
@@ -194,10 +194,7 @@ def logs(out: Out, number: int, attempt: int | None, follow: bool) -> None:
 
 @click.argument("numbers", metavar="JOB...", nargs=-1, required=True)
 def cancel(out: Out, numbers: tuple[str, ...]) -> None:
-    """Cancel jobs: numbers, or ranges such as 12-112.
-
-    Processes of a running job are ended at once.
-    """
+    """Cancel jobs: numbers, or ranges such as 12-112. Ends the processes of running jobs at once."""
     named = [number for text in numbers for number in _numbers(text)]
     done, problems = [], []
     for number in named:
@@ -223,7 +220,7 @@ def wait(out: Out, numbers: tuple[str, ...]) -> None:
     """Wait until jobs have ended.
 
     Exits with the status of the first job that failed, or with 1 if that job was cancelled or its status is unknown.
-    A restart of the daemon does not end it.
+    Keeps waiting across a restart of the daemon.
     """
     _wait(out, [number for text in numbers for number in _numbers(text)])
 
@@ -331,9 +328,8 @@ def _row(out: Out, number: int) -> JobRow:
 
 
 def _patient_row(out: Out, number: int, *, answered: bool) -> JobRow:
-    """The job, also if the daemon is too busy to answer, or is being restarted after it has ``answered`` once.
-
-    Jobs go on meanwhile.
+    """The job; waits while the daemon is too busy to answer, or restarts after it has ``answered`` once. Jobs keep
+    running meanwhile.
     """
     began_s = time.monotonic()
     while True:

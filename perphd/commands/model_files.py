@@ -67,9 +67,9 @@ def add_model_file_commands(model: click.Group) -> None:
     def merge(out: Out, target: str, files: tuple[str, ...], name: str | None, seed: int) -> None:
         """Merge several profiles, or several models, into one.
 
-        Merges FILES, from several hosts, into TARGET. It is written only if, on held-out samples of each of
-        them, it does as well as the best single one does (within 5 % and chance). Nothing uses the result
-        automatically: put a profile where the application's profile is searched for; load a model (from "perphctl model
+        Merges FILES, from several hosts, into TARGET. It is written only if, on held-out samples of each file, it
+        predicts as well as the best single model (within 5 % and chance). The result is not used automatically: put a
+        profile into the folder where perphd searches for the application's profile; load a model (from "perphctl model
         export") with "perphctl model import" on each host that should have it.
         """
         if is_model(files[0]):

@@ -47,9 +47,9 @@ def list_models(out: Out) -> None:
 def show(out: Out, name: str, everything: bool, curves: bool, png: str | None) -> None:
     """Show what an LRA's model predicts.
 
-    Its undisturbed performance, and what it expects of work, delay and batch under the CPU allocations: each with
-    its bounds, and with how many samples speak for it. Of a FILE that "perphd profile" saved: where it comes from,
-    and what each knob does to work (partial dependence).
+    Prints its undisturbed performance, and its predictions of work, delay and batch under the CPU allocations, each
+    with its bounds and the number of samples behind it. For a FILE that "perphd profile" saved: its origin, and the
+    effect of each knob on work (partial dependence).
     """
     from perphd.commands.curves import of_profile, of_view, parts, save_png
     from perphd.commands.render_model import model_parts
@@ -94,7 +94,7 @@ def origin(out: Out, name: str) -> None:
 def export(out: Out, name: str, file: str) -> None:
     """Write an LRA's model to FILE.
 
-    It is replaced if it exists. "-" is standard output.
+    An existing FILE is replaced. "-" is standard output.
     """
     data = out.client.get(f"models/{_quoted(name)}/export")
     text = json.dumps(data) + "\n"
@@ -117,8 +117,8 @@ def export(out: Out, name: str, file: str) -> None:
 def import_model(out: Out, name: str, file: str, rename: bool) -> None:
     """Replace an LRA's model by the one in FILE.
 
-    "-" is standard input. A file that is damaged, of another version or of another kind of SLI is refused, and
-    nothing changes.
+    "-" is standard input. A file that is damaged, of another version or for another kind of SLI is refused, and nothing
+    changes.
     """
     data = _read(file)
     answer = out.client.send("PUT", f"models/{_quoted(name)}{'?rename=1' if rename else ''}", data)

@@ -24,8 +24,8 @@ def add_node_command(cli: click.Group) -> None:
     def node(out: Out) -> None:
         """Show the node as a scheduler sees it.
 
-        What is reserved, used and predicted, what copper may still take, what one unit less of a resource would cost
-        each LRA, and reservations. Changes nothing on the host.
+        Prints reserved, used and predicted amounts, what copper may still take, what one unit less of a resource would
+        cost each LRA, and reservations. Changes nothing on the host.
         """
         data = out.client.get("node")
         out.show(data, lambda: list(_parts(data)))

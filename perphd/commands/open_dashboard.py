@@ -31,7 +31,7 @@ def dashboard(out: Out, port: int, admin: bool, url_file: str | None, extender: 
     Prints a link that opens it once; the browser then has a session. Runs until Ctrl-C. From another machine, forward
     the port: ssh -L 9477:127.0.0.1:9477 HOST perphctl dashboard --port 9477
 
-    The page is read-only unless --admin is given; the daemon requires the same rights as for every perphctl.
+    The page is read-only unless --admin is given; the daemon requires the same rights as for every other command.
     """
     import asyncio
 

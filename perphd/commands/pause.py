@@ -49,8 +49,8 @@ def add_pause_commands(cli: click.Group) -> None:
 def pause(out: Out, workload: str | None, for_s: float | None, reason: str) -> None:
     """Stop changing anything, and restore what was changed.
 
-    For one WORKLOAD or for all. perphd keeps measuring. The pause survives reload, restart and upgrade; without --for
-    it lasts until resume. For automation, creating the file daemon.pause_file (/etc/perphd/pause) does the same.
+    Applies to one WORKLOAD, or to all. perphd keeps measuring. The pause survives reload, restart and upgrade; without
+    --for it lasts until resume. Automation can create the file daemon.pause_file (/etc/perphd/pause) instead.
     """
     from perphd.control.render import pause_text, restore_parts
     from perphd.control.table import text

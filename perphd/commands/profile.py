@@ -89,9 +89,9 @@ _EVERY_S = 10.0
 def profile(app: str, config_path: str, simulated: bool, out: str | None, **asked: Any) -> None:
     """Explore how APP performs with fewer resources, and save a warm start for its model.
 
-    Its CPUs, memory, cache ways and bandwidth are lowered, each as far as this host can set it, from generous to
-    tight. Everything is restored as soon as APP suffers, at the end, and after Ctrl-C; a run that ended early is
-    continued by the next one. The daemon must not run meanwhile; after a crash "perphd restore" restores everything.
+    Lowers its CPUs, memory, cache ways and bandwidth from generous to tight, as far as this host can set each. Restores
+    everything as soon as APP suffers, at the end, and after Ctrl-C. A later run continues one that ended early. The
+    daemon must not run meanwhile; after a crash "perphd restore" restores everything.
     """
     from perphd.agent.profiling.explorer import Guard, Pacing, Stop
     from perphd.agent.profiling.run import ProfileOptions, find_lra, profile_live, profile_simulated
@@ -130,12 +130,12 @@ def profile(app: str, config_path: str, simulated: bool, out: str | None, **aske
         teller.close()
     if result.outcome.stop is Stop.SUFFERED:
         click.echo(
-            f"{app} suffered ({result.outcome.reason}): everything was given back at once, and exploring ended."
+            f"{app} suffered ({result.outcome.reason}): everything was restored at once, and exploring ended."
         )
-        click.echo("The same command goes on where it was, and leaves out what is as tight as that.")
+        click.echo("The same command continues, and skips allocations as tight as this one.")
     elif result.outcome.stop is Stop.INTERRUPTED:
         click.echo(
-            f"interrupted: {result.measured} allocations are known; the same command takes them up again"
+            f"interrupted: {result.measured} allocations are measured; the same command continues from there"
         )
         raise SystemExit(130)
     if result.profile is None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 SCHEMA: Final = 1
-"""Incremented whenever a value changes its location or meaning."""
+"""Incremented whenever the location or meaning of a value changes."""
 MONOTONIC: Final = frozenset({"at_s", "since_s", "decided_at_s", "began_s", "seen_s"})
 """Names of values that are instants on the daemon's clock."""
 _UNIX_SUFFIX: Final = "_unix_s"

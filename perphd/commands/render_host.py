@@ -72,7 +72,7 @@ def _is_worth_naming(item: GroupUse, cpu: CpuAccount) -> bool:
 def _divided(
     total: Reading, workloads: Sequence[WorkloadStatus], use: Callable[[Sample], Reading]
 ) -> Shares | None:
-    """Shares of running workloads. None without any: everything then belongs to others, which needs no mention."""
+    """Shares of running workloads; None if no workload runs, because everything then belongs to others."""
     by_kind: dict[Kind, list[Reading]] = {kind: [] for kind in Kind}
     for item in workloads:
         if item.present and item.sample is not None:

@@ -99,7 +99,7 @@ def event_text(event: EventStatus, now_s: float) -> str:
 def offer_text(offer: CopperOffer) -> str:
     """What copper may use, in a line."""
     if not available(offer.cpus.copper) or not available(offer.memory.copper):
-        return "copper's offer: not known before five minutes have passed"
+        return "copper's offer: not known until five minutes have passed"
     return (
         f"copper's offer {offer.generation}: {offer.cpus.copper:.1f} of {offer.cpus.capacity:g} CPUs, "
         f"{format_bytes(offer.memory.copper)} of {format_bytes(offer.memory.capacity)}; {_checked(offer)}"
@@ -108,7 +108,7 @@ def offer_text(offer: CopperOffer) -> str:
 
 def _checked(offer: CopperOffer) -> str:
     if not offer.cpus.windows and not offer.memory.windows:
-        return "no offer has been compared with what was used yet"
+        return "no offer has been compared with actual use yet"
     return f"earlier ones were too much in {_missed(offer.cpus)} (CPUs) and {_missed(offer.memory)} (memory)"
 
 

@@ -14,7 +14,7 @@ from perphd.domain.reading import available
 BAR = 20
 """Width of a bar in characters."""
 KNOWN_SUPPORT = 2.0
-"""Least number of supporting samples for a prediction to count as more than an expectation."""
+"""Least number of supporting samples from which a prediction counts as more than an expectation."""
 _SHOWN_WEIGHTS = (100, IDLE)
 _LIST_HEADS = ("LRA", "VERSION", "SAMPLES", "CELLS", "LOAD", "SAVED", "ORIGIN")
 _ORIGIN_HEADS = ("HOST", "SHARE", "DISTANCE", "AGE", "VERSION")

@@ -18,7 +18,7 @@ from perphd.sizing.rows import SizeRow, saved
 
 _CLEAR_PCT: Final = 1.0
 LITTLE_H: Final = 24.0
-"""Fewer hours do not cover a day's load and batch."""
+"""Shorter periods do not cover a day's load and batch."""
 
 
 def verdict(report: Report) -> str:

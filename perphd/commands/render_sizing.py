@@ -53,7 +53,7 @@ def wrapped(*sentences: str) -> Text:
 
 
 def size_parts(found: Sequence[WorkloadSize], ended: Sequence[str], stale: str) -> list[Part]:
-    """Reserved, used, forecast and recommended for each workload."""
+    """Reserved, used, forecast and recommended amounts for each workload."""
     parts: list[Part] = []
     for workload in found:
         rows = [_size_row(item) for item in workload.resources]

@@ -49,9 +49,9 @@ CAUSE_WORDS: Final = {
 }
 """The resource that an LRA lacks, in one word."""
 _DROPPED: Final = ("USES", "MAX", "TARGET")
-"""Columns dropped one after the other if a table is too wide; -v and --json include them."""
+"""Columns that are dropped in this order if a table is too wide; -v and --json include them."""
 _LONG: Final = 1e6
-"""Least number that is shown with an exponent."""
+"""Smallest number that is shown with an exponent."""
 _CONDITION_STYLE: Final[Mapping[str, str]] = {
     LraCondition.STALLED: "bold red",
     LraCondition.NO_LOAD: "dim",
@@ -62,7 +62,7 @@ _CONDITION_STYLE: Final[Mapping[str, str]] = {
     BatchCondition.GONE: "dim",
 }
 _FLOOR_MET: Final = 0.9
-"""Share of a floor from which it counts as met."""
+"""Share of a floor from which the floor counts as met."""
 ACTION_WORDS: Final = {
     Action.HOLD: "no change",
     Action.GROW: "more protection",
@@ -71,7 +71,7 @@ ACTION_WORDS: Final = {
     Action.ROLLBACK: "undone",
     Action.RELEASE: "all given back",
 }
-"""The effect of a decision, for a reader who sees batch's settings beside it."""
+"""The effect of a decision, worded for a reader who also sees batch's settings."""
 LRA_HEADS: Final = ("LRA", "HEALTH", "RATE", "TARGET", "DELAY", "MAX", "USES", "HAS")
 BATCH_HEADS: Final = ("BATCH", "STATE", "GIVEN", "WANTED", "MEMORY", "IN FORCE")
 
@@ -219,7 +219,7 @@ def lra_row(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, ...]:
 
 
 def _lras(rows: Sequence[tuple[Cell, ...]]) -> list[Part]:
-    """The LRAs; less important columns are dropped if the table would be wider than a terminal."""
+    """The LRAs. Drops less important columns if the table would be wider than a terminal."""
 
     def without(count: int) -> tuple[list[str], list[list[Cell]], list[int]]:
         columns = [n for n, head in enumerate(LRA_HEADS) if head not in _DROPPED[:count]]
@@ -341,7 +341,7 @@ def _name(item: WorkloadStatus, status: AgentStatus) -> str:
 def why_lines(item: WorkloadStatus, status: AgentStatus, now_s: float, verbose: bool) -> list[Cell]:
     """Why an LRA needs attention, or what enforce would do; with ``verbose``, the reason in every case."""
     if not item.present:
-        return []  # the table shows it, and the status' problems name the cgroup
+        return []  # the table shows it, and the problems of the status name the cgroup
     if item.problem:
         return [Styled(f"{item.spec.name}: {item.problem}", "yellow")]
     decision = item.decision

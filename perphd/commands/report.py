@@ -31,8 +31,8 @@ def report(out: Out, since_s: float, html_path: str | None, store: str | None) -
     """Summarise what perphd did, or would have done.
 
     In observe: time on target as measured and as predicted with perphd, what batch would have lost, how often and why
-    perphd would have acted, with confidence bands. In enforce: the same for what happened. At the end, what each
-    workload reserves, uses and should reserve. Reads the store.
+    perphd would have acted, with confidence bands. In enforce: the same figures for what happened. The last table shows
+    what each workload reserves, uses and should reserve. Reads the store.
     """
     from perphd.commands.histories import histories
     from perphd.commands.render_report import html, report_parts, verdict

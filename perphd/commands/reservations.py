@@ -29,8 +29,8 @@ _FILE_ALONE = Unavailable("unknown: --store names a file without a daemon")
 class ReservedPlace:
     """Sources of samples and facts.
 
-    ``absent``: why a reservation of an undeclared workload is missing. ``most``: the host's capacity where known, by
-    reading of a sample. ``others``: present use by everything except perphd's workloads.
+    ``absent``: why a reservation of an undeclared workload is missing. ``most``: the known capacities of the host, by
+    the name of a sample's reading. ``others``: present use by everything except perphd's workloads.
     """
 
     store: str
@@ -47,7 +47,7 @@ class ReservedPlace:
 
 
 def find(out: Out, store: str | None) -> ReservedPlace:
-    """The daemon's store and facts; the configured ones without a daemon; a file alone where ``store`` names it.
+    """The daemon's store and facts, the configured ones without a daemon, or only the file that ``store`` names.
 
     Raises:
         NotPermitted: this user may not ask the daemon.

@@ -30,8 +30,8 @@ def add_shaper_commands(cli: click.Group) -> None:
     def shaper(out: Out) -> None:
         """Show the targets of the resource shaper.
 
-        For every workload with reserved_memory: reservation, use, target and reason. Also what could be lent now, and
-        what the last plan proposed; in the mode observe nothing of it is applied.
+        For every workload with reserved_memory: reservation, use, target and reason. Also shows what could be lent now,
+        and what the last plan proposed. In the mode observe none of it is applied.
         """
         data = out.client.get("shaper")
         out.show(data, lambda: _shaper_parts(data))
@@ -47,10 +47,8 @@ def add_shaper_commands(cli: click.Group) -> None:
         "--delta", type=Number(0.01, 0.2), help="Share by which a limit is lowered [default: 0.05]."
     )
     def start(out: Out, workload: str, samples: int | None, delta: float | None) -> None:
-        """Begin to lower a workload's memory.high.
-
-        It returns to the last good limit as soon as the workload is slow because of memory. Nothing stays in force when
-        the search ends, unless it is applied.
+        """Begin to lower a workload's memory.high. The search returns to the last good limit as soon as memory slows
+        the workload. The result takes effect only with memfit apply.
         """
         given = {"samples": samples, "step": delta}
         body = {key: value for key, value in given.items() if value is not None}
@@ -73,7 +71,7 @@ def add_shaper_commands(cli: click.Group) -> None:
     @command(memfit)
     @click.argument("workload")
     def apply(out: Out, workload: str) -> None:
-        """Keep the limit that was found in force.
+        """Keep the limit of a finished search in force.
 
         It stays until the daemon stops, or until memfit stop.
         """
@@ -110,10 +108,8 @@ def add_shaper_commands(cli: click.Group) -> None:
     def estimate(
         out: Out, footprint: Path, task_mean: float, task_deviation: float, tasks: int, outside: str
     ) -> None:
-        """Estimate a reservation from a footprint, off line.
-
-        The published estimate (Xu 2019, equations 3.5 to 3.8), from a histogram of a container's use and a task's mean
-        and deviation.
+        """Estimate a reservation from a footprint, offline. Computes the published estimate (Xu 2019, equations 3.5 to
+        3.8) from a histogram of a container's use and a task's mean and deviation.
         """
         from perphd.sizing.memory_fit import OutsideWeight, estimate_bytes
 

@@ -19,10 +19,9 @@ from perphd.monitor.schema import TABLES
 
 MODELS: Final = "models"
 LATE_S: Final = 120.0
-"""Seconds after its end from which a window counts as complete; the store's writer and a slow tick need far less."""
+"""Seconds after its end from which a window counts as complete. The store's writer and a slow tick need far less."""
 MOST_WINDOWS: Final = 2000
-"""Longest distance into the past to search for the newest committed window; one request each, only at the
-first shipment."""
+"""How far back to search for the newest committed window. Only the first shipment searches: one request per window."""
 
 
 def contents(name: str) -> tuple[str, ...]:
@@ -42,7 +41,7 @@ def contents(name: str) -> tuple[str, ...]:
 def commit(
     place: Store, store: str, what: Sequence[str], form: str, window: tuple[float, float] | None = None
 ) -> Manifest:
-    """Write one dataset, which nobody can read before all of it is there.
+    """Write one dataset, which becomes readable only when it is complete.
 
     Args:
         place: where; must hold no committed dataset.
@@ -105,7 +104,7 @@ def ship(to: str, store: str, host: str, every_s: float, form: str, now_s: float
 
     missing = unshipped(now_s, oldest_s(store), every_s, lambda start_s: is_committed(place(start_s)))
     if not missing:
-        yield "nothing to ship: all whole windows are there"
+        yield "nothing to ship: all complete windows are committed"
     for start_s in missing:
         at = place(start_s)
         what = (*TABLES, MODELS) if start_s == missing[-1] else TABLES
@@ -119,8 +118,8 @@ def unshipped(
 ) -> list[float]:
     """Start times of the windows to ship, oldest first.
 
-    Windows are shipped in order, so all before a committed one are there. ``committed`` is asked from the newest
-    backwards, until it says yes or nothing older is stored.
+    Windows are shipped in order, so all windows before a committed one are committed. Calls ``committed`` from the
+    newest window backwards, until it returns True or nothing older is stored.
     """
     if oldest_row_s is None:
         return []

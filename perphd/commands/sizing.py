@@ -33,7 +33,7 @@ else:
 F = TypeVar("F", bound=Callable[..., Any])
 DAY_S: Final = 86_400.0
 STALE_AFTER_S: Final = 300.0
-"""Age from which samples do not describe the present."""
+"""Age from which samples no longer describe the present."""
 _SERIES_OF: Final = {"cpu": "cpu_usage_cores", "memory": "memory_working_set_bytes"}
 
 
@@ -88,7 +88,7 @@ class Bytes(_Parameter):
         except PerphError as exc:
             self.fail(str(exc), param, ctx)
         if not found:
-            self.fail("is to be more than 0", param, ctx)
+            self.fail("must be more than 0", param, ctx)
         return found
 
 
@@ -119,8 +119,8 @@ def add_sizing_commands(cli: click.Group) -> None:
 def size(out: Out, workload: str | None, form: str | None, last_s: float, store: str | None) -> None:
     """Show what workloads use and should reserve.
 
-    For CPU and memory: reserved, used, forecast for the next minute, recommended, and what could be reclaimed now.
-    Reads the store; nothing is applied, also with --format.
+    Lists for CPU and memory: reserved, used, forecast for the next minute, recommended, and what could be reclaimed
+    now. Reads the store; applies nothing, even with --format.
     """
     from perphd.sizing.formats import Amounts, printed
 
@@ -161,8 +161,8 @@ def size(out: Out, workload: str | None, form: str | None, last_s: float, store:
 def forecast(out: Out, workload: str | None, horizon_s: float, last_s: float, store: str | None) -> None:
     """Forecast each workload's use in the next minute.
 
-    CPU, working set, cache occupancy, memory bandwidth and load, where the store has them. For one WORKLOAD, shows all
-    models beside the one in use.
+    Covers CPU, working set, cache occupancy, memory bandwidth and load, where the store has them. For one WORKLOAD,
+    shows all models beside the one in use.
     """
     from perphd.forecast.following import latest_stretch
     from perphd.forecast.replay import Outlook, outlook
@@ -210,8 +210,8 @@ def headroom(
 ) -> None:
     """Predict the host's peak use and its headroom.
 
-    For every predictor: the peak of the next hour and its back-test on the store. Selects the tightest predictor within
-    its budget of under-estimates.
+    Shows for every predictor the peak of the next hour and the back-test on the store. Selects the tightest predictor
+    within its budget of under-estimates.
     """
     from perphd.sizing.shaper import Resource
 
@@ -231,7 +231,7 @@ def read_store(
     out: Out, workload: str | None, last_s: float, store: str | None,
     series: tuple[str, ...] = tuple(_SERIES_OF.values()),
 ) -> tuple[ReservedPlace, StoreWindows]:  # fmt: skip
-    """Reservations, and the windows of one workload or all. ``store``: a file instead of the daemon's.
+    """Reservations, and the windows of one workload or of all. ``store``: a file to read instead of the daemon's store.
 
     Raises:
         UsageError: less than a window.
@@ -278,7 +278,9 @@ def _sized(place: ReservedPlace, workload: str, key: str, windows: SeriesWindows
 def headroom_of(
     place: ReservedPlace, found: StoreWindows, resource: Resource, given: float | None
 ) -> HostHeadroom:
-    """The host's peak of one resource by every predictor. ``given``: its capacity, if it is not to be read."""
+    """The host's peak of one resource by every predictor. ``given``: its capacity, if known; else it is read from the
+    host.
+    """
     import numpy as np
 
     from perphd.forecast.headroom import TenantHistory, host_outlook

@@ -70,8 +70,8 @@ def add_store_commands(cli: click.Group) -> None:
         """Write a table to a file or a dataset, or record decisions.
 
         TABLE is samples, decisions, outcomes, writes, events or host; with --to also models (the files of learned
-        models) or all (every table and the models). Reads the store's file itself, so this user must be able to read
-        it. Parquet and object stores need pyarrow: the error says how to get it.
+        models) or all (every table and the models). The command opens the store's file itself, so this user must be
+        able to read it. Parquet and object stores need pyarrow; without it, the error explains how to install it.
 
         With --to, parts are written first and a manifest last, so readers see the whole dataset or nothing.
 
@@ -182,4 +182,4 @@ def _show(out: Out, data: dict[str, Any]) -> None:
     shown = [["" if cell is None else str(cell) for cell in row] for row in rows]
     out.show(data, lambda: [table("", data["columns"], shown, right=numbers)])
     if data["truncated"]:
-        out.warn([f"there is more than these {len(rows)} rows: --limit, or narrow it"])
+        out.warn([f"there is more than these {len(rows)} rows: raise --limit, or narrow the query"])

@@ -45,7 +45,9 @@ def _parts(data: Any) -> Iterator[Part]:
     yield table("", ("GROUP", "CPUS", "SLOWED", "WORK", "DELAY", "WHY"), rows, right=(1,))
     pasted = [item.config for item in found if item.config]
     if pasted:
-        yield text("To paste into the configuration:", "", *"\n".join(pasted).rstrip("\n").split("\n"))
+        yield text(
+            "Paste these lines into the configuration:", "", *"\n".join(pasted).rstrip("\n").split("\n")
+        )
 
 
 def _gain_cells(gains: tuple[Gain, ...]) -> tuple[str, str, str]:

@@ -92,7 +92,7 @@ def intervals(rows: Sequence[Interval], unit: str) -> str:
 
 
 def bars(rows: Sequence[tuple[str, float, str]], height: int = 24) -> str:
-    """Horizontal bars: label, share of the longest, text behind."""
+    """Horizontal bars: the label, the share of the longest bar, and the text after the bar."""
     most = max((value for _, value, _ in rows), default=0.0)
     if most <= 0:
         return '<p class="none">nothing</p>'

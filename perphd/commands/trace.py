@@ -37,9 +37,9 @@ def add_trace_commands(cli: click.Group) -> None:
         """Commit the store as a trace: node use, pods, and pod use.
 
         PLACE is a new folder, or s3://BUCKET/NAME. The tables are those of Alibaba's cluster-trace-v2023, in CPUs,
-        bytes, milliseconds and ratios; -1 means not measured. LRAs have the class LS, batch BE. Requests
-        are the reservations that the configuration or the control groups state; with --store there are none. The trace
-        names this host and its workloads. Reads the store's file itself: run it as root.
+        bytes, milliseconds and ratios; -1 means not measured. LRAs have the class LS, batch BE. Requests are the
+        reservations that the configuration or the control groups state; with --store there are none. The trace names
+        this host and its workloads. The command opens the store's file itself: run it as root.
         """
         from perphd.commands.reservations import find
         from perphd.dataset.stores import open_store

@@ -27,7 +27,8 @@ def add_trial_commands(cli: click.Group) -> None:
 def trial() -> None:
     """Measure the effect of perphd on this host.
 
-    perphd observes and enforces in turn, in random order. The report compares both, with confidence intervals.
+    perphd alternates between observing and enforcing in random order. The report compares both, with confidence
+    intervals.
     """
 
 
@@ -54,9 +55,9 @@ def start(
 ) -> None:
     """Begin a trial: perphd enforces in half of the blocks.
 
-    Workloads whose own mode is observe are left out. The trial ends by itself after its last block, at once when an
-    application is harmed, and when the mode, the workloads or the policy are changed. Afterwards the earlier modes
-    apply again. It continues after a restart of perphd, unless the configured modes have changed.
+    Workloads whose own mode is observe do not take part. The trial ends after its last block, as soon as an application
+    is harmed, and when the mode, the workloads or the policy are changed. Afterwards the earlier modes apply again. It
+    continues after a restart of perphd, unless the configured modes have changed.
     """
     from perphd.control.numbers import duration
     from perphd.domain.wire import decode
@@ -116,8 +117,8 @@ def status(out: Out) -> None:
 def report(out: Out, path: str | None, html_path: str | None) -> None:
     """Report the results of a trial.
 
-    Shows the effect on every LRA's delay and work and on batch, with 95 % intervals; the carry-over; and a summary in
-    one sentence. While the trial runs, the report covers the blocks so far.
+    Shows a summary in one sentence; the effect on every LRA's delay and work and on batch, with 95 % intervals; and the
+    carry-over. While the trial runs, the report covers the blocks so far.
     """
     from perphd.commands.render_trial import facts, html, report_parts, verdict
     from perphd.domain.wire import encode

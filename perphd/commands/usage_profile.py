@@ -1,4 +1,4 @@
-"""perphctl usage-profile: common use of workloads, as observed by this node and others."""
+"""perphctl usage-profile: joint resource use of workloads, as observed by this node and others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def add_usage_profile_commands(cli: click.Group) -> None:
 def show(out: Out, path: str | None) -> None:
     """Show the joint use of pairs of workloads.
 
-    The peak at one moment, as a share of both reservations.
+    Prints the highest sum at one moment, as a share of both reservations.
     """
     from perphd.forecast.usage_profile import as_record
 

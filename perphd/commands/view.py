@@ -1,6 +1,6 @@
 """The state of a host as it is shown: cores and cache ways by owner, a row per workload, the last changes.
 
-One place for ``perphctl top`` and the dashboard, in the words of ``perphctl status``. Pure functions of domain values.
+Used by both ``perphctl top`` and the dashboard, in the words of ``perphctl status``. Pure functions of domain values.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Owner:
 class CoreCell:
     """One physical core; its hardware threads, each with the place of its owner in ``View.owners``.
 
-    ``socket`` and ``core`` -1: an offline CPU of which no core is known.
+    ``socket`` and ``core`` are -1 for an offline CPU whose core is unknown.
     """
 
     socket: int

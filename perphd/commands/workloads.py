@@ -21,13 +21,13 @@ def add_workload_commands(cli: click.Group) -> None:
 def lra() -> None:
     """Manage long-running applications.
 
-    perphd keeps them at their performance.
+    perphd keeps them at their performance targets.
     """
 
 
 @click.group()
 def batch() -> None:
-    """Manage batch: work that gives way."""
+    """Manage batch: work that gives way to LRAs."""
 
 
 @click.group()
@@ -81,8 +81,8 @@ def add_lra(
 ) -> None:
     """Protect the application in CGROUP.
 
-    A path such as /system.slice/mariadb.service (see perphctl groups). It is remembered over restarts of the
-    daemon. Keys and bounds: perphd.conf(5).
+    CGROUP is a path such as /system.slice/mariadb.service (see perphctl groups). The daemon remembers the workload
+    across restarts. For keys and bounds, see perphd.conf(5).
     """
     body = {"kind": "lra", "name": name, "cgroup": cgroup, **_given(keys)}
     if source is not None:
@@ -105,7 +105,7 @@ def add_lra(
 def add_batch(out: Out, name: str, cgroup: str, **keys: Any) -> None:
     """Let the work in CGROUP give way to LRAs.
 
-    It is remembered over restarts of the daemon.
+    The daemon remembers the workload across restarts.
     """
     _add(out, {"kind": "batch", "name": name, "cgroup": cgroup, **_given(keys)})
 

@@ -555,7 +555,7 @@ def test_ship_commits_each_hour_once_and_goes_on_after_a_failure(telemetry: Path
         "400 s are not whole"
     )
     assert [part.source for part in manifests[-1].parts] == ["samples", "models/db.model"]
-    assert run(now_s) == ["nothing to ship: all whole windows are there"]
+    assert run(now_s) == ["nothing to ship: all complete windows are committed"]
     assert len(run(now_s + 3600)) == 1
 
 

@@ -341,7 +341,7 @@ def test_yes_writes_a_configuration_that_the_daemon_takes(host: Path):
     # What is there stays; the next one goes beside it, and finds nothing new but what was not certain.
     code, text = ran("--yes", "--config", str(main))
     assert code == 0
-    assert "Nothing was recognised for certain" in text
+    assert "Nothing was recognised with certainty" in text
 
 
 def test_a_password_is_never_in_a_file_that_others_may_read(host: Path, monkeypatch: pytest.MonkeyPatch):

@@ -295,7 +295,7 @@ async def test_replay_of_the_past(served: Served, size: tuple[int, int]) -> None
         await until(pilot, lambda: row_of(app, "lras", "db")[2] == "1206/s")
         assert "cpus" not in row_of(app, "batch", "pi")[-1].lower()
         await pilot.press("p")
-        assert "this is the past" in shown(app, "message")
+        assert "the screen shows the past" in shown(app, "message")
         assert not isinstance(app.screen, Question)
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, Reading))

@@ -1,8 +1,8 @@
 """Access control of the dashboard: one-time links, sessions, and request checks. No I/O.
 
 A link contains a token that is valid for one visit. It is exchanged for a session cookie, which scripts
-cannot read and other sites cannot send. A request's Host must be a name of this machine's loopback, so that a
-name that an attacker's DNS resolves to 127.0.0.1 is refused.
+cannot read and other sites cannot send. A request's Host must be a name of this machine's loopback interface. This
+rejects names that an attacker's DNS resolves to 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -78,8 +78,7 @@ class Sessions:
     def exchange(self, token: str) -> str:
         """A new session for this token, which becomes invalid.
 
-        Raises:
-            RequestRefused: it was used before, or never issued.
+        Raises: RequestRefused: the token was used before, or never issued.
         """
         if not self._token or not hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode()):
             if token in self._used:

@@ -133,7 +133,7 @@ class Api:
         data = await self._daemon.get("whatif", add=work)
         return {
             "accepted": data["accepted"],
-            "parts": shown(whatif_parts(data), "What would become of the applications"),
+            "parts": shown(whatif_parts(data), "Predicted effect on the applications"),
         }
 
     async def _history(self, query: Mapping[str, str]) -> Any:

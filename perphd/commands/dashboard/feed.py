@@ -18,9 +18,9 @@ import aiohttp
 from perphd.domain.errors import PerphError
 
 LEAST_S: Final = 0.95
-"""Shortest time between two status requests; ticks a second apart jitter."""
+"""Shortest time between two status requests: slightly below a second, because ticks jitter."""
 AGAIN_S: Final = 2.0
-"""Pause before a daemon that does not answer is contacted again."""
+"""Pause before the next attempt to reach a daemon that does not answer."""
 SILENT_S: Final = 60.0
 """Silence after which a stream counts as broken; the daemon sends a keep-alive every 15 s."""
 MAX_BEHIND: Final = 64
@@ -61,9 +61,8 @@ class Feed:
         self._news = asyncio.Event()
 
     async def messages(self) -> AsyncIterator[Message]:
-        """All messages from now on, the newest picture first.
-
-        The connection to the daemon lives during the iteration.
+        """All messages from now on, after the newest picture. The connection to the daemon lasts as long as the
+        iteration.
         """
         queue: asyncio.Queue[Message] = asyncio.Queue()
         if self._last is not None and self._viewers:
@@ -141,7 +140,7 @@ class Feed:
             self._send(Message("event", json.dumps(shown)))
 
     async def _ask(self) -> None:
-        """Request the status whenever there is news, at most once in ``LEAST_S``."""
+        """Request the status after every announcement, at most once per ``LEAST_S``."""
         while True:
             await self._news.wait()
             await asyncio.sleep(max(0.0, self._asked_s + LEAST_S - self._now_s()))

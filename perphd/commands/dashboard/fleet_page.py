@@ -17,11 +17,11 @@ from perphd.host.tls import verified
 TIMEOUT_S: Final = 10.0
 MOST_BYTES: Final = 64 << 20
 KEPT_S: Final = 2.0
-"""Seconds for which an answer is reused, to spare the extender."""
+"""Seconds for which an answer is reused, to limit the extender's load."""
 
 
 class FleetPage:
-    """Queries the extender at this address; empty if the operator named none."""
+    """Queries the extender at this address, which is empty if the operator named none."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -67,7 +67,9 @@ def _parts(render: Any, data: Any) -> list[dict[str, Any]]:
     try:
         return shown(render(data), "Fleet")
     except (KeyError, TypeError, AttributeError, ValueError) as exc:
-        raise Unreachable(f"the answer is not that of a perphd-extender of this version: {exc!r}") from exc
+        raise Unreachable(
+            f"the answer does not come from a perphd-extender of this version: {exc!r}"
+        ) from exc
 
 
 async def _bounded(answer: aiohttp.ClientResponse) -> bytes:

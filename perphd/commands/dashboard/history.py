@@ -1,6 +1,6 @@
 """The data of the plots: every reading in buckets of equal length, with gaps where nothing was measured.
 
-SQLite aggregates the samples, so that a week needs only some hundred numbers per reading in memory. A
+SQLite aggregates the samples, so a week needs only a few hundred numbers per reading in memory. A
 bucket's value is the mean of its samples; for latency the maximum is kept as well, because a mean hides it.
 """
 
@@ -105,7 +105,7 @@ def _lra(query: Query, name: str, percentile: str, columns: set[str], grid: Grid
     for bucket, (perf, used, peak_ms) in seen.items():
         if not 0 <= bucket < grid.count:
             continue
-        # Values from another source are other quantities: show a gap, not a jump.
+        # Another source measures another quantity: show a gap instead of a jump.
         work[bucket] = _number(perf.work) if perf.work_source == work_source else None
         delay[bucket] = _number(perf.delay) if perf.delay_source == delay_source else None
         most[bucket] = _number(peak_ms) if _LATENCY.fullmatch(delay_source) else None

@@ -81,7 +81,7 @@ class Dashboard:
         await self._runner.setup()
         await web.TCPSite(self._runner, address, port).start()
         found = int(self._runner.addresses[0][1])
-        # Cookies do not depend on ports: two dashboards on one machine need two names.
+        # Browsers share cookies across ports: two dashboards on one machine need two names.
         self._cookie = f"perphd_dashboard_{found}"
         return found
 
@@ -150,13 +150,13 @@ class Dashboard:
         async def answer(request: web.Request) -> web.Response:
             check_change(request.headers, self._known(request), self._admin)
             if request.content_type != "application/json":
-                raise RequestRefused(415, "Changes are sent as JSON.")
+                raise RequestRefused(415, "Send changes as JSON.")
             try:
                 body = await request.json()
             except ValueError:
                 body = None
             if not isinstance(body, dict):
-                raise RequestRefused(400, "Changes are sent as a JSON object.")
+                raise RequestRefused(400, "Send changes as a JSON object.")
             return _json(await changer(body))
 
         return answer
@@ -199,7 +199,7 @@ class Dashboard:
 
 _HTTP_TEXTS: Final = {
     404: "There is no such page.",
-    405: "That cannot be done with this address.",
+    405: "This address does not accept this method.",
     413: "The request is too large.",
 }
 

@@ -28,7 +28,7 @@ class Serving:
     Args:
         client: queries the daemon.
         admin: whether changes are allowed.
-        url_file: file that always contains a valid link, renewed after each use; None: there is only one link.
+        url_file: file that always contains a valid link, renewed after each use; None: only one link exists.
         extender: address of perphd-extender, for the page of the fleet; empty: none.
     """
 
@@ -96,7 +96,7 @@ async def serve(
             say(f"Open this link, which works once: {serving.link}")
         else:
             say(f"{url_file}: contains a link that works once, and a new one after each use")
-        say("The page may change things." if admin else "The page is read-only.")
+        say("The page may make changes." if admin else "The page is read-only.")
         await ended.wait()
     finally:
         await serving.stop()

@@ -23,7 +23,7 @@ from perphd.sizing.shaper import Resource
 
 LAST_S: Final = 7 * 86_400.0
 KEPT_S: Final = 60.0
-"""Lifetime of a computed page; forecasts look one window of 60 s ahead, so more frequent updates are useless."""
+"""Lifetime of a computed page; forecasts cover one window of 60 s, so more frequent updates would show nothing new."""
 COLUMNS: Final = (
     "WORKLOAD", "RESERVED", "NOW", "P50", "P95", "P99", "MAX", "NEXT 60 S", "RECOMMENDED", "RECLAIMABLE",
 )  # fmt: skip

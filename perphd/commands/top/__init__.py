@@ -1,4 +1,4 @@
-"""``perphctl top``: interactive on a terminal; piped, as JSON or with ``--plain``, the status repeatedly."""
+"""``perphctl top``: interactive on a terminal; piped, with ``--json`` or ``--plain``, the status repeatedly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perphd.domain.wire import decode
 
 
 def run(out: Out, interval_s: float, count: int | None, as_text: bool) -> None:
-    """Run until ``count`` updates were shown (as text), ``q`` or Ctrl-C.
+    """Run until Ctrl-C, ``q``, or (as text) ``count`` updates.
 
     Raises:
         PerphError: the daemon refuses, or a package is missing.

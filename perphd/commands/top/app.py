@@ -60,7 +60,7 @@ class Top(App[None]):
     """The screen.
 
     Args:
-        source: asks the daemon. interval_s: between two looks.
+        source: asks the daemon. interval_s: time between two updates.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -154,7 +154,7 @@ class Top(App[None]):
             self._history_s = now_s
 
     async def _stored(self, ask: Callable[[], T]) -> T | None:
-        """The store's data; None if there is no store or queries are refused: everything else is still shown."""
+        """The store's data; None if there is no store or queries are refused. Everything else is still shown."""
         try:
             return await asyncio.to_thread(ask)
         except PerphError as exc:
@@ -184,12 +184,12 @@ class Top(App[None]):
         return (batch if batch.has_focus else self.query_one("#lras", Rows)).chosen
 
     def say(self, sentence: str) -> None:
-        """Show a sentence in the last line until the next key."""
+        """Show a sentence in the last line until the next key press."""
         self.state.said, self._said_s = clean(sentence), time.monotonic()
         self.picture.title()
 
     def on_key(self, event: Key) -> None:
-        """Remove the sentence, unless the key was pressed before it was shown (the answer to a question)."""
+        """Remove the sentence, unless this key caused it (the answer to a question)."""
         if self.state.said and event.time >= self._said_s:
             self.say("")
 
@@ -219,7 +219,7 @@ class Top(App[None]):
         self.push_screen(Reading(" events, newest first ", Text(lines or "Nothing has happened yet.")))
 
     def action_sort(self) -> None:
-        """Select the next order."""
+        """Select the next sort order."""
         self.state.order = ORDERS[(ORDERS.index(self.state.order) + 1) % len(ORDERS)]
         self.picture.draw()
 
@@ -227,7 +227,7 @@ class Top(App[None]):
         """Select a longer or shorter history."""
         names = list(SPANS)
         self.state.span = names[max(0, min(len(names) - 1, names.index(self.state.span) + by))]
-        self.state.history = None  # the present one has another length
+        self.state.history = None  # the present history has another length
         self.picture.draw()
         self._refetch()
 
@@ -318,8 +318,8 @@ class Top(App[None]):
             return
         answers = [("y", "pause all workloads"), *([("w", f"pause {clean(name)} alone")] if name else [])]
         text = (
-            "Pause perphd? It restores every value that it has changed, and changes nothing more "
-            "until it is resumed. It goes on measuring."
+            "Pause perphd? It restores every value that it has changed, and changes nothing "
+            "until it is resumed. It keeps measuring."
         )
         body = {"for_s": None, "reason": "perphctl top"}
         self._change_if(
@@ -333,8 +333,8 @@ class Top(App[None]):
             return
         mode = self.state.frame.status.mode
         other = Mode.ENFORCE if mode is Mode.OBSERVE else Mode.OBSERVE
-        what = "It then restores what it has changed and writes nothing."
-        what = "It then writes settings." if other is Mode.ENFORCE else what
+        what = "perphd then restores what it has changed and writes nothing."
+        what = "perphd then writes settings." if other is Mode.ENFORCE else what
         text = f"The mode is {mode}. Set {other}? {what} It lasts until the daemon restarts."
         self._change_if(
             Question(text, [("y", f"set {other}")]),
@@ -343,7 +343,7 @@ class Top(App[None]):
 
     def _is_present(self) -> bool:
         if self.state.at_unix_s is not None:
-            self.say("this is the past; Esc leads back to the present")
+            self.say("the screen shows the past; Esc returns to the present")
         elif self.state.frame is None:
             self.say("the daemon has not answered yet")
         return self.state.at_unix_s is None

@@ -47,7 +47,7 @@ def owner_styles(owners: Sequence[Owner]) -> tuple[str, ...]:
 def core_strip(view: View, width: int, most_lines: int) -> list[Line]:
     """Users of each core: a letter per hardware thread, grouped by core; then a legend.
 
-    A host with more cores than fit has only the names with their CPUs.
+    If not all cores fit, only the legend with the CPUs of each user is shown.
     """
     styles = owner_styles(view.owners)
     legend = core_legend(view, styles)
@@ -83,7 +83,7 @@ def ways_strip(view: View, width: int) -> Line:
 
 
 def spark(scores: Sequence[float | None]) -> Line:
-    """A bar per score: the upper half of the bars means on target, the lower half below it; blank: unknown."""
+    """A bar per score: the upper half of the bars means on target, the lower half below target, blank unknown."""
     return _joined(
         (" ", "") if score is None else (BARS[_level(score)], GOOD if score >= 1.0 else BAD)
         for score in scores
@@ -118,7 +118,7 @@ def graph(scores: Sequence[float | None], height: int) -> list[Line]:
 
 
 def resampled(values: Sequence[float | None], width: int) -> tuple[float | None, ...]:
-    """Reduce to one value per column: the lowest of those that share it."""
+    """Reduce to one value per column: the lowest of the values that share it."""
     if not values or width < 1:
         return ()
     count = len(values)
@@ -204,7 +204,7 @@ def _length(line: Line) -> int:
 
 
 def _cut(line: Line, width: int) -> Line:
-    """Truncated to this width, with a mark."""
+    """The text truncated to this width, with a mark."""
     if _length(line) <= width:
         return line
     cut: Line = []

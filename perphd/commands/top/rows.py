@@ -22,7 +22,7 @@ SPANS: Final[Mapping[str, float]] = {
 """Lengths of the history in seconds."""
 LRA_DROPPED: Final = ("USES", "MAX", "TARGET", "DELAY", "RATE")
 BATCH_DROPPED: Final = ("MEMORY", "WANTED", "GIVEN")
-"""Columns dropped one after the other if a terminal is too narrow."""
+"""Columns that are dropped in this order if a terminal is too narrow."""
 LEAST_HISTORY: Final = 16
 MOST_HISTORY: Final = 120
 _GAP: Final = 2

@@ -132,5 +132,5 @@ def event_lines(frame: Frame) -> list[EventLine]:
 
 
 def event_line(kind: str, workload: str, said: str, at_unix_s: float) -> EventLine:
-    """An event, with the workload concerned."""
+    """The text of an event, with the workload concerned."""
     return EventLine(at_unix_s, kind, f"{workload}: {said}" if workload else said)
