@@ -40,7 +40,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+:~/@ -]*", re.ASCII)
 _FOLDERS: Final = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _OWN: Final = ("/usr/", "/opt/", "/lib/", "/sbin/", "/bin/")
 _STARTERS: Final = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh", "busybox", "env", "sudo", "su"})
-"""Programs that only start others. They count as the version only if they do the work themselves."""
+"""Programs that only start others. Their version counts only if they do the work themselves."""
 
 Version: TypeAlias = str | Unavailable
 
@@ -122,7 +122,7 @@ class AppVersions:
         line = next((line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()), "")
         if not line:
             return Unavailable(f"{path} is empty")
-        # Text that does not resemble a version could be anything: keep and show only a digest.
+        # Text that does not resemble a version may be arbitrary data: keep and show only a digest.
         return _short(line) if _PLAIN.fullmatch(line) else _digest(line.encode(errors="replace"))
 
     def _from_label(self, cgroup: str, key: str) -> Version:
@@ -221,7 +221,7 @@ class AppVersions:
 
 
 def _places(said: str, title: str) -> list[str]:
-    """Possible paths of a command line's program: the first word, whole or cut where a title begins."""
+    """Possible paths of a command line's program: the first word, whole or truncated where a title begins."""
     if "/" in title:
         return [path for path in dict.fromkeys((said, title)) if _is_own(path)]
     return [f"{folder}/{title}" for folder in _FOLDERS] if title else []

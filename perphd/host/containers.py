@@ -30,7 +30,7 @@ _KUBEPODS_IN: Final = re.compile(r"(?:^|/)(?:kubepods|(?:[^/]+-)?kubepods\.slice
 """The same as a part of a path. With the systemd driver, the names of ``cgroupRoot``'s groups precede it."""
 _QOS: Final = re.compile(r"(?:.*kubepods-)?(burstable|besteffort)(?:\.slice)?", re.ASCII)
 UNKNOWN_POD: Final = "pod "
-"""Beginning of the name of a pod if only its UID is known."""
+"""Prefix of the name of a pod of which only the UID is known."""
 _ID: Final = "[0-9a-f]{64}"
 _SCOPE: Final = re.compile(rf"(docker|cri-containerd|crio|libpod|nerdctl)-({_ID})\.scope", re.ASCII)
 _PLAIN: Final = re.compile(rf"(?:crio-)?({_ID})", re.ASCII)
@@ -113,7 +113,7 @@ def parse_path(cgroup: str) -> ContainerPath:
 
 
 def is_sandbox(labels: Mapping[str, str]) -> bool:
-    """True for the container that only holds a pod's namespaces, according to its runtime's labels."""
+    """True for the container that only holds a pod's namespaces (the sandbox), according to its runtime's labels."""
     if labels.get("io.kubernetes.container.name") == "POD":
         return True
     return any(labels.get(key) == "sandbox" for key in _SANDBOX)

@@ -51,7 +51,7 @@ class Programs(Protocol):
         """Reason why programs cannot be used here; empty if they can."""
 
     def were_used(self) -> bool:
-        """True if anything may have been pinned since boot."""
+        """True if a link may have been pinned since boot."""
 
     def pins(self) -> tuple[Pin, ...]:
         """All pinned links."""

@@ -214,7 +214,7 @@ class EgressFs:
         except Gone as exc:
             if exc.errno == errno.ESTALE:
                 raise
-            # The group exists, but a device or its qdisc has just vanished; the next attempt reports it.
+            # The group exists, but a device or its qdisc has just vanished; the next attempt reports that.
             raise Busy(path, "write", exc.errno, text, detail=str(exc)) from exc
 
     def hold(self, path: str, identity: Identity) -> HeldFile | None:

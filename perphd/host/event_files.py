@@ -20,7 +20,7 @@ EVENT_FILES: Final = "/run/perphd-sim/perf"
 
 
 class EventFiles:
-    """An ``EventOpener`` that reads such files."""
+    """An ``EventOpener`` that reads counter files."""
 
     def __init__(self, fs: KernelFs) -> None:
         self._fs = fs
@@ -80,7 +80,7 @@ class _FileGroup:
 
 
 def counts_text(counts: Mapping[PerfEventKind, float]) -> str:
-    """The content of such a file."""
+    """The text of a counter file."""
     return "".join(f"{event.name.lower()} {int(count)}\n" for event, count in counts.items())
 
 

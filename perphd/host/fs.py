@@ -43,7 +43,7 @@ class KernelFile(Protocol):
 
 
 class HeldFile(KernelFile, Protocol):
-    """A kernel file of one certain directory, kept open for reading and writing."""
+    """A kernel file of one specific directory, kept open for reading and writing."""
 
     def write(self, data: bytes) -> None:
         """One write(2), as ``KernelFs.write``. Raises Gone if the object behind the file has vanished."""

@@ -49,7 +49,7 @@ def parse(data: bytes) -> dict[str, int | str]:
     """All counters and texts of the file.
 
     Raises:
-        ParseError: it is no such file, incomplete or damaged.
+        ParseError: the file is of another kind, incomplete or damaged.
     """
     allowed = "a HotSpot performance data file of version 2"
     if len(data) < 32:
@@ -58,7 +58,7 @@ def parse(data: bytes) -> dict[str, int | str]:
     if magic != MAGIC or order not in (0, 1) or major != 2:
         raise ParseError("a hsperfdata file", data[:8].hex(), allowed)
     if not accessible:
-        raise ParseError("a hsperfdata file", "one that its JVM is still writing", allowed)
+        raise ParseError("a hsperfdata file", "a file that its JVM is still writing", allowed)
     end = "<" if order else ">"
     start, count = struct.unpack_from(f"{end}II", data, 24)
     found: dict[str, int | str] = {}
@@ -136,7 +136,7 @@ def _user(fs: ReadsStrangers, root: str, uid: str) -> str:
         text = fs.read_strangers(f"{root}/etc/passwd", MOST_PASSWD_BYTES)[1].decode(errors="replace")
     except (KernelError, ParseError):
         return ""
-    # No regular expression: compiling one per user takes 2 ms, within a tick of the loop.
+    # Use no regular expression: compiling one per user takes 2 ms of a tick of the loop.
     for line in text.split("\n"):
         name, *others = line.split(":", 3)
         if len(others) == 3 and others[1] == uid and name and "/" not in name:

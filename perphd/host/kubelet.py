@@ -2,7 +2,7 @@
 
 kubelet keeps its decisions in a state file (kubernetes.io, "Control CPU Management Policies on the Node"). It
 compares a container's cpuset with its own last write, not with the kernel's value: kubelet 1.36 repairs a
-foreign value once and never again, so that a mistake would persist. perphd therefore leaves these cpusets
+foreign value once and never again, so a mistake would persist. perphd therefore leaves these cpusets
 alone and gives kubelet's exclusive CPUs to no other workload.
 """
 

@@ -242,18 +242,16 @@ class Lookup:
         return "" if found in ("", "/") or "/.." in found else found
 
     def start_of(self, pid: int) -> int:
-        """Start time of this process in clock ticks since boot; 0: no such process.
-
-        Together with the process id it identifies a process, since ids are reused.
+        """Start time of this process in clock ticks since boot; 0: no such process. It identifies a process together
+        with the process id, since ids are reused.
         """
         return start_ticks(self._fs, pid) or 0
 
     def pid_in(self, path: str) -> tuple[int, str]:
         """Read a pid file: (process id, ""), or (0, reason for its rejection).
 
-        The reason is empty if the file does not exist. Whoever can write the file chooses the workload. The
-        file is therefore trusted for any process if root owns it, and otherwise only for processes of its
-        owner.
+        The reason is empty if the file does not exist. Anybody who can write the file chooses the workload. A file of
+        root is therefore trusted for any process, and another file only for processes of its owner.
         """
         if not isinstance(self._fs, ReadsStrangers):
             return 0, f"pid files cannot be read on this host: {path}"

@@ -1,7 +1,7 @@
 """Kernel files that notify readers: asyncio integration for exceptional events (POLLPRI, POLLERR).
 
-The loop's own readers know only "readable", which such a file always is. A separate epoll therefore stands
-between.
+The loop's own readers know only "readable", which such a file always is. The file is therefore watched by a separate
+epoll, whose descriptor the loop reads.
 """
 
 from __future__ import annotations

@@ -122,10 +122,8 @@ class EventGroup(Protocol):
 
     @property
     def starved_cpus(self) -> CpuSet:
-        """CPUs on which the counters ran for less than half of the workload's time since the last reading.
-
-        It relies on the kernel's time_enabled, which is too long on some CPUs after a restart, so that it is
-        only a hint.
+        """CPUs on which the counters ran for less than half of the workload's time since the last reading. This is only
+        a hint, because the kernel's time_enabled is too long on some CPUs after a restart.
         """
 
     @property

@@ -390,7 +390,7 @@ def _explained(
     operation = f"perf_event_open({kind.label}, CPU {cpu})"
     number = exc.errno or errno.EIO
     if clock == errno.ENOENT:
-        # Neither "gone" nor about the event: perf does not know the directory as a cgroup.
+        # The error means neither "gone" nor a refused event: perf does not know the directory as a cgroup.
         advice = _OTHER_HIERARCHY if _perf_is_v1() else _CGROUPS_UNSEEN
         return Busy(cgroup_dir, operation, number, advice=advice)
     if number in _ABOUT_THE_EVENT:

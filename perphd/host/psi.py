@@ -118,7 +118,7 @@ class PsiTrigger:
 
     Asyncio's selectors cannot wait for POLLPRI. Each trigger's descriptor is therefore alone in an epoll,
     whose descriptor the loop watches. The loop's readiness check already consumes the event, so the callback
-    needs no further check. Only the end of the cgroup stays readable.
+    needs no further check. Only the event of a vanished cgroup remains readable.
 
     Args:
         path: the real file, such as ``/sys/fs/cgroup/x.service/cpu.pressure`` or ``/proc/pressure/cpu``.

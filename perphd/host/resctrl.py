@@ -21,7 +21,7 @@ from rdt.monitor import OCCUPANCY, TOTAL
 PREFIX: Final = "perphd"
 """perphd's groups are named ``perphd.WORKLOAD``."""
 CALIBRATION_PREFIX: Final = "rdtcal"
-"""Prefix of the groups of ``perphctl calibrate``. Equal to ``rdt.calibrate.PREFIX``, whose import is slow."""
+"""Prefix of the groups of ``perphctl calibrate``. It equals ``rdt.calibrate.PREFIX``, whose import is slow."""
 LOOK_AGAIN_S: Final = 30.0
 """Seconds between two looks at the mount table for a resctrl mounted elsewhere."""
 LOCK_WAIT_S: Final = 2.0
@@ -52,7 +52,7 @@ class _HasRawFs(Protocol):
 
     @property
     def raw(self) -> rdt.Fs:
-        """The same files with plain OSError, and with mkdir and rmdir."""
+        """The same files with plain OSError, mkdir and rmdir."""
 
 
 def open_monitoring(fs: KernelFs, lock_timeout_s: float) -> rdt.Groups | str:

@@ -16,8 +16,8 @@ NOT_LOOKED: Final = Unavailable("resctrl has not been searched yet")
 class Counter:
     """A resctrl group that counts exactly one workload.
 
-    ``since``: a number that grows whenever many threads were moved into the group. Readings with different
-    numbers give no rate.
+    ``since``: a number that grows whenever many threads move into the group. Two readings with different numbers give
+    no rate.
     """
 
     group: rdt.GroupRef

@@ -1,6 +1,6 @@
 """Run-queue delay of a cgroup: the time that its runnable threads waited for a CPU.
 
-There are two sources of the same scheduler figure (``sched_info.run_delay``), measured for processes of 40 /
+Two sources give the same scheduler figure (``sched_info.run_delay``), measured for processes of 40 /
 250 threads:
 
 * taskstats, per process, including ended threads: 4 / 8 us, no descriptors; needs CAP_NET_ADMIN.

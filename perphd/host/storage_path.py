@@ -350,7 +350,7 @@ class _Finder:
         self._peers: dict[str, dict[str, tuple[str, int]]] = {}
 
     def uses(self) -> tuple[IoUse, ...]:
-        """All uses, the farthest storage first."""
+        """All storage in use, the farthest first."""
         return tuple(sorted(self._found.values(), key=lambda use: (-use.links[1], -use.links[0], use.what)))
 
     def process(self, pid: int) -> None:

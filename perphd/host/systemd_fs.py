@@ -108,7 +108,7 @@ class UnitFs:
         return _Place(unit, dirname(path), file) if unit else None
 
     def _default_if_missing(self, path: str) -> str | None:
-        """The value that a missing file stands for; None if a request would not create the file."""
+        """The value that a missing file represents; None if a request would not create the file."""
         file = basename(path)
         if file not in ABSENT or file.partition(".")[0] not in self._controllers:
             return None
@@ -222,11 +222,9 @@ class UnitFs:
         self._bus.set_properties(place.unit, wanted)
 
     def _release(self, place: _Place, path: str) -> None:
-        """Fill the list with everything that exists, before it is released.
-
-        The kernel refuses an empty list for a group with processes, and systemd does not report that. The
-        list is not released before the kernel shows everything, because systemd writes later, and only its
-        latest request.
+        """Fill the list with all CPUs or nodes of the host, before it is released. The kernel refuses an empty list for
+        a group with processes, and systemd does not report that. The list is released only after the kernel shows the
+        full list, because systemd writes later, and writes only the latest request.
         """
         everything = self._everything(path)
         if not everything or not self._fs.exists(path):

@@ -1,6 +1,6 @@
 """Traffic classes of network devices: the operations that perphd needs, and doing them with tc(8).
 
-There is one hierarchical token bucket (HTB) per device, with perphd's own handle. Packets without a class go
+Each device has one hierarchical token bucket (HTB), with perphd's own handle. Packets without a class go
 to HTB's direct queue: they are sent first, unshaped, at the speed of the device. Protected applications
 therefore have no class. Each limited workload has one, and these classes borrow from one another below a
 parent that bounds them all:

@@ -59,7 +59,7 @@ def throttle_of(fs: rdt.Fs, info: rdt.Info, state_dir: str) -> Throttle:
         left_out = ", ".join(f"{level} %" for level in steps if level not in kept)
         note = f"{why}; {family.name}: {left_out or 'no level'} left out ({family.source})"
         return Throttle(kept, ThrottleSource.SHIPPED, (), note)
-    return Throttle(steps, ThrottleSource.NOMINAL, (), f"{why}, and nothing is known of this CPU's levels")
+    return Throttle(steps, ThrottleSource.NOMINAL, (), f"{why}, and the levels of this CPU are unknown")
 
 
 def look(fs: KernelFs, state_dir: str) -> Throttle:
@@ -71,7 +71,9 @@ def look(fs: KernelFs, state_dir: str) -> Throttle:
 
 
 def _calibrated(bandwidth: rdt.BandwidthInfo, calibration: Calibration, machine: str) -> Throttle:
-    """Levels that make a difference in some domain for some number of cores, with their measured bandwidths."""
+    """Levels that differ in effect in at least one domain and for at least one number of cores, with their measured
+    bandwidths.
+    """
     lookup = BandwidthLookup(bandwidth, calibration, machine=machine)
     measured = [curve for curve in calibration.curves if curve.resource == bandwidth.name]
     useful = {level for curve in measured for level in lookup.levels(curve.domain, curve.cores)}

@@ -34,8 +34,8 @@ def read_topology(fs: KernelFs) -> Topology:
     """Read the whole topology once.
 
     Memory-only NUMA nodes are kept with an empty CPU set. A host without NUMA nodes is one node, a host
-    without a visible L3 cache has no L3 domain. ``offline``: CPUs that exist and are switched off, not empty
-    sockets that a hypervisor could plug.
+    without a visible L3 cache has no L3 domain. ``offline``: CPUs that exist and are switched off, but not empty
+    sockets into which a hypervisor could plug CPUs.
 
     Raises:
         KernelError: the list of CPUs or the host's memory size is unreadable.

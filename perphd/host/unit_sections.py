@@ -77,7 +77,7 @@ class UnitSections:
         return sorted(name for name in names if _UNIT.fullmatch(name))
 
     def of(self, unit: str) -> UnitSection | None:
-        """The unit's section; None if no readable file has one."""
+        """The unit's section; None if no readable file has it."""
         names = [unit, template] if (template := _template(unit)) else [unit]
         found: list[Assignment] = []
         last = ""

@@ -44,7 +44,7 @@ def release(fs: KernelFs) -> tuple[int, int]:
 
 
 def first_directories(fs: KernelFs, hierarchy: Hierarchy) -> Iterator[str]:
-    """The root of a tree and its children, because v2's root lacks files that children have."""
+    """The root of a tree and its children. The children are included because v2's root lacks some of their files."""
     yield hierarchy.mount
     try:
         names = fs.listdir(hierarchy.mount)

@@ -67,7 +67,7 @@ def _psi(fs: KernelFs, hierarchies: Hierarchies) -> Iterator[Capability]:
 
 
 def _psi_triggers(fs: KernelFs, psi: bool) -> Capability:
-    cost = "pressure is seen at the sampling period only"
+    cost = "pressure is measured only once per sampling period"
     if not psi:
         return Capability("psi.triggers", Area.MEASURE, False, "PSI is not available", cost, "see psi.system")
     if has_capability(fs, CAP_SYS_RESOURCE):

@@ -12,7 +12,7 @@ from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.egress_bpf import BpfPrograms
 
 EgressProbe = Callable[[], str]
-"""Returns why packets of control groups cannot be assigned to a class; empty if they can."""
+"""Returns the reason why packets of control groups cannot be assigned to a class; empty if they can."""
 
 _COST: Final = "batch can fill a link, and LRAs' packets then wait behind batch's"
 

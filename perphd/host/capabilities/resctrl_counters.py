@@ -10,7 +10,7 @@ from perphd.domain.capability import Area, Capability
 from perphd.host.fs import KernelFs, text_or_empty
 
 MONITORING: Final = "resctrl.monitoring"
-"""The capability to measure workloads, as seen in files; a running daemon knows more about it."""
+"""The capability to measure workloads, as far as files show it; a running daemon knows more."""
 MONITORING_COST: Final = "cache occupancy and memory bandwidth of a workload cannot be measured"
 _FEATURES_FILE: Final = "info/L3_MON/mon_features"
 _LOCAL: Final = "mbm_local_bytes"
@@ -40,7 +40,7 @@ _EVENTS: Final = (
 
 
 def probe_counters(fs: KernelFs, flags: frozenset[str], mount: str | None) -> Iterator[Capability]:
-    """The capability of each counter, then the capability to measure at all."""
+    """The capability of each counter, then the general capability to measure."""
     offered = text_or_empty(fs, f"{mount}/{_FEATURES_FILE}").split() if mount is not None else []
     for event in _EVENTS:
         yield _event(event, flags, mount, offered)

@@ -34,7 +34,7 @@ def _kernel(fs: KernelFs) -> Capability:
         False,
         f"Linux {text or 'of unknown version'}",
         "untested: cgroup v2's cpuset and PSI triggers came with Linux 5.0 to 5.2",
-        "Linux 5.15 or newer; 6.1 is what Debian 12 has",
+        "Linux 5.15 or newer; Debian 12 has 6.1",
     )
 
 
@@ -49,7 +49,7 @@ def _service(fs: KernelFs, environment: Mapping[str, str]) -> Iterator[Capabilit
             Area.SERVICE,
             False,
             "no /run/systemd/system: systemd is not PID 1",
-            "cgroups are written directly, and perphd must be started and restarted by somebody else",
+            "perphd writes cgroups directly, and another program must start and restart perphd",
             "none is needed",
         )
     if environment.get("NOTIFY_SOCKET"):

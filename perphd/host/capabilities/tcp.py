@@ -11,7 +11,7 @@ from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.fs import KernelFs
 
 TcpProbe = Callable[[], str]
-"""Returns why the programs cannot be loaded; empty if they can."""
+"""Returns the reason why the programs cannot be loaded; empty if they can."""
 
 _NEEDS: Final = (5, 7)
 _COST: Final = 'no rate and latency by source = "tcp"; the other sources of [lra.sli] remain'

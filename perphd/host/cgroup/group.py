@@ -119,7 +119,7 @@ class Cgroup:
         return False
 
     def directories(self) -> tuple[str, ...]:
-        """Its directories over all hierarchies; empty if it does not exist."""
+        """Its directories in all hierarchies; empty if it does not exist."""
         return self._hierarchies.directories(self._fs, self.path)
 
     def identity(self) -> tuple[tuple[str, int, int], ...]:

@@ -74,7 +74,7 @@ class Hierarchies:
         return tuple(seen.values())
 
     def directories(self, fs: KernelFs, cgroup: str) -> tuple[str, ...]:
-        """The cgroup's directories over all hierarchies; empty if it does not exist."""
+        """The cgroup's directories in all hierarchies; empty if it does not exist."""
         return tuple(path for path in (h.path(cgroup) for h in self.all()) if fs.exists(path))
 
 

@@ -119,7 +119,7 @@ NOT_ON_V1: Final[Mapping[str, str]] = {
 FOLLOWERS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "cpu.idle": {"cpu.weight": ("0", "1", "100"), "cpu.shares": ("3", "1024")},
 }
-"""Written file -> files that the kernel then sets automatically, with the values that it chooses."""
+"""Written file -> files that the kernel then sets by itself, with the values that it chooses."""
 
 EMPTY_ALLOWED: Final = frozenset({"cpuset.cpus", "cpuset.mems"})
 """Files for which an empty line means "no own value"; in others it is destructive (memory.max becomes 0)."""
@@ -250,7 +250,9 @@ def check_egress(ceilings: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int]
 
 def _check_device(device: str) -> None:
     if not _DEVICE.fullmatch(device):
-        raise ParseError("a disk's device number", device, "MAJOR:MINOR of a whole disk, e.g. 254:0 (lsblk -d)")
+        raise ParseError(
+            "a disk's device number", device, "MAJOR:MINOR of a whole disk, e.g. 254:0 (lsblk -d)"
+        )
 
 
 def frozen_text(frozen: bool, version: int) -> str:

@@ -115,7 +115,7 @@ def is_mixture(path: str, found: str, texts: Iterable[str]) -> bool:
 
 
 def tightens(path: str, wanted: str, now: str) -> bool:
-    """True if some disk gets less than at present."""
+    """True if at least one disk gets less than at present."""
     have, want = table(path, now), table(path, wanted)
     return any(
         less < more

@@ -24,7 +24,7 @@ _MOST_BYTES = 4096
 class PopulationWatch:
     """Watches one cgroup2 directory until ``close``. Needs a running asyncio loop.
 
-    The removal of the group is not notified: the watch then stays silent, also about a new group of that
+    The kernel does not report the removal of the group: the watch then stays silent, also about a new group of that
     name.
 
     Args:

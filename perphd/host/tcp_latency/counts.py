@@ -67,7 +67,7 @@ class TcpCounts:
     @classmethod
     def from_memory(cls, counters: memoryview, histograms: memoryview) -> TcpCounts:
         """Add up the shards of the two maps."""
-        import numpy as np  # not needed to find out whether the programs load
+        import numpy as np  # not needed to test whether the programs load
 
         by_shard = np.frombuffer(counters, np.uint64, SHARDS * COUNTERS).reshape(SHARDS, COUNTERS)
         buckets = np.frombuffer(histograms, np.uint64, SHARDS * SHARD_BUCKETS).reshape(

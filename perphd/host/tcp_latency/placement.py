@@ -105,7 +105,7 @@ def _beside_systemd(facts: Facts, place: Place) -> Placement:
         return place
     version = f"systemd {facts.systemd} attaches its IP filters exclusively to services (252 does not)"
     if not place.ports:
-        return f"{version}, and no port is known to look for in the slice above: name it (ports in [lra.sli])"
+        return f"{version}, and no port is known to select in the slice above: name it (ports in [lra.sli])"
     above = PurePosixPath(place.directory)
     while _is_filtered_unit(str(above)):
         above = above.parent

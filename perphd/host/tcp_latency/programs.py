@@ -9,7 +9,7 @@ A connection's state is in the socket's own storage (``State``), the counts are 
 The side that opened a connection is determined once: if no socket listens on the local port, this side is the
 client and nothing is counted. With a list of ports, exactly the connections to these ports are counted.
 
-Packets with IPv4 options or IPv6 extension headers are not examined. All packets pass.
+Packets with IPv4 options or IPv6 extension headers are not examined. The programs let all packets pass.
 """
 
 from __future__ import annotations
