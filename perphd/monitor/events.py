@@ -1,7 +1,7 @@
 """Performance events of one workload: MIPS, CPI, LLC misses per thousand instructions, stalls, context
 switches.
 
-All users of this host share its counters, so a group may run for only part of the interval. Its share is the
+All users of this host share its counters, so a group may count for only part of the interval. Its share is the
 group's own task clock divided by the CPU time that the kernel accounted to the workload:
 
     share = task clock / usage          MIPS = instructions / task clock x usage
@@ -132,7 +132,7 @@ class EventMeter:
         return flagged
 
     def look_over(self) -> None:
-        """Request that refused or omitted events are tried again after the next sample."""
+        """Try refused or omitted events again after the next sample."""
         self._look = True
 
     def _grow(self, group: EventGroup, now_s: float) -> None:
@@ -186,7 +186,7 @@ class EventMeter:
                 self._rates[kind].update(count, now_s)
 
     def _shed(self, group: EventGroup, now_s: float) -> None:
-        """Open fewer events because counters are short, and schedule another try of more."""
+        """Open fewer events because counters are scarce, and schedule an attempt with more."""
         counted = sum(kind.is_hardware for kind in group.events)
         smaller = [size for size in GROUP_SIZES if size < counted]
         if not smaller:

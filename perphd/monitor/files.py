@@ -50,9 +50,9 @@ class Pace(Enum):
     """
 
     ALWAYS = "at every sample"
-    RUNNING = "unless the group has not run at all since the last sample, nor uses another amount of memory"
-    BUSY = "unless the group naps"
-    SELDOM = "every few samples: nothing decides by it, and the last reading stays valid meanwhile"
+    RUNNING = "unless the group has neither run nor changed its memory use since the last sample"
+    BUSY = "unless the group is nearly idle"
+    SELDOM = "every few samples: no decision depends on it, and the last reading stays valid meanwhile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ class WorkloadFiles:
         self._fs, self._cgroup = fs, cgroup
         self._sources = [_Source(want) for want in _wants(fs, hierarchies, cgroup)]
         self._turn = batch_turn
-        self._new = 2  # readings until rates exist
+        self._new = 2  # the number of readings until rates exist
         self._read_seldom: Readings = {}
         self._always, self._running, self._busy, self._seldom = (
             [
@@ -346,7 +346,7 @@ def _pressure(hierarchies: Hierarchies) -> tuple[_Want, ...]:
             "cpu",
             "cpu_some_pct",
             None,
-        ),  # "full" of CPU is of little use, because it requires that every task of the group waits
+        ),  # "full" is of little use for CPU, because it requires that every task of the group waits
         ("memory", "memory_some_pct", "memory_full_pct"),
         ("io", "io_some_pct", "io_full_pct"),
     ):

@@ -58,7 +58,7 @@ class HostLoad:
         found: dict[bytes, list[int]] = {}
         for line in text.split(b"\n"):
             if not line.startswith(b"cpu"):
-                break  # CPUs come first; the following line of all interrupts is long
+                break  # The CPUs' lines come first; the line of interrupts after them is long.
             name, *ticks = line.split(None, _FIELDS + 1)
             if name in self._lines:
                 fields = [int(field) for field in ticks[:_FIELDS]]

@@ -56,7 +56,7 @@ class LinkLoad:
                 now = int(counter.file.read())
             except (KernelError, ValueError):
                 counter.file.close()
-                del self._counters[key]  # it vanished; the next search may find it again
+                del self._counters[key]  # the link vanished; the next search may find it again
                 continue
             last, counter.last = counter.last, now
             if last is not None and before_s is not None and now_s > before_s and now >= last:

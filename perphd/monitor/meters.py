@@ -21,7 +21,7 @@ from perphd.monitor.parse import (
 from perphd.monitor.rates import FIRST_READING, WENT_BACKWARDS, Rate
 
 Readings: TypeAlias = dict[str, Reading]
-"""Readings by the name of their field in ``Sample``."""
+"""Readings, keyed by the name of their field in ``Sample``."""
 
 
 class Meter(Protocol):

@@ -28,7 +28,7 @@ from perphd.monitor.retention import row_ids
 LOOKS: Final = 4000
 """Samples that a history examines in total, if every slot of every workload gets at least one."""
 MOST_LOOKS: Final = 20_000
-"""Maximum of slots x workloads; with many workloads there are fewer slots."""
+"""Maximum of slots times workloads; with many workloads there are fewer slots."""
 LOOKS_PER_SLOT: Final = 8
 MOST_CHANGES: Final = 200
 SHOWN_CHANGES: Final = 5
@@ -36,7 +36,7 @@ SHOWN_EVENTS: Final = 50
 FRESH_S: Final = 90.0
 """Age from which a workload's last sample no longer shows that it ran; LRAs are sampled every few seconds."""
 _SEARCHED: Final = 2000
-"""Decisions of an LRA that are searched for its last changes."""
+"""Number of an LRA's decisions that are searched for its last changes."""
 _COLUMNS: Final = (
     "cpu_usage_cores", "run_delay_cores", "cpu_some_pct", "mips", "work_rate_per_s", "load_per_s",
     "latency_p50_ms", "latency_p95_ms", "latency_p99_ms",

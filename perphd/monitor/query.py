@@ -99,7 +99,7 @@ def run_query(
 def reading(
     db_path: str | Path, timeout_s: float = 10.0, stop: Callable[[], str] = lambda: ""
 ) -> Iterator[sqlite3.Connection]:
-    """A read-only connection to the store, bounded in time. Arguments and errors as for ``run_query``."""
+    """A read-only connection to the store, bounded in time. Arguments and errors are those of ``run_query``."""
     connection = open_read_only(db_path)
     late = threading.Event()
     timer = threading.Timer(timeout_s, late.set)

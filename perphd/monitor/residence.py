@@ -67,7 +67,7 @@ class Residence:
     def follow(
         self, cgroups: Mapping[str, str], closely: Container[str], topology: Topology, now_s: float
     ) -> None:
-        """Examine the workloads (name -> cgroup) that are due, and forget all others.
+        """Examine the workloads (name -> cgroup) that are due, and forget workloads that are not listed.
 
         Threads are read only for the workloads in ``closely``; for the others only the allowed CPUs.
         """

@@ -1,7 +1,7 @@
 """Keeps the store within its age and size limits: deletes the oldest rows, a few thousand at a time.
 
 To meet the size limit, the oldest period is deleted from all tables together. Tables with few rows (writes,
-events) therefore reach back as far as large ones, and too many samples never cost new rows of small tables.
+events) therefore reach back as far as large ones, and too many samples never displace new rows of small tables.
 The same holds after the clock was set back: no table loses more than its share of rows.
 """
 

@@ -72,7 +72,7 @@ def open_database(path: Path) -> sqlite3.Connection:
         OSError: its directory cannot be made.
     """
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-    # Created first with a restrictive mode: what applications do is private.
+    # The file is created first with a restrictive mode, because the activity of applications is private.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640))
     connection = sqlite3.connect(path, timeout=2.0, isolation_level=None)
     try:

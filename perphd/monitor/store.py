@@ -241,7 +241,7 @@ class _Writer:
         self._may_write, self._patient = may_write, True
         self._connection: sqlite3.Connection | None = None
         self._reasons: dict[str, list[Unavailable | None]] = {}
-        self._stated_from = 0  # row id before the oldest of these reasons
+        self._stated_from = 0  # the row id before the oldest of these reasons
         self._batches = 0
         self._untrimmed = 0
         self._wait_batches = 0
@@ -392,7 +392,7 @@ class _Writer:
 
 
 def _storable(row: Row) -> Row:
-    """The row with texts that SQLite accepts; paths may contain bytes that are not UTF-8."""
+    """The row with texts that SQLite accepts, because paths may contain bytes that are not UTF-8."""
     return tuple(encodable(value) if isinstance(value, str) else value for value in row)
 
 

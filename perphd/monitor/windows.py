@@ -3,8 +3,8 @@
 SQLite does the reduction, so that a week of samples takes 10080 numbers per reading. The window of the newest
 sample is incomplete and counts only as present use.
 
-Rates over intervals much shorter than usual are noisy, and a maximum would keep the worst of them. They count
-only in windows without other rates, such as during fast sampling.
+Rates over intervals much shorter than usual are noisy, and a maximum would keep the worst of them. Such rates count
+only in windows without others, for example during fast sampling.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ _NO_FILE: _Version = (0, 0, 0)
 class FileSource:
     """Reads a file once after each change; in between, readings are Awaited for up to ``max_age_s``.
 
-    The content before the first change may be of any age, so that it is ignored. Writers should rename a new
-    file over the old one; a file read half-written is refused or, worse, accepted.
+    The content before the first change may be of any age, so it is ignored. Writers should rename a new
+    file over the old one; a half-written file is refused or, worse, accepted.
     """
 
     def __init__(self, spec: SliSpec) -> None:
@@ -53,7 +53,7 @@ class FileSource:
             version, data = _load(self._path, self._version)
         except OSError as exc:
             if exc.errno == errno.ENOENT:
-                self._version = _NO_FILE  # any file that appears is new
+                self._version = _NO_FILE  # a file that appears later is new
             return SliReading.missing(Unavailable(f"{self._path}: {exc.strerror or exc}"))
         if data is not None:
             known, self._version = self._version, version

@@ -27,8 +27,8 @@ Uncertainty, one sigma, of each of the two ends x:
   it
   late     events before a that were reported too late for the previous window
 
-A window ends where that is least: at a flush if there are few backends or all flush together, anywhere if
-there are many. A reading is withheld while waiting can halve its uncertainty, for at most ``LONGEST``
+A window ends where the uncertainty is least: at a flush if there are few backends or all flush together, anywhere if
+there are many. A reading is withheld while waiting can halve the reading's uncertainty, for at most ``LONGEST``
 resolutions. It carries n^2 / (sigma^2 + n) events: the size of a plain count with the same relative noise.
 """
 

@@ -1,6 +1,6 @@
 """MariaDB and MySQL: status counters over the Unix socket, by an account without any privileges.
 
-Both servers sum all threads' counters on request, so that counts are exact at any moment. They count completed requests
+Both servers sum all threads' counters on request, so counts are exact at any moment. They count completed requests
 but not offered ones, so there is no load. Latency is that of statements, from the server's histogram: MariaDB's plug-in
 query_response_time, MySQL's performance schema.
 """

@@ -117,7 +117,7 @@ _TCP_LATENCY: Final = Option(
 
 _OWN_LATENCY: Final = Option(
     "latency",
-    "server: as the server measures it, with what docs/how-to/indicators.md says it needs; tcp: as the source tcp "
+    "server: as the server measures it, with the setup in docs/how-to/indicators.md; tcp: as the source tcp "
     "measures it, of connections over TCP (see below); none: no latency",
     *_one_of("none", "tcp", "server"),
     default="none",
@@ -127,25 +127,25 @@ _OWN_LATENCY: Final = Option(
 def _server(default_socket: str, default_port: str) -> tuple[Option, ...]:
     return (
         _path("socket", "unix socket of the server; not together with host", default_socket),
-        _text("host", "host name or address, where there is no unix socket"),
+        _text("host", "host name or address, if there is no unix socket"),
         Option("port", "TCP port, with host", "1 to 65535", _is_port, default_port),
         _path("password_file", "file whose first line is the password; read at every connect"),
-        _seconds("timeout_s", "how long an answer may take", "1"),
+        _seconds("timeout_s", "time limit for an answer", "1"),
     )
 
 
 def _resolution(default: str) -> Option:
-    meaning = f"how often its figures move: no rate is taken over less; default: {default}"
+    meaning = f"how often its figures change: no rate is taken over a shorter time; default: {default}"
     return Option("resolution_s", meaning, "seconds, more than 0 and at most 86400", _is_seconds)
 
 
 _EXACT = "they are exact at any moment"
-_FOUND = "found while it is read"
+_FOUND = "found from its readings"
 OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
     {
         "mysql": (
             *_server("/run/mysqld/mysqld.sock", "3306"),
-            _text("user", "account; needs no privileges but for latency = server", "perphd"),
+            _text("user", "account; needs no privileges except for latency = server", "perphd"),
             Option(
                 "metric",
                 "unit of work: commits and rollbacks, or all statements (an application in autocommit has no commits)",
@@ -161,7 +161,7 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
             _text("connect_database", "database to connect to", "postgres"),
             _text("database", "count the transactions of this database only; default: of all"),
             _TCP_LATENCY,
-            _resolution("1, as servers are built"),
+            _resolution("1, the default of servers"),
         ),
         "redis": (
             *_server("/run/redis/redis-server.sock", "6379"),
@@ -197,7 +197,7 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
             ),
             Option("latency_unit", "unit of the latency metrics", *_one_of("s", "ms"), default="s"),
             _resolution(_FOUND),
-            _seconds("timeout_s", "how long an answer may take", "1"),
+            _seconds("timeout_s", "time limit for an answer", "1"),
         ),
         "tcp": (
             Option(
@@ -228,9 +228,7 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
                 required=True,
             ),
             _seconds("timeout_s", "time limit, after which the command is killed", "2"),
-            _seconds(
-                "every_s", "it is run no more often than this; its last indicators hold in between", "1"
-            ),
+            _seconds("every_s", "least time between two runs; the last indicators hold in between", "1"),
             _resolution(_FOUND),
         ),
         "push": (_seconds("max_age_s", "age of the last push from which the indicators are stale", "10"),),

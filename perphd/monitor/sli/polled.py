@@ -21,7 +21,7 @@ AnsweredAt: TypeAlias = Callable[[], float]
 
 
 class SliError(PerphError):
-    """A source cannot provide indicators now; its text is the reason shown to people."""
+    """A source cannot provide indicators now; the text is the reason shown to people."""
 
 
 class PolledSource(ABC):

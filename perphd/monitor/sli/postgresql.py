@@ -2,8 +2,8 @@
 
 A backend reports its counts when a transaction ends, but at most once a second (PGSTAT_MIN_INTERVAL). The
 source reads the counts several times a second between readings, and computes rates between reports
-(``monitor.sli.flushes``). It calls functions only: PostgreSQL 15 and later do not report transactions of a
-backend that touches no table, so that perphd's own queries are not counted.
+(``monitor.sli.flushes``). It calls functions only: PostgreSQL 15 and later do not report transactions of a backend that
+touches no table, so perphd's own queries are not counted.
 """
 
 from __future__ import annotations

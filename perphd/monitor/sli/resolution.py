@@ -8,7 +8,7 @@ less than such a *resolution* its growth shows when reports came, not how much w
 Problem. The resolution is known for some sources. Otherwise it must be found while the source is read.
 
 Approach. C(t) is the counter, U(t) the CPU time of the program (or the time, if that is unknown) and S(t) =
-C(t) - c U(t) with c such that S ends where it began: work that is counted too late or too early. With the
+C(t) - c U(t) with c such that S ends where it began. S is work that is counted too late or too early. With the
 mean growth mu between two readings and
 
   F(m) = mean (S(k + m) - S(k))^2 / (m mu (1 - m/n))  the Fano factor of counts over m of n readings
@@ -49,7 +49,7 @@ DEEP: Final = 5.0
 NEGLIGIBLE: Final = 0.15
 """Relative error of single readings that needs no correction."""
 MOST_STANDSTILLS: Final = 0.05
-"""Share of readings at which a busy program's counter may stand still and still count as fine."""
+"""Share of readings at which a busy program's counter may stand still and still count as exact."""
 ALIKE: Final = 1.5
 """Ratio of two estimates up to which they count as equal."""
 CERTAIN_EVENTS: Final = 7.0
@@ -65,7 +65,9 @@ ALIGNED: Final = 10.0
 SHARE: Final = 0.9
 """Share of a window's length from which it counts as complete, since ticks jitter."""
 PROVEN_SHARE: Final = 0.75
-"""The same share for a source that was fine at every interval tried."""
+"""Share of a window's length from which it counts as complete, for a source whose counts were exact at every interval
+tried.
+"""
 LONGEST_S: Final = 30.0
 """Maximum age of requests in a percentile, in seconds."""
 LEAST_BEYOND: Final = 5.0
@@ -215,7 +217,7 @@ class ResolutionFinder:
             if FALLS * value <= first and value <= min(after, DEEP * least):
                 return Resolution(m * pace_s, Origin.FOUND)
         if n < KEPT - 2:
-            return None  # a changing load looks as uneven
+            return None  # a changing load looks equally uneven
         usual = spent / n
         busy = [k for k in range(n) if effort[k + 1] - effort[k] >= 0.25 * usual]
         still = sum(read[k + 1][1] == read[k][1] for k in busy)
@@ -240,7 +242,7 @@ def _agrees(known: Resolution, found: Resolution) -> bool:
         return False
     if found.seconds > 0.0:
         return _alike(known.seconds, found.seconds)
-    # Readings no faster than the reports make every counter look fine.
+    # If readings are no faster than the reports, every counter looks exact.
     return found.proven_s >= max(SHARE * known.seconds, known.proven_s / ALIKE)
 
 

@@ -30,8 +30,8 @@ PUSHED_SIGN: Final = (
     "that of first bytes"
 )
 APART_SIGN: Final = (
-    "requests come in several segments, and latencies from their first and last ones are far apart (uploads, messages "
-    'without an answer, or pipelining): with from = "last" pipelined requests look faster than they are, with '
+    "requests come in several segments, and latencies from their first and last segments are far apart (uploads, "
+    'messages without an answer, or pipelining): with from = "last" pipelined requests look faster than they are, with '
     'from = "first" the client\'s own time counts'
 )
 

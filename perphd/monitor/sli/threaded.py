@@ -109,7 +109,7 @@ class WatchedSource(OwnThreadSource):
             watching = self._watching = self._thread.submit(self._watch)
         self._asked.set()
         reading = await asyncio.wrap_future(watching)
-        assert reading is not None, "a watch that was asked ends with a reading"
+        assert reading is not None, "a watch that was asked for a reading ends with one"
         self._asked.clear()
         self._watching = self._thread.submit(self._watch)
         return reading
