@@ -121,7 +121,7 @@ class Caches:
     ) -> CachePlan:
         """The writes that lead to these targets.
 
-        Reads nothing if nothing is wanted and no group exists. ``held``: remove no groups yet.
+        Does not read the kernel if no setting is wanted and no group exists. ``held``: remove no groups yet.
         """
         self._jobs.begin(now_s)
         asked = [spec for spec in specs if has_any(targets.get(spec.name, UNTOUCHED))]
@@ -162,7 +162,7 @@ class Caches:
         return name in self._last.waiting
 
     def _held_by_others(self) -> str:
-        """Message that names the processes holding resctrl's lock; empty if no other process holds it."""
+        """Message that names the processes that hold resctrl's lock; empty if no other process holds it."""
         groups = self._mounted.found
         if groups is None:
             return ""
@@ -319,7 +319,7 @@ class Caches:
         for name, key in at_home.items():
             if key in present:
                 present[key].add(name)
-        for key, names in self._members.items():  # members whose group is empty or that run nothing now
+        for key, names in self._members.items():  # members whose group is empty or that have no process now
             if key in present:
                 present[key] |= names - at_home.keys()
         room = len(wanted)

@@ -4,8 +4,8 @@
 memory to be freed is first reclaimed in the background, and ``memory.high`` never goes below the present use. After
 each step the group is watched for trouble: kills, hits of ``memory.max``, throttling together with stalls, or refaults
 of the reclaimed pages. Trouble reverts the step and suspends further steps, with exponential backoff. ``memory.max`` is
-set only above the present use and above ``memory.high``, which slows the group down long before. Raising a ceiling is
-never delayed.
+set only above the present use and above ``memory.high``, which slows the group down long before it reaches
+``memory.max``. Raising a ceiling is never delayed.
 
 Pure decisions; callers pass in the time. Reads memory.current, .stat, .events and .pressure (cgroup-v2.rst, "Memory").
 """
@@ -63,7 +63,7 @@ class MemoryUse:
 class Aim:
     """The value to set now.
 
-    ``reason``: why it differs from the target; empty if it does not. ``reclaim_bytes``: to request from
+    ``reason``: why it differs from the target; empty if it does not. ``reclaim_bytes``: the amount to request from
     ``memory.reclaim``.
     """
 

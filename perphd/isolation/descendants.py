@@ -68,7 +68,7 @@ def descendant_lists(fs: KernelFs, journal: Journal, top: FileState) -> tuple[De
             elif is_untouched(journal, entry) and not _is_as_found(entry, now, above):
                 item = DescendantList(
                     FileState(path, now), identity, False
-                )  # set again by somebody else: takes precedence
+                )  # another program has set it again, which takes precedence
             else:
                 item = DescendantList(FileState(path, now, entry.text), identity, True)
             files[group], set_by_perphd[group] = item.file, values

@@ -53,7 +53,7 @@ class Executor:
     Args:
         refuse: returns why a cgroup must not be written directly; called for every workload to be changed.
         on_plan: called at the start of every plan, to refresh the state behind ``refuse``.
-        kubelet: tells which CPUs the kubelet assigned exclusively, and perphd leaves alone; None: no kubelet.
+        kubelet: returns the CPUs that the kubelet assigned exclusively, which perphd leaves alone; None: no kubelet.
         on_write: called with every kernel write and its outcome (``written``, ``undone``, ``restored``, ``failed:
             ...``), after the transaction, in the event loop's thread.
         clock: time in seconds, for ``duration_s``, the deadline and retries.
@@ -161,7 +161,7 @@ class Executor:
         return self._knobs.in_force(name)
 
     def not_enforceable(self, name: str) -> tuple[NotEnforceable, ...]:
-        """Settings of the last plan that this workload could not be given, or that could not be restored."""
+        """Settings of the last plan that could not be applied to this workload or restored, with the reason."""
         return self._knobs.not_enforceable(name)
 
     def limited(self, name: str) -> tuple[NotEnforceable, ...]:
@@ -446,7 +446,7 @@ class Executor:
         chosen = None if names is None else frozenset(names)
         await self._counting.idle()
         async with self._lock:
-            if chosen is None:  # otherwise a group being created would remain
+            if chosen is None:  # otherwise a group that is being created would remain
                 await self._groups.idle(2 * LOCK_WAIT_S)
             done = await self._worker.run(lambda: self._give_back(chosen, force, ignore_lock))
         if isinstance(done, Busy):
@@ -459,7 +459,7 @@ class Executor:
         self._settle_now()
         busy = self._groups.is_busy
         report = self._release.give_back(names, self._specs, force, ignore_lock, groups_busy=busy)
-        for name in names or ():  # keeps memory bounded where many workloads come and go
+        for name in names or ():  # bounds memory on hosts where many workloads come and go
             self._watch.reset(name)
             self._refusals.reset(name)
             self._survey.forget(name)
@@ -470,7 +470,7 @@ class Executor:
         """Remove the traffic classes of cgroups that are gone, which nothing else removes before a full restore.
 
         Other settings end with their cgroup, or are needed when it returns. Failures are retried at the next call.
-        Returns what was done; None if an earlier write is still stuck in the kernel.
+        Returns a report; None if an earlier write is still stuck in the kernel.
         """
         if self._worker.is_busy:
             return None

@@ -96,7 +96,9 @@ class GroupJobs:
 
     def has(self, write: Write) -> bool:
         """True if the last plan had this write."""
-        return bool(self._todo) and write in self._todo  # hashing a write takes longer than all else
+        return (
+            bool(self._todo) and write in self._todo
+        )  # hashing a write takes longer than the rest of the lookup
 
     def locked(self, groups: rdt.Groups) -> str:
         """Why no write is tried now: the holder of the lock. Empty if a try is due.

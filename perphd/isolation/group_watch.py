@@ -1,7 +1,7 @@
 """Detects changes that other programs make to perphd's resctrl groups.
 
-Values are compared parsed, because the kernel prints resources in its own order. Domains that go offline or appear are
-not counted as changes. A removed group, or threads moved out of it, are.
+Parsed values are compared, because the kernel prints resources in its own order. Domains that go offline or appear are
+not counted as changes. A removed group, and threads moved out of a group, are counted.
 """
 
 from __future__ import annotations

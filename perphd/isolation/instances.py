@@ -49,7 +49,7 @@ class Instance:
 
     @property
     def is_hidden(self) -> bool:
-        """True if its process lives and the directory is invisible here (PrivateTmp=, ProtectHome=)."""
+        """True if its process is alive and this process cannot see the directory (PrivateTmp=, ProtectHome=)."""
         return self.pid > 0 and os.path.exists(f"/proc/{self.pid}") and not os.path.isdir(self.state_dir)
 
 
@@ -82,7 +82,7 @@ class InstanceRegister:
 
     def forget(self, state_dir: str) -> None:
         """Remove the entry of a directory that has nothing left to restore."""
-        with suppress(OSError):  # a stale entry only costs one more check
+        with suppress(OSError):  # a stale entry costs only one more check
             os.unlink(self._path(os.path.realpath(state_dir)))
 
     def entries(self) -> tuple[Instance, ...]:
@@ -134,7 +134,7 @@ def open_originals(state_dir: str) -> Mapping[str, Original]:
 def _open_of(records: Iterable[Record | None]) -> dict[str, Original]:
     found: dict[str, Original] = {}
     for record in records:
-        if record is not None:  # None: damaged, or being written right now
+        if record is not None:  # None: the line is damaged, or is being written right now
             follow(found, record)
     return found
 
@@ -310,7 +310,7 @@ class OtherInstances:
         return ""
 
     def _is_there(self, claim: _Claim) -> bool:
-        """False if the group is gone or was replaced, which ends the claim."""
+        """False if the group is gone or was replaced; either ends the claim."""
         try:
             return self._fs.identity(claim.directory) == claim.identity
         except KernelError:

@@ -41,7 +41,7 @@ LEAST: Final[Mapping[tuple[str, int], tuple[tuple[str, str], ...]]] = {
 }
 """Settings of copper's parent group, by controller and cgroup version. Files that this kernel lacks are skipped."""
 PATIENCE_S: Final = 20.0
-"""Time limit for a launcher's answer. A slower launcher is left alone; its records tell what became of the job."""
+"""Time limit for a launcher's answer. A slower launcher is left running; its records report the fate of the job."""
 _KILL_ROUNDS: Final = 20
 
 

@@ -1,13 +1,13 @@
 """Starts one job and waits for it, where there is no systemd. Runs by its path, with the standard library alone.
 
 It reads one JSON object from standard input and writes one line to standard output: ``started``, ``exists`` or the
-reason why not. It outlives the daemon. Two files tell the daemon about the job:
+reason for its failure. It outlives the daemon. Two files tell the daemon about the job:
 
     UNIT.started boot id, process id and start time of this process; never replaced
-    UNIT.ended the exit status in the shell's form: 128 and more for a signal
+    UNIT.ended the exit status in the shell's form: 128 plus the number of a signal
 
-The job enters its control groups and gets its log as root. It then becomes its user, so that its directory, its output
-file and its program are opened with that user's rights.
+The job enters its control groups and gets its log as root. It then becomes its user, so the kernel opens its directory,
+its output file and its program with that user's rights.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def _for_owner(path: str, flags: int) -> int:
 
 
 def become(asked: dict) -> None:  # type: ignore[type-arg]
-    """Turn this process into the job by exec. Returns only by an exception."""
+    """Turn this process into the job by exec. Never returns; it raises an exception if it fails."""
     for file in asked["procs"]:
         with open(file, "w") as procs:
             procs.write("0")

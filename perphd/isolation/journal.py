@@ -1,8 +1,8 @@
 """Journal of original values: what each kernel file held before perphd's first write, synced to disk before it.
 
 Intents are values about to be written. They must survive a killed process but not a power cut, which also ends the
-cgroup values. Originals of an earlier boot are worthless, so their journal is set aside. ``journal_format`` defines the
-lines.
+cgroup values. Originals of an earlier boot no longer apply, so their journal is moved aside. ``journal_format`` defines
+the lines.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Journal:
         return tuple(self._intents.get(path, ()))
 
     def remembers(self, path: str, value: str) -> bool:
-        """True if this is such a value and newer values will not soon take its place."""
+        """True if this is such a value and newer values will not displace it soon."""
         values = self._intents.get(path)
         return values is not None and value in values and 2 * len(values) <= _KEPT_INTENTS
 

@@ -1,7 +1,7 @@
 """One record per knob, a setting of a workload: all that isolation remembers about it.
 
-The original and the values written are in the journal, since they must survive the process; everything else is here.
-The plan, the gates and the writers share these records, and forgetting a workload forgets all of it.
+The journal holds the original and the written values, since they must survive the process; this record holds everything
+else. The plan, the gates and the writers share these records, and forgetting a workload forgets all of it.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class KnobStates:
     # -- records -------------------------------------------------------------------------------------------------
 
     def of(self, key: Key) -> KnobState:
-        """The record of this knob, made if there is none."""
+        """The record of this knob, created if there is none."""
         try:
             return self._workloads[key[0]][key[1]]
         except KeyError:
@@ -160,7 +160,9 @@ class KnobStates:
         """Yield the records of one workload (None: of all)."""
         names = list(self._workloads) if workload is None else (workload,)
         for name in names:
-            yield from list(self._workloads.get(name, {}).values())  # a copy: another thread may add to it
+            yield from list(
+                self._workloads.get(name, {}).values()
+            )  # a copy, because another thread may add to it
 
     def forget(self, workload: str) -> None:
         """Forget a workload that was removed."""

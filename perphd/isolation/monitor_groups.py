@@ -435,8 +435,8 @@ class MonitorGroups:
         foreign: frozenset[int] = frozenset()
         if outside and state.group.monitor:
             source = self._cgroups.group(spec.cgroup).threads
-            # Never move threads out of another control group. A kernel without allocation has one control group and
-            # lists no threads for it.
+            # Never move threads out of another control group. A kernel without allocation has one control group, and
+            # lists no threads in it.
             only_from = (state.group.parent,) if groups.resctrl.info.can_control else None
             filled = groups.fill(state.group, source, only_from=only_from)
             if len(filled.moved) > (1.0 - WHOLE_SHARE) * len(state.threads):

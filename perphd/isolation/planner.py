@@ -179,7 +179,9 @@ def _plan_weight(state: KnobReading, target: Value) -> list[Write]:
         wanted_idle = None if idle is None else "1" if found_idle else texts[idle.path]
         if wanted_weight is not None and not found_idle and (state.lra or not for_floor):
             bound = max if for_floor else min  # a guarantee to an LRA never lowers what it had
-            wanted_weight = bound(wanted_weight, _found(weight), key=lambda text: magnitude(weight.path, text))
+            wanted_weight = bound(
+                wanted_weight, _found(weight), key=lambda text: magnitude(weight.path, text)
+            )
     is_idle = idle is not None and idle.now == "1"
     becomes_idle = is_idle if wanted_idle is None else wanted_idle == "1"
     if becomes_idle:
@@ -205,7 +207,8 @@ def _plan_list(state: KnobReading, target: Value) -> list[Write]:
     if target is KEEP and all(file.original is None for file in state.files):
         return []
     if target is KEEP and root.original == "":
-        # No list of its own originally. A populated group cannot return to that; the parent's whole list is equivalent.
+        # The group had no list of its own originally. A populated group cannot return to that; the parent's whole list
+        # is equivalent.
         if root.now == "" or (around and around <= CpuSet.parse(root.now)):
             return []
         return [_write(state, root.path, "", root.now, Stage.GROW)]

@@ -1,6 +1,6 @@
 """Requests memory reclaim through ``memory.reclaim``, which changes no setting and may free less than asked.
 
-Handles one request at a time in a thread of its own. Nothing waits for it, and it needs no rollback.
+Handles one request at a time in a separate thread. No caller waits for a request, and a request needs no rollback.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values that the kernel refused: which are retried, and when."""
+"""Decides which values that the kernel refused are retried, and when."""
 
 from __future__ import annotations
 

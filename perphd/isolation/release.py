@@ -1,4 +1,4 @@
-"""Restores while the daemon runs: a record is closed once its file holds the original again.
+"""Restoring while the daemon runs: a record is closed once its file holds the original again.
 
 The original may have come back through a plan that no longer wants the setting, a rolled-back transaction, a restore,
 or because a process died before its first write. ``restore`` does the restoring itself, with or without a daemon.
@@ -184,7 +184,7 @@ class Release:
         entries = self._journal.originals.values()
         originals = [e for e in entries if names is None or (e.workload in names and not is_control_group(e))]
         if names is not None and not groups_busy:
-            with suppress(KernelError):  # the journal still names the group then
+            with suppress(KernelError):  # the journal then still names the group
                 self._caches.release(names, specs)
         report = restore_journal(self._fs, self._journal, originals, force, ignore_lock)
         self._caches.removed(file.path for file in (*report.restored, *report.gone))

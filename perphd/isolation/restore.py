@@ -57,7 +57,7 @@ def restore(
         boot_id: identity of this boot; None reads it from the kernel.
         but: names of workloads that keep their settings if the previous perphd ended with ``Journal.keep``.
         ignore_lock: remove resctrl groups although another program holds resctrl's lock. The kernel serialises changes,
-            so nothing breaks in it; a program that reads several files under the lock may see an inconsistent state.
+            so its state stays consistent; a program that reads several files under the lock may see a mixture.
         units: True if the caller will ask systemd as well; False restores settings made through systemd for every
             workload.
 
@@ -206,7 +206,7 @@ class _Run:
         self._give_back_files([entry for entry in below if not entry.path.startswith(stuck)])
         for entry in below:
             if entry.path.startswith(stuck):
-                self._not_tried(entry, "it takes what the unit above it has, which is not given back")
+                self._not_tried(entry, "it follows the unit above it, which is not restored")
 
     def _give_back_files(self, entries: Sequence[Original]) -> None:
         """Restore files, CPU and memory-node lists last and together.
@@ -282,7 +282,7 @@ class _Run:
 
     def _not_tried(self, entry: Original, why: str) -> None:
         self._add("failed", entry, note=f"not tried: {why}")
-        self.notes.append(f"{entry.path}: not given back, not tried: {why}")
+        self.notes.append(f"{entry.path}: not restored, because perphd did not try: {why}")
 
     def _gone(self, entry: Original) -> None:
         if self._is_waited_for_in_vain(entry):
@@ -413,7 +413,7 @@ class _Run:
             if want <= have:
                 return
             if str(have | want) != entry.text:
-                with suppress(KernelError):  # matters only if this restore is interrupted too
+                with suppress(KernelError):  # needed only if this restore is interrupted, too
                     self._journal.intend([(entry.path, str(have | want))])
             write_within(self._fs, entry.path, f"{have | want}\n".encode(), entry.identity)
         except (KernelError, ParseError):

@@ -26,7 +26,9 @@ class FileReport:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """Result of a restore. ``foreign``: set by another program since, left alone. ``notes``: messages for people."""
+    """Result of a restore. ``foreign``: files that another program has set since, which stay as they are. ``notes``:
+    messages for people.
+    """
 
     restored: tuple[FileReport, ...] = ()
     already: tuple[FileReport, ...] = ()

@@ -1,4 +1,4 @@
-"""Collects the input of a plan: every wanted setting as read back, or why it is left alone."""
+"""Collects the input of a plan: every wanted setting as read back, or the reason why perphd leaves it alone."""
 
 from __future__ import annotations
 
@@ -179,7 +179,9 @@ class Survey:
         return hierarchy is not None and (hierarchy.path(spec.cgroup), setting) in self._changed
 
     def _one(self, spec: WorkloadSpec, group: Cgroup, setting: str, target: Value) -> Wanted | str:
-        """The setting as read back with its target, or why it is left alone (empty: no reason to report)."""
+        """The setting as read back with its target, or the reason why perphd leaves it alone (empty: not worth a
+        report).
+        """
         read = self._read.knob(group, setting)
         if isinstance(read, str):
             return read
@@ -221,7 +223,7 @@ class Survey:
                     return left
                 target = wanted = left
         self.planned[key] = (knob, wanted)
-        lra = not spec.gives_way  # batch that is paid for gains first and loses last, too
+        lra = not spec.gives_way  # batch that is paid for also gains first and loses last
         if setting not in LIST_SETTINGS:
             return _make_wanted(_make_state(spec.name, knob, files, lra=lra), target)
         if knob.version == 1:

@@ -147,7 +147,7 @@ class Transaction:
         checked: dict[str, Identity] = {}
         for key in dict.fromkeys(write.key for write in writes):
             for item in self._unrecorded.get(key, ()):
-                with suppress(KernelError):  # gone; if it was to be written, that is detected below
+                with suppress(KernelError):  # the group is gone; the write detects that below
                     self._record_below(key, item, originals, intents)
         for write in writes:
             path, gone = write.path, self.result.gone
@@ -196,7 +196,7 @@ class Transaction:
         into[path] = _make_original(path, raw, item.identity, key[1], key[0])
 
     def _own_value(self, write: Write) -> str | None:
-        """The value of perphd's that is in force in the file; None if there is none."""
+        """The value of perphd that is in force in the file; None if there is none."""
         values = self._journal.intents(write.path)
         for value in reversed(values):
             if same(write.path, value, write.before):

@@ -19,8 +19,9 @@ from perphd.isolation.knob_states import KnobStates
 from perphd.isolation.planner import FileState
 
 ADOPT_S: Final = 60.0
-"""Least time between two changes of a knob by its owner that both become the original without a conflict. kubelet's
-own reconciliation, which would be a fight, comes once a minute or more often."""
+"""Least time between two changes of a knob by its owner that both become the original without a conflict. kubelet's own
+reconciliation, with which perphd would compete, comes at least once a minute.
+"""
 RETRY: Final = BackoffRule(2.0, 60.0)
 """Backoff of retries."""
 
@@ -89,7 +90,7 @@ class ConflictWatch:
         values = self._journal.intents(file.path)
         original = file.original or ""
         if not values and not original:
-            return None  # resctrl group of an earlier process, whose values are not on record
+            return None  # a resctrl group of an earlier process, whose values are not on record
         if is_own(file.path, file.now, original, (original, *values)):
             return None
         return values[-1] if values else original

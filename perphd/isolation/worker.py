@@ -33,9 +33,8 @@ class Worker:
         return self._running is not None
 
     async def run(self, work: Callable[[], _T]) -> _T | Busy:
-        """Run the work in the thread; returns Busy if no thread can start, or if this or earlier work is late.
-
-        Cancellation waits for the work, so that the kernel is not left halfway.
+        """Run the work in the thread; returns Busy if no thread can start, or if this or earlier work is late. A
+        cancelled call waits for the work, so that it is never abandoned halfway.
         """
         if self._thread is None:
             return work()

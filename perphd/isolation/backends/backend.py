@@ -4,13 +4,13 @@ from __future__ import annotations
 
 
 class Backend:
-    """One kind of knob. The answers here are those of plain cgroup files; other kinds override some."""
+    """One kind of knob. The defaults here describe plain cgroup files; other kinds override some."""
 
     answers_late = False
     """True if a value may still take effect after its write has failed."""
 
     def why_not_now(self, path: str) -> str:
-        """Why the knob cannot be set at present, although it can be read; empty if it can."""
+        """Why the knob cannot be set at present, although it can be read; empty if it can be set."""
         return ""
 
     def persists(self, path: str) -> bool:

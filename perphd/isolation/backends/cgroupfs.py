@@ -1,7 +1,7 @@
 """Cgroup files: writes one value and compares values read back.
 
 Needs neither journal nor daemon, so enforcing and restoring use the same rules. Units and traffic classes are read and
-written by the same functions; ``perphd.isolation.backends`` has what differs.
+written by the same functions; ``perphd.isolation.backends`` covers the differences.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perphd.host.fs import Identity, KernelFs, read_text, write_within
 
 
 class FoundCgroup(Enum):
-    """What exists now at the path of a known cgroup."""
+    """Whether the known cgroup still exists at its path."""
 
     SAME = auto()
     REPLACED = auto()
@@ -29,7 +29,7 @@ class FoundCgroup(Enum):
 
 
 def found_at(fs: KernelFs, path: str, identity: Identity | None) -> FoundCgroup:
-    """What exists now at the path of this file's cgroup. ``identity``: of the known cgroup; None accepts any."""
+    """Whether this file's cgroup still exists at its path. ``identity``: of the known cgroup; None accepts any."""
     try:
         now = fs.identity(dirname(path))
     except Gone:
@@ -79,7 +79,7 @@ def _put_lines(fs: KernelFs, path: str, text: str, identity: Identity | None) ->
 
 
 def is_original(path: str, original: bytes, raw: bytes) -> bool:
-    """True if the file reads as it was found; the order of per-disk lines is ignored."""
+    """True if the file has its original content; the order of per-disk lines is ignored."""
     if lines.is_keyed(path):
         return lines.equal(path, original.decode(errors="replace"), raw.decode(errors="replace"))
     return raw.rstrip(b"\n") == original.rstrip(b"\n")

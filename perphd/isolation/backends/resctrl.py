@@ -20,7 +20,7 @@ from perphd.host.resctrl import (
 from perphd.isolation.journal_format import Original
 from perphd.isolation.restore_report import Outcome
 
-_IGNORE_LOCK: Final = "end that process, or give the group back all the same: perphd restore --ignore-lock"
+_IGNORE_LOCK: Final = "end that process, or remove the group nevertheless: perphd restore --ignore-lock"
 
 
 def is_group(entry: Original) -> bool:
@@ -70,5 +70,5 @@ class ResctrlGroups:
         if not isinstance(error, LockHeld):
             return str(error)
         if self._lock_wait_s is not None:
-            self._lock_wait_s = 0.0  # wait once, not for every group
+            self._lock_wait_s = 0.0  # wait only once, not for every group
         return f"{error}; {_IGNORE_LOCK}"

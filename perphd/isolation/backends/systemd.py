@@ -16,7 +16,7 @@ class SystemdUnits(Backend):
         self._fs = units
 
     def persists(self, path: str) -> bool:
-        """True for properties; a frozen unit is not frozen again."""
+        """True for properties; false for the frozen state of a unit."""
         return self._fs.outlives(path)
 
     def restore_absent(self, path: str, text: str) -> bool:
