@@ -1,4 +1,4 @@
-"""Authorisation from the peer's credentials as reported by the kernel, never from what the peer sends."""
+"""Authorisation by the credentials that the kernel reports for the peer, never by data that the peer sends."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Right(StrEnum):
     """The right that a request needs."""
 
     READ = "read"
-    SUBMIT = "submit"  # includes cancelling one's own jobs
+    SUBMIT = "submit"  # includes the right to cancel one's own jobs
     CHANGE = "change"
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process at the other end, as of its connect(2), so that later changes cannot cause a race.
+    """The process at the other end, as of its connect(2): later changes cannot cause a race.
 
     ``gids``: all its groups. ``gid``: the primary one; None if unknown.
     """

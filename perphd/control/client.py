@@ -126,7 +126,9 @@ class Client:
                 "(perphd, unless configured otherwise; changing things takes perphd-admin as well)"
             ) from exc
         except _UNREACHABLE as exc:
-            reason = "it took too long" if isinstance(exc, TimeoutError) else os.strerror(exc.errno or 0)
+            reason = (
+                "the answer took too long" if isinstance(exc, TimeoutError) else os.strerror(exc.errno or 0)
+            )
             raise Unreachable(
                 f"no daemon answers on {self.path} ({reason}); "
                 f"is perphd running? (--socket or {SOCKET_VARIABLE} names another socket)"

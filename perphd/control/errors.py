@@ -16,11 +16,11 @@ class Code(Enum):
     NO_ROUTE = ("no-route", 404)  # this API has no such path
     METHOD = ("method-not-allowed", 405)
     TIMEOUT = ("timeout", 408)  # the client or the query was too slow
-    CONFLICT = ("conflict", 409)  # conflicts with something that exists
+    CONFLICT = ("conflict", 409)  # conflicts with an existing object
     TOO_LARGE = ("too-large", 413)
     BUSY = ("busy", 503)  # too many connections or streams
     UNAVAILABLE = ("unavailable", 503)  # disabled or not running
-    FAILED = ("failed", 500)  # accepted, but it failed
+    FAILED = ("failed", 500)  # accepted, but the operation failed
 
     @property
     def text(self) -> str:

@@ -108,7 +108,7 @@ class Cycles:
         return Known(self._series, {resource.value: host for resource, host in self._hosts.items()})
 
     def young(self, names: Sequence[str]) -> set[tuple[str, str]]:
-        """Series of these workloads whose own scores do not suffice yet."""
+        """Series of these workloads that do not have enough scores of their own yet."""
         keys = {(name, each) for name in names for each in SERIES}
         return {
             key for key in keys if key not in self._series or self._series[key].ladder.seen < LEAST_WINDOWS
@@ -192,7 +192,7 @@ class Cycles:
     def _take_series(self, key: tuple[str, str], windows: SeriesWindows) -> bool:
         """Process one series. If its values make a model fail, only this series restarts.
 
-        True: the forecast of its next window is still to be made.
+        Returns True if the forecast of the next window is still missing.
         """
         known, prior = self._series.pop(key, None), self.priors.get(key)
         numbers, values, may_fit = windows.numbers, windows.values, self._fits_left > 0

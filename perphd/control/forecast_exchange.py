@@ -1,7 +1,7 @@
 """The forecast worker's part in the exchange between hosts: it hands over its scores, and reads priors.
 
-Failures never stop forecasts: series then start without a prior. What others say about a series is pooled when the
-series appears, and again when a document changes, until the series has scores enough of its own.
+Failures never stop forecasts: series then start without a prior. The reports of other hosts about a series are pooled
+when the series appears, and again when a document changes, until the series has enough scores of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger("perphd.forecast")
 
 
 class Exchange:
-    """See the module. ``folder``: of the worker."""
+    """Exchanges scores with other hosts. ``folder``: the worker's."""
 
     def __init__(self, reader: Reader, folder: Path) -> None:
         self._reader, self._folder = reader, folder
@@ -32,11 +32,11 @@ class Exchange:
         self._problems: tuple[str, ...] = ()
 
     def priors(self, young: Collection[Key], now_unix_s: float) -> Mapping[Key, Mapping[str, float]]:
-        """The models' losses on other hosts, of those of these series about which enough hosts speak."""
+        """The models' losses on other hosts, for the given series that enough hosts report."""
         try:
             return self._pooled(young, now_unix_s)
         except Exception as exc:  # forecasts work without a prior
-            self._say((f"what other hosts say about forecasts cannot be used: {exc!r}",))
+            self._say((f"forecast scores of other hosts cannot be used: {exc!r}",))
             return {}
 
     def hand_over(self, series: Mapping[Key, Followed]) -> None:
@@ -65,11 +65,11 @@ class Exchange:
                 self._priors[key] = found = prior(ledger, key, asking)
                 if found.losses:
                     ranked = ", ".join(sorted(found.losses, key=lambda name: found.losses[name]))
-                    log.info("%s %s: first ranked as on %d other hosts: %s", *key, len(found.hosts), ranked)
+                    log.info("%s %s: initial ranking from %d other hosts: %s", *key, len(found.hosts), ranked)
         return {key: self._priors[key].losses for key in wanted if self._priors[key].losses}
 
     def _state(self) -> object:
-        """Changes whenever a file of the folder does."""
+        """A value that changes whenever a file of the folder changes."""
         try:
             found = [(each.name, each.stat().st_mtime_ns) for each in os.scandir(self._reader.folder)]
         except OSError:

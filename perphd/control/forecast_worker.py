@@ -2,8 +2,8 @@
 
 The daemon starts it, and once a minute writes one line to its standard input: the present workloads and the
 ended jobs. For each line, the worker reads the store's new windows, advances every forecast, replaces the
-published files and records the jobs in the history. It saves its state and ends when its standard input ends,
-also if the daemon is killed.
+published files and records the jobs in the history. It saves its state and ends when its standard input ends, even if
+the daemon is killed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger("perphd.forecast")
 
 NICENESS: Final = 19
 OOM_SCORE: Final = 500
-"""The worker would otherwise inherit the daemon's score, which protects it almost fully."""
+"""OOM score of the worker. The worker would otherwise inherit the daemon's, which protects it almost fully."""
 SAVE_EVERY_S: Final = 1800.0
 """Seconds between saves. A killed worker loses nothing: the next one reads the store again."""
 READ_BYTES: Final = 1 << 20
@@ -193,7 +193,7 @@ def main(arguments: Sequence[str]) -> int:
     # systemd signals all processes of a service, but this one ends with its input.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    os.chdir("/")  # so that no file system stays in use
+    os.chdir("/")  # so that the worker keeps no file system in use
     give_way()
     store, folder, node, root, rows, reader = (*arguments, *("", "0", "")[len(arguments) - 3 :])
     worker = Worker(Path(store), Path(folder), node, root, int(rows), reader)

@@ -151,7 +151,9 @@ async def _deliver_with_retries(receiver: NotifyConfig, body: dict[str, Any]) ->
             error = DeliveryError(f"did not end within {receiver.timeout_s:g} s")
         except DeliveryError as exc:
             error = exc
-        except Exception as exc:  # for example no thread or memory: the receiver's task must survive
+        except (
+            Exception
+        ) as exc:  # for example, no thread or no memory is left: the receiver's task must survive
             log.exception("notify %s: delivering failed", receiver.name)
             error = DeliveryError(f"{type(exc).__name__}: {exc}")
         else:

@@ -58,7 +58,8 @@ class KeptFile:
 
 
 def replace_file(path: Path, data: bytes, mode: int, gid: int | None = None) -> None:
-    """Replace a file that others read. Not synced, because after a crash a new version follows within seconds.
+    """Replace a file that others read. The file is not synced, because after a crash a new version follows within
+    seconds.
 
     Args:
         path: the file; its folder may belong to another user.
@@ -79,7 +80,7 @@ def replace_file(path: Path, data: bytes, mode: int, gid: int | None = None) -> 
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(file.fileno(), mode)
             if gid is not None:
-                with contextlib.suppress(PermissionError):  # then only its owner can read it
+                with contextlib.suppress(PermissionError):  # then only the file's owner can read it
                     os.fchown(file.fileno(), -1, gid)
                     os.fchmod(file.fileno(), mode | 0o040)
             file.write(data)

@@ -38,9 +38,9 @@ from perphd.qos.ledger import (
 
 MOST_CPUS: Final = 1e5
 MOST_HOLDER: Final = 253
-"""Characters of a holder's name: as long as a name of Kubernetes may be."""
+"""Maximum length of a holder's name in characters, that of names in Kubernetes."""
 MOST_BIDS: Final = 200
-"""Most bids in one bidding window."""
+"""Maximum number of bids in one bidding window."""
 _GENERATIONS_PER_S: Final = 1000
 
 
@@ -148,7 +148,7 @@ class NodeRoutes:
         use = node_use(snapshot, forecasts, decisions)
         topology, now_s = snapshot.host.topology, clock["monotonic_s"]
         if self._ledger is None:
-            # A first generation above those of every earlier daemon, which made fewer than a thousand per second.
+            # A first generation above those of every earlier daemon, which counted fewer than a thousand per second.
             first = int(clock["unix_s"] * _GENERATIONS_PER_S)
             self._ledger = opened(topology, first, use, now_s, status.queue)
         self._close(now_s)

@@ -1,4 +1,4 @@
-"""Numbers and durations as perphctl shows them. Apart from ``render``, whose subjects are slow to import."""
+"""Numbers and durations as perphctl shows them. Separate from ``render``, which is slow to import."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _STATUSES: Final[Mapping[int, str]] = {
     408: "the client or the query was too slow",
     409: "the request conflicts with the present state",
     413: "the body is too large",
-    500: "accepted, but it failed",
+    500: "accepted, but the operation failed",
     503: "too many connections, queries or streams, the queries' CPU budget is used up, or the feature is disabled",
 }
 
@@ -45,9 +45,9 @@ def document() -> dict[str, Any]:
             "title": "perphd control API",
             "version": __version__,
             "description": "HTTP over the daemon's Unix socket. Reading is for root and the members of the read and "
-            "admin groups, changing for root and the admin group; the kernel tells who asks. A number that is not "
-            "finite is the text inf, -inf or nan; what could not be measured is an object with the reason; what is "
-            "not set is absent.",
+            "admin groups, changing for root and the admin group; the kernel identifies the client. A number that is "
+            "not finite is the text inf, -inf or nan. A missing measurement is an object with the reason. A value "
+            "that is not set is absent.",
         },
         "servers": [
             {"url": "http://localhost", "description": "the socket, /run/perphd/perphd.sock by default"}

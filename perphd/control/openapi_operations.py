@@ -71,10 +71,10 @@ from perphd.trial.record import TrialRecord
 OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("GET", "/v1/status"): Operation("The agent as a whole, now", AgentStatus, extra=(("clock", CLOCK),)),
     ("GET", "/v1/workloads"): Operation(
-        "Who is looked after, as declared", record_of(workloads={"type": "array", "items": NAMED})
+        "The declared workloads", record_of(workloads={"type": "array", "items": NAMED})
     ),
     ("GET", "/v1/doctor"): Operation(
-        "What the host can do",
+        "The capabilities of the host",
         {
             "capabilities": tuple[Capability, ...],
             "topology": Topology,
@@ -98,16 +98,14 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         (query("workload", TEXT, True), query("at", {"type": "number"}), query("limit", LIMIT)),
     ),
     ("GET", "/v1/whatif"): Operation(
-        "What would become of the LRAs if this work came now", WhatIf, (query("add", TEXT, True),)
+        "Predicted effect on the LRAs if this work started now", WhatIf, (query("add", TEXT, True),)
     ),
-    ("GET", "/v1/node"): Operation(
-        "The state of this node for a scheduler; 30 s later it is stale", NodeDocument
-    ),
+    ("GET", "/v1/node"): Operation("The state of this node for a scheduler, valid for 30 s", NodeDocument),
     ("POST", "/v1/whatif"): Operation(
-        "What a pod would cost whom if it came now", PodImpact, body=pod_schema()
+        "Predicted cost to each LRA if this pod started now", PodImpact, body=pod_schema()
     ),
     ("POST", "/v1/reserve"): Operation(
-        "Bid for room on this node; of all bids within 0.1 s, the highest score wins",
+        "Bid for room on this node; the highest score of all bids within 0.1 s wins",
         Reserved,
         body=pod_schema(
             holder={**TEXT, "minLength": 1, "maxLength": MOST_HOLDER}, generation={"type": "integer"}
@@ -127,10 +125,10 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         changes=True,
     ),
     ("DELETE", "/v1/reserve/{name}"): Operation(
-        "Give a reservation or a grant back", record_of(released=TEXT), changes=True
+        "Release a reservation or a grant", record_of(released=TEXT), changes=True
     ),
     ("GET", "/v1/shaper"): Operation(
-        "What each workload should hold by the resource shaper, and what is free", ShaperView
+        "The resource shaper's target for each workload, and the free memory", ShaperView
     ),
     ("GET", "/v1/memfit"): Operation("Every search for a memory limit", {"searches": tuple[FitView, ...]}),
     ("PUT", "/v1/memfit/{name}"): Operation(
@@ -147,22 +145,22 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         changes=True,
     ),
     ("POST", "/v1/memfit/{name}/apply"): Operation(
-        "Keep what a search has found in force",
+        "Keep the limit that a search has found in force",
         record_of(applied=TEXT, memory_high_bytes={"type": "integer"}),
         changes=True,
     ),
     ("DELETE", "/v1/memfit/{name}"): Operation(
-        "End a search, or take its limit back", record_of(stopped=TEXT), changes=True
+        "End a search, or remove its limit", record_of(stopped=TEXT), changes=True
     ),
     ("GET", "/v1/suggest"): Operation(
         "Undeclared control groups worth declaring as batch", {"suggestions": tuple[Suggestion, ...]}
     ),
-    ("GET", "/v1/models"): Operation("The LRAs' models, a line each", {"models": tuple[ModelSummary, ...]}),
-    ("GET", "/v1/models/{name}"): Operation("All that an LRA's model believes", ModelView),
+    ("GET", "/v1/models"): Operation("Summaries of the LRAs' models", {"models": tuple[ModelSummary, ...]}),
+    ("GET", "/v1/models/{name}"): Operation("The state and the predictions of an LRA's model", ModelView),
     ("GET", "/v1/models/{name}/export"): Operation("The model as a file", OBJECT),
     ("GET", "/v1/models/{name}/origin"): Operation("Where the model came from", ModelOrigin),
     ("GET", "/v1/forecasts"): Operation(
-        "What workloads and the host will use, as the forecast worker published it last; 404 while it has not",
+        "Predicted use by workloads and the host, as last published by the forecast worker; 404 before that",
         Forecasts,
     ),
     ("GET", "/v1/config"): Operation(
@@ -178,7 +176,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         ),
     ),
     ("POST", "/v1/jobs"): Operation(
-        "Queue a command; it runs as whoever asks",
+        "Queue a command; it runs as the client's user",
         record_of(jobs={"type": "array", "items": {"type": "integer"}}, name=TEXT),
         body={
             "type": "object",
@@ -216,11 +214,11 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         "Cancel a job", record_of(cancelled={"type": "integer"}, state=TEXT), submits=True
     ),
     ("GET", "/v1/jobs/{name}/slots"): Operation(
-        "The elastic job that this one is a worker of: how many workers run, and the file that tells them",
+        "The elastic job to which this worker belongs: the number of running workers, and the file that lists them",
         {"job": int, "slots": Slots, "file": str},
     ),
     ("GET", "/v1/jobs/{name}/log"): Operation(
-        "A part of a job's output from an offset on; its end is reached when until stays",
+        "A part of a job's output from an offset on; the output has ended when until no longer grows",
         record_of(text=TEXT, until={"type": "integer"}, attempt={"type": "integer"}, state=TEXT),
         (
             query("offset", {"type": "integer", "minimum": 0}),
@@ -228,7 +226,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         ),
     ),
     ("POST", "/v1/score"): Operation(
-        "How well a job fits that starts now: areas left unused and over-allocated, by resource",
+        "How well a job that starts now fits: unused and over-allocated areas by resource",
         {"score": StartScore},
         body={
             "type": "object",
@@ -256,7 +254,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         },
     ),
     ("GET", "/v1/contention"): Operation(
-        "Devices from which batch should back off, and who by how much; all, or those of one workload",
+        "Devices from which batch should back off, with each workload's share; all devices, or those of one workload",
         {"devices": tuple[ContendedDevice, ...]},
         (query("workload", TEXT),),
     ),
@@ -285,21 +283,21 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         "End the event; copper returns step by step", {"event": EventStatus | None}, changes=True
     ),
     ("GET", "/v1/trial"): Operation(
-        "The trial that runs, or the last one",
+        "The running trial, or the last one",
         {"record": TrialRecord | None, "running": TrialStatus | None},
     ),
     ("GET", "/v1/metrics"): Operation("For Prometheus", TEXT, answer_type="text/plain"),
     ("GET", "/metrics"): Operation(
-        "For Prometheus, where it looks by default", TEXT, answer_type="text/plain"
+        "The metrics for Prometheus, at the path that it requests by default", TEXT, answer_type="text/plain"
     ),
     ("GET", "/v1/events"): Operation(
-        "What happens from now on, as server-sent events",
+        "Future events, as server-sent events",
         TEXT,
         (query("kind", {"type": "string", "examples": list(EventKind)}), query("workload", TEXT)),
         answer_type="text/event-stream",
     ),
     ("GET", "/v1/recording"): Operation(
-        "The next rounds with all that was decided on, a line of JSON each",
+        "The next decision rounds with their input, one line of JSON each",
         TEXT,
         (query("rounds", {"type": "integer", "minimum": 1}),),
         answer_type="application/x-ndjson",
@@ -316,7 +314,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         extra=(("clock", CLOCK),),
     ),
     ("GET", "/v1/past"): Operation(
-        "The status at a moment of the past, as far as the store holds it",
+        "The status at a past moment, as far as the store covers it",
         {
             "status": AgentStatus,
             "events": tuple[StoredEvent, ...],
@@ -356,7 +354,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         changes=True,
     ),
     ("POST", "/v1/pause"): Operation(
-        "Change nothing more of one workload or of all, and restore; outlives restarts",
+        "Restore one workload or all and change nothing until resumed; survives restarts",
         {"pause": Pause, "restored": RestoreReport},
         body={
             "type": "object",
@@ -399,37 +397,37 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ),
     ("DELETE", "/v1/trial"): Operation("End the running trial", {"record": TrialRecord}, changes=True),
     ("POST", "/v1/workloads"): Operation(
-        "Look after one more",
+        "Add a workload",
         record_of(added=OBJECT, warnings=TEXTS),
         body=workload_schema(),
         changes=True,
         status=201,
     ),
     ("DELETE", "/v1/workloads/{name}"): Operation(
-        "Give its settings back and forget it",
+        "Restore a workload's settings and forget it",
         record_of(removed=TEXT, kind=TEXT, warnings=TEXTS),
         (query("kind", {"enum": list(Kind)}),),
         changes=True,
     ),
     ("POST", "/v1/workloads/{name}/sli"): Operation(
-        "A reading from the application itself", record_of(workload=TEXT), body=SLI_BODY, changes=True
+        "Push a reading from the application itself", record_of(workload=TEXT), body=SLI_BODY, changes=True
     ),
     ("PUT", "/v1/models/{name}"): Operation(
-        "Replace an LRA's model by this file",
+        "Replace an LRA's model by the file in the body",
         record_of(imported=TEXT, warnings=TEXTS),
         (query("rename", {"enum": ["0", "1"]}),),
         body=OBJECT,
         changes=True,
     ),
-    ("DELETE", "/v1/models/{name}"): Operation("Begin anew with an LRA", record_of(reset=TEXT), changes=True),
+    ("DELETE", "/v1/models/{name}"): Operation("Discard an LRA's model", record_of(reset=TEXT), changes=True),
     ("POST", "/v1/restore"): Operation(
-        "Put every original value back, and only observe from now on",
+        "Restore every original value and return to observe",
         RestoreReport,
         (query("ignore_lock", {"enum": ["0", "1"]}),),
         changes=True,
     ),
     ("POST", "/v1/reload"): Operation(
-        "Read the configuration files anew",
+        "Read the configuration files again",
         record_of(sources=TEXTS, workloads=TEXTS, warnings=TEXTS),
         changes=True,
     ),

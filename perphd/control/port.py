@@ -58,13 +58,13 @@ class AgentPort(Protocol):
         """The batch queue; None if there is none."""
 
     async def oom_order(self) -> tuple[str, ...]:
-        """Workloads that the kernel would kill for memory before workloads of a lower band, and the remedy."""
+        """Workloads that the kernel would kill for lack of memory before workloads of a lower band, and the remedy."""
 
     def bands(self) -> tuple[str, ...]:
-        """What each declared band has on this host, and what is used where the best mechanism is absent."""
+        """The mechanisms of each declared band on this host, and the substitutes for absent ones."""
 
     def contended(self) -> tuple[ContendedDevice, ...]:
-        """The devices from which batch is being backed off."""
+        """The devices from which batch backs off at present."""
 
     @property
     def tally(self) -> Tally:

@@ -38,14 +38,14 @@ MAX_EVENT_S: Final = 31 * 86400.0
 DEFAULT_CORES: Final = 1.0
 MAX_ARRAY: Final = 10_000
 MAX_WORKERS: Final = 256
-"""Most workers of one elastic job; no more jobs can run at a time ([queue] most_running)."""
+"""Maximum number of workers of an elastic job, equal to that of concurrently running jobs ([queue] most_running)."""
 MAX_DEADLINE_S: Final = 366 * 86400.0
 MAX_RETRIES: Final = 1000
 MAX_STAGES: Final = 100
 MAX_STAGE_S: Final = 366 * 86400.0
 MAX_DEMAND: Final = 1e18
 MAX_STORED_BYTES: Final = 64 << 20
-"""Most bytes of one submission, since an array may have many jobs with a large environment."""
+"""Maximum size of one submission in bytes, because an array may have many jobs with a large environment."""
 DEFAULT_ROWS: Final = 500
 MAX_ROWS: Final = 100_000
 Body = Callable[[web.Request, Sequence[str]], Awaitable[dict[str, Any]]]
@@ -314,7 +314,7 @@ def _cache(snapshot: Snapshot, jobs: Mapping[str, int]) -> CacheFill | Unavailab
         if each.sample is not None and available(each.sample.llc_occupancy_bytes)
     }
     if capacity is None or not fills:
-        return Unavailable("nothing on this host measures how much of the cache is filled")
+        return Unavailable("this host does not measure cache occupancy")
     known = {name: fill for name, fill in fills.items() if name in jobs}
     return CacheFill(
         capacity,

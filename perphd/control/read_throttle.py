@@ -1,8 +1,8 @@
 """Serialises and rate-limits read-only requests so that they cannot monopolise the event loop.
 
-The loop that answers also samples and decides. It continues between any two answers and keeps most of the
-time: after an answer, the next reader waits for a multiple of the CPU time that the answer took. A monitoring
-system that polls every few seconds does not notice.
+The loop that answers also samples and decides. It runs between any two answers and keeps most of the CPU time: after an
+answer, the next reader waits for a multiple of the CPU time that the answer took. A monitoring system that polls every
+few seconds is not affected.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def doctor_parts(
 
 
 def declared_lines(workloads: Iterable[WorkloadStatus]) -> tuple[str, ...]:
-    """Workloads that declared themselves, and where."""
+    """Workloads that declared themselves, with the places of their declarations."""
     return tuple(
         f"{item.spec.name} ({item.spec.kind}): declared by {item.spec.declared_by}"
         for item in workloads
@@ -221,11 +221,11 @@ def restore_parts(report: RestoreReport) -> list[Part]:
         (len(report.restored), "put back"),
         (len(report.already), "as they were already"),
         (len(report.gone), "gone with their cgroup"),
-        (len(report.foreign), "left alone: changed by somebody else since (--force overwrites them)"),
+        (len(report.foreign), "left alone: another program has changed them since (--force overwrites them)"),
         (len(report.failed), "FAILED"),
     )
     said = ", ".join(f"{number} {what}" for number, what in counts if number)
-    parts: list[Part] = [text(f"Files: {said}." if said else "Nothing had to be put back.")]
+    parts: list[Part] = [text(f"Files: {said}." if said else "Nothing had to be restored.")]
     rows = [
         (Styled(what, style), item.path, item.original, item.now or item.found, item.note)
         for what, style, items in (

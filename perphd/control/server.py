@@ -37,8 +37,9 @@ _slot: ContextVar[ReadSlot | None] = ContextVar("perphd_read_slot", default=None
 _HTTP_CODES = {404: Code.NO_ROUTE, 405: Code.METHOD, 408: Code.TIMEOUT, 413: Code.TOO_LARGE}
 
 ONE_AT_A_TIME: Final = 1
-"""Number of connections that asyncio accepts in a row. With more, if no descriptor is free, each failed
-accept would be logged and retried separately, over and over."""
+"""Number of connections that asyncio accepts in a row. With a larger number and no free descriptor, asyncio would log
+and retry each failed accept separately.
+"""
 
 
 class ControlServer:
@@ -226,12 +227,16 @@ def _from_http(exc: web.HTTPException, request: web.Request, limits: Limits) -> 
     code = _HTTP_CODES.get(exc.status, Code.REFUSED if exc.status < 500 else Code.FAILED)
     match code:
         case Code.NO_ROUTE:
-            return ApiError(code, f"the path {request.path[:200]!r} does not exist", allowed="paths below /v1")
+            return ApiError(
+                code, f"the path {request.path[:200]!r} does not exist", allowed="paths below /v1"
+            )
         case Code.METHOD:
             allowed = (
                 ", ".join(sorted(exc.allowed_methods)) if isinstance(exc, web.HTTPMethodNotAllowed) else ""
             )
-            return ApiError(code, f"{request.path[:200]!r} does not support {request.method}", allowed=allowed)
+            return ApiError(
+                code, f"{request.path[:200]!r} does not support {request.method}", allowed=allowed
+            )
         case Code.TOO_LARGE:
             return ApiError(code, "the body is too large", allowed=f"at most {limits.body_bytes} bytes")
     return ApiError(code, exc.reason)

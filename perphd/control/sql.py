@@ -1,6 +1,6 @@
 """SQL on the store for the control API, in a few separate threads, so that no query delays a tick.
 
-The daemon has priority on its CPUs (nice -10), which readers must not benefit from. Queries therefore run at
+The daemon has priority on its CPUs (nice -10), from which readers must not benefit. Queries therefore run at
 normal priority and share a budget of CPU time; when it is used up, they are refused for the rest of a minute.
 """
 

@@ -51,7 +51,7 @@ class Streams:
                 request.transport.abort()
         finally:
             self._open -= 1
-            close = getattr(events, "aclose", None)  # an async generator has it; a plain iterator need not
+            close = getattr(events, "aclose", None)  # a plain iterator need not have it
             if close is not None:
                 await close()
         return response

@@ -17,7 +17,7 @@ WIDTH: Final = 80
 
 BAR_CHARACTERS: Final = frozenset("█▒·")
 LEAST_BAR: Final = 6
-"""Characters below which a bar says nothing."""
+"""Length in characters below which a bar shows nothing useful."""
 _GAP: Final = 2
 
 

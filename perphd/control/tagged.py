@@ -82,10 +82,10 @@ def decode_tagged(data: Any) -> Any:
         # Bypass __init__: computed fields are in the record, too.
         known = {field.name for field in fields(made)}
         for name, item in data["fields"].items():
-            if name in known:  # otherwise from an older version with another structure
+            if name in known:  # otherwise the record comes from an older version with another structure
                 object.__setattr__(result, name, decode_tagged(item))
         for field in fields(made):
-            if field.name not in data["fields"]:  # newer than the record
+            if field.name not in data["fields"]:  # the field is newer than the record
                 object.__setattr__(result, field.name, _default(field))
         return result
     for kind, make in _SEQUENCES.items():

@@ -1,4 +1,4 @@
-"""HTTP over a Unix socket. Apart from ``client``, because http.client is slow to import."""
+"""HTTP over a Unix socket. Separate from ``client``, because http.client is slow to import."""
 
 from __future__ import annotations
 

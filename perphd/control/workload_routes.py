@@ -114,9 +114,7 @@ class WorkloadRoutes:
         remembered = forget_runtime(self._agent.config.daemon.state_dir, name)
         warnings = []
         if not remembered and _may_stand_in_a_file(spec):
-            warnings.append(
-                f"{name!r} is declared in a configuration file: it comes back with the next reload"
-            )
+            warnings.append(f"{name!r} is declared in a configuration file: the next reload adds it again")
         return {"removed": name, "kind": spec.kind.value, "warnings": warnings}
 
     async def push(self, request: web.Request, peer: Peer) -> Any:

@@ -78,7 +78,8 @@ class Sessions:
     def exchange(self, token: str) -> str:
         """A new session for this token, which becomes invalid.
 
-        Raises: RequestRefused: the token was used before, or never issued.
+        Raises:
+            RequestRefused: the token was used before, or never issued.
         """
         if not self._token or not hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode()):
             if token in self._used:

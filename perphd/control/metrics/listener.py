@@ -31,9 +31,9 @@ AGAIN_S: Final = 30.0
 """Pause before the next attempt to bind an unavailable address."""
 MAX_CONNECTIONS: Final = 16
 MAX_HANDSHAKES: Final = 16
-"""Maximum number of concurrent TLS handshakes; one more ends the oldest. A genuine client needs milliseconds."""
+"""Maximum number of concurrent TLS handshakes; a further one ends the oldest. A genuine client needs milliseconds."""
 MIN_TOKEN: Final = 16
-"""Fewest characters of a token."""
+"""Minimum length of a token in characters."""
 
 
 class Listener:
@@ -167,7 +167,7 @@ class TlsDoor:
         while True:
             try:
                 connection, _ = await loop.sock_accept(self._listening)
-            except OSError as exc:  # for example no descriptor left
+            except OSError as exc:  # for example, no descriptor is left
                 log.error("metrics.listen: a connection cannot be accepted: %s", exc.strerror)
                 await asyncio.sleep(1.0)
                 continue

@@ -37,7 +37,7 @@ def _counter(name: str, text: str, *labels: str) -> Series:
 
 GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
     "The daemon itself": (
-        _gauge("perphd_info", "Always 1; the labels say what runs.", "version", "policy"),
+        _gauge("perphd_info", "Always 1; the labels name the running version.", "version", "policy"),
         _gauge("perphd_enforcing", "1 if the general mode is enforce, 0 if it is observe."),
         _gauge("perphd_pauses", "Pauses in force, of single workloads and of all."),
         _gauge("perphd_problems", "Conditions that need an operator; perphctl status names them."),
