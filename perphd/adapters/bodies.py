@@ -10,7 +10,7 @@ _PART: Final = 1 << 16
 
 
 async def whole_body(answer: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-    """The whole body. ``content.read(n)`` returns only what has arrived by then.
+    """The whole body, read in pieces, because ``content.read(n)`` returns as soon as some bytes have arrived.
 
     Raises:
         ValueError: it is longer than ``most_bytes``.

@@ -66,7 +66,7 @@ ROWS: dict[str, Sequence[Panel]] = {
             unit="s", limit=1.0,
         ),
         Panel(
-            "Invalid calls", "Calls that could not be read.",
+            "Invalid calls", "Calls that the extender could not parse.",
             (Query(f"sum by (verb) (rate(perphd_extender_call_errors_total{_RATE}))", "{{verb}}"),), unit="reqps",
         ),
     ),

@@ -19,7 +19,7 @@ from perphd.domain.errors import PerphError
 from perphd.qos.bands import QosBand
 
 MOST_TRIES: Final = 8
-"""Attempts to take a slot while others take slots on the same node."""
+"""Attempts to take a slot while other schedulers take slots on the same node."""
 TOO_MANY: Final = 429
 """Status of a request that the API server did not begin."""
 _log: Final = logging.getLogger("perphd.extender")
@@ -48,7 +48,7 @@ class Binder:
         try:
             pod = await self._client.get(pod_path(namespace, name))
             if pod["metadata"]["uid"] != uid:
-                return f"perphd: {namespace}/{name} is another pod by now"
+                return f"perphd: {namespace}/{name} now names another pod"
             refusal = await self._take(node, pod)
             if refusal:
                 return f"perphd: {node}: {refusal}"
@@ -57,7 +57,8 @@ class Binder:
             except ApiError as exc:
                 if not isinstance(exc, Unreachable) or exc.status == TOO_MANY:
                     await self.release(node, uid)
-                # Else the pod may be bound by now. Its slot stays until the node's publisher has seen it, or 60 s.
+                # Otherwise the pod may be bound by now. Its slot stays until the node's publisher has seen it, at most
+                # 60 s.
                 raise
         except ApiError as exc:
             return f"perphd: {exc}"

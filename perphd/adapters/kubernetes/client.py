@@ -33,7 +33,9 @@ WATCH_S: Final = 290.0
 SILENT_S: Final = 330.0
 """Time without a byte after which a watch is considered dead."""
 LEAST_WATCH_S: Final = 1.0
-"""A watch that ends sooner and without an event is a failure, as between a server that starts and a proxy."""
+"""A watch that ends sooner and without an event counts as a failure, such as that of a proxy before a server that
+starts.
+"""
 PAGE: Final = 500
 _LINE_BYTES: Final = 1 << 22
 """Longest line of a watch: etcd refuses objects over 1.5 MiB."""
@@ -46,9 +48,9 @@ APPLY: Final = "application/apply-patch+yaml"
 """Server-side apply; JSON is YAML."""
 JSON: Final = "application/json"
 METADATA: Final = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-"""Asks a list for its objects' metadata alone."""
+"""Requests a list with only the metadata of its objects."""
 MANAGER: Final = "perphd-publish"
-"""Owner of the fields that are applied."""
+"""Field manager of server-side apply."""
 
 
 class ApiError(PerphError):
@@ -201,7 +203,7 @@ class ApiClient:
             if not metadata.get("continue"):
                 return items, str(metadata.get("resourceVersion", ""))
             page["continue"] = metadata["continue"]
-            page.pop("resourceVersion", None)  # the API server refuses both
+            page.pop("resourceVersion", None)  # the API server refuses both parameters together
 
     async def watch(self, path: str, version: str, **query: str) -> AsyncIterator[tuple[str, Any]]:
         """Yield (kind, object) for every change after ``version``, bookmarks included, until the server ends the watch.

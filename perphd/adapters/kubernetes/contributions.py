@@ -3,12 +3,12 @@
     this host's document in the folder  ->  ConfigMap NODE         when it changed, at most every ``EVERY_S``
     ConfigMaps of other nodes           ->  NODE@kubernetes.json   those that changed, every ``EVERY_S``
 
-The daemon reads and writes the folder as with any other means of transport. Files without ``@kubernetes`` in their
+The daemon reads and writes the folder as it does for any other transport. Files without ``@kubernetes`` in their
 names are never changed here. Both directions are level-triggered: a ConfigMap that somebody deleted or changed is
 written again, and a file whose ConfigMap is gone, withdrawn, expired or refused is removed.
 
-Documents are fetched one at a time into a hidden folder and then moved into place together, because the daemon may look
-at any moment and decides by all that is there.
+Documents are fetched one at a time into a hidden folder and then moved into place together, because the daemon may read
+the folder at any moment and uses all documents in it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ from perphd.federated.contribution import Contribution, ContributionRefused
 
 PERIOD_S: Final = 60.0
 EVERY_S: Final = 1800.0
-"""Pause between two exchanges, within a fifth. Models change slowly, and thousands of nodes share an API server."""
+"""Pause between two exchanges, varied by up to a fifth. Models change slowly, and thousands of nodes share an API
+server.
+"""
 MOST_BYTES: Final = 64 << 20
-"""Bytes of other hosts' documents, as JSON in their objects, beyond which no further ones are kept."""
+"""Total size of other hosts' documents, as JSON in their objects, beyond which no further documents are kept."""
 _STAGED: Final = ".fetched"
 _log: Final = logging.getLogger("perphd.publish")
 
@@ -60,15 +62,13 @@ class _Kept:
 
 
 class Contributions:
-    """See the module.
-
-    Args:
-        client: of the API server.
-        node: this node's name in the cluster.
-        folder: the daemon's, ``folder`` in ``[federated]``.
-        host: name of this host's own file, where it differs from the node's.
-        namespace: of the ConfigMaps.
-        clock: seconds since 1970.
+    """Exchanges contributions for one node. Args:
+    client: of the API server.
+    node: this node's name in the cluster.
+    folder: the daemon's, ``folder`` in ``[federated]``.
+    host: name of this host's own file, where it differs from the node's.
+    namespace: of the ConfigMaps.
+    clock: seconds since 1970.
     """
 
     def __init__(
@@ -94,20 +94,20 @@ class Contributions:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Documents by state: shared (the own one), carried, refused."""
+        """Number of documents by state: shared (this host's own), carried, refused."""
         is_shared = self._shared is not None and self._shared[1] != ""
         carried = sum(1 for each in self._fetched.values() if each.size)
         return {"shared": int(is_shared), "carried": carried, "refused": len(self._refused)}
 
     async def run(self) -> None:
-        """Carry until cancelled; retry failures with exponential backoff."""
+        """Exchange documents until cancelled; retry failures with exponential backoff."""
         await repeat(self.round, PERIOD_S, PerphError, _log)
 
     async def round(self) -> None:
-        """Write the own document and read the others', as far as it is time.
+        """Write the own document and read the others', if each is due.
 
         Raises:
-            PerphError: something could not be carried.
+            PerphError: a document could not be exchanged.
         """
         try:
             await self._share()
@@ -120,7 +120,7 @@ class Contributions:
         own = self._folder.own(self._own)
         if own is None and self._folder.has(self._own):
             self._tell(
-                f"{self._own}.json in {self._folder.folder} cannot be read: what is shared stays as it is"
+                f"{self._own}.json in {self._folder.folder} cannot be read: the shared document stays as it is"
             )
             return
         if own is None or not own.statistics or self._clock() - own.made_unix_s > EXPIRE_S:
@@ -152,7 +152,7 @@ class Contributions:
             await withdraw(self._client, self._node, self._namespace)
 
     def _tell(self, text: str) -> None:
-        """Log what became of the own document, once until it changes."""
+        """Log the state of the own document whenever it changes."""
         if text != self._told:
             _log.info("%s", text)
         self._told = text
@@ -186,9 +186,8 @@ class Contributions:
     async def _fetched_of(
         self, wanted: list[Listed], refused: dict[str, str]
     ) -> tuple[dict[str, _Kept], list[str]]:
-        """Fetch what changed of these into the hidden folder; adds to ``refused``.
-
-        Returns what is kept of all, and the contributors that are in the hidden folder.
+        """Fetch the changed ones of these documents into the hidden folder; adds to ``refused``. Returns all documents
+        that are kept, and the contributors in the hidden folder.
         """
         kept, staged = {}, []
         for each in wanted:
@@ -203,7 +202,7 @@ class Contributions:
                 continue
             if size > MOST_BYTES:
                 _log.warning(
-                    "the contributions of %d hosts have %d bytes: no others are read", len(kept), size
+                    "the contributions of %d hosts have %d bytes in total: no more are read", len(kept), size
                 )
                 break
             try:

@@ -1,11 +1,11 @@
-"""Sources of the nodes' documents for the extender, and their cache.
+"""Sources of the nodes' documents for the extender, and the cache of these documents.
 
     NodeProfile objects    listed and watched; written by ``perphd-publish``
     a folder               NODE.json, each as printed by ``perphctl node --json``
     an address             GET returns {"NODE": document, ...}
 
 Ages are by the extender's own clock: a document's age counts from its arrival, since the nodes' clocks differ. On the
-first read there is no arrival yet, and the node's own time is used if it lies in the past.
+first read no arrival is known yet, and the node's own time is used if it lies in the past.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class DocumentCache:
         if state is not None:
             said_s, now_s = state.heard_unix_s, self._clock()
             heard_s = now_s if before is not None or self.is_synced else min(said_s, now_s)
-            if before is not None and self._said.get(node) == said_s:  # something else changed in the object
+            if before is not None and self._said.get(node) == said_s:  # another part of the object changed
                 heard_s = before.heard_unix_s
             self._said[node] = said_s
             state = replace(state, heard_unix_s=heard_s)
@@ -128,7 +128,7 @@ class DocumentCache:
             self._listener.forget(node)
 
     def keep_only(self, nodes: Mapping[str, Any] | set[str]) -> None:
-        """Remove all nodes but these; from now on ages count from arrival."""
+        """Remove all nodes except these; from now on ages count from arrival."""
         for node in [each for each in {**self.known.documents, **self.publishers} if each not in nodes]:
             self.forget(node)
         self.is_synced = True
@@ -159,7 +159,7 @@ async def follow_profiles(client: ApiClient, cache: DocumentCache) -> None:
 
 
 def troubled(what: str) -> Callable[[ApiError, float], None]:
-    """Return a function that logs failures of a watch, each new one once as a warning."""
+    """Return a function that logs failures of a watch, each new failure once as a warning."""
     last = ""
 
     def log(error: ApiError, pause_s: float) -> None:

@@ -76,7 +76,7 @@ class Evictor:
         except ApiError as exc:
             if isinstance(exc, Unreachable) and not _is_by_budget(exc):
                 raise
-            # A budget, a missing right, or another pod with this name must not stop publishing.
+            # Neither a budget, a missing right nor another pod with this name may stop publishing.
             self._shortage = left_alone(self._shortage, pod.uid, now_s, getattr(exc, "pause_s", 0.0))
             _log.warning("%s/%s is not evicted: %s", pod.namespace, pod.name, exc)
             return
@@ -90,7 +90,7 @@ class Evictor:
         try:
             await self._client.post(events_path(pod.namespace), event)
         except ApiError as exc:
-            _log.warning("the event of an eviction is lost: %s", exc)
+            _log.warning("the event of an eviction was not delivered: %s", exc)
 
 
 def _is_by_budget(error: Unreachable) -> bool:

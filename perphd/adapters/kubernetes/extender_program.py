@@ -66,7 +66,7 @@ class _Recording:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="perphd-extender")
 def main() -> None:
-    """Answer kube-scheduler's extender calls from what perphd's nodes publish."""
+    """Answer kube-scheduler's extender calls from the documents that perphd's nodes publish."""
 
 
 @main.command()

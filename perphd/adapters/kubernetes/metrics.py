@@ -28,14 +28,14 @@ class ExtenderMetrics:
         self.registry = CollectorRegistry()
         self.seconds = Histogram(
             "perphd_extender_call_seconds",
-            "Time of a call from its body read to the answer made.",
+            "Time of a call from reading its body to making the answer.",
             ("verb",),
             buckets=_BUCKETS,
             registry=self.registry,
         )
         self.errors = Counter(
             "perphd_extender_call_errors",
-            "Calls that could not be read.",
+            "Calls that the extender could not parse.",
             ("verb",),
             registry=self.registry,
         )
@@ -140,7 +140,7 @@ def _by_node(name: str, text: str, values: Mapping[str, Reading | bool]) -> Gaug
 
 
 class PublisherMetrics(Collector):
-    """Figures of one publisher: its rounds, and what it offers."""
+    """Figures of one publisher: its rounds and its offers."""
 
     def __init__(self) -> None:
         self.rounds = {"published": 0, "failed": 0}

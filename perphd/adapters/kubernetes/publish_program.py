@@ -67,7 +67,7 @@ _namespace_option = click.option(
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="perphd-publish")
 def main() -> None:
-    """Publish what perphd knows of this node to Kubernetes."""
+    """Publish perphd's view of this node to Kubernetes."""
 
 
 @main.command()
@@ -82,7 +82,7 @@ def main() -> None:
     type=click.Choice(["NoSchedule", "PreferNoSchedule", "none"]),
     default="PreferNoSchedule",
     show_default=True,
-    help="Effect of perphd.io/no-copper. NoSchedule keeps every pod away that does not tolerate it.",
+    help="Effect of perphd.io/no-copper. NoSchedule keeps away every pod that does not tolerate it.",
 )
 @click.option(
     "--pods",
@@ -142,7 +142,7 @@ def run(
     log_level: str,
     **access: str | None,
 ) -> None:
-    """Publish until SIGTERM or Ctrl-C. What is published stays; ``withdraw`` takes it back."""
+    """Publish until SIGTERM or Ctrl-C. Published objects stay; ``withdraw`` removes them."""
     start_logging(log_level)
     try:
         effect = "" if taint == "none" else taint
@@ -165,7 +165,7 @@ def run(
 @_namespace_option
 @access_options
 def take_back(node: str, models_namespace: str, **access: str | None) -> None:
-    """Take back resources, conditions, the taint, the NodeProfile and the shared models of a node."""
+    """Remove the resources, conditions, taint, NodeProfile and shared models of a node."""
 
     async def once() -> None:
         async with ApiClient(chosen_access(access)) as client:
@@ -173,7 +173,7 @@ def take_back(node: str, models_namespace: str, **access: str | None) -> None:
             try:
                 await withdraw_models(client, node, models_namespace)
             except Forbidden as exc:
-                click.echo(f"shared models of {node}, if any, are not taken back: {exc}", err=True)
+                click.echo(f"shared models of {node}, if any, are not removed: {exc}", err=True)
 
     try:
         asyncio.run(once())

@@ -1,8 +1,8 @@
-"""The publisher of one node: compares the daemon's document with the cluster's objects and writes differences.
+"""The publisher of one node: compares the daemon's document with the cluster's objects and writes the differences.
 
 Everything but events is level-triggered: each round compares the actual with the wanted state. The next round therefore
-corrects whatever was lost (a Node deleted and recreated, an API server outage, a conflicting write). Events wait until
-they are delivered.
+repairs every loss (a Node deleted and recreated, an API server outage, a conflicting write). Events wait until they are
+delivered.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class Publisher:
         period_s: time between rounds.
         taint_effect: NoSchedule, PreferNoSchedule, or empty: no taint.
         pods_file: where the daemon reads the pods' labels; None: nowhere.
-        holds: makes slots count in the daemon's ledger; None: they count in the cluster alone.
+        holds: enters slots into the daemon's ledger; None: they count only in the cluster.
         metrics: figures of the rounds.
         clock: seconds since 1970.
-        evictor: evicts copper pods after each round; None: nobody does.
+        evictor: evicts copper pods after each round; None: no evictions.
     """
 
     def __init__(
@@ -102,14 +102,14 @@ class Publisher:
         """Read the daemon's document and publish the differences.
 
         Raises:
-            ApiError: something could not be published.
+            ApiError: a part could not be published.
         """
         try:
             await self._round()
         except ApiError as exc:
             self._metrics.rounds["failed"] += 1
             self._note(str(exc))
-            with suppress(ApiError):  # without an API server, the state's age says it
+            with suppress(ApiError):  # without an API server, the age of the state shows that
                 await self._publish_state()
             raise
         self._metrics.rounds["published"] += 1
@@ -141,7 +141,7 @@ class Publisher:
             await self._publish_state()
 
     def _note(self, problem: str) -> None:
-        """Keep the problem of the last whole round, and since when it has lasted."""
+        """Keep the problem of the last complete round, and the time at which it began."""
         if problem != self._problem:
             self._problem, self._problem_unix_s = problem, self._clock() if problem else 0.0
 
@@ -290,7 +290,7 @@ async def withdraw(client: ApiClient, node: str) -> None:
     """Remove everything that a publisher has published for this node.
 
     Raises:
-        ApiError: something could not be removed.
+        ApiError: a part could not be removed.
     """
     found = await client.get(f"{NODES}/{node}")
     none = {COPPER_CPU: None, COPPER_MEMORY: None}
@@ -306,7 +306,7 @@ async def withdraw(client: ApiClient, node: str) -> None:
 
 
 async def _untainted(client: ApiClient, node: str) -> None:
-    """Remove the taint, and leave those that others write meanwhile."""
+    """Remove the taint, and keep taints that others write meanwhile."""
     for left in reversed(range(_MOST_TRIES)):
         found = await client.get(f"{NODES}/{node}")
         taints = (found.get("spec") or {}).get("taints") or []

@@ -8,7 +8,7 @@ Each line is one JSON object, in order of time:
     {"at", "call": VERB, "policy", "pod": ..., "names": DIGEST, "answer": DIGEST}
 
 An answer depends only on the documents, the slots, the call, the policy and the time. ``replayed`` recomputes each
-answer and compares. At ``most_bytes`` the file is renamed to FILE.1, and the new one starts with what is known.
+answer and compares. At ``most_bytes`` the file is renamed to FILE.1, and the new one starts with the present state.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def answer_of(verdict: Judged, verb: str, names: Sequence[str]) -> Any:
 
 
 class Recorder:
-    """Writes the record. A disk error ends the recording with a message in ``problem``; answers go on."""
+    """Writes the record. A disk error ends it with a message in ``problem``; the extender keeps answering."""
 
     def __init__(self, path: Path, known: KnownNodes, most_bytes: int = MOST_BYTES) -> None:
         self.path, self.known, self._most_bytes = path, known, most_bytes

@@ -17,7 +17,7 @@ from aiohttp import web
 from perphd.domain.errors import PerphError
 
 RENEWAL_S: Final = 30.0
-"""Time between two looks at the certificate's files, which a cluster renews in place."""
+"""Time between two checks of the certificate's files, which a cluster renews in place."""
 _SHUTDOWN_S: Final = 5.0
 _log: Final = logging.getLogger("perphd.extender")
 
@@ -86,7 +86,7 @@ class Certificate:
         """The TLS context of a server.
 
         Raises:
-            PerphError: a file is unreadable, or the key is that of another certificate.
+            PerphError: a file is unreadable, or the key belongs to another certificate.
         """
         try:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.client_ca)
@@ -100,7 +100,7 @@ class Certificate:
     async def renewed(self, context: ssl.SSLContext, period_s: float) -> None:
         """Load the certificate again whenever its files change, forever. New connections use the new one.
 
-        Files that do not fit together, such as a new certificate before its key, are tried again.
+        Files that do not match, such as a new certificate before its key, are tried again.
         """
         before = refused = self._state()
         while True:

@@ -1,6 +1,6 @@
 """Mutating admission webhook: the API server asks it about every new pod labelled copper (admission.k8s.io/v1).
 
-It answers with a JSON patch and keeps no state, so that any number of replicas agree. It never denies a pod: an
+It answers with a JSON patch and keeps no state, so any number of replicas agree. It never denies a pod: an
 unreadable one is admitted unchanged, with a warning for its owner.
 """
 
@@ -29,7 +29,7 @@ def reviewed(review: Any) -> tuple[dict[str, Any], str]:
     """The answer to an AdmissionReview, and the action: rewritten, left or unreadable.
 
     Raises:
-        ExtenderError: it is no AdmissionReview of this version.
+        ExtenderError: the call is no AdmissionReview of this version.
     """
     version = review.get("apiVersion") if isinstance(review, Mapping) else None
     if version != _REVIEW:

@@ -1,8 +1,8 @@
-"""Slurm's jobs as workloads: handed over to the daemon by the prolog, and back by the epilog.
+"""Slurm's jobs as workloads: the prolog hands a job over to the daemon, and the epilog takes it back.
 
 A job declares itself by its comment (``sbatch --comment perphd=batch``), as far as the operator allows, else its
 partition decides. It becomes the workload ``slurm-JOBID`` with the job's control group, which need not exist yet. The
-daemon remembers it over restarts. ``JobWatch`` removes workloads whose epilog never came.
+daemon remembers it across restarts. ``JobWatch`` removes workloads whose epilog never ran.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Declarations:
         """The kind of a job; None: it is not handed over, which any job may request by ``perphd=none``.
 
         Raises:
-            JobError: its comment says what is not allowed.
+            JobError: its comment declares a kind that is not allowed.
         """
         said = _COMMENT.search(comment)
         if said is not None:
@@ -72,7 +72,7 @@ def job_of(environment: Mapping[str, str]) -> str:
 
 
 def group_of(environment: Mapping[str, str], root: Path = Path("/sys/fs/cgroup")) -> str:
-    """The control group of a job; slurmd makes it when the first step starts.
+    """The control group of a job; slurmd creates it when the first step starts.
 
     Version 1: ``/slurm/uid_U/job_J``, or ``/slurm_NODE/...`` where several slurmd may run on one host. Version 2:
     ``slurmstepd.scope/job_J``.
@@ -103,7 +103,7 @@ def hand_over(client: Client, environment: Mapping[str, str], declarations: Decl
     """Add the job as a workload; returns a sentence about it. An existing workload stays.
 
     Raises:
-        PerphError: the job's declaration is not accepted, or the daemon does not take it.
+        PerphError: the job's declaration is not accepted, or the daemon refuses it.
     """
     job = job_of(environment)
     kind = declarations.kind_of(
@@ -122,14 +122,14 @@ def hand_back(client: Client, environment: Mapping[str, str]) -> str:
     """Remove the job's workload, so that its settings are restored; returns a sentence about it.
 
     Raises:
-        PerphError: the daemon does not do it.
+        PerphError: the daemon does not remove it.
     """
     job = job_of(environment)
     return f"job {job} is handed back" if _remove(client, job) else f"job {job} was not handed over"
 
 
 class JobWatch:
-    """Removes workloads of jobs that Slurm no longer has on this node.
+    """Removes workloads of jobs that Slurm no longer runs on this node.
 
     Args:
         client: of the daemon.

@@ -122,7 +122,7 @@ def _threads(node: SlurmNode) -> int:
 
 
 def _as_published(node: SlurmNode) -> Kept:
-    """State published by an earlier process, so that a restart raises no offer at its first look."""
+    """State published by an earlier process; with it, a restart raises no offer at its first look."""
     level = Level(max(0, node.cores - len(node.held)) * _threads(node) * 1000)
     return Kept(level, level)
 
@@ -151,7 +151,7 @@ class SlurmPublisher:
         """Read the daemon's document and publish the differences.
 
         Raises:
-            SlurmError: something could not be published.
+            SlurmError: a part could not be published.
         """
         look = await self._look()
         node = await self.seen()
@@ -172,7 +172,7 @@ class SlurmPublisher:
             await self._run("delete", f"reservation=perphd_{self._node}_{number}")
         condition = publication.conditions[0]
         text = f"{_OWN_COMMENT}{condition.reason}:{publication.level.cpu_milli}m"
-        # A comment of somebody else stays.
+        # A comment that another program wrote stays.
         if node.comment != text and (not node.comment or node.comment.startswith(_OWN_COMMENT)):
             await self._run("update", f"NodeName={self._node}", f"Comment={text}")
 
@@ -190,7 +190,7 @@ class SlurmPublisher:
         """Delete perphd's reservations and comment.
 
         Raises:
-            SlurmError: something could not be removed.
+            SlurmError: a part could not be removed.
         """
         node = await self.seen()
         for number in sorted(node.held):

@@ -1,10 +1,10 @@
-"""The capacity of a NodeManager: what the ResourceManager reports, and what it should be. Pure.
+"""The capacity of a NodeManager: the value that the ResourceManager reports, and the wanted value. Pure.
 
     memory = min(LRA part + copper's offer, 80 % of the node)        in MiB
     vcores = LRA part + floor(copper's offer x vcores per CPU)
 
-The LRA part is what LRAs' containers hold on the node in YARN's books, and at least what the operator reserves for
-them. Copper's offer is perphd's, with hysteresis (``perphd.cluster.publication``).
+The LRA part is the amount that LRAs' containers hold on the node according to YARN, and at least the operator's
+reservation for them. Copper's offer is perphd's, with hysteresis (``perphd.cluster.publication``).
 """
 
 from __future__ import annotations

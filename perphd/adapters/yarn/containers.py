@@ -30,7 +30,7 @@ _ENDED: Final = re.compile(r"DONE|COMPLETE|EXITED_.*|.*_CLEANEDUP_AFTER_KILL", r
 
 @dataclass(frozen=True, slots=True)
 class YarnContainer:
-    """One container that has not ended; ``size``: what it holds in YARN's books."""
+    """One container that has not ended; ``size``: the amount that it holds according to YARN."""
 
     id: str
     app: str
@@ -143,7 +143,7 @@ def described(
 def held_by(
     containers: Sequence[YarnContainer], labels: Mapping[str, Mapping[str, str]], lras: Sequence[Match]
 ) -> Capacity:
-    """What the containers of LRAs hold: of applications that any of ``lras`` matches."""
+    """Total size of the containers of LRAs, the applications that any of ``lras`` matches."""
     held = Capacity()
     for each in containers:
         found = labels.get(each.app, {})

@@ -65,7 +65,9 @@ def main() -> None:
               help="Applications that are LRAs, such as yarn.queue=services. Repeatable.")  # fmt: skip
 @click.option("--lra-memory-mb", type=click.IntRange(0), default=0, show_default=True,
               help="Memory kept for LRAs even if they hold less, MiB.")  # fmt: skip
-@click.option("--lra-vcores", type=click.IntRange(0), default=0, show_default=True, help="Least vcores kept for LRAs.")
+@click.option(
+    "--lra-vcores", type=click.IntRange(0), default=0, show_default=True, help="Least vcores kept for LRAs."
+)
 @click.option("--vcores-per-cpu", type=click.FloatRange(0.1, 100), default=1.0, show_default=True,
               help="Vcores that YARN counts for a CPU.")  # fmt: skip
 @click.option("--overcommit-timeout", "overcommit_s", type=click.FloatRange(-1, 86400), default=-1.0,
@@ -77,7 +79,9 @@ def main() -> None:
               )  # fmt: skip
 @click.option("--hierarchy", default=HIERARCHY, show_default=True,
               help="Control group of the containers (LinuxContainerExecutor).")  # fmt: skip
-@click.option("--socket", default=DEFAULT_SOCKET, show_default=True, help="Socket of the daemon on this node.")
+@click.option(
+    "--socket", default=DEFAULT_SOCKET, show_default=True, help="Socket of the daemon on this node."
+)
 @click.option("--period", "period_s", type=click.FloatRange(0.2, 300), default=PERIOD_S, show_default=True,
               help="Seconds between two rounds.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
@@ -94,7 +98,7 @@ def run(
     log_level: str,
     **common: Any,
 ) -> None:
-    """Publish until SIGTERM or Ctrl-C. The capacity stays; ``withdraw`` restores the configured one."""
+    """Publish until SIGTERM or Ctrl-C. The capacity stays; ``withdraw`` restores the configured capacity."""
     start_logging(log_level)
     try:
         settings = YarnSettings(

@@ -3,7 +3,7 @@
 Level-triggered: each round reads the actual state, because a NodeManager that restarts registers with its configured
 capacity, and a ResourceManager may restart or fail over. A grant and a shrink cannot cross:
 
-* One round follows the other, and each ends with a read of what the ResourceManager has.
+* Rounds never overlap, and each ends with a read of the ResourceManager's state.
 * Capacity grows only after a second read of the daemon's document, immediately before the write. If the generation has
   changed, the capacity grows no further than the newer document offers.
 * A document past its time to live counts as none: copper is offered nothing.
@@ -34,7 +34,7 @@ from perphd.host.yarn import HIERARCHY
 
 _SHOWN: Final = 5
 _TAKES_EFFECT_S: Final = 5.0
-"""Time for which the ResourceManager may still report the old capacity after it took a new one."""
+"""Time for which the ResourceManager may still report the old capacity after it accepted a new one."""
 _READ_EVERY_S: Final = 0.2
 _log: Final = logging.getLogger("perphd.yarn")
 
@@ -99,7 +99,7 @@ class YarnPublisher:
         """Read the daemon's document and publish the differences.
 
         Raises:
-            YarnError: something could not be published.
+            YarnError: a part could not be published.
         """
         look = await self._document()
         node = await self.seen()
@@ -182,7 +182,7 @@ class YarnPublisher:
     async def _look_at_containers(self, node: YarnNode) -> None:
         """Read the containers: the LRA part, and labels for the daemon.
 
-        While they cannot be read, both stay as they were.
+        If they cannot be read, both stay unchanged.
         """
         try:
             containers = containers_of(
@@ -243,7 +243,7 @@ class YarnPublisher:
         while (total := (await self.seen()).total) != capacity:
             if time.monotonic() > ends:
                 raise Unreachable(
-                    f"the ResourceManager took {capacity} for {node.id} without an error, but reports {total}"
+                    f"the ResourceManager accepted {capacity} for {node.id} without an error, but reports {total}"
                 )
             await asyncio.sleep(_READ_EVERY_S)
         _log.info("%s: %s, was %s%s", node.id, capacity, node.total, why)
