@@ -44,17 +44,16 @@ EPSILON_SOFT: Final = 0.1
 LEAST_OBSERVED_S: Final = 60.0
 """Seconds of observation below which a workload counts by its prior alone.
 
-A job that ran before counts by its prior cut to values of at least its observed peak. For others the cut would
-overstate usage: most of them keep to what they use at first.
+A job that ran before counts by its prior truncated to values of at least its observed peak. For other jobs, the
+truncation would overstate usage, because most of them keep to their initial usage.
 """
 DECILES: Final = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkloadUsage:
-    """One workload's usage of one resource: its history before the start, and what was observed since.
-
-    ``again``: earlier attempts of the same job are part of what was observed.
+    """One workload's usage of one resource: its history before the start, and the observations since. ``again``: the
+    observations include earlier attempts of the same job.
     """
 
     prior: Histogram
@@ -113,7 +112,7 @@ class TotalUsage:
     together: GridDistribution
 
     def plus(self, other: TotalUsage) -> TotalUsage:
-        """The sum of both; the order of summation makes no difference."""
+        """The sum of both; the order of summation does not matter."""
         return TotalUsage(
             added(self.independent, other.independent), _comonotone(self.together, other.together)
         )

@@ -1,4 +1,4 @@
-"""Which waiting job a pass tries next, and why.
+"""Chooses the waiting job that a pass tries next, with the reason.
 
     1  jobs with a deadline ahead that the plan starts now, by deadline
     2  overdue jobs, by arrival
@@ -6,11 +6,11 @@
     4  jobs that the plan starts later, those with a deadline ahead first
 
 Jobs without a deadline ahead are ordered as in Prophet (``fairness``). They become overdue after three times the
-average wait. In 3 and 4 the half of them that has waited longest goes before the rest. Within either, the job goes
-first that fits best what the running jobs leave free of disks and memory bandwidth over its run (``start_score``); of
-equals the older one. Every start changes these scores.
+average wait. In 3 and 4 the half of them that has waited longest goes before the rest. Within each half, the job goes
+first that best fits the disk and memory bandwidth that the running jobs leave free over its run (``start_score``). Of
+equal jobs, the older one goes first. Every start changes these scores.
 
-Whether the job starts is decided by admission.
+Admission decides whether the job starts.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class StartChoice:
         self.causes: dict[int, str] = {}
 
     def next(self) -> QueuedJob | None:
-        """The job to try next; None once all were tried."""
+        """The job to try next; None after all were tried."""
         if not self._left:
             return None
         job = self._first()
@@ -95,7 +95,7 @@ class StartChoice:
         self._scores.clear()
 
     def order(self) -> dict[int, str]:
-        """When each candidate that has not started is considered, and why then."""
+        """The position of each candidate that has not started, with the reason."""
         found = dict.fromkeys(self._urgent, "by its deadline, before jobs without one")
         tier = self._tiers()
         found |= dict.fromkeys(map(_number, tier.overdue), f"before all jobs without a deadline: {OVERDUE}")
@@ -105,7 +105,7 @@ class StartChoice:
             number = _number(each)
             place = f"place {places.index(number) + 1} of {len(places)}"
             fits = (
-                f", by its fit to what is free ({near[number]:.2f}, {place})"
+                f", by its fit to the free resources ({near[number]:.2f}, {place})"
                 if len(set(near.values())) > 1
                 else ""
             )
@@ -140,7 +140,7 @@ class StartChoice:
         return self._now is None or str(job.id) in self._now
 
     def _tiers(self) -> StartTiers:
-        """The tiers of jobs without a deadline that have not started, whether tried or not."""
+        """The tiers of jobs without a deadline that have not started, including those already tried."""
         view = self._view
         waiting = [
             StartCandidate(_name(job), job.submitted_s, overdue_at(view, job), True)
@@ -154,12 +154,12 @@ class StartChoice:
     def _best(self, group: Sequence[QueuedJob]) -> QueuedJob:
         """The job of a tier that fits best; ``group`` is sorted by arrival."""
         near = self._distances(group)
-        job = min(group, key=lambda each: near[each.id])  # of equals, the one that came first
+        job = min(group, key=lambda each: near[each.id])  # of equal jobs, the older one
         older = [each for each in group[: group.index(job)] if each.submitted_s < job.submitted_s]
         if older:
             number = older[0].id
             self.causes[job.id] = (
-                f"it fits what is free better than {_counted(len(older))} that waited longer "
+                f"it fits the free resources better than {_counted(len(older))} that waited longer "
                 f"({near[job.id]:.2f}, job {number}: {near[number]:.2f}; 0 is best)"
             )
         return job

@@ -8,7 +8,7 @@ gives the remainder to elastic components in the order of service:
         serve the next job if its core fits beside all cores in service, else stop
     give elastic components to the jobs in service, oldest first, until nothing is left
 
-A job with a higher priority takes elastic components of others, never core ones. The youngest job in service
+A job with a higher priority takes elastic components of other jobs, never core components. The youngest job in service
 loses its elastic components first.
 
 Differences from the printed algorithms, each with a test:
@@ -16,7 +16,7 @@ Differences from the printed algorithms, each with a test:
 * A core fits if it is *at most* the free capacity. With "less than", a job as large as the host blocks the queue
   forever.
 * A preempting job needs ``C <= free + elastic components granted``. The printed test uses the sum of *wanted* elastic
-  components, which overcommits: 13 of 10 units in the example.
+components, which overcommits: it grants 13 of 10 units in the example.
 * A job whose core exceeds the capacity is refused at submission.
 * The queue of preempting jobs is tested for emptiness before its head is read. While it is not empty, no other job is
   admitted; otherwise smaller jobs would delay it indefinitely.

@@ -1,12 +1,12 @@
-"""Which waiting jobs may be chosen, without starvation (Prophet, ICAC 2016).
+"""Choice among waiting jobs without starvation (Prophet, ICAC 2016).
 
 Each job becomes overdue three times the average wait after its arrival. An overdue job starts before all
 others, as soon as it fits. Otherwise the choice is among the longest-waiting half, by how well a job fits the
 resources that will be available.
 
-``next_start`` is the published rule: it leaves out jobs that would over-allocate too much, and the half that
-arrived last. The queue of a host (``perphd.batch.choice``) uses the same tiers. It considers the last half after
-the first one, since a host that has room for a job should not leave it waiting.
+``next_start`` is the published rule: it omits jobs that would over-allocate too much, and the half that arrived last.
+The queue of a host (``perphd.batch.choice``) uses the same tiers. It considers the last half after the first one, since
+a host that has room for a job should not leave it waiting.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ class StartCandidate:
 
 @dataclass(frozen=True, slots=True)
 class StartTiers:
-    """Waiting jobs by who may be chosen first, each tier by arrival.
-
-    ``overdue``: in this order. ``longest``: the longest-waiting half without them. ``others``: the rest.
+    """Waiting jobs in tiers of decreasing precedence, each ordered by arrival. ``longest``: the longest-waiting half
+    without overdue jobs. ``others``: the rest.
     """
 
     overdue: tuple[StartCandidate, ...]
@@ -50,7 +49,7 @@ class StartTiers:
 
 
 def overdue_after(arrived_s: float, average_wait_s: float) -> float:
-    """The time from which a job that arrived then goes first."""
+    """The time from which a job that arrived at ``arrived_s`` is overdue."""
     return arrived_s + PATIENCE * average_wait_s
 
 
@@ -63,7 +62,7 @@ def longest_waiting(waiting: Sequence[StartCandidate], among: int | None = None)
 
 
 def tiers(waiting: Sequence[StartCandidate], now_s: float, among: int | None = None) -> StartTiers:
-    """Divide the waiting jobs; the half is one of all of them. ``among``: as for ``longest_waiting``."""
+    """Divide the waiting jobs into tiers; the half is that of all jobs. ``among``: as for ``longest_waiting``."""
     order, longest = sorted(waiting, key=_by_arrival), longest_waiting(waiting, among)
     return StartTiers(
         tuple(job for job in order if now_s > job.overdue_s),

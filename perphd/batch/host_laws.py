@@ -87,13 +87,13 @@ class HostLaws:
     def admission(self, job: QueuedJob) -> Admission:
         """Whether the job is admitted beside everything that runs.
 
-        While no other job runs, a job is admitted whatever CPUs it requests. It is only slower, and would
+        While no other job runs, a job is admitted regardless of its CPU request. It only runs slower, and would
         otherwise wait forever.
         """
         risks = {resource: self._risk(resource, job) for resource in self._view.resources}
         answer = admission(risks, self._view.tasks(job))
         if self._gives_way(job) and self._view.copper_share <= 0.0:
-            return replace(answer, admitted=False)  # whatever risk is accepted
+            return replace(answer, admitted=False)  # regardless of the accepted risk
         alone = not self._jobs[CPU] and not self._gives_way(job)
         if alone and answer.over[MEMORY] <= self._view.epsilon[MEMORY]:
             return replace(answer, admitted=True)
@@ -209,7 +209,7 @@ class HostLaws:
         return self._sums[resource]
 
     def _kept_back(self, resource: str) -> GridDistribution:
-        """The part that an event keeps from copper; it counts as used."""
+        """The part of the host that an event withholds from copper; it counts as used."""
         capacity = self._capacity[resource]
         offer = max(0.0, capacity - min(capacity, quantile_of(self._others[resource], PLANNED_SHARE)))
         return of_outcomes({offer * (1.0 - self._view.copper_share): 1.0}, capacity, CELLS)

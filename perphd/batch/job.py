@@ -63,7 +63,7 @@ class JobSpec:
 
     ``groups``: supplementary groups. ``elastic``: least and greatest number of workers of an elastic job.
     ``after``: jobs that must be done before this one starts. ``retries``: number of restarts after failures.
-    ``limited``: ``memory_bytes`` is also a limit. ``array``: the job's index in its array, and the array's
+    ``limited``: ``memory_bytes`` is also an upper limit. ``array``: the job's index in its array, and the array's
     size. ``output``: the file to which the job's output is appended; empty: perphd keeps the output.
     ``hints``: the job reads backoff hints.
     """
@@ -243,7 +243,7 @@ class Lost:
     """The fate of the present attempt is unknown. ``again``: it has certainly ended, so a retry is allowed."""
 
     at_s: float
-    reason: str = "nobody saw how the job ended"
+    reason: str = "it is unknown how the job ended"
     again: bool = False
 
 
@@ -308,7 +308,7 @@ def after(job: QueuedJob, event: JobEvent) -> QueuedJob | TransitionRefused:
 def _refusal(job: QueuedJob, event: JobEvent) -> str:
     """Why ``event`` cannot happen to ``job``; empty if it can."""
     if job.state.ended:
-        return "nothing more can happen to it"
+        return "no further change is possible"
     match event:
         case Considered() | Started():
             return "" if job.state in STARTABLE else "it has been started"
@@ -373,7 +373,9 @@ class UnitEvidence(StrEnum):
 
     RUNS = "runs"
     ENDED = "ended"  # its exit status is known
-    NEVER_STARTED = "never started"  # no trace of it since the boot or login in which it should have started
+    NEVER_STARTED = (
+        "never started"  # it left no trace since the boot or login in which it should have started
+    )
     UNKNOWN = "unknown"
 
 

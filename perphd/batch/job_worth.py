@@ -53,7 +53,7 @@ def run_time_of(outlook: JobOutlook, given: float = math.inf) -> RunTime:
 
 
 def run_time_with_basis(outlook: JobOutlook, given: float = math.inf) -> tuple[RunTime, RunTimeBasis]:
-    """Distribution of a waiting job's run time, and what it is based on."""
+    """Distribution of a waiting job's run time, and the basis of that distribution."""
     history = outlook.run_time_s
     if not history.count:
         return uniform(*UNKNOWN_RUN_S), RunTimeBasis(WorkKind.NOTHING)
@@ -69,12 +69,12 @@ def run_time_with_basis(outlook: JobOutlook, given: float = math.inf) -> tuple[R
 
 
 def left_of(active: ActiveJob, now_s: float) -> RunTime:
-    """Distribution of a running job's remaining time. Without history: about its run time so far."""
+    """Distribution of a running job's remaining time. Without history, it is about the run time so far."""
     return left_with_basis(active, now_s)[0]
 
 
 def left_with_basis(active: ActiveJob, now_s: float) -> tuple[RunTime, RunTimeBasis]:
-    """Distribution of a running job's remaining time, and what it is based on."""
+    """Distribution of a running job's remaining time, and the basis of that distribution."""
     ran_s = active.job.has_run_s(now_s)
     history = active.outlook.run_time_s
     if not history.count:
@@ -91,7 +91,7 @@ def left_with_basis(active: ActiveJob, now_s: float) -> tuple[RunTime, RunTimeBa
 
 
 def both_ends(active: ActiveJob, now_s: float) -> tuple[float, float] | None:
-    """The whole run time of a running job as predicted by its work and by the clock; None unless both are known."""
+    """The total run time of a running job as predicted by its work and by the clock; None unless both are known."""
     ran_s = active.job.has_run_s(now_s)
     by = _by_work(active, ran_s)
     if by is None or not active.outlook.run_time_s.count:
@@ -126,7 +126,7 @@ def utility_of(
         waited_s = max(0.0, now_s - job.submitted_s)
         return Utility(1.0, patience_s=max(PATIENCE_S - waited_s, UNKNOWN_RUN_S[1]))
     left_s = job.spec.deadline_s - now_s
-    if left_s <= 0.0:  # missed: the utility of best effort
+    if left_s <= 0.0:  # the deadline has passed: the utility of best effort
         return Utility(1.0, patience_s=PATIENCE_S)
     waited_s = max(0.0, now_s - job.submitted_s)
     return adapted(Utility(DEADLINE_WORTH, deadline_s=left_s), run_time, waited_s, doubted)

@@ -1,4 +1,4 @@
-"""Dependencies: which waiting jobs may start."""
+"""Dependencies between jobs, which decide whether a waiting job may start."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def dependencies(live: Sequence[QueuedJob], ended: Mapping[int, QueuedJob]) -> D
         if over:
             number, state = over[0]
             told = "is no longer known" if state is None else f"is {state}"
-            impossible[job.id] = f"job {number}, which it was to follow, {told}"
+            impossible[job.id] = f"job {number}, on which it depends, {told}"
         elif is_elastic(job) and not cores.get(gang_of(job)):
             impossible[job.id] = "the core of its elastic job has ended"
         elif left:

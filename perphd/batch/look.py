@@ -33,7 +33,7 @@ LEAST_CEILING_CPUS: Final = 0.05
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobOutlook:
-    """What the history of similar jobs says. An empty histogram: no history.
+    """The history of similar jobs. An empty histogram: no history.
 
     ``run_time_s``, ``cpus`` and ``memory_bytes`` are those of one attempt; ``shared``: use of ``SHARED``
     resources and of disks; ``works``: their work, the kind to use first.
@@ -88,10 +88,10 @@ class QueueView:
 
     ``cpus`` and ``memory_bytes``: capacity for the queue and the others together. ``preempts``: copper may be
     frozen. ``most_running``: limit of jobs with a unit. ``epsilon``: accepted P(over) by resource.
-    ``together``: the jobs that start with a waiting one, or not at all. ``workers``: elastic workers that
+    ``together``: the jobs that can start only together with a waiting job. ``workers``: elastic workers that
     could start. ``doubted``: chance to meet a deadline below which the history is assumed to over-estimate
     the job. ``calibration``: by resource. ``shared``: the host's capacity of each ``SHARED`` resource, if
-    known; ``scored``: of resources that count for the choice of the next job alone; ``others_shared``: the
+    known; ``scored``: that of resources that count only for the choice of the next job; ``others_shared``: the
     others' usage of both. ``earlier``: usage of earlier attempts, by waiting job. ``batch_cpus``: the CPUs to
     which batch is confined.
     """
@@ -130,7 +130,7 @@ class QueueView:
         return known[resource] if resource in known else self.others_shared.get(resource, Histogram())
 
     def given(self, job: QueuedJob) -> float:
-        """The CPUs that a waiting job may expect to have at most: batch's, less what others use."""
+        """Upper bound of the CPUs that a waiting job may expect: batch's, less the use by others."""
         left = max(0.0, self.cpus - (self.others_cpus.mean if self.others_cpus.count else 0.0))
         most = min(self.batch_cpus, left)
         if self.copper_share < 1.0 and not job.spec.band.protected:
@@ -162,8 +162,8 @@ class QueueStep:
     """The output of a scheduling pass: actions in this order. ``reasons``: why jobs wait; ``plan``: planned starts.
 
     ``revoke``: elastic workers that lose their slots. ``expected``: the distributions that admission used.
-    ``causes``: by job that starts, stops or goes on, why; of what gives way, also the cost. ``order``: by waiting job
-    that was considered, when it is considered and why.
+    ``causes``: the reason for each job that starts, stops or continues; for a job that gives way, also the cost.
+        ``order``: for each waiting job that was considered, its position and the reason.
     """
 
     requeue: tuple[int, ...] = ()

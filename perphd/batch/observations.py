@@ -143,7 +143,7 @@ class Observations:
             self._compare(job, use, outlook)
 
     def forget(self, job: QueuedJob, done: bool, evicted: bool = False) -> JobUse | None:
-        """Forget an ended attempt and return its usage. ``done``: learn from it how far jobs grow.
+        """Forget an ended attempt and return its usage. ``done``: learn from it how much the usage of jobs grows.
 
         ``evicted``: remember its usage for the job's next attempt, as after a failure.
         """

@@ -1,12 +1,12 @@
-"""When a job will start and end: the queue played forward with run times drawn from their laws.
+"""Predicts when a job will start and end: a simulation of the queue with run times drawn from their distributions.
 
 One draw gives every job that runs a remaining time and every job ahead a run time. Jobs then start in order, each at
-the first time at which its CPUs and memory are free. What everything else on the host uses is taken at a high quantile.
+the first time at which its CPUs and memory are free. Other use of the host counts at a high quantile.
 
     start ~ quantiles over draws,   end = start + run time,   P(deadline) = share of draws with end <= deadline
 
-The draws are equally spaced quantiles in random order with a seed of the job's own, so that the answer does not change
-from one look to the next.
+The draws are equally spaced quantiles in random order, with a seed derived from the job, so the answer does not change
+from one request to the next.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _start(
     busy: list[tuple[float, float, float]],
     waiting: list[tuple[float, float, float]],
 ) -> float:
-    """When the last of ``waiting`` starts; all are (seconds, CPUs, bytes).
+    """The time at which the last of ``waiting`` starts; all jobs are (seconds, CPUs, bytes).
 
     A job too large for the host runs alone.
     """

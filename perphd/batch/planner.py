@@ -1,7 +1,7 @@
-"""Plans of the batch queue: which job starts when, over a plan-ahead window (3Sigma, 4.3).
+"""Plans of the batch queue: the start time of each job within a plan-ahead window (3Sigma, 4.3).
 
-Time is divided into slots. An option is a job with a start slot. Its worth is E[U(s)], and what it holds t seconds
-after its start is its demand times P(T > t), the expected consumption. The plan maximises
+Time is divided into slots. An option is a job with a start slot. Its worth is E[U(s)]. The amount that it holds t
+seconds after its start is its demand times P(T > t), the expected consumption. The plan maximises
 
     sum of E[U_jo] I_jo - sum of cost_r P_r                  I_jo: option o of job j; P_r: running job r is preempted
 
@@ -9,12 +9,11 @@ after its start is its demand times P(T > t), the expected consumption. The plan
     for every slot and resource:   sum of k_j S_j(t - s) I_jo <= capacity - sum of k_r S_r(t) (1 - P_r)
 
 ``greedy`` inserts jobs in the order of their best worth, each at its best feasible slot. It then moves single jobs to
-the front of that order as long as the plan becomes worth more, and preempts where, in the order found, the gain exceeds
-the cost: each running job alone, then all together that were passed over, less those that the others make unnecessary.
-``program`` states the exact integer program for a solver; ``plan_of`` reads its solution. Greedy plans are the
-fall-back, and the start of the solver.
-
-Expected consumption is what later starts may count on. Whether a job starts *now* is decided by admission as well.
+the front of that order as long as the plan becomes worth more, and preempts running jobs if, in the order found, the
+gain exceeds the cost. It tries each running job alone, then all jobs together that it did not preempt, less those that
+the others make unnecessary. ``program`` states the exact integer program for a solver; ``plan_of`` reads its solution.
+Greedy plans are the fallback, and the starting point of the solver. Later starts may rely on expected consumption. A
+job that starts *now* must also pass admission.
 """
 
 from __future__ import annotations
@@ -31,12 +30,14 @@ from perphd.forecast.histogram import Floats
 _ROUNDING: Final = 1e-9
 _PASSES: Final = 2
 _MOVES: Final = 20
-"""Jobs that are tried at the front of the order, those of the greatest worth first: keeps the cost linear."""
+"""Number of jobs that are moved to the front of the order, those of the greatest worth first. The limit keeps the cost
+linear.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingJob:
-    """A job that could start: its demand by resource, the law of its run time, and its worth."""
+    """A job that could start: its demand by resource, the distribution of its run time, and its worth."""
 
     name: str
     demand: Mapping[str, float]
@@ -46,7 +47,9 @@ class WaitingJob:
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job that runs: its demand, the law of what is left of it, and what a preemption costs (None: never)."""
+    """A job that runs: its demand, the distribution of its remaining time, and the cost of its preemption (None: never
+    preempted).
+    """
 
     name: str
     demand: Mapping[str, float]
@@ -65,7 +68,7 @@ class PlanWindow:
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """Start in seconds from now by job, the jobs to preempt, and what the plan is worth."""
+    """Start in seconds from now by job, the jobs to preempt, and the worth of the plan."""
 
     starts_s: Mapping[str, float] = field(default_factory=dict)
     preempted: tuple[str, ...] = ()
@@ -79,7 +82,7 @@ class JobPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntegerProgram:
-    """Maximise ``worth @ x`` for binary ``x`` with ``rows @ x <= bounds``; what each x means, in ``options``.
+    """Maximise ``worth @ x`` for binary ``x`` with ``rows @ x <= bounds``; ``options`` states the meaning of each x.
 
     An option is (job, slot), or (running job, -1) for its preemption.
     """
@@ -92,9 +95,8 @@ class IntegerProgram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tables:
-    """Jobs by name: worth by start slot, what a start in a slot takes, and what a running job holds.
-
-    What is taken and held is a row of all slots of the first resource, then of the next one.
+    """Jobs by name: worth by start slot, the consumption of a start in each slot, and that of running jobs. A
+    consumption is a row of all slots of the first resource, then of the next one.
     """
 
     worth: Mapping[str, Floats]
@@ -104,7 +106,7 @@ class _Tables:
 
 
 def greedy(window: PlanWindow, waiting: Sequence[WaitingJob], running: Sequence[RunningJob] = ()) -> JobPlan:
-    """A plan that is feasible and found quickly."""
+    """A feasible plan, found quickly."""
     tables = _tables(window, waiting, running)
     jobs = sorted(waiting, key=lambda job: -float(np.max(tables.worth[job.name])))
     best, order = _improved(window, tables, jobs, running, ())
@@ -132,7 +134,7 @@ def greedy(window: PlanWindow, waiting: Sequence[WaitingJob], running: Sequence[
 def program(
     window: PlanWindow, waiting: Sequence[WaitingJob], running: Sequence[RunningJob] = ()
 ) -> IntegerProgram:
-    """The exact program. Options that are worth nothing are left out."""
+    """The exact program. Options without worth are omitted."""
     tables = _tables(window, waiting, running)
     starts = [
         (job.name, slot)
@@ -158,14 +160,14 @@ def program(
 
 
 def solution_of(plan: JobPlan, stated: IntegerProgram, slot_s: float) -> Floats:
-    """``plan`` as the program's variables: where a solver starts."""
+    """``plan`` as the program's variables, the starting point of a solver."""
     chosen = {(name, round(start_s / slot_s)) for name, start_s in plan.starts_s.items()}
     chosen |= {(name, -1) for name in plan.preempted}
     return np.array([float(option in chosen) for option in stated.options])
 
 
 def plan_of(solution: Floats, stated: IntegerProgram, slot_s: float) -> JobPlan:
-    """The plan that a solution of the program states."""
+    """The plan that a solution of the program represents."""
     chosen = [option for option, x in zip(stated.options, solution, strict=True) if x > 0.5]
     return JobPlan(
         {name: slot * slot_s for name, slot in chosen if slot >= 0},
@@ -186,7 +188,7 @@ def _improved(
     running: Sequence[RunningJob],
     preempted: tuple[str, ...],
 ) -> tuple[JobPlan, Sequence[WaitingJob]]:
-    """The best plan over the orders that single moves to the front reach, and its order."""
+    """The best plan among the orders reachable by single moves to the front, and its order."""
     order, start = list(jobs), _start_of(tables, running, preempted)
     best = _inserted(window, tables, order, start)
     for _ in range(_PASSES):
@@ -203,7 +205,7 @@ def _improved(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Start:
-    """An empty plan: the jobs that it preempts, what that costs, and what is left for others."""
+    """An empty plan: the jobs that it preempts, the cost, and the remaining capacity."""
 
     preempted: tuple[str, ...]
     cost: float
@@ -233,7 +235,7 @@ def _inserted(window: PlanWindow, tables: _Tables, order: Sequence[WaitingJob], 
 
 
 def _left(tables: _Tables, running: Sequence[RunningJob], preempted: tuple[str, ...]) -> Floats:
-    """What is left beside what runs and is not preempted; nothing where that is more than there is."""
+    """Remaining capacity beside the running jobs that are not preempted, at least 0."""
     left = tables.capacity.copy()
     for job in running:
         if job.name not in preempted:
@@ -261,7 +263,7 @@ def _tables(window: PlanWindow, waiting: Sequence[WaitingJob], running: Sequence
 
 
 def _survival(window: PlanWindow, run_time: RunTime) -> Floats:
-    """What is expected to be held at the beginning of each slot; all of it in the first."""
+    """Expected consumption at the beginning of each slot; the full demand in the first."""
     held = run_time.survivals(np.arange(window.slots, dtype=np.float64) * window.slot_s)
     held[0] = 1.0
     return held

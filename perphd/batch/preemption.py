@@ -1,4 +1,4 @@
-"""Which copper jobs make room for a job with a deadline that is not admitted.
+"""Selects the copper jobs that make room for a job with a deadline that is not admitted.
 
 Problem. A plan uses expected consumption, while admission uses its distribution. A job may therefore be
 planned to start now and not be admitted. It then waits for room while its deadline approaches.
@@ -37,7 +37,7 @@ _WORDS: Final = {CPU: "CPUs", MEMORY: "memory", WAYS: "cache", BANDWIDTH: "memor
 class Preemption:
     """The jobs to freeze and to requeue, and the admission of the job for which they make room.
 
-    ``reasons``: by preempted job, why and at what cost.
+    ``reasons``: the reason and the cost, by preempted job.
     """
 
     freeze: tuple[int, ...]

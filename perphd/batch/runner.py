@@ -15,7 +15,7 @@ class StartFailed(PerphError):
 
 
 class JobRefused(PerphError):
-    """This job can never be started as submitted: another attempt would be refused as well."""
+    """This job can never be started as submitted: the host would refuse another attempt as well."""
 
 
 @dataclass(frozen=True, slots=True)

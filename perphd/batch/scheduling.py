@@ -1,4 +1,4 @@
-"""One scheduling pass: which jobs start or freeze now, and why each other job waits.
+"""One scheduling pass: decides which jobs start or freeze now, and states why each other job waits.
 
     candidates = jobs with a deadline ahead, by deadline, then overdue jobs, then the others by arrival
     plan       = the planner's start times for the candidates, if one of them has a deadline
@@ -47,7 +47,7 @@ SLOT_S: Final = (15.0, 600.0)
 TRIED_PREEMPTIONS: Final = 4
 """Jobs per pass for which preemption is tried; all compete for the same room."""
 ROOM_AGAIN: Final = "the host has room for it again"
-NOT_ENFORCED: Final = "no job is enforced any more, so that none may stand still"
+NOT_ENFORCED: Final = "no job is enforced any longer, so none may stay frozen"
 Improve: TypeAlias = Callable[[PlanWindow, Sequence[WaitingJob], Sequence[RunningJob], JobPlan], JobPlan]
 
 
@@ -171,7 +171,7 @@ def waiting_reason(view: QueueView, job: QueuedJob, over: Mapping[str, float]) -
     accepted = f"accepted: {view.epsilon[CPU]:.0%} for CPUs, {view.epsilon[MEMORY]:.0%} for memory"
     said = f"{' and '.join(words)} ({accepted})"
     if view.copper_share < 1.0 and not job.spec.band.protected:
-        left = f"{view.copper_share:.0%} of what is unused" if view.copper_share > 0.0 else "nothing"
+        left = f"{view.copper_share:.0%} of the unused part" if view.copper_share > 0.0 else "nothing"
         return f"an event leaves copper {left}{f': {said}' if words else ''}"
     return f"the host has no room: {said}"
 
@@ -249,7 +249,7 @@ class _Elastic:
             return answer
         self._shares = shares
         self.revoked += taken
-        why = f"job {job.id} is urgent and needs its slot (it stands still, and no work is lost)"
+        why = f"job {job.id} is urgent and needs its slot (the worker is frozen, and no work is lost)"
         self.reasons |= dict.fromkeys(taken, why)
         self.served.add(job.id)  # a plan that includes the workers would start it later
         return after

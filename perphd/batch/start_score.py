@@ -1,13 +1,13 @@
-"""How well a job fits the host if it starts now: the F/O score over all that jobs share (Prophet).
+"""How well a job fits the host if it starts now: the F/O score over all shared resources (Prophet).
 
-For each resource, what runs now is laid on a time line (``perphd.qos.availability``):
+For each resource, the use by running jobs forms a time line (``perphd.qos.availability``):
 
     available(t) = (capacity - others) * copper's share - sum of the peaks of the jobs that still run at t
 
-``others`` and the peaks are the 90 % quantiles that plans and forecasts count with as well; a job runs until the median
-of what its history leaves. The candidate's stages are laid over that line, and its score is the norm of the areas
-that it leaves unused or over-allocates. Prophet scored disks and links. Here the same score serves every resource with
-a known capacity: CPUs, memory, memory bandwidth (``[queue] memory_bandwidth``) and last-level cache (where resctrl
+``others`` and the peaks are the 90 % quantiles that plans and forecasts use as well. A job is assumed to run for the
+median of its remaining time. The score compares the candidate's stages with that line: it is the norm of the areas that
+the candidate leaves unused or over-allocates. Prophet scored disks and links. Here the same score serves every resource
+with a known capacity: CPUs, memory, memory bandwidth (``[queue] memory_bandwidth``) and last-level cache (where resctrl
 measures occupancy).
 """
 
@@ -37,13 +37,14 @@ from perphd.qos.availability import (
 CACHE: Final = "cache"
 SCORED: Final = (CPU, MEMORY, BANDWIDTH, CACHE, DISK)
 CHOSEN_BY: Final = (BANDWIDTH, DISK)
-"""Resources that decide the choice among waiting jobs, as in Prophet. CPUs and memory are admission's, which knows
-their distributions; a fit that counts them prefers large jobs, and the mean wait grows."""
+"""Resources that decide the choice among waiting jobs, as in Prophet. Admission covers CPUs and memory, because it
+knows their distributions. A fit that counted them would prefer large jobs, and the mean wait would grow.
+"""
 _DECIMALS: Final = 9
 """Candidates whose norms differ by less than a rounding error are equal."""
 NOT_STATED: Final = "the candidate's use of it is not known"
 NO_BANDWIDTH: Final = "the host's memory bandwidth is not known: set [queue] memory_bandwidth, or calibrate"
-NO_DISK: Final = "nothing has moved data on this host's disks yet, as far as perphd saw"
+NO_DISK: Final = "perphd has not observed any traffic of this host's disks yet"
 NO_CACHE: Final = Unavailable("the choice among jobs does not count the cache")
 
 
@@ -57,7 +58,9 @@ class CandidateStage:
 
 @dataclass(frozen=True, slots=True)
 class CacheFill:
-    """Bytes of last-level cache: the host's, what each running job fills, and what all other workloads fill."""
+    """Bytes of last-level cache: the host's capacity, the occupancy of each running job, and that of all other
+    workloads.
+    """
 
     capacity: float
     jobs: Mapping[int, float]
@@ -83,7 +86,7 @@ class ResourceScore:
 class StartScore:
     """How a candidate of length ``seconds`` fits. The lower ``distance``, the better.
 
-    ``over_ratio``: what is over-allocated of all resources together, as a share of capacity and time; ``suits``: it is
+    ``over_ratio``: the over-allocated part of all resources together, as a share of capacity and time; ``suits``: it is
     at most 0.15. ``left_out``: resources that do not count, each with the reason.
     """
 
@@ -96,9 +99,8 @@ class StartScore:
 
 
 def stages_of(view: QueueView, job: QueuedJob) -> tuple[CandidateStage, ...]:
-    """A waiting job, and those that start with it, as one stage: the median run time, and what plans count with.
-
-    What nobody knows is absent.
+    """A waiting job, and those that start with it, as one stage: the median run time, and the demand that plans use.
+    Unknown amounts are absent.
     """
     outlook, tasks = view.outlooks.get(job.id, JobOutlook()), view.tasks(job)
     peaks = demand_of(job, outlook)
@@ -144,7 +146,7 @@ class TimeLines:
         if resource not in view.scored:
             return Unavailable(NO_DISK if resource == DISK else NO_BANDWIDTH)
         peaks = {each.job.id: _peak(each, resource) for each in view.active}
-        for number in host.ends_s.keys() - peaks.keys():  # those that this pass has started
+        for number in host.ends_s.keys() - peaks.keys():  # the jobs that this pass has started
             peaks[number] = planned_use(view.outlooks.get(number, JobOutlook()).of(resource))
         return view.scored[resource], planned_use(view.others(resource)), peaks
 
@@ -193,7 +195,9 @@ def score_on(lines: TimeLines, stages: Sequence[CandidateStage]) -> StartScore:
 
 
 def distances(scores: Mapping[int, StartScore]) -> dict[int, float]:
-    """The norm of each candidate over what the choice counts and any of them is known to use."""
+    """The norm of each candidate over the resources that the choice counts and that at least one candidate is known to
+    use.
+    """
     parts = {
         number: {
             each.resource: each.overall / (each.capacity * score.seconds)

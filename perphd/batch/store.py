@@ -1,8 +1,8 @@
 """Persistent jobs: an interface of four functions, and an SQLite implementation.
 
-Every transition is one transaction, on disk before ``apply`` returns (WAL with ``synchronous = FULL``). A
-process that is killed at any moment leaves each job before or after a transition, never between. Transitions
-read, decide and write under one lock, so two processes cannot both start a job.
+Every transition is one transaction, on disk before ``apply`` returns (WAL with ``synchronous = FULL``). If a process is
+killed at any moment, each job is before or after a transition, never between. Transitions read, decide and write under
+one lock, so two processes cannot both start a job.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ def of_history(history: Histogram) -> RunTime:
 
 
 def remaining(history: Histogram, elapsed_s: float, overrun: Overrun) -> RunTime:
-    """Distribution of the remaining time of a job after ``elapsed_s``; its extended end, if it outlived all
-    history.
+    """Distribution of the remaining time of a job after ``elapsed_s``; if the job outlived all history, its extended
+    end.
     """
     beyond = survival(history, elapsed_s) if history.count else 0.0
     if beyond > 0.0:

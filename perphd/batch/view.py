@@ -23,7 +23,7 @@ class Times:
 class JobForecast:
     """When a job will start and end, and the probability of meeting its deadline (Unavailable: it has none).
 
-    ``basis``: what its run time is predicted from.
+    ``basis``: the basis of the predicted run time.
     """
 
     start: Times
@@ -39,7 +39,7 @@ class JobDetail:
     Times are in seconds since 1970. ``ran_s``: run time of the present attempt; ``lost_s``: of earlier ones.
     ``array``: index and size. ``output``: the file that the job's owner named. ``failures``: attempts with a
     status other than 0. ``elastic``: least and greatest number of workers, for a worker of an elastic job. ``order``:
-    when a waiting job is considered, and why then; empty while it is not one of the next.
+    position of a waiting job, with the reason; empty unless it is one of the next.
     """
 
     user: str

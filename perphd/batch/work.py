@@ -1,23 +1,23 @@
 """How long a job runs, by the clock or by its work.
 
 By the clock, a job runs as long as earlier jobs like it. That is wrong for a job that gets more or less of the host
-than they got. By its work, it runs until it has done what they did:
+than they got. By its work, it runs until it has done as much work as they did:
 
     left = (W - done) / rate         P(left > t) = P(W > done + rate t) / P(W > done)
 
 W is the work of earlier jobs: instructions where they are counted, otherwise CPU time. ``rate`` is the work per second
-that the job gets. Of a running job it is measured, and limited by the CPUs that it may use now. Of a waiting job it is
-that of earlier jobs; if the job will have fewer CPUs ``c`` than the ``peak`` that they used, only its time on the CPU
-takes longer:
+that the job gets. For a running job it is measured, and limited by the CPUs that the job may use now. For a waiting job
+it is the rate of earlier jobs; if the job will have fewer CPUs ``c`` than the ``peak`` that they used, only its time on
+the CPU takes longer:
 
     1 / rate = 1 / usual + 1 / c - 1 / peak                              in CPUs, c < peak
 
 A job that has done more than every earlier one is assumed to be half complete (Harchol-Balter, 1997). By the clock, its
 end moves by exponential increments instead (``perphd.forecast.running``).
 
-Which of both is used follows from their errors. At 1, 2, 4, 8 ... minutes of its run, both predict when a job ends. The
-history keeps the part that work has in the sum of both errors. Before three jobs are scored, the quantity that varies
-less among earlier jobs is used; work may vary slightly more, since it follows the allocation.
+The prediction with the smaller errors is used. At 1, 2, 4, 8 ... minutes of its run, both predict when a job ends. The
+history keeps the share of work in the sum of both errors. Before three jobs are scored, the quantity that varies less
+among earlier jobs is used; work may vary slightly more, since it follows the allocation.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from perphd.domain.quick import replace
 from perphd.forecast.histogram import Histogram, quantiles, shares_to, survival
 
 LEAST_SCORED: Final = 3
-"""Scored jobs from which their errors decide."""
+"""Number of scored jobs from which the errors decide."""
 NEAR: Final = 1.15
 """Factor by which work may vary more than the run time and still be used."""
 LEAST_CPUS: Final = 0.05
-"""Jobs that use less wait for something else than the CPU: their CPU time says nothing about their end."""
+"""CPU use, in CPUs, below which a job waits for other resources: its CPU time does not predict its end."""
 LEAST_RATE_RATIO: Final = 0.01
 """Least share of the usual rate that a running job counts with."""
 FIRST_LOOK_S: Final = 60.0
@@ -47,7 +47,7 @@ FIRST_LOOK_S: Final = 60.0
 SEEN_SHARE: Final = 0.9
 """Share of its run for which a job must have been measured for its work to be known."""
 UNSEEN_S: Final = 15.0
-"""Seconds of a run that may be missing whatever its length: measurements come every few seconds."""
+"""Seconds of a run of any length that may be missing, because measurements come every few seconds."""
 RATE_SHARE: Final = 0.25
 RATE_S: Final = (60.0, 900.0)
 """A rate is a mean that fades over this share of the run, within these bounds in seconds."""
@@ -66,8 +66,8 @@ class WorkKind(StrEnum):
 class WorkOutlook:
     """The work of earlier jobs and their usual rate (work per second).
 
-    ``cpus``: CPUs that they used on average; ``peak_cpus``: at most, over some seconds. ``error_share``: the part that
-    work has in the sum of both errors, None before enough jobs are scored.
+    ``cpus``: CPUs that they used on average; ``peak_cpus``: at most, over some seconds. ``error_share``: the share of
+        work in the sum of both errors, None before enough jobs are scored.
     """
 
     kind: WorkKind
@@ -80,7 +80,7 @@ class WorkOutlook:
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """Work of one attempt: total and present rate per second. ``seconds``: for how long it was measured."""
+    """Work of one attempt: total and present rate per second. ``seconds``: duration of the measurement."""
 
     cpu_s: float = 0.0
     cpus: float = 0.0
@@ -111,7 +111,7 @@ class WorkDone:
         seen_s = self.counted_s if kind is WorkKind.INSTRUCTIONS else self.seconds
         if seen_s < min(SEEN_SHARE * ran_s, ran_s - UNSEEN_S):
             return None
-        unseen = max(1.0, ran_s / seen_s) if seen_s > 0.0 else 1.0  # it did as much in the rest
+        unseen = max(1.0, ran_s / seen_s) if seen_s > 0.0 else 1.0  # assume the same rate in the rest
         if kind is WorkKind.INSTRUCTIONS:
             return unseen * self.instructions, self.instructions_per_s
         return unseen * self.cpu_s, self.cpus
@@ -119,7 +119,7 @@ class WorkDone:
 
 @dataclass(frozen=True, slots=True)
 class RunTimeBasis:
-    """The basis of a prediction of run time. ``why``: the reason for this one and not the other.
+    """The basis of a prediction of run time. ``why``: the reason for this basis.
 
     ``done``: work so far (CPU seconds, instructions, or seconds of the run); ``usual``: median of earlier jobs;
     ``rate``: work per second that is assumed.
@@ -155,7 +155,7 @@ def running_rate(outlook: WorkOutlook, done: WorkDone, rate: float, given: float
 
 
 def work_left(law: Histogram, done: float, rate: float) -> RunTime:
-    """Distribution of the time in which the rest of the work is done at this rate."""
+    """Distribution of the time that the rest of the work takes at this rate."""
     beyond = survival(law, done)
     if beyond <= 0.0:
         left_s = done / rate
@@ -170,7 +170,7 @@ def by_work(outlook: WorkOutlook, run_time_s: Histogram) -> tuple[bool, str]:
     """Whether work predicts the run time better than the clock, and why."""
     kind = outlook.kind
     if outlook.cpus < LEAST_CPUS:
-        return False, f"jobs like it use {outlook.cpus:.2f} CPUs: they wait for something else"
+        return False, f"jobs like it use {outlook.cpus:.2f} CPUs: they wait for other resources"
     if outlook.error_share is not None:
         work, clock = outlook.error_share, 1.0 - outlook.error_share
         better = work <= clock
@@ -192,7 +192,7 @@ def spread(law: Histogram) -> float:
 
 
 def error_share(predicted: Sequence[tuple[float, float]], ran_s: float) -> float | None:
-    """The part that work has in the sum of errors; ``predicted``: run times by work and by the clock."""
+    """The share of work in the sum of errors; ``predicted``: run times by work and by the clock."""
     if not predicted:
         return None
     work = sum(abs(by - ran_s) for by, _ in predicted)

@@ -337,7 +337,7 @@ def test_dependencies_retries_arrays_and_the_commands_of_perphctl(host: Host, tm
     assert [host.job(n)["detail"]["status"] for n in (1, 2, 3)] == [0, 1, 2]
     follows = host.ctl("run", "--after", "1", "--after", "2", "--", "true")
     assert follows.returncode == 0
-    assert "which it was to follow, is failed" in host.ended(4)["detail"]["reason"]
+    assert "on which it depends, is failed" in host.ended(4)["detail"]["reason"]
     marker = tmp_path / "tries"
     again = f"echo x >> {marker}; test $(wc -l < {marker}) = 3"
     retried = host.ctl("run", "--retries", "5", "--wait", "--", "sh", "-c", again)

@@ -83,7 +83,7 @@ def test_a_job_waits_runs_and_is_done() -> None:
     assert (job.state, job.unit, job.confirmed) == (JobState.RUNNING, "perphd-job-7-1.service", True)
     job = _lived(job, Exited(141, 0))
     assert (job.state, job.status, job.ran_s) == (JobState.DONE, 0, 30.0)
-    assert _why_not(job, Started(150)) == "job 7 is done: nothing more can happen to it"
+    assert _why_not(job, Started(150)) == "job 7 is done: no further change is possible"
 
 
 def test_a_failed_job_is_retried_as_often_as_it_may() -> None:

@@ -112,7 +112,7 @@ async def test_a_cancelled_job_never_runs_on_even_if_the_daemon_dies_at_once(tmp
     await world.look(queue)
     assert state(queue, job.id) is JobState.CANCELLED
     assert not world.units.units
-    with pytest.raises(ConfigError, match="nothing more can happen"):
+    with pytest.raises(ConfigError, match="no further change is possible"):
         await queue.cancel(running, "somebody")
     queue.close()
 

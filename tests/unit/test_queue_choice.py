@@ -1,4 +1,4 @@
-"""Which job a pass tries next: fairness first, then the fit to what is free over the jobs' run."""
+"""Which job a pass tries next: fairness first, then the fit to the resources that are free over the run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_of_the_longest_waiting_half_the_job_that_fits_best_starts() -> None:
     outlooks = {1: known(4.0, disk=90 * MB), 2: known(4.0, disk=8 * MB), 3: known(4.0), 4: known(4.0)}
     step = scheduled(seen(outlooks, writer, scored={DISK: 100 * MB}, others_shared={DISK: Histogram()}))
     assert step.start == (2,)
-    assert "fits what is free better than one job that waited longer" in step.causes[2]
+    assert "fits the free resources better than one job that waited longer" in step.causes[2]
     assert "job 1: " in step.causes[2]
     assert step.order[1].startswith("in the half that has waited longest")
     assert "in 1701 s, after three times the average wait" in step.order[1]

@@ -84,7 +84,7 @@ async def test_an_urgent_job_takes_the_youngest_gangs_workers_and_they_go_on_aft
     assert frozen.preemptions == 0, "a slot that is taken back is no preemption"
     assert (
         frozen.reason
-        == f"job {urgent.id} is urgent and needs its slot (it stands still, and no work is lost)"
+        == f"job {urgent.id} is urgent and needs its slot (the worker is frozen, and no work is lost)"
     )
     assert f"job 8 is frozen: {frozen.reason}" in world.side.told
     world.units.end(urgent.id)

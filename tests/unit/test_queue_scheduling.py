@@ -188,8 +188,8 @@ def test_dependencies_are_sorted_into_those_that_may_must_wait_and_never_can() -
     assert [job.id for job in found.startable] == [3]
     assert found.blocked == {4: "it follows job 3, which is queued"}
     assert found.impossible == {
-        5: "job 2, which it was to follow, is failed",
-        6: "job 99, which it was to follow, is no longer known",
+        5: "job 2, on which it depends, is failed",
+        6: "job 99, on which it depends, is no longer known",
     }
 
 

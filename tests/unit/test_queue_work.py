@@ -142,7 +142,7 @@ def test_what_varies_less_is_used_until_errors_are_known() -> None:
     )
     assert not by_work(outlook(0.7).works[0], CLOCK)[0]
     asleep = WorkOutlook(WorkKind.CPU_TIME, STEADY, 0.01, 0.01, 0.02)
-    assert "wait for something else" in by_work(asleep, CLOCK)[1]
+    assert "wait for other resources" in by_work(asleep, CLOCK)[1]
     assert run_time_with_basis(JobOutlook())[1].by is WorkKind.NOTHING
     assert run_time_with_basis(outlook(0.7))[1].by is WorkKind.RUN_TIME
 
