@@ -97,7 +97,7 @@ class CpuGrant:
         return self.total_cores - self.batch_cores if self.exclusive else self.total_cores
 
     def without_own_cores(self) -> CpuGrant:
-        """This grant without ``own_cores``: cores of other LRAs count as batch's."""
+        """This grant without ``own_cores``: the cores of other LRAs count as batch's cores."""
         if self.own_cores is None:
             return self
         others = self.total_cores - self.own_cores

@@ -49,7 +49,7 @@ class OriginHost:
 
 @dataclass(frozen=True, slots=True)
 class OriginLeftOut:
-    """A host whose contribution was not used, and why."""
+    """A host whose contribution was not used, with the reason."""
 
     contributor: str
     reason: str

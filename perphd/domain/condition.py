@@ -25,7 +25,7 @@ class BatchCondition(StrEnum):
     STARVED = "starved"  # it waits for a CPU and gets none
     THROTTLED = "throttled"  # its own quota holds it back
     FROZEN = "frozen"  # perphd has stopped it
-    IDLE = "idle"  # it does not demand CPU time
+    IDLE = "idle"  # it demands no CPU time
     GONE = "gone"  # its control group does not exist, or has no process
 
 

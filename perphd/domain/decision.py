@@ -42,8 +42,10 @@ class Cause(StrEnum):
     THROTTLED = "throttled"  # its own CPU limit holds it back
     NEIGHBOUR = "neighbour"  # undeclared work uses the CPUs
     HYPERVISOR = "hypervisor"  # CPU time is stolen from this virtual machine
-    SELF = "self"  # its load exceeds what the host can do; no other workload contends
-    REMOTE = "remote"  # nothing on this host explains it: a remote dependency of the application is slower
+    SELF = "self"  # its load exceeds the host's capacity; no other workload contends
+    REMOTE = (
+        "remote"  # no resource of this host explains it: a remote dependency of the application is slower
+    )
     UNKNOWN = "unknown"
     NONE = "none"
 
@@ -56,7 +58,7 @@ class Action(StrEnum):
     SHRINK = "shrink"  # one step of protection returned to batch
     EXPLORE = "explore"  # a step that the model cannot predict yet, tried because the target is missed
     ROLLBACK = "rollback"  # the last change did not help and is undone
-    RELEASE = "release"  # nothing left to protect against: all original settings are restored
+    RELEASE = "release"  # no threat is left: all original settings are restored
 
 
 AWAITED: Final = "events"

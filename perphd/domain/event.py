@@ -25,7 +25,7 @@ class EventKind(StrEnum):
     RESTORE = "restore"  # original values were restored
     HOST = "host"  # the host itself changed, e.g. CPU hotplug
     RELOAD = "reload"  # the configuration was read again
-    PROBLEM = "problem"  # something that an operator should act on
+    PROBLEM = "problem"  # a condition on which an operator should act
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ class SeriesForecasts:
     """Forecast of one series of a workload: its maximum in the next window.
 
     ``model``: the model in use; empty if there is none, and ``mean``, ``p90``, ``p99`` then say why. ``p99``
-    is the calibrated bound. ``scored``: number of past forecasts compared with what followed. ``loss``: mean
+    is the calibrated bound. ``scored``: number of past forecasts compared with the actual values. ``loss``: mean
     pinball loss of the last bounds; ``covered_ratio``: share of values within them.
     """
 

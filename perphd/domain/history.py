@@ -14,7 +14,7 @@ class WorkloadHistory:
     """One workload's history, one value per slot; None where nothing is stored.
 
     Values are means over the slot's samples. ``score``: median of performance divided by target, 1 is on
-    target; ``lowest``: the lowest score. ``health``: the worst; empty where nothing was decided. Only the CPU
+    target; ``lowest``: the lowest score. ``health``: the worst; empty where there was no decision. Only the CPU
     values are filled for batch. ``*_source``: the signals behind work and delay (``domain.signals``).
     """
 

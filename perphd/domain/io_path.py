@@ -52,13 +52,13 @@ class Layer:
     @property
     def _read_links(self) -> int:
         if self.gateway:
-            return 4  # to the proxy, to the storage, and back
+            return 4  # links: to the proxy, to the storage, and back
         return 2 if self.remote else 0
 
     @property
     def _write_links(self) -> int:
         if self.gateway:
-            return 4  # to the proxy, to the copies in parallel, and two acknowledgements
+            return 4  # links: to the proxy, to the copies in parallel, and two acknowledgements
         if self.copying is Copying.CHAIN:
             links = self.remote + self.copies - 1
             return links + 1 if links else 0

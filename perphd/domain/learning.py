@@ -1,6 +1,7 @@
 """Learning settings that an operator may choose, shared by configuration and models.
 
-Free of numpy: every call of ``perphctl`` and ``perphd restore`` reads the configuration and must start fast.
+This module does not import numpy, because every call of ``perphctl`` and ``perphd restore`` reads the configuration and
+must start fast.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Learner: TypeAlias = Literal["staged", "ogbrt", "residual"]
 DEFAULT_LEARNER: Learner = "ogbrt"
 """Default learner.
 
-``staged`` predicts better in nearly every phase. Yet in the quick policy bench six of eleven runs missed the
+``staged`` predicts better in nearly every phase. In the quick policy bench, however, six of eleven runs missed the
 target for longer with it and none for less (12.0 s against 8.25 s of 1320 s).
 """
 Ablated: TypeAlias = Literal["level", "prior"]

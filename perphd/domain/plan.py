@@ -12,7 +12,7 @@ Key: TypeAlias = tuple[str, str]
 
 
 class Stage(IntEnum):
-    """Order of the writes: donors shrink before receivers grow, so that nothing is given out twice."""
+    """Order of the writes: donors shrink before receivers grow, so that no resource is assigned twice."""
 
     DEMOTE = 0  # weights and idle: cheap and immediate
     SHRINK = 1  # donors lose resources
@@ -53,7 +53,7 @@ class NotEnforceable:
 
 @dataclass(frozen=True, slots=True)
 class ChangeSet:
-    """All writes of one transaction, in order. Empty: the host is already as wanted."""
+    """All writes of one transaction, in order. Empty: the host is already in the wanted state."""
 
     writes: tuple[Write, ...]
     skipped: tuple[NotEnforceable, ...] = ()

@@ -23,10 +23,10 @@ from perphd.domain.workload import WorkloadSpec
 
 
 class ResPerfModel(Protocol):
-    """The Res-Perf model of one LRA as a policy sees it: predictions, no learning.
+    """The Res-Perf model of one LRA as a policy sees it: it predicts and does not learn.
 
-    The reference allocation is "nothing enforced, no batch". A work ratio of 0.8 is 80 % of the work rate
-    that the same load would get there; a delay ratio of 2 is twice the delay.
+    The reference allocation is "nothing enforced, no batch". A work ratio of 0.8 means 80 % of the work rate that the
+    same load would reach there; a delay ratio of 2 means twice the delay.
     """
 
     def reference(self, signal: str, load: Reading) -> Band | None:

@@ -112,7 +112,7 @@ class TrialStatus:
 class AgentStatus:
     """The agent as a whole.
 
-    - ``problems``: sentences that an operator should act on. ``notes``: what this host cannot show.
+    - ``problems``: sentences that an operator should act on. ``notes``: measurements that this host cannot provide.
     - ``period_s``: usual time between samples. ``pace_s``: time until the next sample, shorter during fast
       sampling. ``attentive``: reason for fast sampling; empty at the usual pace.
     - ``extra_ticks``: early ticks requested by pressure, starting batch or a pushed reading.

@@ -9,7 +9,7 @@ from perphd.domain.reading import Reading
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Predicted gain of one LRA had the group been held back as batch.
+    """Predicted gain of one LRA if perphd had restricted the group as batch.
 
     ``named_s``: seconds in which the group was the LRA's antagonist. ``work_ratio``, ``delay_ratio``:
     relative to what was observed in that time.

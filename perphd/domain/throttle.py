@@ -1,4 +1,4 @@
-"""Bandwidth that the levels of memory bandwidth throttling (MBA) deliver, and how it is known."""
+"""Bandwidth that the levels of memory bandwidth throttling (MBA) deliver, and the source of that knowledge."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def curve_for(curves: Iterable[ThrottleCurve], domain: int, cores: float) -> Thr
 def whole_bandwidth(curves: Iterable[ThrottleCurve], cores: Mapping[int, int]) -> float | None:
     """Bytes per second that the host's memory moves at most, as calibrated; None unless all of it was measured.
 
-    ``cores``: physical cores by L3 domain. Fewer than half of a domain's cores may not fill its memory channels.
+    ``cores``: physical cores by L3 domain. A measurement with fewer than half of a domain's cores does not count,
+        because they may not fill its memory channels.
     """
     most: dict[int, float] = {}
     for curve in curves:

@@ -49,7 +49,7 @@ class Topology:
 
     @cached_property
     def usable(self) -> CpuSet:
-        """CPUs that workloads may be given."""
+        """CPUs that may be assigned to workloads."""
         return self.online - self.isolated
 
     @cached_property
@@ -63,7 +63,7 @@ class Topology:
 
     @cached_property
     def most(self) -> dict[str, float]:
-        """By reading of a sample: the most that the host has of it. Unknown sizes are absent."""
+        """The host's capacity, by the name of a sample's reading. Unknown sizes are absent."""
         found = {
             "cpu_usage_cores": float(len(self.online)),
             "memory_working_set_bytes": float(self.memory_bytes),

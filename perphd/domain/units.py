@@ -1,7 +1,7 @@
 """Sizes and durations as people write them, parsed strictly.
 
 The kernel itself is lenient in harmful ways (an empty line sets memory.max to 0, ``100 `` means 100 bytes),
-so that values are checked here first.
+so values are checked here first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Admission questions: the effect of starting batch work, and the answer with its reasons."""
+"""Admission questions: the effect of additional batch work, and the answer with its reasons."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Domain values as JSON and back, and the JSON schemas of their types, for API and store.
 
 Unavailable is ``{"unavailable": reason}``, a CPU set its list text, an enum its value. KEEP is an absent key.
-Numbers that are not finite are the texts ``inf``, ``-inf`` and ``nan``. Decoding ignores unknown keys, so
+Non-finite numbers are the texts ``inf``, ``-inf`` and ``nan``. Decoding ignores unknown keys, so
 that an older client understands a newer daemon.
 """
 
@@ -257,7 +257,7 @@ class Components:
         self.schemas: dict[str, Schema] = {}
 
     def of(self, hint: Any) -> Schema:
-        """The schema of what ``encode`` makes of a value of this type.
+        """The schema of the JSON that ``encode`` produces for this type.
 
         Raises:
             TypeError: a type that the wire does not know.
