@@ -30,7 +30,7 @@ _MOST_DIGITS: Final = 100
 
 
 class ExtenderError(PerphError):
-    """An invalid call; says what is wrong, and where."""
+    """An invalid call; the text states the mistake and its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +120,10 @@ def items(data: Any, key: str) -> list[Any]:
 
 
 def _pod_requests(spec: Mapping[str, Any]) -> dict[str, float]:
-    """What the pod needs at once at most: all containers together, or one init container at its turn.
+    """Largest amount that the pod needs at once: all containers together, or one init container while it runs.
 
-    Init containers with ``restartPolicy: Always`` (sidecars) go on beside all that start after them. Requests of the
-    whole pod (``spec.resources``) take the place of those of its containers. Its runtime's overhead is added.
+    Init containers with ``restartPolicy: Always`` (sidecars) keep running beside all later containers. Requests of the
+    whole pod (``spec.resources``) replace those of its containers. The overhead of its runtime is added.
     """
     sidecars: dict[str, float] = {}
     starting: dict[str, float] = {}

@@ -1,7 +1,7 @@
 """kube-scheduler's calls to an extender, read from JSON without decoding their nodes. Pure.
 
-At 5,000 nodes a call with whole nodes (``nodeCacheCapable: false``) has 20 MB. Only the nodes' names are decoded. The
-answer holds the bytes of each node as they came, so that nodes are never encoded either.
+With 5,000 nodes, a call with whole nodes (``nodeCacheCapable: false``) has 20 MB. Only the nodes' names are decoded.
+The answer contains the original bytes of each node, so nodes are never encoded either.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def filter_call(data: bytes) -> SchedulerCall:
         return SchedulerCall(read.Pod, read.NodeNames)
     if read.Nodes is None:
         raise ExtenderError("the call has neither NodeNames nor Nodes")
-    # A decoder takes the node's bytes by themselves, so its complaints need the node's place.
+    # The decoder reads each node's bytes separately, so its errors need the node's position.
     names = [
         _read(_NODE, raw, f"Nodes.items[{place}]: ").metadata.name
         for place, raw in enumerate(read.Nodes.items or ())

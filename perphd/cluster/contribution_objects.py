@@ -1,12 +1,12 @@
-"""Contributions of hosts as ConfigMaps: their form, and which of them a node reads. Pure.
+"""Contributions of hosts as ConfigMaps: their form, and the selection that a node reads. Pure.
 
-Each node has one ConfigMap, named after it, in a namespace for contributions alone, owned by the Node object. It holds
-the host's document as the daemon wrote it, under the contributor ``NODE@kubernetes``. A ConfigMap speaks for the node
-of its name only, so the rights on ConfigMaps decide who may speak for whom.
+Each node has one ConfigMap, named after it and owned by the Node object, in a namespace that holds only contributions.
+It holds the host's document as the daemon wrote it, under the contributor ``NODE@kubernetes``. A ConfigMap counts only
+for the node of its name, so the rights on ConfigMaps decide who may contribute for a node.
 
 Reading all of N documents on all of N nodes would cost N^2. A node therefore reads at most ``HOSTS_PER_APPLICATION``
-documents about each application: the first ones in an order of its own, by a hash of both names. Nobody can choose a
-place in that order, so one liar in ten hosts is about one in ten of those that are read.
+documents about each application: the first ones in the order of a hash of both names. No host can choose its place in
+that order, so if one host in ten lies, about one in ten of the documents read is wrong.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ SELECTOR: Final = f"{LABEL}=true,!{WITHDRAWN}"
 APPLICATIONS: Final = "perphd.io/applications"
 KEY: Final = "contribution.json"
 SUFFIX: Final = "@kubernetes"
-"""End of the names under which the documents of other nodes lie in the folder."""
+"""Suffix of the names under which the folder holds the documents of other nodes."""
 EXPIRE_S: Final = 30 * 86400.0
 """Age from which a document is neither published nor read."""
 HOSTS_PER_APPLICATION: Final = 64
 MOST_HOSTS: Final = 256
 MOST_APPLICATIONS: Final = 512
-"""Most applications that an object may name; further ones are ignored."""
+"""Maximum number of applications that an object may name; further ones are ignored."""
 _MOST_NAME: Final = 63
 _NODE: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}\Z")
 
@@ -69,7 +69,7 @@ class _Object(msgspec.Struct, rename="camel"):
 
 
 def carried_name(node: str) -> str:
-    """The contributor under which the document of a node lies in other nodes' folders.
+    """The contributor's name for the document of a node in other nodes' folders.
 
     Raises:
         ContributionRefused: no node can have this name.
@@ -107,14 +107,14 @@ def listed(item: Any) -> Listed:
     """The content of a ConfigMap's metadata.
 
     Raises:
-        ContributionRefused: they are not those of a contribution.
+        ContributionRefused: the metadata are not those of a contribution.
     """
     found = _object(item).metadata
     if not any(each.kind == "Node" and each.name == found.name for each in found.owner_references):
         raise ContributionRefused("its owner is not the Node of its name")
     carried_name(found.name)
     named = found.annotations.get(APPLICATIONS, "").split(",", MOST_APPLICATIONS)
-    # Each counts once: a name that is repeated would use up the places of other hosts.
+    # Each name counts once: a repeated name would take the places of other hosts.
     applications = tuple(dict.fromkeys(filter(None, named[:MOST_APPLICATIONS])))
     return Listed(found.name, found.resource_version, applications)
 
@@ -123,7 +123,7 @@ def document_in(item: Any) -> Contribution:
     """The document in a ConfigMap.
 
     Raises:
-        ContributionRefused: it is foreign, too large, damaged, or speaks for another host.
+        ContributionRefused: it is foreign, too large, damaged, or about another host.
     """
     found = _object(item)
     name = listed(item).node
@@ -134,12 +134,14 @@ def document_in(item: Any) -> Contribution:
         )
     said = from_text(found.data[KEY].encode(errors="surrogatepass"))
     if said.contributor != carried_name(name):
-        raise ContributionRefused(f"it is of {said.contributor}: a ConfigMap speaks for the node of its name")
+        raise ContributionRefused(
+            f"it is of {said.contributor}: a ConfigMap counts only for the node of its name"
+        )
     return said
 
 
 def chosen(found: Iterable[Listed], node: str) -> list[Listed]:
-    """The contributions that this node reads, see the module."""
+    """The contributions that this node reads, selected as the module describes."""
 
     def place(each: Listed) -> str:
         return hashlib.sha256(f"{node}/{each.node}".encode()).hexdigest()

@@ -4,8 +4,8 @@
     requests.memory 1Gi      ->  requests and limits  perphd.io/copper-memory: 1Gi   requests.memory: 0
 
 Kubernetes requires an extended resource's request and limit to be equal integers, so amounts are rounded up. A limit of
-CPU or memory stays: the kubelet goes on enforcing it. The request becomes an explicit 0, because an absent one would
-be filled from the limit or from the namespace's LimitRange. A pod rewritten once is left as it is.
+CPU or memory stays: the kubelet continues to enforce it. The request becomes an explicit 0, because Kubernetes would
+fill an absent request from the limit or from the namespace's LimitRange. A rewritten pod is not rewritten again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from perphd.qos.bands import QosBand
 EXEMPT_NAMESPACES: Final = frozenset({"kube-system", "kube-public", "kube-node-lease"})
 """Namespaces whose pods are never rewritten, whatever the webhook's configuration selects."""
 _REWRITTEN: Final = (("cpu", COPPER_CPU, 1000), ("memory", COPPER_MEMORY, 1))
-"""Resource, its extended resource, and how many units of the latter make one of the former."""
+"""Resource, its extended resource, and the number of units of the latter per unit of the former."""
 
 
 @dataclass(frozen=True, slots=True)

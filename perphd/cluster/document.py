@@ -1,4 +1,4 @@
-"""Data that a node publishes about itself, and its answer about a pod that might come. CPUs are logical CPUs."""
+"""Data that a node publishes about itself, and its answer about a hypothetical pod. CPUs are logical CPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ NODE_TTL_S: Final = 30.0
 
 
 def is_current(made_s: float, ttl_s: float, now_s: float) -> bool:
-    """True if less than ``ttl_s`` has passed. A time further in the future is that of a clock that was set back."""
+    """True if less than ``ttl_s`` has passed. False for a time further in the future, which means that the clock was
+    set back.
+    """
     return abs(now_s - made_s) <= ttl_s
 
 
@@ -46,11 +48,11 @@ class ResourceForecast:
 
 @dataclass(frozen=True, slots=True)
 class CopperRoom:
-    """Capacity for copper, from what is reserved but not used. Published only; has no effect on the host.
+    """Capacity for copper, from reserved but unused resources. Only published; has no effect on the host.
 
     ``offered``: for all of copper. ``used``: by running copper. ``allocatable``: left for a new pod. ``margin``: held
     back for forecast errors. ``source``: ``queue`` (the batch queue's back-tested offer) or ``forecast``. ``reason``:
-    why there is less than expected; empty if there is not. ``starved_s``: the longest time, up to now, for which a
+    why the capacity is less than expected; empty if it is not. ``starved_s``: the longest time, up to now, for which a
     copper workload has waited for a CPU without getting any.
     """
 
@@ -124,7 +126,7 @@ class NodeDocument:
     """The state of one node.
 
     ``generation``: changes whenever the node's offer does; reservations name it. ``made_unix_s``, ``ttl_s``: the
-    document is stale after their sum. ``confidence``: 0 to 1, of the LRA about which least is known; 1 without LRAs.
+    document is stale after their sum. ``confidence``: 0 to 1, the least over all LRAs; 1 without LRAs.
     """
 
     generation: int

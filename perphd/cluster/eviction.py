@@ -1,16 +1,17 @@
-"""Which copper pod to evict from a node, if any. Pure; one look after the other.
+"""Selects the copper pod to evict from a node, if any. Pure; called once per look.
 
 A look is short of room if one of these holds without a break for ``after_s``:
     starved   a copper workload has waited for a CPU for ``after_s`` without getting any
     memory    copper uses more memory than the node offers to it, by more than 2 % of the node
 
-CPU time that copper uses beyond its offer is no reason: perphd throttles it, and only starvation ends in nothing.
+CPU time that copper uses beyond its offer is no reason: perphd throttles copper, and only a starved workload makes no
+progress.
 
-One pod is evicted at a time: the next one at least ``SETTLE_S`` later, and not before the last one is gone. While the
-shortage lasts, the pause doubles up to ``MOST_PAUSE_S``. Chosen is the copper pod of the lowest priority and, among
-these, the one that has run for the shortest time, because the least work is lost. Gold and silver pods, pods of a
-DaemonSet (which would come back at once), static pods, and pods that end anyway are never chosen. Without a document
-nothing is evicted.
+Pods are evicted one at a time: the next one at least ``SETTLE_S`` later, and only after the last one is gone. While the
+shortage lasts, the pause doubles up to ``MOST_PAUSE_S``. The choice falls on the copper pod of the lowest priority and,
+among pods of equal priority, on the pod that has run for the shortest time, because the least work is lost. Gold and
+silver pods, pods of a DaemonSet (which would return at once), static pods, and pods that are ending are never chosen.
+Without a document, no pod is evicted.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ class CopperPod:
 class Shortage:
     """State between looks. Times in seconds of one monotonic clock.
 
-    ``since_s``: the beginning of the present shortage of memory; None: there is none. ``last_s``, ``last_uid``: the
-    last eviction. ``pause_s``: pause before the next one. ``refused``: UID -> time until which the pod is left alone.
+    ``since_s``: the beginning of the present shortage of memory; None: memory is not short. ``last_s``, ``last_uid``:
+    the last eviction. ``pause_s``: pause before the next one. ``refused``: UID -> time until which the pod is left
+    alone.
     """
 
     since_s: float | None = None
@@ -96,7 +98,7 @@ def copper_pods(pods: Iterable[Any]) -> list[CopperPod]:
 
 
 def _is_copper(pod: Any, labels: Mapping[str, Any]) -> bool:
-    """True if the pod is copper and nothing of it says otherwise."""
+    """True if the pod is copper and none of its labels, annotations or requests contradicts that."""
     try:
         return (
             asking_pod(pod).band is QosBand.COPPER
@@ -157,19 +159,19 @@ def considered(
 
 
 def evicted(shortage: Shortage, uid: str, now_s: float) -> Shortage:
-    """The state after this pod was evicted; each further eviction waits twice as long."""
+    """The state after this pod was evicted; the pause doubles with each further eviction."""
     pause_s = SETTLE_S if shortage.last_s is None else min(MOST_PAUSE_S, 2 * shortage.pause_s)
     return replace(shortage, last_s=now_s, last_uid=uid, pause_s=pause_s)
 
 
 def left_alone(shortage: Shortage, uid: str, now_s: float, pause_s: float = 0.0) -> Shortage:
-    """The state after the API server refused to evict this pod, as a PodDisruptionBudget makes it do."""
+    """The state after the API server refused to evict this pod, for example because of a PodDisruptionBudget."""
     until_s = now_s + max(REFUSED_S, pause_s)
     return replace(shortage, refused={**shortage.refused, uid: until_s})
 
 
 def memory_excess(document: NodeDocument) -> float:
-    """Bytes that copper uses beyond its offer; 0 if it does not, by at least 2 % of the node, or if unknown."""
+    """Bytes that copper uses beyond its offer; 0 if that is less than 2 % of the node, or unknown."""
     offered, used = document.copper.offered.memory_bytes, document.copper.used.memory_bytes
     whole = document.capacity.memory_bytes
     if not available(offered) or not available(used) or not available(whole):

@@ -61,7 +61,8 @@ class KnownNodes:
         self._table: Table = np.zeros((64, 4))
 
     def put(self, node: str, document: NodeDocument) -> None:
-        """Accept a node's document. The last one counts, whatever its time: this host's clock may be set back.
+        """Accept a node's document. The last document counts regardless of its time, because this host's clock may be
+        set back.
 
         Raises:
             ExtenderError: the document lacks the node's size.
@@ -78,7 +79,7 @@ class KnownNodes:
     def hold(self, node: str, slots: tuple[Slot, ...]) -> None:
         """Count these slots, and no others, as taken on a node: pods bound there since its document was made.
 
-        Without them, every pod would be sent to the best node, and refused there, until its next document.
+        Without slots, every pod would be sent to the best node, and refused there, until that node's next document.
         """
         self.slots[node] = slots
         row = self.fleet.row(node)
@@ -90,7 +91,7 @@ class KnownNodes:
         self._table[row, _CPUS:] = left.cpus, left.memory_bytes
 
     def forget(self, node: str) -> None:
-        """Remove a node. The next new node takes its row, so that nodes that come and go cost no memory."""
+        """Remove a node. The next new node takes its row, so nodes that come and go cost no memory."""
         self.slots.pop(node, None)
         if self.documents.pop(node, None) is not None:
             self.fleet.remove(node)
@@ -116,9 +117,9 @@ class KnownNodes:
 class Judged:
     """The policy's verdict on one call.
 
-    ``names``: the candidates. ``places``: indices in ``names`` of those with a fresh document. ``scores``: of these.
-    ``roomy``: which of these have room for a copper pod (all, for other pods). ``stale``: indices of candidates with a
-    stale document. ``fallback``: their balanced scores. ``bounded``: scores are positions between 0 and 1.
+    ``names``: the candidates. ``places``: indices in ``names`` of those with a fresh document. ``scores``: their
+    scores. ``roomy``: mask of those with room for a copper pod (all, for other pods). ``stale``: indices of candidates
+    with a stale document. ``fallback``: their balanced scores. ``bounded``: scores are positions between 0 and 1.
     """
 
     asked: AskingPod
@@ -157,7 +158,8 @@ class Judged:
             if feasible.any():
                 values = scores.score[feasible]
                 least, most = float(values.min()), float(values.max())
-                # Small differences of requests are left to the scheduler, which knows newer ones than documents do.
+                # The scheduler judges small differences of requests, because it knows newer requests than the
+                # documents.
                 if self.bounded and scores is self.scores:
                     share = np.clip(values, 0.0, 1.0)
                 else:

@@ -1,14 +1,14 @@
-"""What a pod would cost whom, on this node. Pure; nothing is changed.
+"""Predicted cost of a pod to each LRA and to this node. Pure; changes nothing.
 
-    score       predicted performance over what is tolerated, under what is in force; 1 meets the target
+    score       predicted performance over the tolerated one, under the settings in force; 1 meets the target
     loss        1 - score with the pod / score without it, of each LRA
     marginal    U' V' - U V - 0.7 sum of losses          U, V: predicted CPU and memory use over capacity
     absolute    U' V' - 0.7 sum of (1 - score with the pod, where that is below 1)
     P(over)     P(N(mean, sd) + request > capacity)      mean and sd: sums over the workloads' forecasts
 
-The scores are Optum's (Eq. 6 and 11) with the model's predicted loss in place of CPU pressure, and they leave out
-batch's completion times, which no model predicts here. All deviations are added up, as if all workloads peaked
-together: P(over) errs to the safe side.
+The scores are Optum's (Eq. 6 and 11) with the model's predicted loss in place of CPU pressure, and without batch's
+completion times, which no model predicts here. All deviations are added up, as if all workloads peaked together, so
+P(over) errs on the safe side.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _UNKNOWN_LOSS: Final = Unavailable("its undisturbed performance is not known")
 
 @dataclass(frozen=True, slots=True)
 class PodQuestion:
-    """A pod that might come: its requests, in logical CPUs and bytes, and its band.
+    """A hypothetical pod: its requests, in logical CPUs and bytes, and its band.
 
-    ``search``: also find the best protection of every LRA, which takes a millisecond or more for each.
+    ``search``: also find the best protection of every LRA, which takes at least a millisecond for each.
     """
 
     amounts: Amounts
@@ -58,7 +58,7 @@ class PodQuestion:
 
 
 class PresentScores:
-    """Scores of LRAs without any pod, which all questions between two rounds share."""
+    """Scores of LRAs without the pod, shared by all questions between two rounds."""
 
     def __init__(self) -> None:
         self._tick = -1
@@ -89,9 +89,9 @@ def pod_impact(
     use: NodeUse | None = None,
     scores: PresentScores | None = None,
 ) -> PodImpact:
-    """The effect on every LRA and the node if the pod came now.
+    """The effect on every LRA and the node if the pod started now.
 
-    ``use``: of the snapshot, where it is known. ``scores``: kept from one question to the next.
+    ``use``: that of the snapshot, if the caller knows it. ``scores``: kept from one question to the next.
     """
     scores = scores if scores is not None else PresentScores()
     pod = question.amounts
@@ -158,7 +158,7 @@ def _room(question: PodQuestion, ledger: HostLedger) -> list[str]:
 def _loss(
     snapshot: Snapshot, view: WorkloadView, cores: float, scores: PresentScores
 ) -> tuple[Reading, Reading, float]:
-    """The share of the score lost with the pod, the score without it, and the support of both."""
+    """The share of the score that the pod costs, the score without the pod, and the support of both."""
     model = view.model
     if present(view) is None or model is None:
         return _UNKNOWN_LOSS, _UNKNOWN_LOSS, 0.0

@@ -1,19 +1,19 @@
 """The node document, from one snapshot and the newest forecasts. Pure.
 
-    reserved    declared memory reservations and reserved CPUs, of what is protected: LRAs and gold or silver batch.
-                A protected workload without a reservation counts at what it is predicted to use.
-    predicted   the sum of the protected workloads' 99 % bounds of the next minute: all at their bound at once
-    copper      ``qos.overcommit.slack`` of both, memory within 80 % of the host with all that others use, less what
-                copper uses already
-    sensitivity the model's answer with one unit less, over its answer for what is in force
+    reserved    declared memory reservations and reserved CPUs of protected workloads: LRAs and gold or silver batch.
+                A protected workload without a reservation counts with its predicted use.
+    predicted   the sum of the protected workloads' 99 % bounds of the next minute, as if all reached them at once
+    copper      ``qos.overcommit.slack`` of both, less the use by running copper; memory stays within 80 % of the host
+                with the use by others
+    sensitivity the model's answer with one unit less, over its answer for the allocation in force
 
-Where the batch queue publishes an offer (``qos.offers``), that one is taken: it learns from windows that are over.
-Batch that is no job then counts twice, among what is predicted and as copper that runs, which errs to the safe side.
+If the batch queue publishes an offer (``qos.offers``), that offer is used, because it learns from past windows. Batch
+outside the queue then counts twice, as predicted use and as running copper, which errs on the safe side.
 
-Without either, nothing of what is reserved is offered: only what is neither reserved nor used is.
+Without a forecast and without a queue, only resources that are neither reserved nor used are offered.
 
 Copper is never offered more CPUs than perphd lets it run on now. While a protected LRA is below its target by a cause
-that copper may share in, copper is offered only the CPUs that it uses: what runs stays, and nothing is added.
+to which copper may contribute, copper is offered only the CPUs that it uses: running work stays, and no work is added.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ SERIES: Final = {"cpu": "cpu_usage_cores", "memory": "memory_working_set_bytes"}
 WORKLOADS: Final = "workloads of this node"
 """Holder in the ledger of the configured workloads' reservations."""
 _NO_SAMPLE: Final = Unavailable("it is not running")
-_NO_MODEL: Final = Unavailable("nothing has been learned about it yet")
+_NO_MODEL: Final = Unavailable("the model has not learned it yet")
 NO_FORECAST: Final = Unavailable("no forecast: [forecast] is off, or none was published yet")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Inputs of a document beside the snapshot.
+    """Inputs of a document besides the snapshot.
 
-    ``decisions``: the last one about each LRA. ``queue``: summary of the batch queue, with its published offer; None:
-    there is no queue. ``copper_starved_s``: see ``CopperRoom.starved_s``.
+    ``decisions``: the last decision about each LRA. ``queue``: summary of the batch queue, with its published offer;
+    None: there is no queue. ``copper_starved_s``: see ``CopperRoom.starved_s``.
     """
 
     mode: Mode
@@ -84,8 +84,8 @@ class NodeFacts:
 class NodeUse:
     """CPU and memory use of a node's workloads, protected and copper separately. Memory in bytes.
 
-    ``other_cpus``, ``other_bytes``: used by what nobody declared. ``copper_cpus``: bound of the CPUs offered to copper;
-    ``bound_by``: why, empty if there is none.
+    ``other_cpus``, ``other_bytes``: use by undeclared work. ``copper_cpus``: bound of the CPUs offered to copper;
+    ``bound_by``: the reason, empty without a bound.
     """
 
     capacity: Amounts
@@ -101,12 +101,12 @@ class NodeUse:
 
 
 def protected(view: WorkloadView) -> bool:
-    """True for workloads that copper must leave room for: LRAs unless copper, and gold or silver batch."""
+    """True for workloads for which copper must leave room: LRAs that are not copper, and gold or silver batch."""
     return is_protected(view.spec)
 
 
 def is_protected(spec: WorkloadSpec) -> bool:
-    """``protected`` by the declaration alone."""
+    """``protected``, decided by the declaration alone."""
     return spec.band != "copper" if spec.kind is Kind.LRA else spec.band in ("gold", "silver")
 
 
@@ -140,7 +140,7 @@ def by_workload(forecasts: Forecasts | Unavailable) -> dict[str, WorkloadForecas
 def node_use(
     snapshot: Snapshot, forecasts: Forecasts | Unavailable, decisions: Mapping[str, Decision] | None = None
 ) -> NodeUse:
-    """The node's reserved, predicted and actual use. ``decisions``: the last one about each LRA."""
+    """The node's reserved, predicted and actual use. ``decisions``: the last decision about each LRA."""
     topology = snapshot.host.topology
     known = by_workload(forecasts)
     shielded = [view for view in snapshot.workloads if protected(view)]
@@ -188,7 +188,7 @@ def node_use(
 
 
 def _memory_in_use(snapshot: Snapshot) -> int | None:
-    """Memory of the host that is not available, by whomever; None: not measured."""
+    """Memory of the host that is in use, by any program; None: not measured."""
     account = snapshot.host.account
     if account is None or not available(account.memory_total_bytes):
         return None
@@ -200,7 +200,7 @@ def _memory_in_use(snapshot: Snapshot) -> int | None:
 def _bound(
     snapshot: Snapshot, shielded: Sequence[WorkloadView], decisions: Mapping[str, Decision], used: Amounts
 ) -> tuple[float, str]:
-    """The most CPUs that copper may be offered, and why; infinite if nothing bounds them."""
+    """Upper bound of the CPUs that may be offered to copper, and its reason; infinite without a bound."""
     degraded = [
         view.spec.name
         for view in shielded
@@ -232,9 +232,9 @@ class OfferToCopper:
 
 
 def copper_offer(use: NodeUse, queue: QueueSummary | None = None) -> OfferToCopper:
-    """The batch queue's offer if there is one, reduced by events; else one from forecasts.
+    """The batch queue's offer if there is one, reduced by events; else an offer from forecasts.
 
-    Never includes what undeclared work uses.
+    Never includes use by undeclared work.
     """
     published = queue.offer if queue is not None else None
     if queue is not None and published is not None:
@@ -268,7 +268,7 @@ def node_document(
 ) -> NodeDocument:
     """The node's document.
 
-    ``ledger``: with the offer in force and all holdings. ``use``: of the snapshot, where it is known.
+    ``ledger``: with the offer in force and all holdings. ``use``: that of the snapshot, if the caller knows it.
     """
     use = use if use is not None else node_use(snapshot, facts.forecasts, facts.decisions)
     members = tuple(_lra(snapshot, view, facts.decisions.get(view.spec.name)) for view in lras(snapshot))
@@ -411,7 +411,7 @@ def _lra(snapshot: Snapshot, view: WorkloadView, decision: Decision | None) -> N
 
 
 def protection_of(snapshot: Snapshot, view: WorkloadView) -> Allocation:
-    """The LRA's protection, or that of an untouched host."""
+    """The LRA's protection, or that of a host without changes."""
     return view.protection if view.protection is not None else untouched(total_cores(snapshot))
 
 
@@ -420,7 +420,8 @@ def predicted_score(
 ) -> tuple[float, float]:
     """Predicted score (1 meets the target), and its support.
 
-    The worse of work over (1 - tolerance), and of (1 + tolerance) over delay, both relative to undisturbed performance.
+    The score is the lower of work over (1 - tolerance) and (1 + tolerance) over delay, both relative to undisturbed
+    performance.
     """
     work = model.predict_work([allocation], context)[0]
     delay = model.predict_delay([allocation], context)[0]

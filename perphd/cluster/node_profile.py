@@ -59,7 +59,7 @@ def profile_of(node: str, document: NodeDocument) -> NodeProfile:
 
 
 def _interference(document: NodeDocument, cpu_ratio: float, cpus: float) -> Surface:
-    """Combined loss of all LRAs as the host's use grows beyond the present; unknown losses count as 0."""
+    """Combined loss of all LRAs as the host's use grows beyond its present value; unknown losses count as 0."""
     loss = sum(
         value_or(cost.loss_ratio, 0.0)
         for lra in document.lras

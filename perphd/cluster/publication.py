@@ -1,14 +1,15 @@
-"""What a node publishes of its document, with hysteresis. Pure; one look after the other.
+"""The part of its document that a node publishes, with hysteresis. Pure; called once per look.
 
-    level      CPUs and memory for copper: less counts at once; more after it was there at two looks, and then the
-               lesser of the two. Changes below 2 % of the node wait. Memory never takes the host beyond 80 %, for
-               which the smallest change counts.
-    taint      set at the second look without room or with a degraded LRA, at once without a daemon; taken off
+    level      CPUs and memory for copper: a decrease takes effect at once; an increase after two looks, with the lesser
+               value of the two. Changes below 2 % of the node wait. Memory never takes the host beyond 80 %, a limit
+               for which the smallest change counts.
+    taint      set at the second look without room or with a degraded LRA, at once without a daemon; removed
                after three looks in a row with at least 5 % of the node for copper and no degraded LRA
     conditions CopperAvailable and LrasOnTarget
     notices    an LRA that was degraded at two looks, and one that was not for two looks again
 
-Without a document (the daemon does not answer) nothing is offered: nobody guards what would come.
+Without a document (the daemon does not answer), nothing is offered, because no daemon would protect the LRAs from new
+work.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ class Notice:
 class Kept:
     """State between looks.
 
-    ``published``: level published last; None before the first look. ``seen``: level of the last look. ``poor``,
-    ``rich``: consecutive looks of that kind. ``announced``: LRAs last announced as degraded. ``changing``: consecutive
-    looks at which an LRA contradicted its last announcement.
+    ``published``: last published level; None before the first look. ``seen``: level of the last look. ``poor``,
+    ``rich``: number of consecutive looks that call for setting or removing the taint. ``announced``: LRAs last
+    announced as degraded. ``changing``: consecutive looks at which an LRA contradicted its last announcement.
     """
 
     published: Level | None = None

@@ -1,7 +1,7 @@
-"""State of a node's publisher, as it stands in the status of the node's NodeProfile. Pure.
+"""State of a node's publisher in the status of the node's NodeProfile. Pure.
 
-The publisher writes it in every round, also while perphd does not answer on the node. One that is silent for its time
-to live has ended, or cannot reach the API server.
+The publisher writes it in every round, even while perphd does not answer on the node. A publisher that is silent for
+its time to live has ended, or cannot reach the API server.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perphd.cluster.document import is_current
 KEY: Final = "publisher"
 """The key in ``status``."""
 MOST_PROBLEM: Final = 300
-"""Longest problem in characters."""
+"""Maximum length of the problem in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class PublisherState:
 
     Attributes:
         version: of perphd.
-        heard_unix_s: its last round, by the clock of whoever holds this state.
+        heard_unix_s: time of its last round, by the clock of the process that holds this state.
         ttl_s: time after which it counts as silent.
         problem: the last error; empty if everything was published.
-        problem_s: how long that problem had lasted in that round; 0: there is none.
+        problem_s: duration of that problem as of that round; 0: there is none.
     """
 
     version: str

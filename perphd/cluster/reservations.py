@@ -1,13 +1,13 @@
 """The node's ledger as seen by schedulers: its present offer, and reservations by compare and swap. Pure.
 
-``qos.ledger`` keeps generations, bids and times to live. This module adjusts its room to measurements:
+``qos.ledger`` keeps generations, bids and times to live. This module adjusts the ledger's room to measurements:
     reservations of configured workloads    one holding of the band "system"
     remaining offer to copper              the offer less what running copper already uses
 
 A change of room invalidates all answers that schedulers hold, so small changes are delayed: a decrease by 2 % of the
 node takes effect at once, any other change of 2 % after ten seconds. Reservations are bookkeeping and change nothing on
-the host. They are kept in memory: a restart forgets them and starts with a higher generation, so that no answer from
-before is accepted.
+the host. They are kept in memory: a restart forgets them and starts with a higher generation, so that no earlier answer
+is accepted.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ A slot is an entry of ``spec.reservations``. The API server raises ``metadata.ge
 and with none of a status. A JSON patch that first tests the generation is therefore a compare and swap: of all
 extenders that read the same generation, one gets its slot, and the others read again.
 
-    room = what copper may still take, by the document in the status, less slots not yet counted in the document
+    room = amount that copper may still take, by the document in the status, less slots not yet counted in the document
 
-The node's publisher removes a slot once its pod has run long enough to be measured, has ended, or never came.
+The node's publisher removes a slot once its pod has run long enough to be measured, has ended, or never started.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from perphd.domain.reading import value_or
 from perphd.qos.ledger import Amounts
 
 SLOT_S: Final = 60.0
-"""Time without a bound pod after which a slot is given up."""
+"""Time without a bound pod after which a slot is released."""
 SLOT_PREFIX: Final = "slot:"
-"""Begins the names of slots in the node's ledger, so that a publisher knows its own grants after a restart."""
+"""Prefix of the names of slots in the node's ledger, by which a publisher recognises its own grants after a restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """Why there is no slot."""
+    """The reason why there is no slot."""
 
     reason: str
 

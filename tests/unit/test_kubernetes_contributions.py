@@ -252,7 +252,7 @@ REFUSED = {
     ),
     "another host": (
         _edited(data={KEY: to_text(contribution("n3@kubernetes", 5.0)).decode()}),
-        "it is of n3@kubernetes: a ConfigMap speaks for the node of its name",
+        "it is of n3@kubernetes: a ConfigMap counts only for the node of its name",
     ),
     "plain name": (_edited(data={KEY: to_text(contribution("n1", 5.0)).decode()}), "it is of n1"),
     "other keys": (_edited(data={"x": "y"}), "it has the keys x instead of contribution.json alone"),

@@ -39,7 +39,7 @@ class RiskSettings:
 
 
 def running_laws(profile: NodeProfile) -> tuple[GridDistribution, GridDistribution]:
-    """Distributions of CPU and memory use on a node; its total requests with certainty if it published none."""
+    """Distributions of CPU and memory use on a node; if it published none, its total requests with certainty."""
     cores = profile.running_cores
     if cores is None:
         cores = of_outcomes({profile.requested_cores: 1.0}, profile.cores, FLEET_CELLS)
@@ -75,7 +75,7 @@ class _Resource:
             chosen = rows[same]
             beyond = self.beyond if len(chosen) == len(self.beyond) else self.beyond[chosen]
             used = np.nonzero(task.shares)[0]
-            if len(used) * 8 < len(task.shares):  # few outcomes: use only their columns
+            if len(used) * 8 < len(task.shares):  # for few outcomes, use only their columns
                 found[same] = beyond[:, used] @ task.shares[used] + task.over
             else:
                 found[same] = beyond @ task.shares + task.over
@@ -135,7 +135,7 @@ def by_risk(
 
 @dataclass(frozen=True, slots=True)
 class GangPlacement:
-    """Nodes of a job's tasks (one entry per task), P(no eviction), and E[utility]."""
+    """The nodes of a job's tasks (one entry per task), P(no eviction), and E[utility]."""
 
     nodes: tuple[str, ...]
     no_eviction: float
@@ -149,11 +149,11 @@ def gang_placement(
     utility: Callable[[float], float],
     settings: RiskSettings = DEFAULT_RISK,
 ) -> GangPlacement | None:
-    """Place all ``tasks`` tasks, one after the other on the best machine; None if one of them finds none.
+    """Place all ``tasks`` tasks, one after the other on the best machine; None if no machine is found for one of them.
 
     Tasks of one job share one draw: a machine with k of them is evaluated for k + 1. ``utility`` takes the job's run
-    time. With several machines, E[U] is the least of theirs: an upper bound of the published expectation over the
-    slowest task, whose cost grows with the product of all machines' outcomes.
+    time. With several machines, E[U] is the least of the machines' values: an upper bound of the published expectation
+    over the slowest task, whose cost grows with the product of all machines' outcomes.
     """
     rows = fleet.rows
     placed: dict[int, int] = {}
@@ -245,7 +245,7 @@ class GangJob:
 def most_valuable(
     fleet: Fleet, waiting: Sequence[GangJob], settings: RiskSettings = DEFAULT_RISK
 ) -> tuple[GangJob, GangPlacement] | None:
-    """The waiting job to place next: the schedulable one with the highest E[utility]. None: none can be placed."""
+    """The waiting job to place next: the schedulable job with the highest E[utility]; None if no job can be placed."""
     best: tuple[GangJob, GangPlacement] | None = None
     for job in waiting:
         found = gang_placement(fleet, job.pod, job.tasks, job.utility, settings)

@@ -1,8 +1,8 @@
-"""Published profiles in columns, one row a node, and the scores that policies give to rows.
+"""Published profiles in columns, one row per node, and the scores that policies give to rows.
 
-A decision over thousands of nodes is a few operations on arrays. Each policy keeps the columns that it needs in a
-class of its own (``Columns``); the fleet makes them when the policy is first asked, and ``put`` replaces one row in
-all of them when a node publishes again.
+A decision over thousands of nodes takes a few operations on arrays. Each policy keeps the columns that it needs in a
+separate class (``Columns``). The fleet creates them when the policy is first used, and ``put`` replaces one row in all
+of them when a node publishes again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _C = TypeVar("_C", bound=Columns)
 
 
 class Fleet:
-    """The newest profile of every node, and what applications use together (``usage``, Optum's ERO).
+    """The newest profile of every node, and the joint use of applications (``usage``, Optum's ERO).
 
     Policies only read the fleet. ``put`` accepts a profile in time independent of the number of known nodes (a new node
     costs a copy of the columns).
@@ -81,7 +81,9 @@ class Fleet:
             group.put(row, profile)
 
     def remove(self, node: str) -> None:
-        """Forget a node. Its row keeps the last profile until another node takes it: ask only about rows of nodes."""
+        """Forget a node. Its row keeps the last profile until another node takes the row: query only rows of known
+        nodes.
+        """
         row = self._rows.pop(node, None)
         if row is not None:
             self._free.append(row)
@@ -140,7 +142,7 @@ class BaseColumns:
 
 @dataclass(frozen=True, slots=True)
 class NodeScore:
-    """A policy's verdict on one node. ``terms``: parts of the score; ``refusals``: why it is not feasible."""
+    """A policy's verdict on one node. ``terms``: parts of the score; ``refusals``: reasons why it is not feasible."""
 
     node: str
     feasible: bool
@@ -180,7 +182,7 @@ class Scores:
         return ~against
 
     def best(self) -> NodeScore | None:
-        """The feasible candidate with the highest score, the first of equals; None if there is none."""
+        """The feasible candidate with the highest score, the first of several equal ones; None if there is none."""
         feasible = self.feasible
         if not feasible.any():
             return None

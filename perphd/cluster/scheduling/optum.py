@@ -1,20 +1,20 @@
 """Score of a placement by utilisation gained and interference caused (Optum, EuroSys 2023).
 
-Predicted use of host h with pods p_1 .. p_n and the candidate p_{n+1}, in the order in which they came:
+Predicted use of host h with pods p_1 .. p_n and the candidate p_{n+1}, in the order of their arrival:
 
-    POC = sum of ERO(A, B) (request_p + request_q) over consecutive pairs; the last of an odd number at its request  (8)
+    POC = sum of ERO(A, B) (request_p + request_q) over consecutive pairs; an odd last pod counts at its request     (8)
     POM = sum of m_A * memory request
     RI  = interference of each pod at (POC / cores, POM / memory), at its own greatest use and load           (9), (10)
     Eq. 11 = (POC / cores) (POM / memory) - 0.7 sum of RI of services - 0.3 sum of RI of batch, with the candidate
 
 Eq. 11 is the absolute score of the host after the placement. Greedy ascent of the published objective (Eq. 6), the sum
-of these scores over all hosts, needs the difference after - before. With the absolute form a busy host is always
-behind an empty one, since the interference of everybody there counts against it: pods spread, the opposite of the
-stated aim. The difference is therefore the default, and ``absolute`` selects Eq. 11 as printed. In the difference the
-candidate counts with what it suffers more than alone on an idle host.
+of these scores over all hosts, needs the difference after - before. With the absolute form, a busy host always ranks
+behind an empty one, since the interference of all its pods counts against it: pods spread, which is the opposite of the
+stated aim. The difference is therefore the default, and ``absolute`` selects Eq. 11 as printed. In the difference, the
+candidate counts with its additional interference compared with an idle host.
 
-Pairing. Each ERO bounds the use of its pair, so the pairing of least sum (``matched``) is as safe a bound as the
-published one and tighter. It costs a matching for each candidate host.
+Pairing. Each ERO bounds the use of its pair, so the pairing of least sum (``matched``) gives a bound that is as safe as
+the published one and tighter. It costs a matching for each candidate host.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from perphd.forecast.usage_profile import UsageProfile, effective_ratio
 SERVICE_WEIGHT: Final = 0.7
 BATCH_WEIGHT: Final = 0.3
 MEMORY_LIMIT_RATIO: Final = 0.8
-"""Share of memory in use from which a host is no candidate."""
+"""Share of memory in use from which a host is not a candidate."""
 PAIRINGS_KEPT: Final = 1 << 14
-"""Pairings of least sum that a fleet remembers."""
+"""Number of pairings of least sum that a fleet remembers."""
 _NO_USAGE: Final[Floats] = np.zeros(0)
 _ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class OptumSettings:
-    """``absolute``: Eq. 11 as printed. ``tightest``: the pairing of least sum in place of Eq. 8's."""
+    """``absolute``: Eq. 11 as printed. ``tightest``: the pairing of least sum instead of that of Eq. 8."""
 
     service_weight: float = SERVICE_WEIGHT
     batch_weight: float = BATCH_WEIGHT
@@ -122,8 +122,8 @@ class OptumColumns:
 class MatchedColumns:
     """Pairings of least sum. A sum depends only on the applications and requests of a node's pods, in any order.
 
-    The state before a decision is the one after an earlier decision, and a pod that waits asks about the same states
-    again, so most sums are known already. ``pairing`` computes a sum that is not.
+    The state before a decision is the state after an earlier decision, and repeated attempts to place a waiting pod
+    need the same states, so most sums are already known. ``pairing`` computes a sum that is not.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -132,7 +132,7 @@ class MatchedColumns:
         self._least = lru_cache(PAIRINGS_KEPT)(self._matched)
 
     def put(self, row: int, profile: NodeProfile) -> None:
-        """Nothing to replace: sums are remembered by what runs, not by node."""
+        """There is nothing to replace: sums are remembered by the set of pods, not by node."""
 
     def cores(self, pods: Iterable[Pod]) -> float:
         """The predicted peak CPU use of these pods on one host."""
@@ -202,8 +202,8 @@ def host_value(
 ) -> float:
     """One host's part of the objective (Eq. 6): utilisation product less weighted interference; 0 without pods.
 
-    As in the difference form, each pod counts with what it suffers more than alone on an idle host; with ``absolute``,
-    as printed. Minus infinity where predicted use exceeds the host.
+    As in the difference form, each pod counts with its additional interference compared with an idle host; with
+    ``absolute``, as printed. Minus infinity where predicted use exceeds the host.
     """
     used = predicted_cores(usage, pods, tightest=settings.tightest)
     held = predicted_memory(usage, [(pod.application, pod.memory_bytes) for pod in pods])

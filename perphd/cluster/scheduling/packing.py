@@ -1,15 +1,15 @@
-"""Packing rules to compare with, and the balanced fallback for nodes whose profile is stale.
+"""Packing rules for comparison, and the balanced fallback for nodes whose profile is stale.
 
     alignment         <request, X>            X: use (aggressive) or requests (conservative), as shares of the node
     Resource Central  feasible if the sum of the pods' 99th percentiles stays within 0.8 of the CPUs, and requests
                       within 1.2 of them
     N-sigma           feasible if mean + 5 sd of the node's use stays within its CPUs
     Borg-like         feasible if 0.9 of the requests stay within its CPUs
-    balanced          the mean of "least requested" and "CPU and memory requested alike", as kube-scheduler does
+    balanced          the mean of "least requested" and "balanced CPU and memory", as in kube-scheduler
 
-The first four are the comparison policies of Optum (EuroSys 2023). A new pod has no use yet: it counts at its request.
-The source states what is feasible and not which feasible node is taken. Here it is the fullest by the same prediction,
-since all of them are meant to pack. Memory is never over-committed: requests stay within the node.
+The first four are the comparison policies of Optum (EuroSys 2023). A new pod has no use yet, so it counts with its
+request. The source states which nodes are feasible but not which of them is taken. Here it is the fullest node by the
+same prediction, since all of these policies aim to pack. Memory is never over-committed: requests stay within the node.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def borg_like(fleet: Fleet, pod: Pod, rows: Rows) -> Scores:
 
 
 def balanced(fleet: Fleet, pod: Pod, rows: Rows) -> Scores:
-    """By requests alone, independent of stale profiles: the least and most evenly requested node."""
+    """Ranks by requests alone, independent of stale profiles: prefers the lowest and most balanced requests."""
     base = fleet.columns(BaseColumns)
     cpu = (base.of("requested_cores", rows) + pod.cores) / base.of("cores", rows)
     memory = (base.of("requested_bytes", rows) + pod.memory_bytes) / base.of("memory_bytes", rows)

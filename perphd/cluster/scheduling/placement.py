@@ -2,8 +2,8 @@
 
 candidates   a random share of the nodes (5 % in Optum); all of them if none of the sample is feasible
 fresh        profiles within their time to live are scored by the policy
-stale        only if no fresh node is feasible: by requests alone (``packing.balanced``)
-conflicts    of several proposals for one node, the highest score is deployed; all others go back     (Optum, 1.8)
+stale        only if no fresh node is feasible: scored by requests alone (``packing.balanced``)
+conflicts    of several proposals for one node, the highest score is deployed; all others return (Optum, 1.8)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from perphd.cluster.scheduling.prophet import prophet
 SAMPLED_RATIO: Final = 0.05
 """Share of nodes that Optum samples for one pod."""
 LEAST_SAMPLED: Final = 50
-"""Number of nodes below which sampling gains nothing."""
+"""Number of nodes below which sampling saves no time."""
 
 PlacementPolicy: TypeAlias = Callable[[Fleet, Pod, Rows], Scores]
 
@@ -45,7 +45,7 @@ POLICIES: Final[Mapping[str, PlacementPolicy]] = {
 class PlacementSettings:
     """Settings of a decision.
 
-    ``seed`` and the pod's name choose the sample, so that equal questions get equal answers.
+    ``seed`` and the pod's name choose the sample, so equal questions get equal answers.
     """
 
     policy: str = "optum"
@@ -103,7 +103,7 @@ def decided(
 
 
 def sampled(rows: Rows, pod: str, settings: PlacementSettings) -> Rows:
-    """A random share of the rows, in ascending order; all where sampling gains nothing."""
+    """A random share of the rows, in ascending order; all rows if sampling saves no time."""
     wanted = max(LEAST_SAMPLED, int(np.ceil(settings.sampled_ratio * len(rows))))
     if wanted >= len(rows):
         return rows
@@ -131,7 +131,9 @@ class Resolution:
 
 
 def resolved(proposals: Iterable[Proposal]) -> Resolution:
-    """Optum's conflict rule: on each node the highest score, the first of equal ones. Order is kept."""
+    """Optum's conflict rule: on each node, the proposal with the highest score wins, the first of several equal ones.
+    Keeps the order.
+    """
     given = tuple(proposals)
     winners: dict[str, Proposal] = {}
     for each in given:

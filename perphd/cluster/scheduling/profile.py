@@ -29,14 +29,14 @@ belong to the function.
 
 
 class PodKind(StrEnum):
-    """How a pod's interference is expressed and weighed."""
+    """The measure and weight of a pod's interference."""
 
     SERVICE = "service"  # latency-sensitive: CPU pressure
     BATCH = "batch"  # completion time over the longest of its application
 
 
 def bucketed(values: Floats, buckets: int = BUCKETS) -> Floats:
-    """Round values up to the bounds of their parts; an exact 0 stays 0, since an idle pod suffers nothing."""
+    """Round values up to the bounds of their parts; an exact 0 stays 0, since an idle pod suffers no interference."""
     upper = np.minimum(1.0, (np.floor(values * buckets) + 1.0) / buckets)
     return np.where(values <= 0.0, 0.0, upper)
 
@@ -51,7 +51,7 @@ class Surface:
     values: Floats
 
     def at(self, cpu_ratio: float, memory_ratio: float) -> float:
-        """The value at one point; utilisations are cut to [0, 1]."""
+        """The value at one point; utilisations are clipped to [0, 1]."""
         one = np.ones(1)
         return float(interpolated(self.values[None], cpu_ratio * one, memory_ratio * one)[0])
 
@@ -81,10 +81,10 @@ def interpolated(surfaces: Floats, cpu_ratios: Floats, memory_ratios: Floats) ->
 class Pod:
     """A pod, waiting or running.
 
-    ``cores``, ``memory_bytes``: its requests. ``interference``: what it would suffer; None: unknown, counted as 0.
-    ``cores_law``, ``memory_law``: outcomes of one task's use with their probabilities; empty: the request.
-    ``work_cpu_s``: CPU time of one task; infinite for a service. ``stages``: demand of shared resources over time, from
-    its start. ``overdue``: it has waited too long to be held back further.
+    ``cores``, ``memory_bytes``: its requests. ``interference``: interference that it would suffer; None: unknown,
+    counted as 0. ``cores_law``, ``memory_law``: outcomes of one task's use with their probabilities; empty: the
+    request. ``work_cpu_s``: CPU time of one task; infinite for a service. ``stages``: demand of shared resources over
+    time, from its start. ``overdue``: it has waited too long to be delayed further.
     """
 
     name: str

@@ -60,7 +60,7 @@ class TimelineColumns:
 
 
 def prophet(fleet: Fleet, pod: Pod, rows: Rows, most_over: float = GREATEST_OVER_RATIO) -> Scores:
-    """The fit of ``pod`` on each candidate: minus the norm, with each resource's share as terms.
+    """The fit of ``pod`` on each candidate: the negative norm, with each resource's share as terms.
 
     A node without a timeline of a resource that the pod demands is no candidate.
     """

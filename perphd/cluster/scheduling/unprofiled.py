@@ -1,10 +1,10 @@
-"""Ranks nodes for a service whose own interference nobody knows. Pure.
+"""Ranks nodes for a service whose own interference is unknown. Pure.
 
     score = balanced - 0.7 sum of services' RI there - 0.3 sum of batch's RI there
 
-Optum's gain of utilisation ranks full nodes first, and rests on what the pod would suffer there. For a service without
-that knowledge the gain is left out: the score is the balanced one, less the interference that the pod is known to cause
-(Optum's terms, ``optum``). What is feasible stays the policy's verdict.
+Optum's gain of utilisation ranks full nodes first, and relies on the interference that the pod would suffer there. For
+a service without that knowledge, the gain is omitted: the score is the balanced score less the interference that the
+pod is known to cause (Optum's terms, ``optum``). The policy still decides which nodes are feasible.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perphd.cluster.scheduling.packing import balanced
 from perphd.cluster.scheduling.profile import Pod, PodKind
 
 CAUSED = ("services here", "batch here")
-"""Terms of Optum's score: interference caused by the pod."""
+"""Terms of Optum's score: interference that the pod causes."""
 
 
 def is_unprofiled(pod: Pod, scores: Scores) -> bool:
