@@ -1,4 +1,4 @@
-"""When a shared resource will be free, and how well a job's demand over time fits (Prophet, ICAC 2016).
+"""Availability of a shared resource over time, and the fit of a job's demand (Prophet, ICAC 2016).
 
 A running job has a peak demand in each of its stages. Between the breakpoints of all running jobs, the
 available amount is constant:

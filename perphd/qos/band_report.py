@@ -1,4 +1,4 @@
-"""Says what each band has on this host, and the next best mechanism where the best one is absent. Pure.
+"""Reports the mechanisms of each band on this host, and the next best one if the best is absent. Pure.
 
 The lines are for ``perphctl doctor``: one for each workload that declares its band, one for copper, one for the host's
 own daemons.
@@ -34,7 +34,7 @@ class BandMember:
 class HostControls:
     """Controls of this host that bands use.
 
-    ``llc_ways`` 0: no cache allocation. ``copper_ways``: the most that copper has of them, by L3 domain; domains
+    ``llc_ways`` 0: no cache allocation. ``copper_ways``: maximum number of ways for copper, by L3 domain; domains
     without a limit are absent. ``throttles``: memory bandwidth can be throttled. ``egress``: network devices with a
     ceiling for copper. ``smt``: physical cores have several hardware threads.
     """
@@ -131,10 +131,10 @@ def _memory(each: BandMember, division: Division | None) -> str:
     if not spec.reserved_memory_bytes:
         return "no memory is reserved (reserved_memory)"
     if spec.shape != "no":
-        return "memory is the shaper's"
+        return "the shaper sizes its memory"
     reason = None if division is None else division.without_memory.get(spec.name)
     if reason and "memory_low_bytes" in each.knobs:
-        return f"memory.low is reserved_memory, which the host cannot hold for everybody: {reason}"
+        return f"memory.low is reserved_memory, because the host cannot guarantee every reservation: {reason}"
     if "memory_min_bytes" in each.knobs and spec.band == QosBand.GOLD:
         return "memory.min is reserved_memory"
     if "memory_low_bytes" in each.knobs:
@@ -146,7 +146,7 @@ def _memory(each: BandMember, division: Division | None) -> str:
 def _copper_member(each: BandMember) -> str:
     words = ["idle CPU class" if "cpu_weight" in each.knobs else "no CPU weight can be set here"]
     if each.spec.min_cores is not None or each.spec.max_starvation_s is not None:
-        words = ["CPU weight as its guarantee needs"]
+        words = ["CPU weight according to its guarantee"]
     words.append("least I/O weight" if "io_weight" in each.knobs else "no I/O weight has an effect here")
     high = each.in_force.memory_high_bytes
     if isinstance(high, int):

@@ -4,9 +4,9 @@
     silver          memory.low = reserved memory; batch: a CPU weight for its min_cores
     copper          the idle CPU class, the least I/O weight, and memory.high = 80 % of the host
 
-Only a band that the operator declared counts. These settings do not narrow anybody's CPUs or cache, which
-``qos.division`` does, and take nothing from a workload of another band. A protection that is in force already is
-raised, never lowered; memory that the shaper may lend stays the shaper's. Copper with a guarantee (``min_cores``,
+Only a band that the operator declared counts. These settings do not narrow the CPUs or cache of any workload, which
+``qos.division`` does, and take nothing from a workload of another band. A protection that is already in force is
+raised, never lowered. The shaper keeps control of memory that it may lend. Copper with a guarantee (``min_cores``,
 ``max_starvation_s``) keeps the weight that the policy gives it.
 """
 
@@ -41,7 +41,7 @@ def choices(band: QosBand, knobs: frozenset[str]) -> tuple[Choice, ...]:
 
 
 def reserves_memory(spec: WorkloadSpec) -> bool:
-    """True if its band protects memory for it. Memory that the shaper may lend is the shaper's."""
+    """True if its band protects memory for it. The shaper controls memory that it may lend."""
     return (
         spec.band in (QosBand.GOLD, QosBand.SILVER)
         and spec.reserved_memory_bytes > 0
@@ -62,11 +62,11 @@ def with_band(
     *,
     guaranteed: bool = True,
 ) -> Settings:
-    """``wanted`` with what the workload's band adds; unchanged if it declares none.
+    """``wanted`` with the settings of the workload's band; unchanged if it declares none.
 
-    Without any mechanism for a declared protection, the last one is asked for: the status then says why it is not in
-    force. ``host_memory_bytes``: 0 if unknown. ``guaranteed``: False if the host cannot hold its ``memory.min`` beside
-    those of others.
+    Without any mechanism for a declared protection, the last mechanism is requested, so that the status reports why it
+    is not in force. ``host_memory_bytes``: 0 if unknown. ``guaranteed``: False if the host cannot hold its
+    ``memory.min`` in addition to those of others.
     """
     if spec.band is None:
         return wanted

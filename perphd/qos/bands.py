@@ -1,4 +1,4 @@
-"""Bands: gold, silver and copper, and what each of them means for every knob of the kernel.
+"""Bands: gold, silver and copper, and their meaning for every knob of the kernel.
 
     band     CPU                                 memory                    under contention
     gold     whole cores of its own              protected without limit   never restricted for other workloads

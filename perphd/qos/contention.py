@@ -1,7 +1,7 @@
 """Backoff of copper on a contended device: disk, network or memory bandwidth (Prophet, ICAC 2016).
 
-A device that is busy, yet moves much less than it can, is over-allocated: it seeks, retransmits or thrashes.
-That test needs no model:
+A device that is busy but moves much less than it can is over-allocated: it seeks, retransmits or thrashes. This test
+needs no model:
 
     contended = busy ratio >= BUSY and effective bandwidth < THETA * uncontended peak,  for two samples
 
@@ -42,11 +42,13 @@ MAX_HELD_ROUNDS: Final = 12
 FIRST_PAUSE_S: Final = 60.0
 MAX_PAUSE_S: Final = 3600.0
 PEAK_DECAY: Final = 0.01
-"""Share of the difference by which the peak declines while the device is busy and not contended: hardware ages."""
+"""Share of the difference by which the peak declines while the device is busy and not contended, because hardware ages.
+"""
 FIRST_SHARE: Final = 0.3
-"""Share kept by an antagonist in the first round, and of that in each further one, if all demands fit the
-device's peak in bytes. The device then lacks operations, seeks or cache, and limiting bytes in proportion
-would free nothing."""
+"""Share of its demand that an antagonist keeps in the first round, and of that limit in each further round, if all
+demands fit the device's peak in bytes. The device then lacks operations, seeks or cache, and limits in proportion to
+bytes would free nothing.
+"""
 LEAST_SHARE: Final = 0.1
 """Least share of its demand that the device's ceiling leaves to an antagonist."""
 TIGHTER: Final = 0.3
@@ -212,7 +214,7 @@ def _restriction(antagonist: Contender, rung: RestrictionRung, ratio: float) -> 
 
 
 def _told(restriction: Restriction) -> str:
-    """The rung and what it costs."""
+    """The rung and its limit in words."""
     left = f"{restriction.limit_bytes_s / 1e6:.1f} MB/s, {restriction.limit_ratio:.0%} of its demand"
     return f"{restriction.name} by {restriction.rung} ({left})"
 

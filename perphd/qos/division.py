@@ -1,20 +1,21 @@
 """Division of a host's CPUs and cache ways among declared bands. Pure.
 
-A ledger (``qos.ledger``) of what is declared now says who gets what:
+A ledger (``qos.ledger``) of the present declarations assigns the shares:
 
     system   at least one core's worth of the shared CPUs, and as much as the largest ``min_cores`` of batch
-    gold     ``reserved_cpus``, rounded up to whole physical cores, which nobody else may use: SMT siblings included
+    gold     ``reserved_cpus``, rounded up to whole physical cores with their SMT siblings, for this workload alone
     silver   ``reserved_cpus`` of the cores that gold leaves, by weight: 100, the kernel's default, for each CPU
     copper   the cores that gold leaves
 
 Memory that gold and silver reserve is in the ledger as well, beside 5 % for the system. Gold whose memory does not fit
-has ``memory.low`` instead of ``memory.min``, of which the kernel would otherwise promise more than there is.
+has ``memory.low`` instead of ``memory.min``, because the kernel would otherwise guarantee more memory than the host
+has.
 
-Gold that may not be narrowed (``touch = "batch"``, or no cpuset controller) has cores that batch keeps off, and a
-weight as silver has. The ledger grants in order of priority. If a workload does not fit, it has a weight alone.
+Gold that may not be narrowed (``touch = "batch"``, or no cpuset controller) has cores that batch does not use, and a
+weight like silver. The ledger grants in order of priority. A workload that does not fit gets only a weight.
 
-Cache ways follow the cores: in each L3 domain the others keep off gold's share of the ways, and copper also off
-silver's. Nobody's ways are guaranteed by narrowing its own.
+Cache ways follow the cores: in each L3 domain, other workloads do not use gold's share of the ways, and copper does not
+use silver's either. A workload's ways are guaranteed by narrowing others, never itself.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from perphd.qos.ledger import (
 SYSTEM_MEMORY_SHARE: Final = 0.05
 """Share of the host's memory that is never reserved for gold and silver."""
 SYSTEM: Final = "the host's own daemons"
-"""Holder of the system's share; no workload has a name with blanks."""
+"""Holder of the system's share; names of workloads contain no blanks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class WayShares:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Who holds what.
+    """The grants of all workloads.
 
     - ``ledger``: all grants. ``shared``: CPUs that gold leaves.
     - ``cores``: CPUs kept for each gold workload; ``own``: those of them that are confined to their cores.
@@ -97,7 +98,7 @@ def divided(
     ledger, refused, without_memory = _granted(ledger, SYSTEM, QosBand.SYSTEM, system)
     declared = sorted((s for s in everybody if takes_part(s) or reserves_memory(s)), key=_order)
     for spec in declared:
-        # On a host of unknown memory, nothing can be promised or refused.
+        # On a host of unknown memory size, no reservation can be granted or refused.
         asked_bytes = spec.reserved_memory_bytes if memory_bytes and reserves_memory(spec) else 0
         asked = Amounts(spec.reserved_cpus if takes_part(spec) else 0.0, asked_bytes)
         ledger, no_cpus, no_memory = _granted(ledger, spec.name, QosBand(spec.band or ""), asked)
@@ -115,7 +116,9 @@ def divided(
 def _granted(
     ledger: HostLedger, holder: str, band: QosBand, asked: Amounts
 ) -> tuple[HostLedger, dict[str, str], dict[str, str]]:
-    """The ledger with as much of this as fits: all, the CPUs, or the memory; and why the rest does not, by holder."""
+    """The ledger with as much of this as fits: everything, only the CPUs, or only the memory; and the reason for the
+    rest, by holder.
+    """
     cpus, memory, held = Amounts(asked.cpus), Amounts(0.0, asked.memory_bytes), Amounts()
     reasons: dict[Amounts, str] = {}
     for part in (asked, cpus, memory):
@@ -137,7 +140,7 @@ def _order(spec: WorkloadSpec) -> tuple[int, bool, str]:
 
 
 def way_shares(division: Division, topology: Topology, ways: int) -> dict[int, WayShares]:
-    """Ways of each L3 domain that silver and copper may use; domains in which they may use all are left out."""
+    """Number of ways of each L3 domain that silver and copper may use; domains without a restriction are omitted."""
     held = division.ledger.grants
     silver = sum(each.amounts.cpus for each in held if each.band is QosBand.SILVER)
     gold = topology.usable - division.shared
@@ -165,8 +168,8 @@ def over(
 ) -> Settings:
     """``wanted`` within the division.
 
-    What the policy wants of batch stays in force as far as it lies within batch's share, since it can only be
-    stricter. If all of it is gold's, batch has as many CPUs elsewhere. An LRA with ``touch = "batch"`` is never
+    The policy's settings for batch stay in force within batch's share, since they can only be stricter. If all of the
+    policy's CPUs belong to gold, batch gets the same number of CPUs elsewhere. An LRA with ``touch = "batch"`` is never
     narrowed. ``least_bits``: of a cache mask.
     """
     if spec.name in division.own:

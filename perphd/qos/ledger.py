@@ -8,7 +8,7 @@ Invariants of every ledger that the functions below return:
     copper is granted at most its offer, and the amount that it may still take is never negative
 
 Copper's offer is measured slack, so it can shrink below the amount that copper holds. ``copper_excess`` is
-then the amount that copper must give back. No function takes anything from a protected holder: a grant ends
+then the amount that copper must give back. No function takes resources from a protected holder: a grant ends
 when ``revoke`` is called for that holder, and a reservation also when its time to live is over.
 
 Several schedulers may use one ledger without a lock (optimistic concurrency). Every change raises the
@@ -127,7 +127,7 @@ class RefusalCause(StrEnum):
     HELD = "held"  # the holder already has a grant, a reservation or a bid
     UNKNOWN = "unknown"  # no such holder, or its reservation has expired
     OUTBID = "outbid"  # another bid of the same window won
-    INVALID = "invalid"  # a request for nothing, or for a negative amount
+    INVALID = "invalid"  # an empty request, or a negative amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +278,7 @@ def settled(ledger: HostLedger, now_s: float) -> Settlement:
 def commit(ledger: HostLedger, holder: str, token: int, now_s: float) -> LedgerResult:
     """The ledger with the reservation of ``holder`` made a grant.
 
-    Changes in between do not matter: it was reserved.
+    Changes since the reservation do not matter.
     """
     reserved = ledger.held_by(holder)
     if reserved is None or reserved.expires_s is None or reserved.expires_s <= now_s:
@@ -326,7 +326,7 @@ def _refusal(ledger: HostLedger, request: CapacityRequest, generation: int | Non
         return Refusal(holder, RefusalCause.INVALID, f"{holder} asks for {wanted}")
     if ledger.held_by(holder) is not None or any(each.request.holder == holder for each in ledger.bids):
         return Refusal(
-            holder, RefusalCause.HELD, f"{holder} holds or bids for something on this host already"
+            holder, RefusalCause.HELD, f"{holder} already has a grant, a reservation or a bid on this host"
         )
     return None
 

@@ -1,4 +1,4 @@
-"""Copper's offer, window by window. Everything that is not a job counts as silver that reserves the whole host.
+"""Copper's offer, window by window. All use outside the queue's jobs counts as silver that reserves the whole host.
 
     predicted = the peak of the last window of five minutes
     copper    = capacity - predicted - margin            memory: at most 80 % of the host together

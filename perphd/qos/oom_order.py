@@ -1,8 +1,8 @@
-"""Order in which the kernel kills workloads when memory runs out, beside the order that their bands promise. Pure.
+"""Compares the order in which the kernel kills workloads when memory runs out with the order of their bands. Pure.
 
-The kernel kills the process with the greatest use of memory, in thousandths of what there is, plus its
-``oom_score_adj`` (proc_pid_oom_score_adj(5)). Copper thus dies first for certain only if each of its processes has a
-greater value than any process of gold and silver. perphd does not change the value: a service gets it from its unit.
+The kernel kills the process with the greatest use of memory, in thousandths of the total, plus its ``oom_score_adj``
+(proc_pid_oom_score_adj(5)). Copper is certain to die first only if each of its processes has a greater value than any
+process of gold and silver. perphd does not change the value: a service receives it from its unit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perphd.qos.bands import MEANINGS, Aspect, QosBand
 _DIES: Final = {QosBand.COPPER: 0, QosBand.SILVER: 1, QosBand.SYSTEM: 2, QosBand.GOLD: 3}
 """Copper dies first, gold last."""
 _NAMED: Final = 3
-"""Daemons that a sentence names."""
+"""Number of daemons that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,9 @@ def daemons_at_risk(daemons: Iterable[OomScores], workloads: Iterable[OomScores]
     for each in workloads:
         names = sorted(o.name for o in system if each.band is QosBand.COPPER and each.least <= o.most)
         if names:
-            shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+            shown = ", ".join(names[:_NAMED]) + (
+                f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            )
             what = f"{len(names)} of the host's own daemons ({shown}) may be killed for memory before {each}"
             found.append(f"{what}: its unit needs OOMScoreAdjust={_wanted(QosBand.COPPER)}")
     return tuple(found)

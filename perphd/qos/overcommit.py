@@ -1,4 +1,4 @@
-"""Overcommit: how much copper may be offered of the resources that gold and silver reserve and do not use.
+"""Overcommit: the part of gold's and silver's unused reservations that may be offered to copper.
 
 For each resource, over the next window W (five minutes):
 

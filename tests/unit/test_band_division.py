@@ -284,7 +284,10 @@ def test_doctor_says_whose_memory_does_not_fit_and_what_bounds_copper() -> None:
     made = division(db, web, pi.spec, host=host)
     lines = report([BandMember(db, True, KNOBS), BandMember(web, True, KNOBS), pi], made, HostControls())
     assert lines[0].endswith("memory.min is reserved_memory")
-    assert "memory.low is reserved_memory, which the host cannot hold for everybody: web asks for" in lines[1]
+    assert (
+        "memory.low is reserved_memory, because the host cannot guarantee every reservation: web asks for"
+        in lines[1]
+    )
     assert "memory.high of 6.0 GiB" in lines[2]
 
 
