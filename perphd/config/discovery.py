@@ -1,4 +1,4 @@
-"""The control groups that the declared matches stand for now.
+"""Finds the control groups that the declared matches denote at present.
 
 Only searches and compares; the agent adds, follows and drops the workloads. A group that cannot be accepted is reported
 and does not prevent others from being found.
@@ -21,7 +21,7 @@ from perphd.host.fs import KernelFs
 from perphd.host.lookup import Container, Lookup, Pod
 
 MAX_INSTANCES: Final = 64
-"""Most workloads that one match with wildcards produces: the first by path."""
+"""Maximum number of workloads from one match with wildcards: the first by path."""
 _SHOWN: Final = 3
 
 
@@ -42,7 +42,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Hit:
-    """A group that matches. ``identity``: tells apart groups with equal ``captured``; empty: their paths do."""
+    """A group that matches. ``identity``: distinguishes groups with equal ``captured``; empty: their paths distinguish
+    them.
+    """
 
     cgroup: str
     captured: tuple[str, ...] = ()
@@ -66,7 +68,8 @@ class Discovery:
     ) -> Found:
         """Find the control groups of the declarations. ``others``: workloads whose control groups are given.
 
-        ``opt_in``: which workloads may declare themselves as well. Raises nothing: an unreadable place yields nothing.
+        ``opt_in``: the workloads that may declare themselves as well. Never raises: an unreadable place yields no
+        groups.
         """
         self._lookup.look_anew()
         own = [path for _, path in own_cgroups(self._fs)]
@@ -83,8 +86,8 @@ class Discovery:
             if not match.is_many and len(hits) > 1:
                 shown = ", ".join(hit.cgroup for hit in hits[:_SHOWN])
                 said.append(
-                    f"{match} matches {len(hits)} control groups ({shown} ...): say which one it is, or with a "
-                    "wildcard that each is a workload of its own"
+                    f"{match} matches {len(hits)} control groups ({shown} ...): name one of them, or "
+                    "use a wildcard so that each becomes a workload"
                 )
                 hits = []
             if len(hits) > MAX_INSTANCES:
@@ -151,7 +154,7 @@ class Discovery:
         return self._lookup.exists(cgroup)
 
     def forget_processes(self, declared: Sequence[WorkloadSpec]) -> None:
-        """Forget processes that no declaration names any more, because their numbers may be reused."""
+        """Forget processes that no declaration names any longer, because their numbers may be reused."""
         if self._starts:
             named = {spec.match for spec in declared}
             self._starts = {pid: start for pid, start in self._starts.items() if f"pid:{pid}" in named}
@@ -201,7 +204,9 @@ class Discovery:
                 safe.append(hit)
         if refused:
             more = f" (nor are {len(refused) - 1} more)" if len(refused) > 1 else ""
-            said = f"what is found by {match} is not all taken: {refused[0]}{more}; rename or remove it"
+            said = (
+                f"not every group found by {match} is not all taken: {refused[0]}{more}; rename or remove it"
+            )
             problem = f"{problem}; {said}" if problem else said
         return safe, problem
 

@@ -69,8 +69,8 @@ class DaemonConfig:
     period_s: float = setting(1.0, "time between two samples", low=0.1, high=60.0, unit="s")
     attentive_period_s: float = setting(
         0.25,
-        "the same after an event (batch has started, a change is being judged, an LRA degrades), if that is "
-        "shorter; not while an LRA's indicators are pushed, or come from a file, a command or few requests",
+        "the same after an event (batch has started, a change is being judged, an LRA degrades), if that is shorter; "
+        "not while an LRA's indicators are pushed, come from a file or a command, or have few requests behind them",
         low=0.1,
         high=60.0,
         unit="s",
@@ -78,7 +78,7 @@ class DaemonConfig:
     )
     attentive_for_s: float = setting(
         4.0,
-        "how long attentive_period_s applies after the last such event",
+        "time for which attentive_period_s applies after the last such event",
         low=0.0,
         high=60.0,
         unit="s",
@@ -100,7 +100,7 @@ class DaemonConfig:
     )
     on_restart: Literal["restore", "keep"] = setting(
         "keep",
-        "the same when systemd stops the daemon in order to start it again (systemctl restart; an upgrade of "
+        "the same when systemd stops the daemon only to start it again (systemctl restart; an upgrade of "
         "the Debian package restores everything)",
     )
     pause_file: str = setting(
@@ -168,8 +168,8 @@ class IsolationConfig:
     )
     adopt_s: float = setting(
         0.0,
-        "how long settings kept over a restart stay in force while the policy has not decided; 0: they are "
-        "restored at the first tick, so that learning does not take them for an unchanged host",
+        "time for which settings kept over a restart stay in force until the policy has decided; 0: they are restored "
+        "at the first tick, so that learning does not mistake them for an unchanged host",
         low=0.0,
         high=3600.0,
         unit="s",
@@ -268,7 +268,7 @@ class Config:
 
 
 def nothing_to_do(config: Config) -> str:
-    """Why perphd could never change anything with this configuration, in a sentence; empty if it could."""
+    """A sentence that explains why perphd could never change anything with this configuration; empty if it could."""
     kinds = {spec.kind for spec in (*config.workloads, *config.matches)}
     kinds |= {*config.opt_in.unit_kinds, *config.opt_in.container_kinds}
     if not kinds:
@@ -330,7 +330,7 @@ def load(path: str | Path = DEFAULT_PATH, *, runtime: bool = True) -> Config:
 
 
 def refusals(path: str | Path) -> tuple[ConfigError, ...]:
-    """Everything that ``load`` would refuse, as far as mistakes can be separated; empty: nothing."""
+    """All mistakes that ``load`` would refuse, as far as they can be separated; empty if there are none."""
     main = Path(path)
     try:
         files = [main, *drop_ins(main)]
@@ -342,7 +342,7 @@ def refusals(path: str | Path) -> tuple[ConfigError, ...]:
 
         def read(raw: dict[str, Any], source: str = str(file)) -> None:
             part = _part(raw, source)
-            if len(files) == 1:  # else others may complete it
+            if len(files) == 1:  # otherwise other files may complete it
                 _assemble([part])
 
         found += mistakes(raw, read)
@@ -486,7 +486,7 @@ def _with_runtime(config: Config) -> Config:
         try:
             check_workloads([*kept, item])
         except ConfigError as exc:
-            warnings.append(f"workload {item.spec.name!r}, added at run time, is left out: {exc}")
+            warnings.append(f"workload {item.spec.name!r}, added at run time, is ignored: {exc}")
         else:
             kept.append(item)
             names.append(item.spec.name)

@@ -20,7 +20,7 @@ _CATALOGUE = 5000  # groups searched for suggestions
 
 
 def remarks(config: Config) -> list[str]:
-    """Remarks on a valid configuration, given the host it is for.
+    """Remarks on a valid configuration, given its host.
 
     A simulated host starts from the configuration, so this machine is not examined.
     """
@@ -31,7 +31,7 @@ def remarks(config: Config) -> list[str]:
     gap = nothing_to_do(config)
     found = [*config.warnings, *([gap] if gap else ()), *_files_missing(config)]
     if config.contention.links and not config.network.names:
-        found.append("contention.links watches nothing: name the links in network.devices")
+        found.append("contention.links has no links to watch: name them in network.devices")
     if config.host.kind == "simulated":
         return found
     fs = RealFs(config.host.root)
@@ -69,13 +69,13 @@ def check_workloads_on_host(
 
     Raises:
         ConfigError: perphd itself runs in or below a workload's cgroup, in any hierarchy. It would then
-            demote itself, and its measurements would be about itself.
+            demote itself, and its measurements would include itself.
     """
     own = own_cgroups(fs)
     warnings = []
     for spec in workloads:
         if not spec.cgroup:
-            continue  # found at run time, and checked then
+            continue  # found and checked at run time
         for hierarchy, path in own:
             if path == spec.cgroup or is_inside(path, spec.cgroup):
                 raise ConfigError(

@@ -1,4 +1,4 @@
-"""Finds the line of a configuration file that a refusal is about."""
+"""Finds the line of a configuration file to which a refusal refers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The key ``match`` of a workload: how its control group is found instead of being named. Pure.
+"""The key ``match`` of a workload, which finds its control group instead of naming it. Pure.
 
 The grammar, also in docs/config.md::
 
@@ -10,7 +10,7 @@ The grammar, also in docs/config.md::
                for slice  the name of a slice, without wildcards
                else       GLOB
     GLOB     = text in which * stands for any run of characters, ? for one, [abc] [a-z] [!abc] for one of a set;
-               none of them for "/". A backslash is a backslash: unit names have them.
+               none of them for "/". A backslash stands for itself, because unit names contain backslashes.
 
 A pattern without wildcards declares one workload; finding several groups is an error. A pattern with wildcards, and any
 label, declares one workload per group found. These are called NAME.INSTANCE, after the text that the wildcards matched
@@ -31,7 +31,7 @@ from perphd.domain.errors import ParseError
 MAX_PATTERN: Final = 1000
 MAX_NAME: Final = 63
 MAX_BASE: Final = 40
-"""Most characters of the name of a declaration that may match many groups."""
+"""Maximum length of the name of a declaration that may match many groups."""
 ALLOWED: Final = (
     '"unit:NAME", "slice:NAME", "cgroup:/PATH", "container:NAME", "pod:NAMESPACE/NAME", "label:KEY=VALUE", '
     '"pid:NUMBER" or "pidfile:/PATH"; * ? [..] in all but slice, pid and pidfile'
@@ -44,7 +44,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class MatchKind(StrEnum):
-    """What a pattern is compared with, as written before the colon."""
+    """The kind of name with which a pattern is compared, as written before the colon."""
 
     UNIT = "unit"  # the name of a systemd unit of this host, in any slice
     SLICE = "slice"  # a systemd slice; its path follows from its name
@@ -223,7 +223,7 @@ def _set(body: str) -> str:
         else:
             inner += re.escape(body[at])
             at += 1
-    # A set never matches the "/" that separates groups, whatever it contains.
+    # A set never matches the "/" that separates groups, even if the set contains it.
     return f"(?!/)[{'^' if negated else ''}{inner}]"
 
 

@@ -3,11 +3,11 @@
 Their keys are read like those of a ``[[lra]]`` or ``[[batch]]`` table, with the same refusals. Fewer keys are accepted:
 the operator permits each kind in ``[opt_in]``, and some keys are reserved for the operator in any case.
 
-* A unit's files in the system's folders belong to root: whoever writes them can run commands as root anyway. Even so,
-only the operator may set what ranks a workload above others (``priority``, ``mode``, floors of batch, other bands) and
-which commands perphd runs. * Labels and annotations are written by anyone who may start a container or a pod, without
-rights on the host. They cannot make perphd read a file or open a connection, and cannot ask for more than the defaults.
-In Kubernetes the pod is the workload, with all of its containers; keys may be written with dashes there
+* A unit's files in the system's folders belong to root: anybody who can write them can run commands as root anyway.
+Even so, only the operator may set what ranks a workload above others (``priority``, ``mode``, floors of batch, other
+bands) and which commands perphd runs. * Anyone who may start a container or a pod can write labels and annotations,
+without rights on the host. They cannot make perphd read a file or open a connection, and cannot ask for more than the
+defaults. In Kubernetes the pod is the workload, with all of its containers; keys may be written with dashes there
 (``perphd.io/tolerance-pct``).
 """
 
@@ -32,7 +32,7 @@ SECTION: Final = "X-Perphd"
 DECLARATION: Final = "[opt_in]"
 """Replaces the name of the declaration for workloads that declare themselves. No workload can have this name."""
 MAX_BYTES: Final = 4096
-"""Most characters of a value."""
+"""Maximum length of a value in characters."""
 _BOTH: Final = {
     Kind.LRA: ("kind", "band", "mode", "class", "tolerance_pct", "delay_tolerance_pct", "latency_percentile"),
     Kind.BATCH: ("kind", "band", "mode"),
@@ -51,7 +51,7 @@ _OF_LRA: Final = frozenset(_BOTH[Kind.LRA]) - frozenset(_BOTH[Kind.BATCH]) | {_L
 """Keys that only an LRA has: a pod that sets one of them is an LRA."""
 _USUAL_BAND: Final = {Kind.LRA: "silver", Kind.BATCH: "copper"}
 _ELSEWHERE: Final = frozenset({"band"})
-"""Keys for a cluster's scheduler, which alone declare nothing to this host."""
+"""Keys for a cluster's scheduler; on their own they declare no workload to this host."""
 _KEY: Final = re.compile(r"[A-Za-z0-9._-]{1,63}", re.ASCII)
 _NUMBER: Final = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}", re.ASCII)
@@ -97,7 +97,7 @@ class OptIn:
         self._sections = UnitSections(fs, SECTION)
 
     def offers(self, config: OptInConfig) -> Iterator[Offer]:
-        """Declarations of running workloads: units by their path, then containers."""
+        """Declarations of running workloads: units ordered by path, then containers."""
         self._sections.look_anew()
         if config.units:
             for unit, cgroup in sorted(self._lookup.units(), key=lambda item: item[1]):
@@ -255,15 +255,15 @@ def _kind(said: Mapping[str, str], origin: _Origin) -> Kind:
 
 
 def _check_grants(spec: WorkloadSpec, origin: _Origin) -> None:
-    """Refuse whatever would give a workload more than the operator allows."""
+    """Refuse every key that would give a workload more than the operator allows."""
     usual = _USUAL_BAND[spec.kind]
     if spec.band not in (None, usual, *origin.bands):
         allowed = ", ".join(f'"{band}"' for band in (usual, *origin.bands))
         raise ConfigError("", "band", f"{show(spec.band)} is not what bands allows in {DECLARATION}", allowed)
     if spec.mode is Mode.ENFORCE:
-        raise ConfigError("", "mode", "'enforce' is for the operator to say", f'"{Mode.OBSERVE}"')
+        raise ConfigError("", "mode", "'enforce' is reserved for the operator", f'"{Mode.OBSERVE}"')
     if spec.sli is not None and spec.sli.source in _NOT_THE_UNIT:
-        problem = f"{show(spec.sli.source)} runs as root: it stands in a file of the configuration alone"
+        problem = f"{show(spec.sli.source)} runs as root: it is accepted only in a file of the configuration"
         raise ConfigError("", "sli.source", problem, "another source")
     if origin.is_unit:
         return
@@ -277,7 +277,7 @@ def _check_grants(spec: WorkloadSpec, origin: _Origin) -> None:
     for item in fields(Objective):
         usually, asked = getattr(Objective(), item.name), getattr(spec.objective, item.name)
         if item.name.endswith("tolerance_pct") and asked < usually:
-            problem = f"{asked:g} asks for more than is usual, which is for the operator to say"
+            problem = f"{asked:g} exceeds the default, which only the operator may do"
             raise ConfigError("", item.name, problem, f"a number from {usually:g} on")
 
 
@@ -286,7 +286,7 @@ def _reserved(origin: _Origin) -> str:
 
 
 def _where(name: str) -> str:
-    """A key as a refusal shows it: whoever labels a container chooses its characters."""
+    """A key as a refusal shows it, made safe, because the author of a container's labels chooses its characters."""
     return name if _KEY.fullmatch(name) else show(name)
 
 
@@ -295,7 +295,7 @@ def _shown(keys: tuple[str, ...]) -> list[str]:
 
 
 def _typed(key: Key, text: str) -> str | int | float:
-    """The value as TOML would read it. Text that is not a number stays text, and is refused as such."""
+    """The value as TOML would read it. Text that is not a number stays text, which the reader then refuses."""
     if key.type_name in ("number", "integer") and _NUMBER.fullmatch(text):
         return float(text) if "." in text else int(text)
     return text
@@ -316,7 +316,7 @@ def _unit_name(unit: str, cgroup: str) -> str:
 
 
 def _container_match(name: str) -> str:
-    """The match that finds a recreated container; empty if its name would match other containers too."""
+    """The match that finds a recreated container; empty if its name would match other containers, too."""
     try:
         match = parse_match(named(name))
     except ParseError:

@@ -25,60 +25,61 @@ ABOUT = {
     "store": "The local time-series store behind perphctl query and perphctl export.",
     "policy": "What the policy may do, and with which confidence. Its thresholds and delays are below Tuning.",
     "host": "The controlled host.",
-    "federated": "Off by default. What hosts tell each other about the same applications, as files in a folder that "
-    "you share or copy. See docs/how-to/federated-models.md.",
+    "federated": "Statistics that hosts exchange about the same applications, as files in a folder that you share or "
+    "copy. Off by default. See docs/how-to/federated-models.md.",
     "wake": "Early ticks between two samples.",
-    "network": "Limits of what batch may send. Off unless devices are named; knobs.md describes the changes to them.",
+    "network": "Limits on the traffic of batch. Off unless devices are named; knobs.md describes the changes to them.",
     "resctrl": "Cache and memory bandwidth through resctrl (Intel RDT, AMD QoS).",
     "sizing": "Sizes by forecast: the resource shaper. See sizing.md.",
     "model": "How models of LRAs are learned; see predictor.md.",
     "metrics": "Metrics for Prometheus over TCP or through a file; docs/metrics.md lists the series.",
-    "window": "When riskier changes are allowed.",
+    "window": "Times at which riskier changes are allowed.",
     "notify": "One receiver of notices: a webhook or a command. May be repeated.",
     "forecast": "Forecasts of use; see how-to/size-a-workload.md. Only the resource shaper acts on them.",
     "queue": "The batch queue; see how-to/nightly-batch.md.",
-    "contention": "Backing batch off from contended disks, links and memory; see bands-and-batch.md.",
+    "contention": "Backoff of batch on contended disks, links and memory; see bands-and-batch.md.",
     "opt_in": "Workloads that declare themselves: units by lines KEY=VALUE in a section [X-Perphd] of their file or a "
     "drop-in, containers and pods by labels or annotations perphd.io/KEY. Keys are those of [[lra]] and [[batch]], "
-    "with kind (lra or batch) and sli.OPTION; how-to/opt-in.md lists who may say what. What the configuration "
-    "declares counts. A reload takes this table over.",
+    "with kind (lra or batch) and sli.OPTION; how-to/opt-in.md lists the keys that each may set. A declaration in the "
+    "configuration takes precedence. A reload applies this table.",
     "lra": "One long-running application whose performance perphd protects. May be repeated.",
     "batch": "Work that gives way. May be repeated.",
 }
 SLI_ABOUT = (
-    "Where an LRA's own indicators (work rate, load, latency) come from. Without one, work is counted in "
-    "instructions or CPU time, and delay by how long the application waits for processors.\n\n"
+    "The source of an LRA's own indicators (work rate, load, latency). Without one, perphd measures work in "
+    "instructions or CPU time, and delay as the time for which the application waits for processors.\n\n"
     "Every source has a resolution: MariaDB, MySQL and Redis count exactly at any moment, PostgreSQL's backends report "
-    "once a second and only when a transaction has touched a table, exporters may answer from a cache. Where it is not "
-    "known it is found by how often the counter moves while the application uses CPU time; `perphctl status` shows it. "
-    "A rate over less than the resolution is unavailable, and the last full reading stands until the next is due. "
-    "Percentiles of a histogram need requests: 10 for p50, 100 for p95, 500 for p99. Judgements wait for as many (100 "
-    "for a work rate), for 10 s at most; `perphctl explain` says so."
+    "at most once a second and only when a transaction has touched a table, exporters may answer from a cache. If the "
+    "resolution is not known, perphd derives it from how often the counter changes while the application uses CPU "
+    "time; `perphctl status` shows it. A rate over less than the resolution is unavailable, and the last complete "
+    "reading stays valid until the next one is due. Percentiles of a histogram need requests: 10 for p50, 100 for p95, 500 for "
+    "p99. Judgements wait for that many requests (100 for a work rate), for at most 10 s; `perphctl explain` reports "
+    "the wait."
 )
 OWN_POLICY = (
-    "Any key of [policy], for this LRA alone. What concerns all batch together (cores, memory and cache of batch, what "
-    "counts as idle) is decided with the host's values where several LRAs are decided for at once."
+    "Any key of [policy], for this LRA alone. Values that concern all batch together (cores, memory and cache of "
+    "batch, the idle threshold) are those of the host when perphd decides for several LRAs at once."
 )
 TUNING = (
-    "Hardly anybody needs these: the defaults follow from measurements and fit the benchmarks. They stand in the same "
-    "tables of the file as the keys above."
+    "Few operators need these keys: the defaults follow from measurements and fit the benchmarks. They belong to the "
+    "same tables of the file as the keys above."
 )
 RULES = (
     f"The main file is {DEFAULT_PATH}; the files conf.d/*.toml beside it follow in the order of their names. "
     "In tables, the key of a later file wins; workloads accumulate.",
-    "Nothing is ignored: an unknown key, a wrong type, a value out of range, two workloads with one name, and two "
-    "workloads of which one has or contains the other's cgroup are refused, with the file, the key and what is "
-    "allowed. So is a cgroup that perphd itself runs in. A cgroup that does not exist yet is waited for.",
+    "perphd ignores no mistake. It refuses an unknown key, a wrong type, a value out of range, two workloads with one "
+    "name, two workloads of which one has or contains the other's cgroup, and a cgroup in which perphd itself runs. "
+    "The refusal names the file, the key and the allowed values. perphd waits for a cgroup that does not exist yet.",
     "A world-writable file is refused, because it can name commands that run as root.",
-    "What makes perphd run or read something with its own rights (sli sources command and file, password_file, "
-    "version_from with a file) stands in a file of the configuration, or is added by root: the control API refuses it "
-    "from others, members of the admin group too.",
+    "Keys that make perphd run or read something with its own rights (the sli sources command and file, password_file, "
+    "version_from with a file) are accepted only in a file of the configuration or from root: the control API refuses "
+    "them from others, including members of the admin group.",
     'Sizes are texts such as "512M": a whole number, optionally with K, M, G or T (powers of 1024; also Ki, KiB ...).',
     f"Workloads added with perphctl are kept in STATE_DIR/{RUNTIME_FILE}, in the same form; a declared workload "
-    "of the same name or cgroup wins over one added there.",
+    "of the same name or cgroup takes precedence.",
     "Check a file with perphctl config check FILE; let a running daemon read it again with perphctl reload "
-    "(or SIGHUP). Workloads and their settings, daemon.mode, on_stop, on_restart, [resctrl] and [opt_in] are taken "
-    "over; other changes take a restart, and are named in the log.",
+    "(or SIGHUP). A reload applies workloads and their settings, daemon.mode, on_stop, on_restart, [resctrl] and "
+    "[opt_in]; other changes need a restart, and the log names them.",
 )
 EXAMPLE = """\
 [daemon]
@@ -101,27 +102,25 @@ min_memory = "1G"
 
 
 MATCHING = (
-    "Instead of cgroup a workload may have match: KIND:PATTERN. It is looked for every five seconds, and "
-    "followed when it is started again or found elsewhere. unit:NAME is a unit of this host's systemd, in "
-    "whatever slice; slice:NAME a slice, whose path follows from its name; cgroup:/PATH a control group; "
-    "container:NAME a container of Docker, Podman, containerd or CRI-O, within Kubernetes "
-    "NAMESPACE/POD/CONTAINER; pod:NAMESPACE/NAME a pod of Kubernetes with all of its containers; label:KEY=VALUE pods "
-    "with that label or annotation, and containers with that label, as far as their runtime leaves "
-    "it in files (Docker: all; CRI-O: the pod's; containerd: io.kubernetes.pod.name, "
-    "io.kubernetes.pod.namespace, io.kubernetes.container.name) or perphd-publish run --pods does; "
-    "pidfile:/PATH the group of the process whose "
-    "number is in that file, a plain one (no symbolic link), which has to be root's or belong to the user as whom the "
-    "process runs.",
-    "pid:NUMBER is the group of a process, while that lives. It is refused in files, and forgotten when perphd ends: "
-    "after a restart of the host the number is another process's. It is for the control API.",
-    "In NAME, PATH of cgroup, and VALUE * stands for any run of characters, ? for one, [abc], [a-z], "
-    "[!abc] for one of a set; none of them for a slash. Such a pattern, and any label, stands for a "
-    f"workload for each that is found, at most {MAX_INSTANCES}: they are called NAME.INSTANCE, by what the "
-    "wildcards stood for or by the containers' names. One that has been gone for a minute is forgotten. A "
-    "pattern without wildcards that finds several is an error.",
-    "Never taken: a control group that perphd itself runs in or below, and one that another workload has, "
-    "contains or lies in; nor one whose path is no UTF-8 or holds control characters. perphctl config check and "
-    "perphctl status say so, with the path.",
+    "Instead of cgroup, a workload may have match: KIND:PATTERN. perphd searches for it every five seconds, and "
+    "follows it when it is restarted or moved. unit:NAME is a unit of this host's systemd, in any slice; slice:NAME a "
+    "slice, whose path follows from its name; cgroup:/PATH a control group; container:NAME a container of Docker, "
+    "Podman, containerd or CRI-O, in Kubernetes NAMESPACE/POD/CONTAINER; pod:NAMESPACE/NAME a pod of Kubernetes with "
+    "all of its containers; label:KEY=VALUE pods with that label or annotation, and containers with that label, if "
+    "their runtime keeps it in files (Docker: all; CRI-O: the pod's; containerd: io.kubernetes.pod.name, "
+    "io.kubernetes.pod.namespace, io.kubernetes.container.name) or perphd-publish run --pods writes it; pidfile:/PATH "
+    "the group of the process whose number is in that file. The file must be a regular file (no symbolic link) that "
+    "belongs to root or to the user of the process.",
+    "pid:NUMBER is the group of a process while that process lives. It is refused in files, and forgotten when perphd "
+    "ends, because after a restart of the host the number belongs to another process. It is for the control API.",
+    "In NAME, the PATH of cgroup, and VALUE, * stands for any run of characters, ? for one character, [abc], [a-z] and "
+    "[!abc] for one of a set; none of them matches a slash. Such a pattern, and any label, declares one workload for "
+    f"each match, at most {MAX_INSTANCES}. They are called NAME.INSTANCE, after the text that the wildcards matched or "
+    "the containers' names. perphd forgets a workload that has been gone for a minute. A pattern without wildcards "
+    "that finds several groups is an error.",
+    "perphd never accepts a control group in or below which it runs itself, a group that another workload has, "
+    "contains or lies in, or a group whose path is not UTF-8 or holds control characters. perphctl config check and "
+    "perphctl status name the path.",
 )
 MATCH_EXAMPLE = """\
 [[lra]]

@@ -1,4 +1,4 @@
-"""Where to look for values to restore, whatever the state of the configuration."""
+"""Places to search for values to restore, even if the configuration is unusable."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class RestorePlace:
 def for_restore(
     path: str | Path, warn: Callable[[str], None], register: InstanceRegister | None = None
 ) -> RestorePlace:
-    """Find the places to restore from, whatever the configuration's state.
+    """Find the places to restore from.
 
-    An unusable configuration is reported to ``warn`` and must not prevent a restore. The places then come
-    from its readable parts and from the register that instances with this file keep on this host; the
-    defaults are used only if there is neither.
+    An unusable configuration is reported to ``warn`` and must not prevent a restore. The places then come from its
+    readable parts and from the register that instances with this file keep on this host; the defaults are used only if
+    there is neither.
     """
     known = (InstanceRegister() if register is None else register).of_config(str(path))
     try:
@@ -48,13 +48,13 @@ def for_restore(
             guess = "" if known else "; this is a guess, use --state-dir to set it"
             warn(f"{exc}; using {where}{guess}")
             return RestorePlace(state_dirs, HostConfig().root, not known)
-        warn(f"{exc}; using the state directory {named}, which it names or leaves to the default")
+        warn(f"{exc}; using the state directory {named}, which it names or which is the default")
     others = () if root else tuple(other for other in known if other != os.path.realpath(named))
     return RestorePlace((named, *others), root)
 
 
 def _places_of(main: Path) -> tuple[str, str]:
-    """The state directory and ``host.root`` of files that are valid TOML, whatever other mistakes they contain."""
+    """The state directory and ``host.root`` of files that are valid TOML, despite any other mistakes in them."""
     daemon, host = DaemonConfig(), HostConfig()
     for path in (main, *drop_ins(main)):
         raw = read_toml(path)

@@ -366,7 +366,7 @@ _KINDS: Mapping[str, _Text] = {
         parse_size_bytes,
         'a whole number in quotes, optionally followed by K, M, G or T (powers of 1024; also Ki, KiB ...), e.g. "512M"',
     ),
-    "path": _Text(_path, "an absolute path without '..'; ~/ is the home of whoever starts perphd"),
+    "path": _Text(_path, "an absolute path without '..'; ~/ is the home of the user who starts perphd"),
     "optional-path": _Text(_optional_path, "an absolute path without '..', or \"\" for the default"),
     "socket": _Text(_socket, f"an absolute path of at most {SOCKET_PATH_BYTES} bytes"),
     "cgroup": _Text(
@@ -396,7 +396,7 @@ _KINDS: Mapping[str, _Text] = {
 
 
 def _suggestion(value: object, known: Iterable[str]) -> str:
-    import difflib  # only needed after a mistake
+    import difflib  # needed only after a mistake
 
     close = difflib.get_close_matches(value[:100], list(known), n=1) if isinstance(value, str) else []
     return f"; did you mean {close[0]!r}?" if close else ""

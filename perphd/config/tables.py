@@ -42,15 +42,17 @@ class NotifyConfig:
         "", "file whose first line is sent to the webhook as bearer token", kind="optional-path"
     )
     after_s: float = setting(
-        60.0, "how long a condition must last before perphd reports it", low=0.0, high=86400.0, unit="s"
+        60.0, "time for which a condition must last before perphd reports it", low=0.0, high=86400.0, unit="s"
     )
     pause_s: float = setting(
         900.0, "least time between two notices about the same condition", low=1.0, high=604800.0, unit="s"
     )
-    most_per_h: int = setting(20, "maximum number of notices in an hour, for all conditions together", low=1, high=3600)
+    most_per_h: int = setting(
+        20, "maximum number of notices in an hour, for all conditions together", low=1, high=3600
+    )
     timeout_s: float = setting(
         10.0,
-        "how long the webhook or the command may take; a failure is retried twice",
+        "time limit for the webhook or the command; a failure is retried twice",
         low=0.1,
         high=300.0,
         unit="s",
@@ -117,9 +119,9 @@ class ContentionConfig:
 
     disks: bool = setting(
         False,
-        "watch every disk, and back batch off in rounds of 5 s where it keeps LRAs from their bandwidth: by "
-        "io.max, a CPU ceiling, a freeze in a duty cycle. In the mode observe perphd only reports what it "
-        "would have done",
+        "watch every disk; if batch takes bandwidth that LRAs need, back it off in rounds of 5 s, by io.max, a CPU "
+        "ceiling, then a freeze in a duty cycle. In the mode observe, perphd only reports the steps that it would "
+        "have taken",
     )
     links: bool = setting(
         False,
@@ -158,8 +160,8 @@ class ModelConfig:
 
     learner: Learner = setting(
         DEFAULT_LEARNER,
-        "what corrects the prior: staged, one level for all allocations and stages that keep their signs; "
-        "ogbrt, online boosted trees below a local correction; residual, only the local correction",
+        "correction of the prior: staged, one level for all allocations and stages that keep their signs; ogbrt, "
+        "online boosted trees below a local correction; residual, only the local correction",
     )
     rebuild: bool = setting(
         True,
@@ -180,12 +182,12 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class FederatedConfig:
-    """Table ``[federated]``. Without ``folder`` nothing is exchanged with other hosts."""
+    """Table ``[federated]``. Without ``folder``, hosts exchange nothing."""
 
     folder: str = setting(
         "",
-        "folder with the contributions of other hosts, a file each; the model of an LRA that is new here starts from "
-        "those of hosts like this one. Empty: models learn alone",
+        "folder with the contributions of other hosts, one file each; the model of an LRA that is new here starts "
+        "from those of similar hosts. Empty: models learn alone",
         kind="optional-path",
     )
     contribute: bool = setting(
@@ -193,7 +195,7 @@ class FederatedConfig:
         "write this host's own contribution into the folder whenever models are saved: estimates, no samples",
     )
     expire_days: float = setting(
-        30.0, "age from which a contribution does not count", low=0.01, high=3650.0, unit="days", expert=True
+        30.0, "age from which a contribution is ignored", low=0.01, high=3650.0, unit="days", expert=True
     )
 
 
@@ -232,7 +234,7 @@ class NetworkConfig:
     )
     release_s: float = setting(
         30.0,
-        "how long it must be free before the ceiling is removed",
+        "time for which it must be free before the ceiling is removed",
         low=0.0,
         high=3600.0,
         unit="s",
@@ -270,26 +272,31 @@ class QueueConfig:
     )
     cpu_risk: float = setting(
         0.1,
-        "a job starts if the probability that the host then lacks CPUs is at most this",
+        "greatest probability, with the job running, that the host lacks CPUs; a job above it waits",
         low=0.001,
         high=1.0,
     )
     memory_bandwidth_bytes: int = setting(
         0,
-        "memory bandwidth of the host, in bytes per second: jobs then start only if it suffices as well "
-        "(needs resctrl's monitors); 0: what perphctl calibrate measured, else it is not considered",
+        "memory bandwidth of the host, in bytes per second: jobs then start only if it suffices as well (needs "
+        "resctrl's monitors); 0: the value from perphctl calibrate; without one, bandwidth is not considered",
         kind="size",
         key="memory_bandwidth",
         expert=True,
     )
     memory_risk: float = setting(
         0.01,
-        "a job starts if the probability that the host then lacks memory is at most this",
+        "greatest probability, with the job running, that the host lacks memory; a job above it waits",
         low=0.0001,
         high=1.0,
     )
     keep_h: float = setting(
-        168.0, "how long ended jobs and their logs are kept", low=0.1, high=8760.0, unit="h", expert=True
+        168.0,
+        "time for which ended jobs and their logs are kept",
+        low=0.1,
+        high=8760.0,
+        unit="h",
+        expert=True,
     )
 
 
@@ -305,7 +312,7 @@ class SizingConfig:
     )
     interval_s: float = setting(
         60.0,
-        "interval between forecasts and plans, which use the greatest use within it",
+        "interval between forecasts and plans, which use the maximum within it",
         low=1.0,
         high=3600.0,
         unit="s",
@@ -320,18 +327,18 @@ class SizingConfig:
         expert=True,
     )
     k2: float = setting(
-        3.0, "spreads of the forecast that are kept above it", low=0.0, high=10.0, expert=True
+        3.0, "number of spreads of the forecast that are kept above it", low=0.0, high=10.0, expert=True
     )
     memory_bytes: int = setting(
         0,
-        "memory for all workloads with reserved_memory together; 0: what the host, or the limit of a group "
-        "that contains them all, has left for them",
+        "memory for all workloads with reserved_memory together; 0: the amount that the host, or the limit of a group "
+        "that contains them all, leaves for them",
         kind="size",
         key="memory",
     )
     hard_limit: bool = setting(
         False,
-        "memory.max follows the target as well: the kernel then kills above it, and does not only slow down",
+        "memory.max follows the target as well: the kernel then kills above it, instead of only slowing it down",
     )
 
 
@@ -357,7 +364,7 @@ class OptInConfig:
 
     least_latency_ms: float = setting(
         0.0,
-        "the least max_latency_ms that a container or pod may ask for; 0: it may not ask for any",
+        "the least max_latency_ms that a container or pod may set; 0: it may not set one",
         unit="ms",
         low=0,
         high=60_000,
@@ -392,7 +399,7 @@ _LISTENER_KEYS = ("tls_cert", "tls_key", "bearer_token_file")
 
 @dataclass(frozen=True, slots=True)
 class MetricsConfig:
-    """Table ``[metrics]``. By default perphd neither listens nor writes."""
+    """Table ``[metrics]``. By default, perphd opens no listener and writes no file."""
 
     listen: str = setting(
         "",

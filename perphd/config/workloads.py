@@ -25,7 +25,7 @@ _CGROUP_DOC = (
     "it does not exist. This or match"
 )
 _MATCH_DOC = (
-    "how its control group is found, as unit:NAME, slice:NAME, cgroup:/PATH, container:NAME, "
+    "the search for its control group, as unit:NAME, slice:NAME, cgroup:/PATH, container:NAME, "
     "pod:NAMESPACE/NAME, label:KEY=VALUE, pidfile:/PATH or, only through the control API, pid:NUMBER; with "
     "wildcards, each match is a workload (see Finding control groups)"
 )
@@ -40,8 +40,8 @@ _SHAPE_DOC = (
 _APPLICATION_DOC = "its application, which only runs with all its core workloads; default: its name"
 _BAND_DOC = (
     "its class of service, {}. A declared band sets memory.min (gold) or memory.low (silver) to reserved_memory, and "
-    "for copper the idle CPU class, the least I/O weight and memory.high at 80 % of the host; see Bands for what "
-    "it does with reserved_cpus"
+    "for copper the idle CPU class, the least I/O weight and memory.high at 80 % of the host; see Bands for its "
+    "effect with reserved_cpus"
 )
 _IO_LATENCY_DOC = (
     "while its reads and writes take longer than this on a disk, the kernel slows down the disk access of its sibling "
@@ -59,8 +59,8 @@ class LraTable:
     match: str = setting("", _MATCH_DOC, kind="match")
     priority: int = setting(
         100,
-        "which LRA is served first when several want more cores than there are: the higher one; equal ones "
-        "share fairly",
+        "rank of the LRA when several together want more cores than the host has: the higher one is served first; "
+        "equal ones share fairly",
         low=0,
         high=10000,
     )
@@ -98,13 +98,13 @@ class LraTable:
     )
     app_class: Literal["none", "database", "streaming", "web", "cache"] = setting(
         "none",
-        "the kind of application, whose typical model its own model starts from; perphd profile, or a model "
+        "the kind of application, from whose typical model its own model starts; perphd profile, or a model "
         "that was learned here, takes precedence",
         key="class",
     )
     version_from: str = setting(
         "auto",
-        "how to identify its version; each version has a model of its own, and a new one starts from the "
+        "the source of its version; each version has a model of its own, and a new one starts from the "
         "last. auto: a container's image, else the program's file; file:PATH: the first line of that file, "
         "which is shown to everyone with read access (so it takes root, or a file of the configuration); "
         "label:KEY: a label of its container; none: all versions share one model",
@@ -127,12 +127,12 @@ class LraTable:
     application: str = setting("", _APPLICATION_DOC, kind="name")
     touch: Touch = setting(
         Touch.BATCH,
-        "what perphd may change for its sake: batch, only batch's settings, so that its own cores and cache "
+        "settings that perphd may change to protect it: batch, only batch's settings, so that its own cores and cache "
         "are never narrowed; all, its own cores and cache ways as well",
     )
     exploration: Exploration = setting(
         Exploration.BATCH,
-        "what perphd may try without a reliable prediction: off, nothing; batch, settings of batch that are "
+        "steps that perphd may try without a reliable prediction: off, nothing; batch, settings of batch that are "
         "not predicted to be worse for it; all, everything, including allocations below the known sufficient "
         "one. After a handful of changes that do not reach the target, none is made for ten minutes or more",
     )
@@ -167,7 +167,8 @@ class BatchTable:
         0, "its memory.high is never set below this", kind="size", key="min_memory"
     )
     band: Literal["silver", "copper"] | None = setting(
-        None, _BAND_DOC.format("copper (what is left) or silver (a guaranteed share); default: copper")
+        None,
+        _BAND_DOC.format("copper (the remaining resources) or silver (a guaranteed share); default: copper"),
     )
     takes_hints: bool = setting(
         False,
@@ -363,7 +364,7 @@ def read_runtime(state_dir: str) -> tuple[Declared, ...]:
 
 
 def _lasting(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Omits matches of processes, which an earlier version may have stored: they must not prevent a start."""
+    """Omit matches of processes, which an earlier version may have stored: they must not prevent a start."""
 
     def lasts(table: object) -> bool:
         return not (isinstance(table, Mapping) and str(table.get("match", "")).startswith("pid:"))

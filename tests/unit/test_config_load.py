@@ -103,7 +103,7 @@ def test_a_declared_workload_wins_over_one_added_at_run_time(main: Path, tmp_pat
     config = load(main)
     assert [spec.name for spec in config.workloads] == ["other", "x"]
     assert config.runtime == ("x",)
-    assert "'db', added at run time, is left out" in config.warnings[0]
+    assert "'db', added at run time, is ignored" in config.warnings[0]
 
 
 @pytest.mark.parametrize("text", ["[daemon]\nperiod_s = 1", "[[lra]]\nname = 'x'", "x", "\xff"])

@@ -159,14 +159,14 @@ def test_pods_declare_themselves_by_their_annotations(host: Host) -> None:
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ({"kind": "lra", "mode": "enforce"}, "mode: 'enforce' is for the operator to say"),
+        ({"kind": "lra", "mode": "enforce"}, "mode: 'enforce' is reserved for the operator"),
         (
             {"kind": "lra", "priority": "100"},
             "priority: is not a pod's to say: it belongs in the operator's",
         ),
         ({"kind": "batch", "min-cores": "2"}, "perphd.io/min-cores: is not a pod's to say"),
         ({"kind": "lra", "sli.source": "command"}, "sli.source: is not a pod's to say"),
-        ({"tolerance-pct": "1"}, "perphd.io/tolerance-pct: 1 asks for more than is usual"),
+        ({"tolerance-pct": "1"}, "perphd.io/tolerance-pct: 1 exceeds the default"),
         ({"max-latency-ms": "4"}, "max-latency-ms: 4 is less than least_latency_ms allows in [opt_in]"),
         ({"tolerance-pct": "15", "tolerance_pct": "20"}, "contradicts perphd.io/tolerance-pct"),
         ({"kind": "lra", "tolerence-pct": "15"}, "did you mean 'tolerance_pct'?"),

@@ -341,12 +341,12 @@ def test_every_other_key_stays_the_operators(tmp_path: Path, kind: str, is_unit:
 
 
 def test_nobody_enforces_or_runs_commands_or_takes_a_band_by_itself(tmp_path: Path) -> None:
-    assert "X-Perphd.mode: 'enforce' is for the operator to say" in refusal(
+    assert "X-Perphd.mode: 'enforce' is reserved for the operator" in refusal(
         tmp_path / "1", "kind=lra", "mode=enforce"
     )
     command = refusal(tmp_path / "2", "kind=lra", "sli.source=command", "sli.command=/bin/true")
     assert (
-        "X-Perphd.sli.source: 'command' runs as root: it stands in a file of the configuration alone"
+        "X-Perphd.sli.source: 'command' runs as root: it is accepted only in a file of the configuration"
         in command
     )
     gold = refusal(tmp_path / "3", "kind=lra", "band=gold")
@@ -376,7 +376,7 @@ def test_a_container_asks_for_no_more_than_is_usual_and_names_nothing_to_read(tm
     )
     for key, allowed in (("tolerance_pct", 10), ("delay_tolerance_pct", 50)):
         text = said(kind="lra", **{key: "1"}).problems[DECLARATION]
-        assert f"perphd.io/{key}: 1 asks for more than is usual" in text
+        assert f"perphd.io/{key}: 1 exceeds the default" in text
         assert f"(allowed: a number from {allowed} on)" in text
     for key in ("sli__source", "min_work_rate_per_s", "version_from", "cgroup", "name"):
         assert "is not a container's to say" in said(kind="lra", **{key: "mysql"}).problems[DECLARATION]
