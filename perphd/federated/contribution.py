@@ -1,8 +1,8 @@
-"""The document in which one host tells others what it has learned: JSON with bounds on everything.
+"""The document in which one host shares what it has learned: JSON with bounds on everything.
 
 A statistic is a vector of estimates at fixed points with the evidence for each. ``points`` names the points, so that
 versions of perphd with other points never mix. A document replaces every earlier one of its contributor; without
-statistics it takes back what the contributor said before.
+statistics, it withdraws the contributor's earlier statistics.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_BYTES: Final = 1024 * 1024
 MAX_STATISTICS: Final = 512
 MAX_POINTS: Final = 256
 _FRAME_BYTES: Final = 2048
-"""Most bytes of a document beside its statistics."""
+"""Maximum size in bytes of a document without its statistics."""
 MOST: Final = 100.0
 """Bound of an estimate: logarithms, shares and ratios are far smaller."""
 MOST_EVIDENCE: Final = 1e6
@@ -34,7 +34,7 @@ _Evidence: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=MOST_EVIDENCE)]
 
 
 class ContributionRefused(PerphError):
-    """A text is not a usable contribution; says why."""
+    """A text is not a usable contribution; the message states the reason."""
 
 
 class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
@@ -51,7 +51,7 @@ class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True)
 
 
 class Statistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Estimates at the topic's points, and the evidence for each (0: nothing is known there).
+    """Estimates at the topic's points, and the evidence for each (0: unknown there).
 
     ``counted_by``: source of the application's SLI; ``version``: of the application; empty: unknown.
     """
@@ -64,7 +64,7 @@ class Statistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one host has learned. ``generation`` grows with every document of this contributor."""
+    """Statistics that one host has learned. ``generation`` grows with every document of this contributor."""
 
     contributor: Name
     generation: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -87,7 +87,7 @@ def to_text(contribution: Contribution) -> bytes:
     """The document's text, ending with a newline.
 
     Raises:
-        ContributionRefused: a value is out of bounds or the text too large, so that nobody could read it.
+        ContributionRefused: a value is out of bounds or the text too large, so no host could read it.
     """
     body = msgspec.json.encode(contribution)
     try:

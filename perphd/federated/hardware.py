@@ -1,4 +1,4 @@
-"""How alike two hosts are, as far as an application's response to contention depends on hardware.
+"""Likeness of two hosts, as far as an application's response to contention depends on hardware.
 
     distance = model + |log2 of the ratio of cores| / 2 + |log2 of the ratio of L3 bytes per core| / 2 + SMT
 
@@ -18,7 +18,7 @@ from typing import Annotated, Final
 import msgspec
 
 UNLIKE: Final = 2.0
-"""Distance from which another host says nothing about this one."""
+"""Distance from which another host carries no information about this one."""
 _OTHER_MODEL, _OTHER_VENDOR, _UNKNOWN_MODEL, _UNKNOWN_CACHE = 0.5, 1.5, 1.0, 0.5
 _SMT: Final = 1.0
 
@@ -47,7 +47,7 @@ def distance(one: Hardware, other: Hardware) -> float:
 
 
 def likeness(apart: float) -> float:
-    """Weight of what a host at this distance says, from 0 to 1."""
+    """Weight of the estimates of a host at this distance, from 0 to 1."""
     return max(0.0, 1.0 - apart / UNLIKE) ** 2
 
 

@@ -1,9 +1,9 @@
 """A set of contributions, at most one per contributor, with withdrawals. Merging is a union.
 
 The newest document of a contributor counts; a withdrawal hides all of its documents up to a generation. Both rules are
-maxima, so that ``merged`` commutes, is associative and idempotent, and hosts may exchange ledgers in any order and as
-often as they like. Without a contribution (or after its withdrawal) everything computed from a ledger is exactly as if
-it had never been there, because nothing else is kept.
+maxima, so ``merged`` is commutative, associative and idempotent, and hosts may exchange ledgers in any order and
+repeatedly. After the withdrawal of a contribution, everything computed from a ledger is exactly as if it had never
+existed, because the ledger keeps no other state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from perphd.federated.contribution import Contribution, Name
 
 EVERY_GENERATION: Final = 2**53
-"""A withdrawal up to here holds for later documents of the contributor too."""
+"""A withdrawal up to this generation covers all later documents of the contributor, too."""
 
 
 class Withdrawal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,7 +69,7 @@ def withdraw(ledger: Ledger, contributor: str, through: int = EVERY_GENERATION) 
 
 
 def _newer(one: Contribution, other: Contribution) -> Contribution:
-    """Of two documents of a contributor the later one; the text decides between two of one generation."""
+    """The later one of two documents of a contributor; the text decides between two of one generation."""
     if one.generation != other.generation:
         return max(one, other, key=lambda each: each.generation)
     return max(one, other, key=msgspec.json.encode)

@@ -1,4 +1,4 @@
-"""One estimate from many hosts' estimates, which no minority of them can move beyond what the others say.
+"""One estimate from many hosts' estimates, which no minority can move beyond the range of the others.
 
 Problem. Estimates v_k of hosts k at one point, with evidence e_k and likeness l_k. Some are wrong, and some hosts lie
 about their evidence as well.
@@ -9,19 +9,21 @@ it, weighted by likeness, and s their median distance from m:
     far       |v_k - m| > FAR max(1.4826 s, ALIKE)
     left out  host k, if more than half of its points are far
 
-A host that is left out has no influence at all, so that gross nonsense costs no accuracy. Evidence plays no part in it,
-since a host can claim any. Whole hosts are left out, not points: the order of values at different points stays.
+A host that is left out has no influence at all, so gross errors cost no accuracy. Evidence plays no part in this step,
+since a host can claim any evidence. Whole hosts are left out, not single points, so the order of values at different
+points stays.
 
-Then weights w_k = l_k min(e_k, median of all e > 0), clipped to the third largest. Sorted by value, they lie
-side by side on [0, 1]; the mean of the middle part [t, 1 - t] is the result:
+Then weights w_k = l_k min(e_k, median of all e > 0), clipped to the third largest. Sorted by value, the weights fill
+[0, 1]; the mean of the middle part [t, 1 - t] is the result:
 
     t = max(TRIM, greatest share of one host)
 
-* One host never has a say beyond the others' range: its weight lies within the part that is cut off.
-* While hosts that lie have at most the share ``TRIM`` of the weight, the result is within the range of the honest ones.
-* One in ten of the hosts, if they are as like the asking host as the others, never has more than ``TRIM``, whatever
-  evidence it claims: half of the hosts that know a point count with the median, and ``KNOWN_RATIO`` of all know it.
-* With at least three hosts; fewer give no result, since two cannot outvote one.
+* One host can never move the result beyond the others' range: its weight lies within the part that is cut off.
+* While lying hosts have at most the share ``TRIM`` of the weight, the result is within the range of the honest hosts.
+* One tenth of the hosts, if they resemble the asking host as much as the others do, never has more than ``TRIM``,
+  regardless of the evidence that it claims: half of the hosts that know a point count with the median, and
+  ``KNOWN_RATIO`` of all hosts know it.
+* At least three hosts are needed; fewer give no result, since two cannot outvote one.
 * At points where each host has one weight, results keep the order of the values: quantiles stay sorted.
 """
 
@@ -43,22 +45,24 @@ Floats = NDArray[np.float64]
 TRIM: Final = 0.25
 """Share of the weight that is cut off at each end."""
 QUORUM: Final = 3
-"""Hosts that must know a point."""
+"""Number of hosts that must know a point."""
 FAR: Final = 3.0
 """Robust standard deviations from the median beyond which an estimate is far from the others."""
 ALIKE: Final = 0.05
-"""Least standard deviation for that: estimates of honest hosts with equal hardware differ by as much (log units)."""
+"""Least standard deviation for that test: estimates of honest hosts with equal hardware differ by this much (log
+units).
+"""
 LEAST_JUDGES: Final = 5
-"""Hosts that must know a point for one of them to be far there; fewer cannot tell who is wrong."""
+"""Hosts that must know a point for one of them to be far there; fewer cannot tell which one is wrong."""
 FAR_AWAY: Final = "its estimates are far from those of the other hosts"
 _NORMAL: Final = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 KNOWN_RATIO: Final = 0.8
-"""Share of the hosts that speak about a topic, and are heard, which must know a point."""
+"""Share of the accepted hosts with statistics about a topic that must know a point."""
 OTHER_VERSION: Final = 0.5
 """Distance added for another version of the application."""
 CLOCK_SLACK_S: Final = 3600.0
-"""A document dated further than this in the future does not count."""
+"""A document dated further than this in the future is ignored."""
 _TINY: Final = 1e-12
 
 
@@ -86,7 +90,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A host whose statistic does not count, and why."""
+    """A host whose statistic does not count, with the reason."""
 
     contributor: str
     reason: str
@@ -111,13 +115,13 @@ class Pooled:
 def pool(
     ledger: Ledger, topic: Topic, count: int, asking: Asking, counted_by: str = "", version: str = ""
 ) -> Pooled:
-    """What the ledger's hosts say about ``topic`` at its ``count`` points, for the host that asks.
+    """Pooled estimates of the ledger's hosts about ``topic`` at its ``count`` points, for the asking host.
 
     Args:
         ledger: the contributions.
         topic: subject and points.
         count: number of points.
-        asking: see the class.
+        asking: the asking host.
         counted_by: SLI source of the asking host's application; only equal ones count.
         version: of its application.
     """
@@ -182,7 +186,7 @@ def far_from_others(values: Floats, evidence: Floats, alike: Floats) -> NDArray[
 
 
 def believed(evidence: Floats) -> Floats:
-    """The evidence (k, n) of k hosts that counts: at most the median at each point, 0 where too few know it."""
+    """The evidence (k, n) of k hosts that counts: at most the median at each point, 0 where too few hosts know it."""
     known = evidence > 0
     count = known.sum(axis=0)
     ordered = np.sort(evidence, axis=0)  # unknown first
