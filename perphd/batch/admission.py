@@ -52,8 +52,9 @@ DECILES: Final = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkloadUsage:
-    """One workload's usage of one resource: its history before the start, and the observations since. ``again``: the
-    observations include earlier attempts of the same job.
+    """One workload's usage of one resource: its history before the start, and the observations since.
+
+    ``again``: the observations include earlier attempts of the same job.
     """
 
     prior: Histogram

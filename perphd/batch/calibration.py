@@ -4,7 +4,7 @@ It learns three things that the history of single jobs does not contain:
 
     kept         P(a job stays within its usage of the first minute): the weight of observed usage, against the part
                  of the prior above it (``admission.conditioned``)
-    correlation the degree to which concurrent jobs exceed or miss their predictions together (``admission.correlated``)
+    correlation  degree to which concurrent jobs exceed or miss their predictions together (``admission.correlated``)
     levels       quantiles at which observed sums fell in their predicted distributions
 
 The level of a sum is u = F(sum), where F is its predicted distribution. If predictions are right, levels are

@@ -16,7 +16,7 @@ Differences from the printed algorithms, each with a test:
 * A core fits if it is *at most* the free capacity. With "less than", a job as large as the host blocks the queue
   forever.
 * A preempting job needs ``C <= free + elastic components granted``. The printed test uses the sum of *wanted* elastic
-components, which overcommits: it grants 13 of 10 units in the example.
+  components, which overcommits: it grants 13 of 10 units in the example.
 * A job whose core exceeds the capacity is refused at submission.
 * The queue of preempting jobs is tested for emptiness before its head is read. While it is not empty, no other job is
   admitted; otherwise smaller jobs would delay it indefinitely.

@@ -39,8 +39,9 @@ class StartCandidate:
 
 @dataclass(frozen=True, slots=True)
 class StartTiers:
-    """Waiting jobs in tiers of decreasing precedence, each ordered by arrival. ``longest``: the longest-waiting half
-    without overdue jobs. ``others``: the rest.
+    """Waiting jobs in tiers of decreasing precedence, each ordered by arrival.
+
+    ``longest``: the longest-waiting half without overdue jobs. ``others``: the rest.
     """
 
     overdue: tuple[StartCandidate, ...]

@@ -1,7 +1,7 @@
 """Elastic jobs of the queue: each worker is a job, and the workers together are a gang.
 
-    least workers of the core; they start together or not at all most all workers; workers beyond the core are elastic
-    and use the remaining CPUs
+    least   workers of the core; they start together or not at all
+    most    all workers; workers beyond the core are elastic and use the remaining CPUs
 
 All workers are stored at once with consecutive numbers; the first number names the gang. A slot is a running
 worker. ``perphd.batch.elastic`` decides how many elastic workers a gang may run, in thousandths of a CPU:

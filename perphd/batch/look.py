@@ -163,7 +163,7 @@ class QueueStep:
 
     ``revoke``: elastic workers that lose their slots. ``expected``: the distributions that admission used.
     ``causes``: the reason for each job that starts, stops or continues; for a job that gives way, also the cost.
-        ``order``: for each waiting job that was considered, its position and the reason.
+    ``order``: for each waiting job that was considered, its position and the reason.
     """
 
     requeue: tuple[int, ...] = ()

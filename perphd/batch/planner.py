@@ -12,8 +12,9 @@ seconds after its start is its demand times P(T > t), the expected consumption. 
 the front of that order as long as the plan becomes worth more, and preempts running jobs if, in the order found, the
 gain exceeds the cost. It tries each running job alone, then all jobs together that it did not preempt, less those that
 the others make unnecessary. ``program`` states the exact integer program for a solver; ``plan_of`` reads its solution.
-Greedy plans are the fallback, and the starting point of the solver. Later starts may rely on expected consumption. A
-job that starts *now* must also pass admission.
+Greedy plans are the fallback, and the starting point of the solver.
+
+Later starts may rely on expected consumption. A job that starts *now* must also pass admission.
 """
 
 from __future__ import annotations
@@ -95,8 +96,9 @@ class IntegerProgram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tables:
-    """Jobs by name: worth by start slot, the consumption of a start in each slot, and that of running jobs. A
-    consumption is a row of all slots of the first resource, then of the next one.
+    """Jobs by name: worth by start slot, the consumption of a start in each slot, and that of running jobs.
+
+    A consumption is a row of all slots of the first resource, then of the next one.
     """
 
     worth: Mapping[str, Floats]

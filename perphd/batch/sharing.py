@@ -43,8 +43,9 @@ def actual_cpu(
 ) -> float:
     """The CPU that a new task gets beside the running ones (5.2.1).
 
-    its need if that is within its share of the host its share otherwise, if the running tasks need more than their own
-    share min(idle CPU, its need) otherwise
+    its need                       if that is within its share of the host
+    its share                      otherwise, if the running tasks need more than their own share
+    min(idle CPU, its need)        otherwise
     """
     share = capacity * request / (request + others_request)
     if needed <= share:

@@ -100,6 +100,7 @@ class StartScore:
 
 def stages_of(view: QueueView, job: QueuedJob) -> tuple[CandidateStage, ...]:
     """A waiting job, and those that start with it, as one stage: the median run time, and the demand that plans use.
+
     Unknown amounts are absent.
     """
     outlook, tasks = view.outlooks.get(job.id, JobOutlook()), view.tasks(job)

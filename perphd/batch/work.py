@@ -67,7 +67,7 @@ class WorkOutlook:
     """The work of earlier jobs and their usual rate (work per second).
 
     ``cpus``: CPUs that they used on average; ``peak_cpus``: at most, over some seconds. ``error_share``: the share of
-        work in the sum of both errors, None before enough jobs are scored.
+    work in the sum of both errors, None before enough jobs are scored.
     """
 
     kind: WorkKind

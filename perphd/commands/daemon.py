@@ -90,9 +90,10 @@ def demo(seconds: int, seed: int) -> None:
 @click.option("--force", is_flag=True, help="Also undo values that another program has changed since.")
 @_ignore_lock_option
 def restore(config_path: str, state_dir: str | None, force: bool, ignore_lock: bool) -> None:
-    """Restore every value that a daemon changed and did not restore. Works without the daemon. Searches the configured
-    state directory, and those that daemons with this configuration file have used since the host was booted. If the
-    configuration cannot be read, the command guesses where to look and exits with 1.
+    """Restore every value that a daemon changed and did not restore. Works without the daemon.
+
+    Searches the configured state directory, and those that daemons with this configuration file have used since the
+    host was booted. If the configuration cannot be read, the command guesses where to look and exits with 1.
     """
     from perphd.host.fs import RealFs
     from perphd.isolation.restore import restore_each

@@ -194,7 +194,10 @@ def logs(out: Out, number: int, attempt: int | None, follow: bool) -> None:
 
 @click.argument("numbers", metavar="JOB...", nargs=-1, required=True)
 def cancel(out: Out, numbers: tuple[str, ...]) -> None:
-    """Cancel jobs: numbers, or ranges such as 12-112. Ends the processes of running jobs at once."""
+    """Cancel jobs: numbers, or ranges such as 12-112.
+
+    Ends the processes of running jobs at once.
+    """
     named = [number for text in numbers for number in _numbers(text)]
     done, problems = [], []
     for number in named:
@@ -328,8 +331,9 @@ def _row(out: Out, number: int) -> JobRow:
 
 
 def _patient_row(out: Out, number: int, *, answered: bool) -> JobRow:
-    """The job; waits while the daemon is too busy to answer, or restarts after it has ``answered`` once. Jobs keep
-    running meanwhile.
+    """The job; waits while the daemon is too busy to answer, or restarts after it has ``answered`` once.
+
+    Jobs keep running meanwhile.
     """
     began_s = time.monotonic()
     while True:

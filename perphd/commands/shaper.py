@@ -47,8 +47,10 @@ def add_shaper_commands(cli: click.Group) -> None:
         "--delta", type=Number(0.01, 0.2), help="Share by which a limit is lowered [default: 0.05]."
     )
     def start(out: Out, workload: str, samples: int | None, delta: float | None) -> None:
-        """Begin to lower a workload's memory.high. The search returns to the last good limit as soon as memory slows
-        the workload. The result takes effect only with memfit apply.
+        """Begin to lower a workload's memory.high.
+
+        The search returns to the last good limit as soon as memory slows the workload. The result takes effect only
+        with memfit apply.
         """
         given = {"samples": samples, "step": delta}
         body = {key: value for key, value in given.items() if value is not None}
@@ -108,8 +110,10 @@ def add_shaper_commands(cli: click.Group) -> None:
     def estimate(
         out: Out, footprint: Path, task_mean: float, task_deviation: float, tasks: int, outside: str
     ) -> None:
-        """Estimate a reservation from a footprint, offline. Computes the published estimate (Xu 2019, equations 3.5 to
-        3.8) from a histogram of a container's use and a task's mean and deviation.
+        """Estimate a reservation from a footprint, offline.
+
+        Computes the published estimate (Xu 2019, equations 3.5 to 3.8) from a histogram of a container's use and a
+        task's mean and deviation.
         """
         from perphd.sizing.memory_fit import OutsideWeight, estimate_bytes
 

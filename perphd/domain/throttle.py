@@ -38,7 +38,7 @@ def whole_bandwidth(curves: Iterable[ThrottleCurve], cores: Mapping[int, int]) -
     """Bytes per second that the host's memory moves at most, as calibrated; None unless all of it was measured.
 
     ``cores``: physical cores by L3 domain. A measurement with fewer than half of a domain's cores does not count,
-        because they may not fill its memory channels.
+    because they may not fill its memory channels.
     """
     most: dict[int, float] = {}
     for curve in curves:

@@ -242,8 +242,9 @@ class Lookup:
         return "" if found in ("", "/") or "/.." in found else found
 
     def start_of(self, pid: int) -> int:
-        """Start time of this process in clock ticks since boot; 0: no such process. It identifies a process together
-        with the process id, since ids are reused.
+        """Start time of this process in clock ticks since boot; 0: no such process.
+
+        It identifies a process together with the process id, since ids are reused.
         """
         return start_ticks(self._fs, pid) or 0
 

@@ -122,8 +122,9 @@ class EventGroup(Protocol):
 
     @property
     def starved_cpus(self) -> CpuSet:
-        """CPUs on which the counters ran for less than half of the workload's time since the last reading. This is only
-        a hint, because the kernel's time_enabled is too long on some CPUs after a restart.
+        """CPUs on which the counters ran for less than half of the workload's time since the last reading.
+
+        This is only a hint, because the kernel's time_enabled is too long on some CPUs after a restart.
         """
 
     @property

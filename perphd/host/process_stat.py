@@ -22,8 +22,9 @@ def stat_fields(fs: KernelFs, pid: int, tid: int | None = None) -> list[str]:
 
 
 def start_ticks(fs: KernelFs, pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None if there is no such process. It identifies a process
-    together with the process id, since ids are reused.
+    """Start time of a process in clock ticks since boot; None if there is no such process.
+
+    It identifies a process together with the process id, since ids are reused.
     """
     try:
         return int(stat_fields(fs, pid)[START_TICKS])

@@ -222,9 +222,11 @@ class UnitFs:
         self._bus.set_properties(place.unit, wanted)
 
     def _release(self, place: _Place, path: str) -> None:
-        """Fill the list with all CPUs or nodes of the host, before it is released. The kernel refuses an empty list for
-        a group with processes, and systemd does not report that. The list is released only after the kernel shows the
-        full list, because systemd writes later, and writes only the latest request.
+        """Fill the list with all CPUs or nodes of the host, before it is released.
+
+        The kernel refuses an empty list for a group with processes, and systemd does not report that. The list is
+        released only after the kernel shows the full list, because systemd writes later, and writes only the latest
+        request.
         """
         everything = self._everything(path)
         if not everything or not self._fs.exists(path):

@@ -33,8 +33,9 @@ class Worker:
         return self._running is not None
 
     async def run(self, work: Callable[[], _T]) -> _T | Busy:
-        """Run the work in the thread; returns Busy if no thread can start, or if this or earlier work is late. A
-        cancelled call waits for the work, so that it is never abandoned halfway.
+        """Run the work in the thread; returns Busy if no thread can start, or if this or earlier work is late.
+
+        A cancelled call waits for the work, so that it is never abandoned halfway.
         """
         if self._thread is None:
             return work()

@@ -62,13 +62,15 @@ class _Kept:
 
 
 class Contributions:
-    """Exchanges contributions for one node. Args:
-    client: of the API server.
-    node: this node's name in the cluster.
-    folder: the daemon's, ``folder`` in ``[federated]``.
-    host: name of this host's own file, where it differs from the node's.
-    namespace: of the ConfigMaps.
-    clock: seconds since 1970.
+    """Exchanges contributions for one node.
+
+    Args:
+        client: of the API server.
+        node: this node's name in the cluster.
+        folder: the daemon's, ``folder`` in ``[federated]``.
+        host: name of this host's own file, where it differs from the node's.
+        namespace: of the ConfigMaps.
+        clock: seconds since 1970.
     """
 
     def __init__(
@@ -186,8 +188,9 @@ class Contributions:
     async def _fetched_of(
         self, wanted: list[Listed], refused: dict[str, str]
     ) -> tuple[dict[str, _Kept], list[str]]:
-        """Fetch the changed ones of these documents into the hidden folder; adds to ``refused``. Returns all documents
-        that are kept, and the contributors in the hidden folder.
+        """Fetch the changed ones of these documents into the hidden folder; adds to ``refused``.
+
+        Returns all documents that are kept, and the contributors in the hidden folder.
         """
         kept, staged = {}, []
         for each in wanted:

@@ -61,8 +61,9 @@ class Feed:
         self._news = asyncio.Event()
 
     async def messages(self) -> AsyncIterator[Message]:
-        """All messages from now on, after the newest picture. The connection to the daemon lasts as long as the
-        iteration.
+        """All messages from now on, after the newest picture.
+
+        The connection to the daemon lasts as long as the iteration.
         """
         queue: asyncio.Queue[Message] = asyncio.Queue()
         if self._last is not None and self._viewers:
