@@ -269,7 +269,7 @@ def _check_grants(spec: WorkloadSpec, origin: _Origin) -> None:
         return
     asked_ms, least_ms = spec.objective.max_latency_ms, origin.least_latency_ms
     if asked_ms is not None and not least_ms:
-        problem = f"is not a {origin.noun}'s to say: least_latency_ms is 0 in {DECLARATION}"
+        problem = f"may not be set by a {origin.noun}: least_latency_ms is 0 in {DECLARATION}"
         raise ConfigError("", _LATENCY, problem, "only with the operator's consent")
     if asked_ms is not None and asked_ms < least_ms:
         problem = f"{asked_ms:g} is less than least_latency_ms allows in {DECLARATION}"
@@ -277,12 +277,12 @@ def _check_grants(spec: WorkloadSpec, origin: _Origin) -> None:
     for item in fields(Objective):
         usually, asked = getattr(Objective(), item.name), getattr(spec.objective, item.name)
         if item.name.endswith("tolerance_pct") and asked < usually:
-            problem = f"{asked:g} exceeds the default, which only the operator may do"
+            problem = f"{asked:g} is stricter than the default, which is reserved for the operator"
             raise ConfigError("", item.name, problem, f"a number from {usually:g} on")
 
 
 def _reserved(origin: _Origin) -> str:
-    return f"is not a {origin.noun}'s to say: it belongs in the operator's configuration"
+    return f"may not be set by a {origin.noun}: it belongs in the operator's configuration"
 
 
 def _where(name: str) -> str:

@@ -52,9 +52,9 @@ SLI_ABOUT = (
     "at most once a second and only when a transaction has touched a table, exporters may answer from a cache. If the "
     "resolution is not known, perphd derives it from how often the counter changes while the application uses CPU "
     "time; `perphctl status` shows it. A rate over less than the resolution is unavailable, and the last complete "
-    "reading stays valid until the next one is due. Percentiles of a histogram need requests: 10 for p50, 100 for p95, 500 for "
-    "p99. Judgements wait for that many requests (100 for a work rate), for at most 10 s; `perphctl explain` reports "
-    "the wait."
+    "reading stays valid until the next one is due. Percentiles of a histogram need requests: 10 for p50, 100 for "
+    "p95, 500 for p99. Judgements wait for that many requests (100 for a work rate), for at most 10 s; `perphctl "
+    "explain` reports the wait."
 )
 OWN_POLICY = (
     "Any key of [policy], for this LRA alone. Values that concern all batch together (cores, memory and cache of "

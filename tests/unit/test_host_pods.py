@@ -162,11 +162,11 @@ def test_pods_declare_themselves_by_their_annotations(host: Host) -> None:
         ({"kind": "lra", "mode": "enforce"}, "mode: 'enforce' is reserved for the operator"),
         (
             {"kind": "lra", "priority": "100"},
-            "priority: is not a pod's to say: it belongs in the operator's",
+            "priority: may not be set by a pod: it belongs in the operator's",
         ),
-        ({"kind": "batch", "min-cores": "2"}, "perphd.io/min-cores: is not a pod's to say"),
-        ({"kind": "lra", "sli.source": "command"}, "sli.source: is not a pod's to say"),
-        ({"tolerance-pct": "1"}, "perphd.io/tolerance-pct: 1 exceeds the default"),
+        ({"kind": "batch", "min-cores": "2"}, "perphd.io/min-cores: may not be set by a pod"),
+        ({"kind": "lra", "sli.source": "command"}, "sli.source: may not be set by a pod"),
+        ({"tolerance-pct": "1"}, "perphd.io/tolerance-pct: 1 is stricter than the default"),
         ({"max-latency-ms": "4"}, "max-latency-ms: 4 is less than least_latency_ms allows in [opt_in]"),
         ({"tolerance-pct": "15", "tolerance_pct": "20"}, "contradicts perphd.io/tolerance-pct"),
         ({"kind": "lra", "tolerence-pct": "15"}, "did you mean 'tolerance_pct'?"),
@@ -186,7 +186,7 @@ def test_a_latency_needs_the_operators_consent(host: Host) -> None:
     found = host.look(opt_in=OptInConfig(containers="lra"))
     assert not found.specs
     assert (
-        "max-latency-ms: is not a pod's to say: least_latency_ms is 0 in [opt_in]"
+        "max-latency-ms: may not be set by a pod: least_latency_ms is 0 in [opt_in]"
         in found.problems[DECLARATION]
     )
 

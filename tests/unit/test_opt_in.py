@@ -376,10 +376,10 @@ def test_a_container_asks_for_no_more_than_is_usual_and_names_nothing_to_read(tm
     )
     for key, allowed in (("tolerance_pct", 10), ("delay_tolerance_pct", 50)):
         text = said(kind="lra", **{key: "1"}).problems[DECLARATION]
-        assert f"perphd.io/{key}: 1 exceeds the default" in text
+        assert f"perphd.io/{key}: 1 is stricter than the default" in text
         assert f"(allowed: a number from {allowed} on)" in text
     for key in ("sli__source", "min_work_rate_per_s", "version_from", "cgroup", "name"):
-        assert "is not a container's to say" in said(kind="lra", **{key: "mysql"}).problems[DECLARATION]
+        assert "may not be set by a container" in said(kind="lra", **{key: "mysql"}).problems[DECLARATION]
 
 
 # -- containers and pods --------------------------------------------------------------------------------------------
