@@ -29,7 +29,7 @@ def verify(store: Store) -> Manifest:
 
 
 def get(store: Store, folder: Path) -> Manifest:
-    """Copy a dataset's parts into a folder, under their names in the dataset; a damaged part is not left there."""
+    """Copy a dataset's parts into a folder, under their names in the dataset; a damaged part does not remain there."""
     manifest = read_manifest(store)
     folder.mkdir(parents=True, exist_ok=True)
     for part in manifest.parts:

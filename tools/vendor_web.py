@@ -1,7 +1,7 @@
 """python -m tools.vendor_web: fetch the browser libraries of the dashboard again, from their npm packages.
 
-``vendored.json`` pins each package by the hash that the registry gives, and each file by its own. Everything else is
-refused; for another version, change the list first.
+``vendored.json`` pins each package by the registry's hash, and each file by its own. Other content is refused; for
+another version, change the list first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def integrity(archive: bytes) -> str:
 
 
 def members(archive: Path, item: dict[str, Any]) -> dict[str, bytes]:
-    """The wanted files of a package. Raises SystemExit if the package or a file is another one."""
+    """The wanted files of a package. Raises SystemExit if the hash of the package or of a file differs."""
     found = integrity(archive.read_bytes())
     if found != item["integrity"]:
         sys.exit(f"{item['package']} {item['version']}: its hash is {found}, pinned is {item['integrity']}")

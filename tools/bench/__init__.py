@@ -1,1 +1,1 @@
-"""What perphd itself costs: one tick, the whole process, and the time from detection to the last write."""
+"""Cost of perphd itself: one tick, the whole process, and the time from detection to the last write."""

@@ -22,7 +22,9 @@ ROOT = Path(__file__).parents[2]
 TICK_SIZES = (1, 50, 200)
 REACTION_SIZES = (2, 10, 50)
 LOOPS = 25
-"""Ticks per value. Fixed, because a calibration by a phase of microseconds would take minutes of whole ticks."""
+"""Ticks per value. The number is fixed, because a calibration by a phase of microseconds would take minutes of whole
+ticks.
+"""
 PARTS = ("tick", "process", "reaction", "monitoring")
 
 
@@ -49,7 +51,9 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tools.bench", description="Measure perphd's own cost.")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder of the report")
-    parser.add_argument("--seconds", type=float, default=60.0, help="seconds for which the process is measured")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="seconds for which the process is measured"
+    )
     parser.add_argument(
         "--changes", type=int, default=300, help="enforced changes at each number of workloads"
     )

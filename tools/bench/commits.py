@@ -2,9 +2,9 @@
 
     python -m tools.bench.commits
 
-Counted at moto's S3-compatible server on loopback (pip install 'moto[s3]' flask flask-cors). The comparators do what
-Hadoop's FileOutputCommitter does, through the same client: version 1 renames at task commit and again at job commit,
-version 2 at task commit alone. An object store renames by copying and deleting.
+Counted at moto's S3-compatible server on loopback (pip install 'moto[s3]' flask flask-cors). The comparators imitate
+Hadoop's FileOutputCommitter through the same client: version 1 renames at task commit and again at job commit, version
+2 only at task commit. An object store renames by copying and deleting.
 """
 
 from __future__ import annotations

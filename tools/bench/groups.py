@@ -1,4 +1,4 @@
-"""Control groups of the bench's own, ``/perphd-bench-PID/wNNN``, each with a process that sleeps or wakes."""
+"""The bench's own control groups, ``/perphd-bench-PID/wNNN``, each with a process that sleeps or wakes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,10 @@ class BenchGroups:
         directory = Path(tree.path(path))
         directory.mkdir(exist_ok=True)
         if tree.version == 1 and "cpuset" in tree.controllers:
-            for knob in ("cpuset.mems", "cpuset.cpus"):  # initially empty; processes may enter once it is set
+            for knob in (
+                "cpuset.mems",
+                "cpuset.cpus",
+            ):  # initially empty; processes can enter only after it is set
                 (directory / knob).write_text((directory.parent / knob).read_text())
 
     def _enable(self, directory: Path) -> None:

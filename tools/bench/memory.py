@@ -76,7 +76,7 @@ def main() -> None:
     bare = rss_bytes()
     meter = ImportMeter()
     meter.install()
-    from perphd.host.tls import no_authorities  # is measured as well
+    from perphd.host.tls import no_authorities  # imported here, because its memory is measured as well
 
     with no_authorities():  # as the daemon does
         for module in ENTRY:

@@ -36,7 +36,7 @@ def name_of(size: int, phase: str = "") -> str:
 
 
 class _Bench:
-    """Ticks of one agent, created at the first call because pyperf runs each benchmark in separate processes."""
+    """Ticks of one agent, created at the first call, because pyperf runs each benchmark in separate processes."""
 
     def __init__(self, paths: list[str], phase: Callable[[Phases], float] | None) -> None:
         self._paths, self._phase = paths, phase
@@ -68,7 +68,7 @@ class _Bench:
         return spent
 
     def close(self) -> None:
-        """Close the agent, if it was created here."""
+        """Close the agent, if this process created it."""
         if self._runner is None:
             return
         if self._scene is not None:
@@ -78,7 +78,7 @@ class _Bench:
 
 
 def main() -> None:
-    """Run all benchmarks as pyperf's command line says."""
+    """Run all benchmarks according to pyperf's command line."""
     paths = os.environ[GROUPS].split(":")
     runner = pyperf.Runner()
     benches: list[_Bench] = []

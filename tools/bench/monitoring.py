@@ -150,7 +150,7 @@ def _mean(work: Callable[[], object], times: int) -> float:
 
 
 def table(cost: dict[str, Any] | None) -> list[str]:
-    """The report's part about it."""
+    """The part of the report about monitoring."""
     if cost is None:
         return []
     verdict = "within" if cost["core_pct"] <= CPU_BUDGET_PCT else "over"

@@ -28,9 +28,9 @@ class Request:
 
 
 class ObjectServer:
-    """``requests``: all of them, in order; ``dies_after``: requests that still take effect.
+    """``requests``: all requests in order; ``dies_after``: number of requests that still take effect.
 
-    The last of those has its effect, but its answer is lost.
+    The answer to the last of these is lost.
     """
 
     def __init__(self) -> None:

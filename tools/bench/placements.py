@@ -88,7 +88,7 @@ def made_fleet(nodes: int, rng: np.random.Generator) -> Fleet:
 
 
 def made_node(rng: np.random.Generator, name: str) -> NodeProfile:
-    """A node of 64 or 128 CPUs with pods, laws of their use, and time lines."""
+    """A node of 64 or 128 CPUs with pods, distributions of their use, and time lines."""
     cores = float(rng.choice([64.0, 128.0]))
     pods = tuple(made_pod(rng, f"{name}-{i}") for i in range(PODS))
     line = availability(100.0, [made_stages(rng) for _ in range(3)])
@@ -113,7 +113,7 @@ def made_node(rng: np.random.Generator, name: str) -> NodeProfile:
 
 
 def made_law(rng: np.random.Generator, capacity: float) -> GridDistribution:
-    """A bell around a random share of the capacity."""
+    """A bell curve around a random share of the capacity."""
     points = np.linspace(0, 1, FLEET_CELLS + 1)
     shares = np.exp(-0.5 * ((points - rng.uniform(0.3, 0.8)) / 0.08) ** 2)
     return GridDistribution(capacity, shares / shares.sum(), 0.0)
@@ -135,7 +135,7 @@ _SURFACES: list[Surface] = [
 
 
 def made_pod(rng: np.random.Generator, name: str, *, stages: bool = False) -> Pod:
-    """A pod with a law of CPU use of 80 outcomes."""
+    """A pod whose distribution of CPU use has 80 outcomes."""
     cores, memory = float(rng.uniform(0.5, 3)), float(rng.uniform(1e9, 8e9))
     outcomes = rng.uniform(0.1, 1.0, 80)
     return Pod(

@@ -1,8 +1,8 @@
 """Time from detection to the last write: a real agent whose decision is replaced at every tick, on real groups.
 
 Each tick samples, learns and decides as usual; the decision is then replaced by a change of batch's resources, so that
-every tick ends in a transaction. Measured from the beginning of the decision (detection) until the last write was read
-back, the journal's fsync included.
+every tick ends in a transaction. The time is measured from the beginning of the decision (detection) until the last
+write is read back, including the journal's fsync.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SETTLE_TICKS = 5
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """Milliseconds over all changes at one number of workloads. ``writes``: kernel writes of a change, on average.
+    """Milliseconds over all changes at one number of workloads. ``writes``: average number of kernel writes per change.
 
-    ``own_p99_ms``: without what the process waited for a CPU or for the disk (fsync), which is the machine's.
-    ``from_tick_p99_ms`` includes sampling; the last three say where the time goes.
+    ``own_p99_ms``: without waits for a CPU or for the disk (fsync), which depend on the machine.
+    ``from_tick_p99_ms`` includes sampling; the last three show the parts of the time.
     """
 
     workloads: int
@@ -53,7 +53,7 @@ class Reaction:
 class _Turning:
     """Runs the inner policy, then returns a target that differs from the last one.
 
-    Three states in turn, so that demotion, confinement and giving back all occur.
+    Three states alternate, so that demotion, confinement and restoring all occur.
     """
 
     def __init__(self, inner: Policy) -> None:
@@ -83,7 +83,7 @@ async def measure(workloads: int, changes: int) -> Reaction:
     """Force a number of changes with a number of workloads.
 
     Raises:
-        BenchError: the groups cannot be made, or a change did not come through.
+        BenchError: the groups cannot be made, or a change was not applied.
     """
     with (
         BenchGroups(workloads, occupied=workloads) as groups,

@@ -3,8 +3,8 @@
     python -m tools.bench.resctrl [--out FILE.json] [--fast]
 
 Reading is measured over files in memory with the layout of mon_data, through the same system calls as on resctrl.
-What the kernel itself adds there depends on the machine (it asks a CPU of the domain to read the counter) and is not
-in the figures. Times are CPU time of the process, system calls included: what it waits for a CPU is not its cost.
+The kernel's own time there depends on the machine (it asks a CPU of the domain to read the counter) and is not
+included. Times are CPU time of the process with system calls, without waits for a CPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The measured agent: on groups of the bench's own, every fifth of them an LRA, all in enforce mode."""
+"""The measured agent: it controls the bench's own groups in enforce mode; every fifth of them is an LRA."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from perphd.config.file import parse
 LRA_SHARE = 5
 """One workload in this many is an LRA."""
 STATE_BELOW = "/var/tmp"
-"""Parent of state directories, on a disk like the daemon's own, so that fsync takes as long as there."""
+"""Parent of state directories, on a disk like the daemon's, so that fsync takes a realistic time."""
 T = TypeVar("T")
 
 
 def configuration(paths: Sequence[str], state: Path) -> str:
-    """A configuration with these groups as workloads, the LRAs first, and everything else as shipped.
+    """A configuration with these groups as workloads, the LRAs first, and the shipped defaults.
 
-    But for the limit of changes a second: the reaction bench turns the same knobs back and forth without a pause.
+    Only the limit of changes per second is higher, because the reaction bench changes the same knobs without a pause.
     """
     lras = max(1, len(paths) // LRA_SHARE)
     lines = ["[daemon]", 'mode = "enforce"', f'state_dir = "{state}"', f'socket = "{state}/perphd.sock"']
@@ -123,7 +123,7 @@ class DiskMeter:
 
 
 def cpu_wait_s() -> float:
-    """How long the threads of this process have waited on run queues so far (schedstat)."""
+    """Time that the threads of this process have waited on run queues so far (schedstat)."""
     waited_ns = 0
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError, IndexError):  # a thread that ended, a kernel without schedstat
@@ -154,7 +154,7 @@ class _Timed:
 
 
 class Scene:
-    """An agent and its virtual clock: every tick is one second after the last, however long it took."""
+    """An agent and its virtual clock: every tick is one second after the last, regardless of its duration."""
 
     def __init__(self, paths: Sequence[str], state: Path) -> None:
         self.agent = build_agent(parse(configuration(paths, state), "bench"))

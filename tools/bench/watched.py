@@ -1,9 +1,9 @@
 """Cost of scrapes and of viewers to the daemon: ``python -m tools.bench.watched`` (root).
 
-50 workloads on control groups of the bench's own at one tick a second. The daemon's CPU time is read from the kernel's
-scheduler (nanoseconds of every thread) and compared between equal spans: no viewer, Prometheus scrapes, ``perphctl
-top``, and the dashboard with an open page, each in a separate process. Spans alternate, so that other load affects all
-of them alike.
+50 workloads run on the bench's own control groups, at one tick a second. The daemon's CPU time is read from the
+kernel's scheduler (nanoseconds of every thread) and compared between equal spans: no viewer, Prometheus scrapes,
+``perphctl top``, and the dashboard with an open page, each in a separate process. Spans alternate, so that other load
+affects all of them alike.
 """
 
 from __future__ import annotations

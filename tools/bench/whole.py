@@ -20,8 +20,10 @@ from tools.bench.scene import LRA_SHARE, STATE_BELOW, configuration
 ROOT = Path(__file__).parents[2]
 WORKLOADS = 50
 WAKING = WORKLOADS - WORKLOADS // LRA_SHARE
-"""Batch's processes wake four times a second: groups that do nothing at all cost less than those that do. The LRAs' do
-not: without an SLI, what hardly runs looks disturbed whenever the machine is busy, and then the policy is measured."""
+"""Batch's processes wake four times a second, because groups that are completely idle cost less. The LRAs' processes do
+not wake: without an SLI, a program that hardly runs looks disturbed whenever the machine is busy, and the bench would
+then measure the policy.
+"""
 SETTLE_S = 10.0
 """Seconds between the daemon's first answer and the measurement, for opening files and first model updates."""
 _START_WAIT_S = 30.0
@@ -53,7 +55,7 @@ class Whole:
 
 
 def measure(seconds: float) -> Whole:
-    """Start the daemon on groups of the bench's own, measure it for this time, stop it.
+    """Start the daemon on the bench's own groups, measure it for this time, and stop it.
 
     Raises:
         BenchError: the groups cannot be made, or the daemon does not start.

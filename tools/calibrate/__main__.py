@@ -76,7 +76,7 @@ def fit_paper(*, write: bool) -> None:
 
 
 def keep(name: str, values: dict[str, float]) -> None:
-    """Write parameters into an archetype's file; everything else in it stays as it is."""
+    """Write parameters into an archetype's file; the rest of the file stays unchanged."""
     path = FOLDERS[0] / f"{name}.toml"
     text = path.read_text()
     for key, value in values.items():

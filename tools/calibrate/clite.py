@@ -1,7 +1,7 @@
-"""Fit latency-critical services to CLITE's figures (HPCA 2020): load against p95, and which cores and ways suffice.
+"""Fit latency-critical services to CLITE's figures (HPCA 2020): load against p95, and the cores and ways that suffice.
 
-Calibrated on: img-dnn, masstree and specjbb (figure 6), img-dnn and specjbb (figure 1). Of memcached and xapian
-only scales are taken (the load at the knee, the latency at a tenth of it); their curves and regions are for tests.
+Calibrated on: img-dnn, masstree and specjbb (figure 6), img-dnn and specjbb (figure 1). Only the scales of memcached
+and xapian are used (the load at the knee, the latency at a tenth of it); their curves and regions serve tests.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def with_parameters(work: NodeWorkload, values: dict[str, float]) -> NodeWorkloa
 
 
 def curve_errors(p95_ms: Floats, curve: Curve) -> Floats:
-    """Errors of log p95; where the figure shows nothing, any value below its resolution is correct."""
+    """Errors of log p95; where the figure shows no value, any value below its resolution is correct."""
     shown = np.maximum(curve.p95_ms, _UNREADABLE_MS)
     blind = np.log(np.maximum(p95_ms, _UNREADABLE_MS) / shown)
     seen = np.log(p95_ms / np.where(curve.p95_ms > 0, curve.p95_ms, 1.0))

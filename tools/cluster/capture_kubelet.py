@@ -1,8 +1,8 @@
 """Captures the files of a real node as fixtures: ``python -m tools.cluster.capture_kubelet``.
 
-One pod of each QoS class runs on a node of a cluster of its own, with the default CPU manager and with the static one:
+One pod of each QoS class runs on a node of a separate cluster, with the default and with the static CPU manager:
 on this host for cgroup v1 (``v1``), in a virtual machine for cgroup v2 (``v2``), with kubelet's systemd driver and its
-cgroupfs driver. Arguments choose nodes by the beginning of their names; without one, all are captured.
+cgroupfs driver. Arguments select nodes by the beginning of their names; without arguments, all nodes are captured.
 The captures are written to tests/fixtures/kubelet: a JSON object of each file's text by path.
 """
 

@@ -1,8 +1,8 @@
 """etcd, kube-apiserver, kube-scheduler and kwok as child processes, on random ports of loopback.
 
 All of them are one program (``kubelab``), chosen by the name of a symbolic link. It is searched at PERPHD_KUBELAB, then
-in the cache, into which a packed program beside the checkout is unpacked, and where ``engines`` builds one. Nothing is
-downloaded here.
+in the cache, into which a packed program beside the checkout is unpacked, and where ``engines`` builds one. This module
+downloads nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ clientConnection:
 
 
 def program() -> Path:
-    """The program, unpacked if need be.
+    """The program, unpacked if necessary.
 
     Raises:
         NoProgram: there is none.
@@ -154,7 +154,7 @@ class ControlPlane:
             path.chmod(0o600)
 
     def start(self) -> None:
-        """Start everything and wait until all of it answers."""
+        """Start all components and wait until they answer."""
         self.start_etcd()
         self.start_api()
         self.start_scheduler(self._scheduler)
@@ -234,8 +234,8 @@ class ControlPlane:
     def _run(self, name: str, *arguments: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             command: Sequence[str] = [str(self.folder / "bin" / name), *arguments]
-            # SIGTERM when this process dies, however it does. The kernel takes the end of the thread that started the
-            # program for that, so one thread starts all of them and lives as long as this object.
+            # Children receive SIGTERM when this process dies for any reason. The kernel sends the signal at the end of
+            # the thread that started the program, so one thread starts all programs and lives as long as this object.
             command = ["setpriv", "--pdeathsig", "TERM", *command]
             self._running[name] = self._starter.submit(_started, command, log).result()
 

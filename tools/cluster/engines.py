@@ -1,7 +1,7 @@
 """Builds the control plane and kubelet from pinned Go modules: ``python -m tools.cluster.engines``.
 
-The programs go into the cache, named by their pins. Nothing is built that is there. The first time, Go fetches 0.6 GB,
-and its own cache grows by 3.2 GB. Arguments name the programs; without one, all are built.
+The programs go into the cache, named by their pins. Existing programs are not built again. The first time, Go fetches
+0.6 GB, and its own cache grows by 3.2 GB. Arguments name the programs; without one, all are built.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _HERE: Final = Path(__file__).parent / "kubelab"
 
 
 class NoProgram(Exception):
-    """There is no engine to start; the text says what was looked for."""
+    """There is no engine to start; the text names the missing program."""
 
 
 def cached(name: str) -> Path:
-    """Where a program lies once it is built; the name changes with its pins and its source."""
+    """Path of a built program; the name changes with its pins and its source."""
     digest = hashlib.sha256()
     for part in ("go.mod", "go.sum", f"{PROGRAMS[name]}/main.go"):
         digest.update((_HERE / part).read_bytes())

@@ -1,4 +1,4 @@
-"""One run: simulated hosts, a real control plane, and pods that go from one to the other."""
+"""One run: simulated hosts, a real control plane, and the pods between them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ LATENCY: Final = f"{LABEL_PREFIX}max-latency-ms"
 MANIFESTS: Final = Path(__file__).parents[2] / "packaging" / "kubernetes"
 PUBLISHED_S: Final = 5
 ANSWERED_S: Final = 120.0
-"""How long an API server on a busy machine may take for one answer, in wall time."""
+"""Time-out of one answer of an API server on a busy machine, in wall time."""
 RESOLVED_S: Final = 10.0
 """Wall time in seconds to wait for the scheduler's first result on new pods."""
 WARM_S: Final = 40
-"""Virtual time in seconds before which nothing is counted."""
+"""Virtual time in seconds at which counting begins."""
 LRA_MEMORY: Final = 8 << 30
 COPPER_MEMORY_BYTES: Final = 1 << 30
 
@@ -246,7 +246,7 @@ class Fleet:
 
 
 async def _create(api: ApiClient, path: str, what: dict[str, Any]) -> None:
-    """Create an object; one that is there already is this one, of a request whose answer was lost."""
+    """Create an object. An existing object comes from an earlier request whose answer was lost."""
     with contextlib.suppress(Conflict):
         await api.post(path, what)
 
@@ -257,7 +257,7 @@ async def _delete(api: ApiClient, pod: str) -> None:
 
 
 async def _round(publisher: Publisher) -> None:
-    """One round, as perphd-publish does it: what failed is put right by the next one."""
+    """One round, as in perphd-publish: the next round repairs failures."""
     try:
         await publisher.round()
     except ApiError as exc:
@@ -286,7 +286,8 @@ async def _make_node(api: ApiClient, name: str) -> None:
     room = {"cpu": str(MACHINE.cpus), "memory": str(MACHINE.memory_bytes), "pods": "16"}
     labels = {"type": "kwok", "kubernetes.io/hostname": name}
     metadata = {"name": name, "labels": labels, "annotations": {"kwok.x-k8s.io/node": "fake"}}
-    # With its status from the start: kwok, which initialises nodes, would put its own sizes in place of a later one.
+    # The node has its status from the start, because kwok, which initialises nodes, would replace a later one by its
+    # own sizes.
     status = {"capacity": room, "allocatable": room}
     await _create(api, NODES, {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status})
 

@@ -33,7 +33,7 @@ COPPER_PLACES: Final = 16
 NEVER_S: Final = 1e12
 SOLO_S: Final = 10.0
 TOLERATED: Final = Objective()
-"""An LRA is on target if it loses no more of its work and latency than this, compared with a host to itself."""
+"""An LRA is on target if it loses at most this share of its work and latency, compared with a host of its own."""
 
 
 @cache
@@ -50,12 +50,12 @@ def solo(kind: str, factor: float, threads: int = 0) -> tuple[float, float]:
 
 
 def stated_latency_ms(kind: str) -> float:
-    """The latency (p95) that an LRA's pod asks for: what it has alone at full load, and what is tolerated."""
+    """The latency target (p95) of an LRA's pod: its latency alone at full load plus the tolerance."""
     return round(solo(kind, 1.0)[1] * (1.0 + TOLERATED.delay_tolerance_pct / 100.0), 3)
 
 
 class SimulatedNode:
-    """One host with its agent. ``mode``: enforce, or observe, which is a host without perphd."""
+    """One host with its agent. ``mode``: enforce, or observe, which represents a host without perphd."""
 
     def __init__(self, name: str, mode: Mode, seed: int, state: Path) -> None:
         self.name = name
@@ -141,7 +141,7 @@ class SimulatedNode:
         return done
 
     def lras_on_target(self) -> tuple[int, int]:
-        """LRAs with nearly the work that they would do alone, and the latency that they ask for; LRAs that run."""
+        """Number of LRAs with nearly their work alone and within their latency target; number of running LRAs."""
         good = total = 0
         for place, kind in self._lras.items():
             if not self.host.running(place):

@@ -1,9 +1,9 @@
 """A real node of a control plane: kubelet, containerd and runc on this host, without a virtual machine.
 
-They run in a mount namespace of their own, in which /run, /var/lib and /var/log are empty and /proc/sys is read-only:
-no file, mount or setting of the host changes, and all mounts end with the namespace. A program that is to find pods as
-it does on a node, such as the daemon, is started in the same namespace. Pods use the host's network; their processes
-are in control groups below one group of this node's own.
+They run in a separate mount namespace, in which /run, /var/lib and /var/log are empty and /proc/sys is read-only: no
+file, mount or setting of the host changes, and all mounts end with the namespace. A program that should find pods as on
+a node, such as the daemon, is started in the same namespace. Pods use the host's network; their processes are in
+control groups below one group of this node's own.
 
 kubelet is searched at PERPHD_KUBELET, then in the cache; containerd, runc and busybox are Debian's.
 """
@@ -46,7 +46,7 @@ _SYSCTLS: Final = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
-"""Settings that kubelet wants on its host. It reads these values here; the host keeps its own."""
+"""Settings that kubelet expects on its host. kubelet reads these values here; the host keeps its own."""
 _TOOLS: Final = ("sh", "sleep", "cat", "true", "dd")
 
 _CONTAINERD: Final = """\
@@ -76,7 +76,7 @@ def kubelet_program() -> Path:
     """kubelet's program, after a check for everything else that the node needs.
 
     Raises:
-        NoProgram: something is missing; the text says what.
+        NoProgram: a program is missing; the text names it.
     """
     named = os.environ.get(VARIABLE)
     path = Path(named) if named else cached("kubelet")
@@ -112,7 +112,7 @@ def _cgroup_mounts() -> list[str]:
 
 
 class KubeletNode:
-    """One node in a folder of its own. ``stop`` removes everything of it from the host.
+    """One node in a folder of its own. ``stop`` removes all of its traces from the host.
 
     Args:
         plane: the cluster that it joins.
@@ -275,7 +275,7 @@ class KubeletNode:
     def _write_configuration(self) -> None:
         for name in ("cni", "static", "plugins", "sysctl", "opt"):
             (self.folder / name).mkdir(exist_ok=True)
-        # Pods use the host's network; kubelet only wants to see a configuration.
+        # Pods use the host's network; kubelet only checks that a configuration exists.
         loopback = {"cniVersion": "0.4.0", "name": "lo", "plugins": [{"type": "loopback"}]}
         (self.folder / "cni" / "10-lo.conflist").write_text(json.dumps(loopback))
         (self.folder / "containerd.toml").write_text(_CONTAINERD.format(folder=self.folder))
@@ -355,7 +355,7 @@ def kubelet_configuration(socket: str, ca_file: str, options: dict[str, Any]) ->
         "failSwapOn": False, "makeIPTablesUtilChains": False, "containerRuntimeEndpoint": f"unix://{socket}",
         "localStorageCapacityIsolation": False, "evictionHard": {}, "imageGCHighThresholdPercent": 100,
         "resolvConf": "",
-        # No scheduler places pods here; pods that name the node run all the same.
+        # No scheduler places pods here; pods that name the node run nevertheless.
         "registerWithTaints": [{"key": "perphd.io/test", "value": "kubelet", "effect": "NoSchedule"}],
         **options,
     }  # fmt: skip

@@ -72,7 +72,7 @@ class KubeletVm:
         self._tunnel: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Everything, until the node is ready."""
+        """Start all programs and wait until the node is ready."""
         self._open_tunnel()
         self.machine.unpack(self._files(), "/")
         self.sh("systemctl restart containerd")
@@ -117,7 +117,7 @@ class KubeletVm:
     def _open_tunnel(self) -> None:
         port = self._plane.api_port
         forwarded = ["-o", "ControlMaster=no", "-o", "ControlPath=none", "-o", "ExitOnForwardFailure=yes"]
-        # The first value of an option counts.
+        # sshd uses the first value of an option.
         command = ["ssh", *forwarded, "-N", "-R", f"127.0.0.1:{port}:127.0.0.1:{port}", *self.machine.ssh]
         self._tunnel = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
@@ -126,7 +126,7 @@ class KubeletVm:
         loopback = {"cniVersion": "0.4.0", "name": "lo", "plugins": [{"type": "loopback"}]}
         texts = {
             "etc/containerd/config.toml": _CONTAINERD.format(systemd=str(self._driver == "systemd").lower()),
-            # Pods use the machine's network; kubelet only wants to see a configuration.
+            # Pods use the machine's network; kubelet only checks that a configuration exists.
             "etc/cni/net.d/10-lo.conflist": json.dumps(loopback),
             "etc/systemd/system/kubelet.service": _UNIT.format(
                 folder=_FOLDER, name=self.name, address=_ADDRESS

@@ -105,7 +105,7 @@ PartitionName=batch Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP Ove
         self._run("controller", "slurmctld", "-D")
 
     def start_node(self, number: int) -> None:
-        """Start the daemon of a node, whose jobs have survived the previous daemon."""
+        """Start the daemon of a node; its jobs survive a previous daemon."""
         (self.folder / f"spool.n{number}").mkdir(exist_ok=True)
         self._run(f"n{number}", "slurmd", "-D", "-N", f"n{number}")
 

@@ -16,7 +16,7 @@ THREADS = (1, 2, 4)
 
 @dataclass(frozen=True, slots=True)
 class LraPod:
-    """An LRA pod. ``factor``: on its archetype's load; from ``changes_s`` on ``later``."""
+    """An LRA pod. ``factor``: on its archetype's load; from ``changes_s`` on, ``later`` applies."""
 
     name: str
     at_s: int

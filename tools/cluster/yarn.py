@@ -32,7 +32,7 @@ STOP_S: Final = 10.0
 MEMORY_MB: Final = 4096
 CORES: Final = 4
 LICENCES: Final = 7
-"""Amount of a resource type of this cluster's own on the last node."""
+"""Amount of the cluster's additional resource type on the last node."""
 LICENCE: Final = "perphd-test.io/licence"
 _HERE: Final = Path(__file__).parent / "hadoop"
 _PLUGIN: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
@@ -210,8 +210,8 @@ class Yarn:
     ) -> str:
         """Submit an application of a single container with one vcore; returns its id.
 
-        The container stands where the application's master would: it never registers, so that YARN ends it as
-        failed after ten minutes.
+        The container takes the place of the application's master but never registers, so YARN ends it as failed after
+        ten minutes.
         """
         app = str(self.send("POST", "cluster/apps/new-application", {})["application-id"])
         self.send("POST", "cluster/apps", {
@@ -226,7 +226,7 @@ class Yarn:
     def distributed_shell(
         self, script: Path, queue: str, containers: int, memory_mb: int = 256
     ) -> subprocess.Popen[bytes]:
-        """The client of an application that runs this script in so many containers of one vcore."""
+        """The client of an application that runs this script in this many containers of one vcore."""
         jar = next(self._jars.glob("hadoop-yarn-applications-distributedshell-*.jar"))
         return self._run(
             f"shell-{queue}", "org.apache.hadoop.yarn.applications.distributedshell.Client", "-jar", str(jar),
@@ -267,7 +267,7 @@ class Yarn:
             self._made = []
 
     def kill(self, name: str) -> None:
-        """End a process as a crash does."""
+        """End a process as a crash would."""
         process = self._running.pop(name)
         process.kill()
         process.wait()
@@ -336,7 +336,7 @@ class Yarn:
                 **{f"{queues}.root.{name}.maximum-capacity": 100 for name in ("batch", "services")},
                 **{f"{queues}.root.{name}.user-limit-factor": 10 for name in ("batch", "services")},
                 f"{queues}.maximum-am-resource-percent": "1.0",
-                # Without it, YARN ignores cores.
+                # Without this setting, YARN ignores cores.
                 f"{queues}.resource-calculator": (
                     "org.apache.hadoop.yarn.util.resource.DominantResourceCalculator"
                 ),

@@ -1,4 +1,4 @@
-"""The real experiment: a server, a load, a batch job, and the ways to run them on one machine.
+"""The real experiment: a server, a load, a batch job, and the schemes that run them on one machine.
 
 python -m tools.lab --list               every cell, and what it is
 python -m tools.lab                      the usual cells (about 40 minutes), report in out/lab
@@ -105,9 +105,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="only list the cells")
     parser.add_argument("--patience", type=int, default=30, metavar="S",
                         help="longest wait for a quiet machine before a run (default 30)")  # fmt: skip
-    parser.add_argument(
-        "--cleanup", action="store_true", help="only undo what a killed lab left"
-    )
+    parser.add_argument("--cleanup", action="store_true", help="only undo what a killed lab left")
     options = parser.parse_args(arguments)
     if options.unattended:
         options.resume = True
@@ -154,7 +152,7 @@ def _experiment(options: argparse.Namespace) -> None:
     if processes.running():
         raise LabError(f"another lab is running ({processes.REMEMBERED}); wait for it, or end it")
     processes.undo()
-    os.environ["PATH"] += ":/usr/sbin:/sbin"  # where servers are, whatever PATH su or sudo left
+    os.environ["PATH"] += ":/usr/sbin:/sbin"  # where servers are, even if su or sudo reduced PATH
     if options.unattended:
         unattended.check()
     timing, repetitions = _timing(options), options.reps or (1 if options.quick else 2)
@@ -206,7 +204,7 @@ def _experiment(options: argparse.Namespace) -> None:
             )  # fmt: skip
             report.write(
                 options.out, kept.runs, described, timing, command.strip()
-            )  # an interrupted lab has a report too
+            )  # an interrupted lab has a report, too
             time.sleep(_BETWEEN_RUNS_S / 2)
         bench.end_server()
     if not (options.out / "report.md").exists():

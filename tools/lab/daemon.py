@@ -84,7 +84,7 @@ class Daemon:
         self._status: int | None = None
 
     def problem(self) -> str:
-        """Why it does not run, in words; empty if it runs or ended well."""
+        """The reason why it does not run; empty if it runs or ended without error."""
         status = self._process.poll() if self._status is None else self._status
         if status is None or (self._status is not None and status == 0):
             return ""
@@ -97,14 +97,14 @@ class Daemon:
             early = self._process.poll()
             self._status = self._ledger.end(self._process, signal.SIGTERM, _STOP_S)
             if early is not None and early == 0:
-                self._status = -1  # it ended by itself
+                self._status = -1  # the daemon ended by itself
             self._keep.mkdir(parents=True, exist_ok=True)
             for name in ("log", "perphd.toml", "state/perphd.db"):
                 with contextlib.suppress(FileNotFoundError):
                     shutil.copy(self._folder / name, self._keep)
 
     def notes(self, begin_s: float) -> tuple[Note, ...]:
-        """Its decisions, verdicts and problems, after it was stopped; ``begin_s``: the antagonist's start."""
+        """Its decisions, verdicts and problems, read after its end; ``begin_s``: the antagonist's start."""
         path = self._folder / "state" / "perphd.db"
         if not path.exists():
             return ()

@@ -169,7 +169,7 @@ class _Recorder:
             seconds.append(next(self._records))
             if batch is not None:
                 counts.append((time.monotonic(), batch.count()))
-            if time.monotonic() > at_s - 0.3:  # the next one would end nearly a second later
+            if time.monotonic() > at_s - 0.3:  # the next record would end nearly a second later
                 return seconds, counts
 
 

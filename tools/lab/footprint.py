@@ -4,8 +4,8 @@ python -m tools.lab.footprint                      about five minutes; --out kee
 python -m tools.lab.footprint --pairs 5 about one minute
 
 Batch fills all CPUs in the kernel's idle class. The daemon runs in a group with the weight of its own slice and
-measures memcached by the TCP source. It is stopped (SIGSTOP) and continued in turns of some seconds. While it is
-stopped, all settings on the host stay, so a pair of turns compares the same settings with and without the daemon.
+measures memcached by the TCP source. The lab stops (SIGSTOP) and continues it alternately, for some seconds each. While
+it is stopped, all settings on the host stay, so a pair of turns compares the same settings with and without the daemon.
 Latency is measured from the client's send to the kernel's receive timestamp of the answer. The first part of each turn
 is not counted. The noise is reported as well: the same ratio for turns without the daemon.
 
@@ -76,7 +76,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn: latencies of the wire, the daemon's CPU time in it, and what was set on batch."""
+    """One turn: latencies on the wire, the daemon's CPU time, and batch's settings."""
 
     daemon: bool
     requests: int
@@ -91,7 +91,7 @@ def memcached(ledger: Ledger, groups: Groups, port: int) -> None:
     """Start it, and store the single value that clients request.
 
     Raises:
-        LabError: it is not installed, or does not come up.
+        LabError: it is not installed, or does not start.
     """
     program = shutil.which("memcached")
     if program is None:
@@ -161,7 +161,7 @@ def measure(
     time.sleep(timing.learn)
     spans: list[tuple[bool, float, float, float, str]] = []
     for n in range(2 * pairs):
-        runs = n % 4 in (0, 3)  # on, off, off, on: a drift is not taken for an effect
+        runs = n % 4 in (0, 3)  # on, off, off, on: a drift does not look like an effect
         daemon.send_signal(signal.SIGCONT if runs else signal.SIGSTOP)
         time.sleep(timing.settle)
         began_s, used_s = time.monotonic(), groups.cpu_seconds(g.DAEMON)

@@ -1,12 +1,12 @@
-"""A host full of undeclared work and a target that cannot be met: harm by perphd's attempts.
+"""A host full of undeclared work and an unreachable target: harm by perphd's attempts.
 
 python -m tools.lab.full_host                      Redis and an HTTP service, three repetitions: some 12 minutes
 python -m tools.lab.full_host --quick              one repetition of short windows
 
-Every repetition runs each service once with perphd in observe and once in enforce, in turns: three undeclared busy
+Every repetition runs each service once with perphd in observe and once in enforce, alternately: three undeclared busy
 processes per CPU, as many of batch, and an open loop of requests, whose latency counts from their due time. The
-objective is unreachable even alone. The report gives the clients' p95, enforce over observe; perphd's writes in the
-first minute and the most in any ten minutes after it (without restores at its stop); and whether it narrowed the
+objective is unreachable even alone. The report gives the clients' p95 in enforce over observe; perphd's writes in the
+first minute and their maximum in any ten minutes after it (without restores at its stop); and whether it narrowed the
 service's CPUs (with the default touch = "batch" it must not). Needs root, and redis-server for Redis.
 """
 
@@ -264,8 +264,12 @@ def main() -> int:
     parser.add_argument(
         "--first", default=MODES[0], choices=MODES, help="mode of the first run of the first repetition"
     )
-    parser.add_argument("--services", default=",".join(SERVICES), help="services: redis, http, separated by commas")
-    parser.add_argument("--out", type=Path, default=Path("out/full_host.json"), help="JSON file of the measurements")
+    parser.add_argument(
+        "--services", default=",".join(SERVICES), help="services: redis, http, separated by commas"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/full_host.json"), help="JSON file of the measurements"
+    )
     options = parser.parse_args()
     services = [SERVICES[name] for name in options.services.split(",")]
     timing, reps = (

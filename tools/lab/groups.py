@@ -129,7 +129,7 @@ class Groups:
         path.write_text(str(shares if v1 else weight_of(shares)))
 
     def set_idle(self, group: str, idle: bool) -> None:
-        """SCHED_IDLE for the group, or not."""
+        """Set or clear SCHED_IDLE for the group."""
         path, _ = self._file(group, "cpu", "cpu.idle", "cpu.idle")
         path.write_text("1" if idle else "0")
 
@@ -182,7 +182,8 @@ class Groups:
         return int(fields["usage_usec"]) / 1e6
 
     def stalled_seconds(self, group: str) -> float | None:
-        """Time for which some task of the group waited for a CPU so far (PSI); None if the kernel does not report it.
+        """Time for which at least one task of the group has waited for a CPU so far (PSI); None if the kernel does not
+        report it.
         """
         tree = self._hierarchies.unified
         if tree is None:

@@ -38,11 +38,11 @@ class Kept:
             path.write_bytes(head)
 
     def has(self, cell: str, scheme: str, repetition: int) -> bool:
-        """True if this run was made."""
+        """True if this run is stored."""
         return any((run.cell, run.scheme, run.repetition) == (cell, scheme, repetition) for run in self.runs)
 
     def add(self, run: Run) -> None:
-        """Keep a run; it is on disk afterwards."""
+        """Store a run; it is on disk afterwards."""
         self.runs.append(run)
         with self._path.open("ab") as file:
             file.write(msgspec.json.encode(run) + b"\n")

@@ -49,7 +49,7 @@ class Load:
 
 
 class Running(Protocol):
-    """A load that runs. Iterate for its records, until it is stopped."""
+    """A running load. Iterate over it for its records until it is stopped."""
 
     def __iter__(self) -> Iterator[Second]:
         """Its records.
@@ -99,7 +99,7 @@ class SysbenchReport:
 class Reporting:
     """A generator that prints a report every second. It must not end by itself.
 
-    sysbench does not: at its own end it cancels the thread that prints, which may then hold a lock forever.
+    sysbench runs without an end, because at its end it cancels the thread that prints, which may hold a lock forever.
     """
 
     def __init__(

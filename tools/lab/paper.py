@@ -47,7 +47,7 @@ def _rate(run: Run) -> float | None:
 
 
 def _time(run: Run) -> float | None:
-    """Seconds for a unit of work: the time of a job of fixed size."""
+    """Seconds per unit of work, the duration of a job of fixed size."""
     return ratio(1.0, run.whole.tps)
 
 

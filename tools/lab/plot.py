@@ -1,4 +1,4 @@
-"""The plot of the timelines: rate or p95 of the database above, batch work below, one column a cell."""
+"""The plot of the timelines: rate or p95 of the database above, batch work below, one column per cell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 
-import matplotlib.pyplot as plt  # the backend must be chosen before
+import matplotlib.pyplot as plt  # the backend must be chosen before the import
 
 from tools.lab.analysis import target
 from tools.lab.batch import JOBS

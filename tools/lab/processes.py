@@ -1,4 +1,4 @@
-"""The lab's own processes and folders: started through here, remembered on disk, ended by pid and start time."""
+"""The lab's own processes and folders: started by this module, recorded on disk, ended by pid and start time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _END_WAIT_S = 10.0
 
 
 class LabError(Exception):
-    """The lab cannot go on; the text says why and what to do."""
+    """The lab cannot continue; the text states the reason and the remedy."""
 
 
 def start_time(pid: int) -> int | None:
@@ -33,7 +33,7 @@ def start_time(pid: int) -> int | None:
 
 
 class Ledger:
-    """Everything that a lab has to undo. Each entry is on disk before its object is used."""
+    """All processes and folders that a lab has to remove. Each entry is on disk before its object is used."""
 
     def __init__(self, path: Path = REMEMBERED) -> None:
         self._path = path
@@ -92,7 +92,9 @@ class Ledger:
     def end(
         self, process: subprocess.Popen[bytes], how: int = signal.SIGKILL, wait_s: float = _END_WAIT_S
     ) -> int:
-        """End a process of ours and wait for it; SIGKILL when ``how`` did not end it in time. Returns its status."""
+        """End one of the lab's processes and wait for it; SIGKILL if ``how`` does not end it in time. Returns its
+        status.
+        """
         if process.poll() is None:
             process.send_signal(how)
             try:
@@ -129,7 +131,7 @@ def running(path: Path = REMEMBERED) -> bool:
 
 
 def undo(path: Path = REMEMBERED) -> list[str]:
-    """End the remembered processes that still live and remove the folders. Returns what was done, for a person."""
+    """End the remembered processes that still live and remove the folders. Returns sentences about them."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):

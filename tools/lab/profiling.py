@@ -3,8 +3,8 @@
 python -m tools.lab.profiling redis,postgresql [--out out/profiling] [-- options of perphd profile]
 
 Each server runs in a control group of the lab under a closed loop of four clients, which are protected as in the lab.
-``perphd profile`` explores it. Then ten allocations of CPU time halfway between two visited ones are set by hand, in
-turn with no limit at all, and the clients' rate is compared with the profile's prediction.
+``perphd profile`` explores it. The lab then sets ten allocations of CPU time halfway between two visited ones,
+alternating with no limit at all, and compares the clients' rate with the profile's prediction.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _postgresql(ledger: Ledger, groups: Groups, folder: Path) -> Path:
         "fsync=off",
         "shared_buffers=256MB",
         "dynamic_shared_memory_type=mmap",
-    )  # nothing outside of the folder
+    )  # no files outside the folder
     options = ["-k", str(folder), "-h", "", *(word for one in settings for word in ("-c", one))]
     argv = [str(_POSTGRES / "postgres"), "-D", f"{folder}/data", *options]
     ledger.start(argv, groups=groups.directories(g.LRA), user="postgres")
@@ -270,7 +270,7 @@ def _errors(groups: Groups, clients: Clients, profile: Profile) -> tuple[float, 
             f"it explored {', '.join(profile.features)}: not a host on which CPU time alone is dialled"
         )
     visited = np.unique(profile.x[:, 0] * profile.scale[0])
-    middles = (visited[:-1] + visited[1:])[:-1] / 2.0  # the last one is no limit
+    middles = (visited[:-1] + visited[1:])[:-1] / 2.0  # the last one means no limit
     chosen = middles[np.unique(np.linspace(0, len(middles) - 1, OTHERS).round().astype(int))]
     model = Forest.compile(profile.trees)
     errors = []

@@ -16,7 +16,7 @@ class Indicator(StrEnum):
 
     OWN = "own"  # the server's own source
     TCP = "tcp"  # the latency and rate of its TCP connections
-    NONE = "none"  # waiting for CPUs and CPU time alone, and hardware counters where there are any
+    NONE = "none"  # only waiting for CPUs and CPU time, and hardware counters if available
 
 
 ALONE, NATIVE = "alone", "native"
@@ -27,8 +27,8 @@ PERPHD, PERPHD_30 = "perphd", "perphd-30"
 class Scheme:
     """One way to run both. ``prepare`` sets the groups, which are at their defaults, before the load starts.
 
-    ``policy``: the daemon runs with this published policy of tools/bench in place of its own. ``on_request``: only run
-    when it is named.
+    ``policy``: the daemon runs with this published policy of tools/bench in place of its own. ``on_request``: it runs
+    only if it is named.
     """
 
     name: str

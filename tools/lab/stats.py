@@ -29,7 +29,7 @@ def spread(values: Sequence[float | None]) -> Spread | None:
 
 
 def ratio(value: float | None, reference: float | None) -> float | None:
-    """value / reference; None where either is missing or the reference is 0."""
+    """value / reference; None if either is missing or the reference is 0."""
     if value is None or reference is None or reference == 0:
         return None
     return value / reference

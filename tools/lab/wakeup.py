@@ -15,8 +15,8 @@ class, which always preempts the hogs. The remaining loss is due to the hardware
 can avoid it.
 
 A measurement during which other work of the machine took more than a tenth of a CPU is repeated a few times. If that
-does not help, the calmest one counts, and the table says how much other work there was. ``--records`` appends to a file
-of JSON lines and reports on all of its records.
+does not help, the calmest one counts, and the table shows the amount of other work. ``--records`` appends to a file of
+JSON lines and reports on all of its records.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Bench:
         self._tries = tries
 
     def latency(self, case: Case, seconds: float) -> Latency:
-        """Measure this case until the machine was calm, at most a few times; else return the calmest measurement."""
+        """Measure this case until the machine is calm, at most a few times; else return the calmest measurement."""
         tries: list[Latency] = []
         while len(tries) < self._tries and all(each.other_cpus > MOST_OTHER_CPUS for each in tries):
             tries.append(self._once(case, seconds))

@@ -1,6 +1,6 @@
 """Writes packaging/monitoring/perphd-dashboard.json: ``python -m tools.monitoring.dashboard``.
 
-Made by code so that panels look alike and a test can compare every name in it with the series that exist.
+Code generates the file, so that panels look alike and a test can compare every name in it with the existing series.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One PromQL expression and how its lines are called."""
+    """One PromQL expression and the legend of its lines."""
 
     expr: str
     legend: str
@@ -31,7 +31,7 @@ class Query:
 class Panel:
     """One plot. ``unit``: Grafana's name of it; ``limit``: a line at this value; ``width``: of 24 columns.
 
-    ``is_bad``: a stat of 1 and above is red.
+    ``is_bad``: a stat of at least 1 is red.
     """
 
     title: str

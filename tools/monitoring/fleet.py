@@ -11,7 +11,7 @@ from tools.monitoring.dashboard import TARGET as HOST_TARGET
 
 TARGET = HOST_TARGET.with_name("perphd-fleet.json")
 _NODE = 'node=~"$node"'
-# Every replica of the extender knows all nodes: one of them is enough.
+# Every replica of the extender knows all nodes, so one of them suffices.
 _ONE = "max by (node)"
 _ON_TARGET = 'health=~"healthy|overprovisioned"'
 _RATE = "[$__rate_interval]"

@@ -1,7 +1,7 @@
 """Kernel and root file system of the machine with a PMU: Debian's arm64 kernel, Python, busybox, perphd's wheels.
 
 The root file system is an initramfs, unpacked from Debian packages and never booted before: no package is configured,
-nothing of arm64 runs on this host. Python is bookworm's for every kernel. Needs root (mmdebstrap) and the Debian
+and no arm64 program runs on this host. Python is bookworm's for every kernel. Needs root (mmdebstrap) and the Debian
 packages of section [pmu] in packaging/apt-packages.txt.
 """
 
@@ -28,7 +28,7 @@ BOOT_MODULES: Final = ("virtio_pci", "9pnet_virtio", "9p")
 REQUIREMENTS: Final = ROOT / "requirements/runtime.txt"
 TOOLS: Final = ("aarch64-linux-gnu-gcc", "cpio", "dpkg-deb", "mmdebstrap", "modprobe", "xz")
 
-# An endless loop without a library: every instruction of it is counted.
+# An endless loop without a library, so every instruction is counted.
 SPIN: Final = "void _start(void) { volatile unsigned long x = 0; for (;;) x += 3; }\n"
 
 INIT: Final = """#!/bin/busybox sh
@@ -68,10 +68,10 @@ class PmuImage:
 
 
 def pmu_image(suite: str, cache: Path) -> PmuImage:
-    """The image of this Debian suite, from the cache or made now (about a minute).
+    """The image of this Debian suite, from the cache or created now (about a minute).
 
     Raises:
-        VmError: it cannot be made here.
+        VmError: it cannot be created here.
     """
     recipe = (Path(__file__), REQUIREMENTS)
     return PmuImage(

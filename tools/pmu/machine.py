@@ -1,8 +1,8 @@
 """The machine with a PMU under QEMU: booted in seconds, driven through its serial console and a shared folder.
 
-QEMU emulates a Cortex-A72 with -icount: every instruction takes 4 ns of the machine's time and a cycle 1 ns, whatever
-the host does. The true values are therefore known: 250 MIPS and a CPI of 4 for every core second. All CPUs share one
-host thread, which determines the machine's speed.
+QEMU emulates a Cortex-A72 with -icount: every instruction takes 4 ns of the machine's time and a cycle 1 ns, regardless
+of the host's load. The true values are therefore known: 250 MIPS and a CPI of 4 for every core second. All CPUs share
+one host thread, which determines the machine's speed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class PmuMachine:
         ]
 
     def run(self, command: str, timeout_s: float = COMMAND_S) -> str:
-        """Run a shell command there as root and return what it prints.
+        """Run a shell command there as root and return its output.
 
         Raises:
             VmError: it fails, or does not end in time.

@@ -1,1 +1,1 @@
-"""Makes the profiles of classes that ship in profiles/priors."""
+"""Creates the class profiles that ship in profiles/priors."""

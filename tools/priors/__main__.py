@@ -1,7 +1,7 @@
 """Explore the simulated archetypes and merge those of each class: python -m tools.priors [--points N] [--out FOLDER].
 
-Each prior is what ``perphd profile --simulated`` says of the class's archetypes, pooled. The archetypes are synthetic:
-a prior gives the shape (what more CPU or cache is worth), never figures of an application.
+Each prior is the pooled result of ``perphd profile --simulated`` for the archetypes of the class. The archetypes are
+synthetic: a prior gives the shape (the value of more CPU or cache), never figures of an application.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MEMBERS = {
     "database": ("mysql-oltp", "mysql-short", "mysql-olap"),
     "streaming": ("kafka-stream",),
     "web": ("specjbb", "xapian", "img-dnn"),
-    "cache": ("memcached",),  # pooled with masstree it is worth nothing: held-out R2 0.79
+    "cache": ("memcached",),  # pooled with masstree it is useless: held-out R2 0.79
 }
 
 
@@ -37,7 +37,7 @@ class _Quiet:
 
 
 def main() -> int:
-    """Make them all, or those that are named."""
+    """Create all priors, or the named ones."""
     parser = argparse.ArgumentParser(prog="tools.priors")
     parser.add_argument("--points", type=int, default=200, help="allocations of each archetype")
     parser.add_argument("--out", type=Path, default=Path("profiles/priors"))

@@ -1,6 +1,6 @@
 """Draw docstrings, comments and messages at random for a reader: python -m tools.prose.sample [--seed N] [FOLDER ...].
 
-Somebody who has not written them counts those that a professional editor would rewrite: at most 5 % is the aim.
+A reader who has not written the texts counts those that a professional editor would rewrite; the goal is at most 5 %.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("perphd", "rdt")
 LEAST_WORDS: Final = 5
-"""Shorter texts say too little to be awkward."""
+"""Shorter texts are too short to be awkward."""
 _MESSAGE_CALLS: Final = re.compile(
     r"(?:Error|Refused|Unavailable|Invalid|Gone|Busy|UsageError|NotEnforceable|warning|error|info|exception|warn|say)$"
 )
@@ -63,7 +63,7 @@ def messages(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def main() -> int:
-    """Print the drawing, a text a line."""
+    """Print the sample, one text per line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--explanations", type=int, default=140)

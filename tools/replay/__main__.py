@@ -28,7 +28,7 @@ from tools.replay.recording import Head, Recorder, RecordingError, read, replay
 
 
 def record(scenario: Scenario, policy: str, seed: int, path: Path) -> int:
-    """Run a scenario of the bench and write its recording; returns the rounds."""
+    """Run a scenario of the bench and write its recording; returns the number of rounds."""
     entrant = ENTRANTS[policy]
     with path.open("w") as file:
         recorder = Recorder(entrant.make(scenario, seed), file)
@@ -43,7 +43,7 @@ _WITH_SETTINGS: dict[str, Callable[[PolicySettings], Policy]] = {
 
 
 def policy_of(name: str, seed: int = 0, head: Head | None = None) -> Policy:
-    """The policy of this name, with a recording's settings, else the bench's, but without facts about a scenario."""
+    """The policy of this name with a recording's settings, else the bench's, without facts about a scenario."""
     if head is not None and head.settings is not None and name in _WITH_SETTINGS:
         return _WITH_SETTINGS[name](decode(PolicySettings, head.settings))
     nothing = scenarios.infeasible()[0]

@@ -1,4 +1,4 @@
-"""The Res-Perf model inside a snapshot as what it answered: a model made of a recording."""
+"""A model made from a recording: it returns the answers that the Res-Perf model inside a snapshot gave."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from perphd.domain.wire import decode
 
 
 class NotAskedError(LookupError):
-    """A replayed policy asked what the recorded one did not: its decisions have taken another way."""
+    """The replayed policy asked a question that the recorded one did not ask, because its decisions differ."""
 
 
 class FrozenModel:
-    """Answers what was asked when it was recorded, and nothing else."""
+    """Answers exactly the recorded questions."""
 
     def __init__(self, answers: dict[str, Any]) -> None:
         self._answers = answers

@@ -1,4 +1,6 @@
-"""Recordings in the bench, and replaying any: those of a daemon (``perphctl export --replay``) are of the same form."""
+"""Records runs of the bench, and replays any recording: those of a daemon (``perphctl export --replay``) have the same
+form.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,13 @@ from tools.replay.frozen import FrozenModel, NotAskedError
 
 
 class RecordingError(Exception):
-    """A file is no recording, or of a format that is not known; says which line and why."""
+    """A file is not a recording, or has an unknown format; the text states the line and the reason."""
 
 
 class Recorder:
-    """A policy that asks another one and writes down everything that it saw and answered.
+    """A policy that calls another one and records everything that it saw and answered.
 
-    Put in the place of the policy it wraps, in the agent or in the bench.
+    It replaces the wrapped policy in the agent or in the bench.
     """
 
     def __init__(self, policy: Policy, file: TextIO) -> None:
@@ -53,7 +55,7 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first line: whose decisions these are. ``settings``: the policy's, as JSON; ``memory``: before round one."""
+    """The first line: the origin of the decisions. ``settings``: the policy's, as JSON; ``memory``: at the start."""
 
     policy: str
     settings: Any
@@ -77,7 +79,7 @@ class RecordedRound:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a replay first went another way: the tick, the place in the target, what was and what is."""
+    """The first difference of a replay: the tick, the place in the target, the recorded and the present value."""
 
     tick: int
     place: str
@@ -89,7 +91,7 @@ class Difference:
 
 
 def read(path: Path) -> tuple[Head, Iterator[RecordedRound]]:
-    """Whose decisions, and the rounds. Raises RecordingError."""
+    """The origin of the decisions, and the rounds. Raises RecordingError."""
     lines = path.read_text().splitlines()
     if not lines:
         raise RecordingError(f"{path} is empty")
@@ -107,8 +109,8 @@ def read(path: Path) -> tuple[Head, Iterator[RecordedRound]]:
 def replay(path: Path, policy: Policy, most: int = 10) -> tuple[int, list[Difference]]:
     """Let ``policy`` decide on the recorded snapshots; its own memory travels from round to round.
 
-    Returns the rounds replayed and the first ``most`` differences. A question that was not recorded ends the replay:
-    from there on the policy lives in another history.
+    Returns the rounds replayed and the first ``most`` differences. A question that was not recorded ends the replay,
+    because the policy's history differs from there on.
     """
     begin, rounds = read(path)
     memory = begin.memory

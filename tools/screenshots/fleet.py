@@ -1,7 +1,7 @@
 """``python -m tools.screenshots.fleet FOLDER --hosts 6``: an extender that knows simulated hosts.
 
-LRAs and copper pods run on them. The documents are those of perphd's real agent on each host. One request of a copper
-pod is answered at the start, so that there is a placement to explain.
+LRAs and copper pods run on them. The documents are those of perphd's real agent on each host. The extender answers one
+request of a copper pod at the start, so that there is a placement to explain.
 """
 
 from __future__ import annotations

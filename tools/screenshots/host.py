@@ -1,6 +1,6 @@
 """A simulated host that lives through its past in virtual time, and then in real time behind a control socket.
 
-Two databases share eight cores with batch that comes and goes; one has a day and a night.
+Two databases share eight cores with batch that comes and goes; one of them has a diurnal load.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Past:
-    """The time before now: its length, the time between two samples, and when which batch job comes and goes."""
+    """The past: its length, the time between two samples, and the times at which each batch job comes and goes."""
 
     seconds: float
     period_s: float = 1.0
@@ -52,7 +52,7 @@ def people() -> tuple[Workload, ...]:
 
 
 def nightly(seconds: float, seed: int) -> tuple[Event, ...]:
-    """Batch as it is: a report every few hours, encoding whenever somebody uploads."""
+    """Typical batch: a report every few hours, and encoding whenever a user uploads."""
     random = Random(seed)
     events: list[Event] = []
     for name, long_s, pause_s in (("report", 5400.0, 12_000.0), ("encode", 2700.0, 7200.0)):
@@ -62,7 +62,7 @@ def nightly(seconds: float, seed: int) -> tuple[Event, ...]:
             now_s += random.uniform(0.5, 1.5) * long_s
             events.append(Departure(now_s, name))
             now_s += random.uniform(0.5, 1.5) * pause_s
-    # Both are there now.
+    # Both jobs run at present.
     last = {
         name: max((e.at_s for e in events if e.name == name), default=0.0) for name in ("report", "encode")
     }
@@ -165,5 +165,5 @@ def _spec(work: Workload) -> WorkloadSpec:
 
 
 def comes_and_goes(times: Sequence[tuple[float, str, bool]]) -> tuple[Event, ...]:
-    """Events from (seconds, name, whether it comes)."""
+    """Events from (seconds, name, True for an arrival) tuples."""
     return tuple(Arrival(at_s, name) if comes else Departure(at_s, name) for at_s, name, comes in times)

@@ -27,7 +27,7 @@ class Happens(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """At second ``at_s`` this happens to the workload in place ``place``; ``name`` and ``newcomer`` are workloads."""
+    """An event of the workload in place ``place`` at second ``at_s``; ``name`` and ``newcomer`` are workloads."""
 
     at_s: int
     what: Happens

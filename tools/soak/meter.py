@@ -16,12 +16,13 @@ _TICK_HZ = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One look. ``churned_s``: so much of the plan of who comes and goes is done; a host that is too busy may fall
-    behind it. ``cpu_s``: user and system time since the start; ``blocks``: pieces of memory that Python's objects
+    """One reading. ``churned_s``: completed part of the plan of arrivals and departures; a host that is too busy may
+    fall behind it. ``cpu_s``: user and system time since the start; ``blocks``: pieces of memory that Python's objects
     occupy (``sys.getallocatedblocks``).
 
     Of the state directory: ``journal_bytes`` (without its copy), ``store_bytes`` with its log, ``aside_files`` (models
-    that were put aside), ``other_bytes`` (all but these three), ``state_files`` (all but what was put aside).
+    that were put aside), ``other_bytes`` (all but these three), ``state_files`` (number of files, without those put
+    aside).
     """
 
     at_s: float
@@ -40,7 +41,9 @@ class Reading:
 
     @property
     def mean_file_bytes(self) -> float:
-        """Of a file of the state directory that is neither journal nor store nor put aside: mostly models."""
+        """Mean size of the files of the state directory that are neither journal nor store nor put aside, mostly
+        models.
+        """
         return self.other_bytes / max(self.other_files, 1.0)
 
 

@@ -258,7 +258,7 @@ def _do(step: Step, groups: Groups, client: Client) -> None:
 
 
 def _ask(client: Client, chance: random.Random) -> None:
-    """Requests as by operators and monitoring, including invalid and aborted ones."""
+    """Send requests like those of operators and monitoring, including invalid and aborted ones."""
     with contextlib.suppress(Refused, http.client.HTTPException):
         match chance.randrange(6):
             case 0:

@@ -29,7 +29,7 @@ STEP_S = 1.0
 """Resolution of the physics in seconds; leaks do not depend on it."""
 _CORES = 32
 _CACHES = (grant.cpu_classes, grant._layout)
-"""The simulator remembers a thousand layouts of CPUs: a quarter of an hour of churn, and no memory of perphd's."""
+"""The simulator remembers a thousand layouts of CPUs, a quarter of an hour of churn. That memory is not perphd's."""
 _FAST = "/dev/shm"
 """Virtual time does not wait for a disk."""
 
@@ -101,7 +101,8 @@ class Soak:
 
     async def _do(self, step: Step, agent: Agent) -> None:
         name = self._work[step.place].name
-        # Not as a plan that the host is given at the start: it would use that up, and its memory would shrink.
+        # The host receives events one by one, because its memory would shrink while it uses up a plan given at the
+        # start.
         if step.what is Happens.VANISHES:
             self.host._happen(Departure(step.at_s, name, remove_cgroup=True))
         elif step.what is Happens.RETURNS:

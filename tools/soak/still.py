@@ -26,7 +26,7 @@ class Still:
         self.state += 1
 
     def opener(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[PerfEventKind]) -> EventGroup:
-        """As the host's, see ``SimPerf``."""
+        """The host's own method; see ``SimPerf``."""
         return _Group(self._host.perf_opener(cgroup_dir, cpus, events), self)
 
 

@@ -35,7 +35,7 @@ class Trend:
     high_per_h: float
 
     def grows(self, share_per_day: float = 0.05) -> bool:
-        """True if it rises significantly, and by more than this share of its mean per day; less is no leak."""
+        """True if it rises significantly, and by more than this share of its mean per day (less is no leak)."""
         return self.low_per_h > 0.0 and 24.0 * self.per_h > share_per_day * abs(self.mean)
 
 

@@ -13,16 +13,18 @@ from tools.soak.meter import Reading
 from tools.soak.trend import BLOCKS, CONFIDENCE, Trend, trend
 
 LIVES: Final = 9.0
-"""So many mean lives of a workload do not count: then hardly one in 8000 of those there was there at the start,
-what is remembered of each (256 decisions, 1024 samples for rebuilds: full within a life at 10 Hz) is what it will be,
-and the allocators have got the most that was needed at a time until then: RSS climbs towards that for so long, measured
-while the blocks in use stay as many, and a leak is seen in any later hour as well."""
+"""Warm-up in mean lives of a workload. After it, about one in 8000 workloads has existed since the start, and the
+memory kept for each (256 decisions, 1024 samples for rebuilds: full within a life at 10 Hz) has reached its final size.
+The allocators have also reached their peak: measured RSS climbs towards it for this long while the number of blocks in
+use stays constant. A leak shows in any later hour as well.
+"""
 FLAT: Final = ("open_fds", "rss_bytes", "blocks", "threads", "mean_file_bytes")
 """Quantities that must not grow, including CPU."""
 _MIB: Final = 1 << 20
 JOURNAL_BYTES: Final = 1.25 * _MIB
-"""It is written anew above 1 MiB, or above twice what it said then if that is more; what 100 workloads make it say is
-0.1 MiB, and one transaction about them up to 0.2 MiB."""
+"""Limit of the journal, which is compacted above 1 MiB, or above twice its size after the last compaction if that is
+more. The content for 100 workloads is 0.1 MiB, and one transaction about them adds up to 0.2 MiB.
+"""
 LOG_BYTES: Final = 10 * _MIB
 """SQLite's write-ahead log beside the store: 8 MiB plus pending writes."""
 FILES_OF_ITS_OWN: Final = 12
@@ -63,13 +65,15 @@ def warm_up_s(places: int, per_s: float) -> float:
 
 
 def most_files(lras: int) -> int:
-    """Files that the state directory may hold without what was put aside, with so many LRAs: two models of each, and
-    one of each of the applications that have gone, of which so many are kept."""
+    """Maximum number of files in the state directory without those put aside, for this many LRAs: two models per LRA,
+    and one for each kept application that has gone.
+    """
     return 2 * lras + KEPT_GONE + FILES_OF_ITS_OWN
 
 
 def judge(readings: Sequence[Reading], skip_s: float, store_bytes: int, lras: int) -> Verdict:
-    """The verdict on these readings. ``skip_s``: warm-up; ``store_bytes``: limit of the store; ``lras``: how many.
+    """The verdict on these readings. ``skip_s``: warm-up; ``store_bytes``: limit of the store; ``lras``: number of
+    LRAs.
 
     Raises:
         ValueError: fewer than four readings after the warm-up.

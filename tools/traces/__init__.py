@@ -1,1 +1,1 @@
-"""Public cluster traces and traces of one's own hosts: imported from any format into one model, and analysed."""
+"""Public cluster traces and traces of an operator's own hosts, imported into one model and analysed."""

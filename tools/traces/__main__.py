@@ -1,4 +1,4 @@
-"""Import published traces of clusters, or those of one's own hosts, and analyse them.
+"""Import published traces of clusters, or those of your own hosts, and analyse them.
 
     python -m tools.traces import --format alibaba-v2018 DOWNLOADS PLACE
     python -m tools.traces analyze PLACE --json
@@ -46,7 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     reads = commands.add_parser("import", help="read a trace and commit its records")
     reads.add_argument("--format", required=True, choices=sorted(FORMATS))
-    reads.add_argument("--as", dest="fmt", choices=("csv", "parquet"), default="csv", help="file format of the records")
+    reads.add_argument(
+        "--as", dest="fmt", choices=("csv", "parquet"), default="csv", help="file format of the records"
+    )
     reads.add_argument(
         "--most-bad", type=int, default=MOST_BAD, metavar="ROWS",
         help=f"end with an error at more bad rows than this (default: {MOST_BAD})",

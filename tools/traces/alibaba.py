@@ -1,4 +1,4 @@
-"""Alibaba's cluster-trace-v2017, v2018 and v2023: the tables as published, and what their columns mean.
+"""Alibaba's cluster-trace-v2017, v2018 and v2023: the tables as published, and the meaning of their columns.
 
 In v2017 and v2018, CPU is in hundredths of a core and memory is a share of the largest machine. Utilisations of -1 and
 101 are invalid; a time of 0 lies before or after the trace.
@@ -73,7 +73,7 @@ def _task_2017(row: Row) -> Iterator[TraceRecord]:
 
 
 def _instance_2017(row: Row) -> Iterator[TraceRecord]:
-    # Some rows lack job and task, as the trace's page says: they are still runs on a machine.
+    # Some rows lack job and task, as the trace's page states; they are still runs on a machine.
     task = f"{row.text('job_id')}/{row.text('task_id')}"
     state = row.name("status").lower()
     yield TraceWorkload(

@@ -18,9 +18,9 @@ from tools.traces.fleet import Column, Fleet, Life
 
 Figures: TypeAlias = dict[str, Reading]
 LEAST_ROWS: Final = 30
-"""Least rows or runs of an application for a correlation."""
+"""Least number of rows or runs of an application for a correlation."""
 LEAST_LIKES: Final = 5
-"""Least workloads of an application for a coefficient of variation."""
+"""Least number of workloads of an application for a coefficient of variation."""
 HISTORY: Final = 25
 """Numbers of past runs for run-time prediction; with 25, published schedulers equal perfect estimates."""
 HISTORIES: Final = (5, 10, HISTORY, 50)
@@ -210,8 +210,9 @@ def alignment(fleet: Fleet) -> Figures:
 def waiting(fleet: Fleet) -> Figures:
     """Waiting times of workloads, and the resource of which no machine had enough (by requests) at submission.
 
-    A cause is CPU or memory where no machine had as much free, both where each was short, together where no machine
-    had both at once, else other: affinity, quota, the scheduler itself. Waits shorter than a slot have no cause.
+    The cause is "CPU" or "memory" if no machine had that much free, "both" if each was short, "together" if no machine
+    had both at once, and "other" else: affinity, quota, or the scheduler itself. Waits shorter than a slot have no
+    cause.
     """
     found: Figures = {}
     free = {
@@ -257,7 +258,7 @@ ANALYSES: Final[dict[str, Callable[[Fleet], Figures]]] = {
 
 
 def cov(values: Column) -> float:
-    """Standard deviation over mean; nan of fewer than ``LEAST_LIKES`` values or of a mean of 0."""
+    """Standard deviation over mean; nan for fewer than ``LEAST_LIKES`` values or a mean of 0."""
     values = values[np.isfinite(values)]
     if len(values) < LEAST_LIKES or values.mean() <= 0:
         return float("nan")
@@ -265,7 +266,9 @@ def cov(values: Column) -> float:
 
 
 def correlation(one: Column, other: Column) -> float:
-    """Pearson's coefficient; nan of fewer than ``LEAST_ROWS`` rows that have both, or where one does not vary."""
+    """Pearson's coefficient; nan for fewer than ``LEAST_ROWS`` rows that have both values, or if one of them does not
+    vary.
+    """
     both = np.isfinite(one) & np.isfinite(other)
     one, other = one[both], other[both]
     if (

@@ -1,7 +1,8 @@
 """Google's clusterdata-2011-2 (CSV parts without headers) and 2019 (tables of BigQuery as JSON lines or CSV).
 
 Times are microseconds, 0 before the trace and 2^63-1 after it. CPU and memory are shares of the largest machine.
-Latency classes 2 and 3 are LRAs, 0 and 1 batch. A task's application is its job, a job's its logical name.
+Latency classes 2 and 3 are LRAs, 0 and 1 batch. A task's application is its job; a job's application is its logical
+name.
 """
 
 from __future__ import annotations

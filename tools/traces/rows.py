@@ -26,7 +26,7 @@ _SHOWN: Final = 20
 
 
 class BadRow(ValueError):
-    """A row that cannot be used; the text is the same for all rows with the same fault."""
+    """A row that cannot be used; rows with the same fault have the same text."""
 
 
 class Row:
@@ -81,9 +81,9 @@ class Row:
 class Table:
     """A published table.
 
-    ``files``: what the path of its files contains, a regular expression; ``least``: columns that every row has;
-    ``time``: the column of time if rows are in its order, ``scale`` makes seconds of it, ``within``: the column within
-    whose equal values they are.
+    ``files``: a regular expression that the path of its files contains; ``least``: columns that every row has;
+    ``time``: the column of time if rows are ordered by it, ``scale`` converts it to seconds, ``within``: the column
+    within whose equal values rows are ordered.
     """
 
     name: str
@@ -225,7 +225,7 @@ def _cells(
 
 
 def _flat(text: str) -> dict[str, str]:
-    """A JSON object as cells; what is nested is called OUTER_INNER."""
+    """A JSON object as cells; nested values are named OUTER_INNER."""
 
     def constant(name: str) -> Any:
         raise BadRow(f"{name} is not a finite number")

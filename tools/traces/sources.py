@@ -23,9 +23,9 @@ from perphd.domain.errors import PerphError
 
 MOST_LINE_BYTES: Final = 1 << 20
 MOST_SKIPPED_BYTES: Final = 64 << 20
-"""Most bytes of a line; a longer one is an error, however many bad rows are accepted."""
+"""Maximum length of a line in bytes; a longer line is an error, regardless of the number of accepted bad rows."""
 MOST_HEADER_BYTES: Final = 1 << 20
-"""Most bytes of a member's extended header in an archive, which is held in memory."""
+"""Maximum size in bytes of a member's extended header in an archive, which is held in memory."""
 _EXTENDED: Final = (
     tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE
 )  # fmt: skip
@@ -33,12 +33,14 @@ _TAR: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz")
 
 
 class TraceError(PerphError):
-    """A trace cannot be read; the text says which file, where, and why."""
+    """A trace cannot be read; the text states the file, the place and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line without its end. ``text``: None if it is too long to be held; ``whole``: it did end."""
+    """A line without its terminator. ``text``: None if the line is too long to hold; ``whole``: the line had a
+    terminator.
+    """
 
     number: int
     text: bytes | None
@@ -55,7 +57,9 @@ class TraceFile:
 
 
 class _BoundedInfo(tarfile.TarInfo):
-    """A member whose header is bounded, of an archive that has its end marker: else it is cut between two members."""
+    """A member whose header is bounded, of an archive with its end marker. Without the marker, the archive may be
+    truncated between two members.
+    """
 
     @classmethod
     def frombuf(cls, buf: Any, encoding: Any, errors: Any) -> Any:
@@ -72,7 +76,7 @@ class _BoundedInfo(tarfile.TarInfo):
 
 
 def trace_files(paths: Sequence[Path]) -> Iterator[TraceFile]:
-    """All files of these paths, in order of their names; each must be read before the next is asked for.
+    """All files of these paths, in order of their names; each must be read before the next one is requested.
 
     Raises:
         TraceError: a file is damaged, ends early, or has suspicious member names.

@@ -27,9 +27,9 @@ KERNEL = "linux-image-cloud-amd64"
 TOOLS = ("mmdebstrap", "mke2fs", "modprobe", "cpio", "ssh-keygen")
 FREE_MB = 1200
 LEFT_OUT = ("locale", "info", "doc-base")
-# In load order; dependencies are added before each module.
+# Kernel modules in load order; dependencies are added before each module.
 BOOT_MODULES = ("virtio_pci", "virtio_blk", "ext4", "crc32c_generic")
-# Masked, so that nothing accesses the network, other disks or the clock during tests.
+# Masked units, so that no service accesses the network, other disks or the clock during tests.
 MASKED = (
     "apt-daily.timer",
     "apt-daily-upgrade.timer",
@@ -42,7 +42,8 @@ MASKED = (
     "systemd-timesyncd.service",
     "systemd-pstore.service",
 )
-# Generators are processes at every daemon-reload, which takes seconds on emulated processors; these find nothing here.
+# Generators without work here. Each of them is a process at every daemon-reload, which takes seconds on emulated
+# processors.
 IDLE_GENERATORS = (
     "systemd-bless-boot-generator",
     "systemd-cryptsetup-generator",
@@ -90,7 +91,7 @@ class Image:
 
 
 def image(suite: str, cache: Path, extra: str = "") -> Image:
-    """The image of this Debian suite, from the cache or made now (about a minute).
+    """The image of this Debian suite, from the cache or created now (about a minute).
 
     ``extra``: an additional Debian package, such as a server that a test needs.
 
@@ -136,7 +137,7 @@ def _bootstrap(suite: str, work: Path, root: Path, extra: str) -> None:
 def _unpack_kernel(work: Path, root: Path, made: Path) -> str:
     unpacked = unpacked_kernel(work, made)
     modules = next(iter([*unpacked.glob("usr/lib/modules/*"), *unpacked.glob("lib/modules/*")]))
-    # Unused, and most of the size.
+    # These files are unused and take most of the space.
     for unused in ("drivers/net/ethernet", "drivers/gpu", "drivers/scsi", "drivers/infiniband", "sound"):
         shutil.rmtree(modules / "kernel" / unused, ignore_errors=True)
     (root / "lib/modules").mkdir(exist_ok=True)

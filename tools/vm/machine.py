@@ -1,6 +1,6 @@
 """A virtual machine under QEMU: booted on an overlay of an image, reached through ssh, ended by its process id.
 
-It has no network but the forwarded ssh port on loopback. Its processors are emulated, some ten times
+Its only network is the forwarded ssh port on loopback. Its processors are emulated, some ten times
 slower, unless PERPHD_VM_ACCEL=kvm is set.
 """
 
@@ -30,16 +30,17 @@ COMMAND_LINE = (
     "no_timer_check cryptomgr.notests systemd.unified_cgroup_hierarchy=1 net.ifnames=0 panic=-1"
 )
 EMULATED = f" clearcpuid=cx16 init_on_alloc=0 systemd.setenv={SPARED}"
-"""Pages are not filled with zeros that are filled with something else anyway: a fifth of the start of a program.
+"""Pages that are overwritten anyway are not zeroed first, which saves a fifth of a program's start.
 
-Before QEMU 8.0 an emulated cmpxchg16b without a lock leaves any bits in the flags, of which the next interrupt keeps
-those that matter: Linux 6.12, whose allocator lives by that instruction, panics within seconds. The kernel is kept from
-using it; programs, which use it with a lock or not at all, still see it (numpy asks for it)."""
+Before QEMU 8.0, an emulated cmpxchg16b without a lock leaves random bits in the flags, and the next interrupt saves
+them: Linux 6.12, whose allocator relies on that instruction, panics within seconds. The kernel is therefore told not to
+use it. Programs use it with a lock or not at all and still see it (numpy requires it).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Emulator:
-    """Which QEMU runs a machine, and the processor that it emulates. ``kvm``: whether it may use KVM instead."""
+    """The QEMU that runs a machine, and the processor that it emulates. ``kvm``: whether it may use KVM instead."""
 
     command: tuple[str, ...] = ("qemu-system-x86_64",)
     processor: str = "max"
@@ -122,7 +123,7 @@ class Machine:
 
     def _command(self, overlay: str) -> list[str]:
         port = (self.folder / "port").read_text()
-        # Not by default: where machines are nested, /dev/kvm may be there and fail after a while.
+        # KVM is off by default: on nested machines, /dev/kvm may exist and fail after a while.
         kvm = self._emulator.kvm and os.environ.get("PERPHD_VM_ACCEL", "tcg") == "kvm"
         fast = ["-accel", "kvm", "-cpu", "host"]
         emulated = ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", self._emulator.processor]
@@ -155,7 +156,7 @@ class Machine:
         while time.monotonic() < end_s:
             if process is not None and process.poll() is not None:
                 raise VmError(f"QEMU ended: {(self.folder / 'qemu.log').read_text()[-1000:]}")
-            # Not for long at first: what is asked before the machine listens is answered late or never.
+            # Use short time-outs at first: a connection attempt before the machine listens is answered late or never.
             if self._answers(patience_s):
                 return
             patience_s = min(patience_s + 1, 10)
@@ -210,14 +211,14 @@ class Machine:
         with (self.folder / "inbox").open("r+b") as inbox:
             inbox.write(packed)
         folder = shlex.quote(target)
-        # The flush makes it read the disk again instead of its cache.
+        # The flush makes the machine read the disk again instead of its cache.
         command = f"mkdir -p {folder} && blockdev --flushbufs /dev/vdb && tar -C {folder} --no-same-owner -xf /dev/vdb"
         done = self.run(command)
         if done.returncode:
             raise VmError(f"{target} was not unpacked: {done.stderr.decode()}")
 
     def reset(self) -> None:
-        """Press the reset button, without unmounting or stopping anything. Returns when it answers again."""
+        """Press the reset button, without unmounting or stopping anything first. Returns when it answers again."""
         before = self.run("cat /proc/sys/kernel/random/boot_id").stdout
         with socket.socket(socket.AF_UNIX) as monitor:
             monitor.connect(str(self.folder / "monitor"))

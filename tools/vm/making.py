@@ -28,11 +28,11 @@ def kept(
     section: str,
     make: Callable[[Path, Path], None],
 ) -> Path:
-    """The image's folder, from the cache or made now (about a minute).
+    """The image's folder, from the cache or created now (about a minute).
 
-    ``label``: of its folder; ``recipe``: files that say how it is made: another text of them makes a new image;
-    ``tools``: programs that making needs, from this ``section`` of packaging/apt-packages.txt; ``make``: fills its
-    second folder, and may use its first one.
+    ``label``: of its folder; ``recipe``: files that define the image, which is created again when their text changes;
+    ``tools``: programs that the creation needs, from this ``section`` of packaging/apt-packages.txt; ``make``: fills
+    its second folder, and may use its first one.
 
     Raises:
         VmError: it cannot be made here.
@@ -58,7 +58,7 @@ def kept(
         try:
             made.rename(folder)
         except OSError:
-            if not folder.is_dir():  # else another process has made it meanwhile
+            if not folder.is_dir():  # otherwise another process has created it meanwhile
                 raise
     return folder
 

@@ -1,7 +1,7 @@
 """A QEMU whose processors have Intel RDT: cache allocation, bandwidth allocation and monitoring.
 
 No released QEMU supports it. ``PERPHD_QEMU_RDT`` names one that does: the program, the program packed by zstd, or a
-folder with ``qemu-rdt.zst`` or ``qemu-system-x86_64`` in it (tests/rdt/README.md says what it must do).
+folder with ``qemu-rdt.zst`` or ``qemu-system-x86_64`` in it (tests/rdt/README.md lists the requirements).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tools.vm.making import VmError
 
 VARIABLE: Final = "PERPHD_QEMU_RDT"
 PROCESSOR: Final = "Icelake-Server,check=off,+cqm,+rdt-a"
-"""Not Skylake or Cascade Lake: for those Linux turns cache allocation off, for an erratum."""
+"""Not Skylake or Cascade Lake, for which Linux disables cache allocation because of an erratum."""
 _FIRMWARE: Final = ("/usr/share/qemu", "/usr/share/seabios", "/usr/lib/ipxe/qemu")
 _NAMES: Final = ("qemu-rdt.zst", "qemu-system-x86_64", "qemu-bin")
 

@@ -11,8 +11,10 @@ import time
 from collections.abc import Sequence
 
 SPARED = "NPY_DISABLE_CPU_FEATURES=AVX2,FMA3"
-"""For numpy. QEMU 7.2 emulates some of these instructions wrongly: Debian 12's numpy 1.24 adds two arrays and dies of
-SIGSEGV. Processors that have them run the same code. Taken out of the processor itself, apt is killed by SIGILL."""
+"""CPU features that numpy must not use. QEMU 7.2 emulates some of these instructions wrongly: Debian 12's numpy 1.24
+dies of SIGSEGV when it adds two arrays. Real processors run the same code correctly. Without the features in the
+emulated processor itself, apt is killed by SIGILL.
+"""
 
 
 class ShellEnded(Exception):
@@ -29,7 +31,7 @@ class Shell:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        # A random mark, so that no output of a command is taken for its end.
+        # A random mark, so that no output of a command looks like its end.
         self._mark = f"\nend-{secrets.token_hex(8)} ".encode()
 
     def run(self, command: str, timeout_s: float) -> subprocess.CompletedProcess[bytes]:
@@ -55,7 +57,7 @@ class Shell:
         return subprocess.CompletedProcess(command, int(status[:-1]), said, err.rpartition(self._mark)[0])
 
     def _read(self, command: str, end_s: float, timeout_s: float) -> tuple[bytes, bytes]:
-        """Of both streams, up to the mark and what follows it."""
+        """Read both streams, up to the mark and the text after it."""
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         said = {self._process.stdout.fileno(): b"", self._process.stderr.fileno(): b""}
@@ -71,7 +73,7 @@ class Shell:
                     if not piece:
                         raise ShellEnded
                     said[key.fd] += piece
-                    # The status is never longer than this.
+                    # The mark and the status fit into these bytes.
                     if self._mark in said[key.fd][-len(self._mark) - 8 :] and piece.endswith(b"."):
                         selector.unregister(key.fd)
         out, err = said.values()

@@ -30,9 +30,9 @@ CPUS, MEMORY = 32.0, 128.0 * GIB
 AHEAD_S: Final = 7200.0
 """Time for which the node continues after the last arrival."""
 DAY_LOAD: Final = 0.6
-"""Load offered by the jobs of a day, beside LRAs that use 0.1 to 0.5 of the node."""
+"""Load that the jobs of a day offer, beside LRAs that use 0.1 to 0.5 of the node."""
 DAY_SIZE: Final = 0.3
-"""Size of a day's jobs, of which about 2,000 make that load."""
+"""Size of a day's jobs: about 2,000 of them produce that load."""
 ALONE: Final = "alone"
 DAY_POLICIES: Final = (ALONE, "fifo", "suppression", "perphd", "observe")
 ONCE: Final = (ALONE, "observe")
@@ -54,7 +54,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--load", type=float, default=1.4)
-    parser.add_argument("--day-hours", type=float, default=24.0, help="hours of host-day; 12 cover every load once")
+    parser.add_argument(
+        "--day-hours", type=float, default=24.0, help="hours of host-day; 12 cover every load once"
+    )
     parser.add_argument("--day-from", type=float, default=0.0, help="the hour at which host-day begins")
     parser.add_argument(
         "--day-policies", type=lambda text: text.split(","), default=DAY_POLICIES, help=",".join(DAY_POLICIES)

@@ -8,7 +8,7 @@ simpler rules.
 
 A job's CPUs are hardware threads. The generator's run times, and with them the histories and the deadlines, assume busy
 siblings, so that a job on a half-empty host is faster. A job arrives at the next round of the loop, and its deadline
-moves with it: a round takes ten seconds here, and one or two in reality.
+moves with it. A round takes ten seconds here, and one or two in reality.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ DAY_S: Final = 86400.0
 JOBS: Final = 2000
 """Jobs that arrive in a day."""
 SIZE: Final = 0.3
-"""Their size for the generator: they request two to five tenths of the host."""
+"""Size of the jobs for the generator: they request two to five tenths of the host."""
 JOBS_CGROUP: Final = COPPER_PARENT
 PERIOD_S: Final = 10.0
 STEP_S: Final = 5.0
@@ -66,7 +66,7 @@ MORE_LATENCY: Final = 1.3
 IN_MEMORY: Final = Path("/dev/shm")
 """Folder of the daemon's files, in memory, so that virtual time does not wait for the disk."""
 TAUGHT: Final = 12
-"""Earlier jobs of each class that the history knows."""
+"""Number of earlier jobs of each class in the history."""
 
 
 @dataclass(slots=True)
@@ -255,7 +255,7 @@ def day(
     """One day, or some hours of it."""
     work = day_jobs(seed, hours)
     logged_below = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # the agent's messages about a simulated host are not of interest
+    logging.disable(logging.CRITICAL)  # hide the agent's messages about a simulated host
     name = f"seed {seed}, {mode}" if with_jobs else "no jobs"
     try:
         with patch.object(QueueSolver, "improved", _as_it_is):

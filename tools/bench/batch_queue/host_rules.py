@@ -2,8 +2,8 @@
 
 Both start jobs in the order of their arrival, by what they request, and know no deadlines.
 
-*Static reservation*: LRAs have exclusive cores, and batch has the others all day. The number reserved is the least that
-keeps both LRAs on target at the day's greatest load beside batch on all others; ``reserved_cores`` finds it.
+*Static reservation*: LRAs have exclusive cores, and batch has the others all day. ``reserved_cores`` finds the least
+number of cores that keeps both LRAs on target at the day's greatest load with batch on all others.
 
 *Suppression*, as in Koordinator: batch may use 65 % of the CPUs less the LRAs' use, with the least weight. Its CPU set
 follows that use in every round, and jobs start while their requests fit into it.
@@ -140,7 +140,7 @@ def day_by(rule: Rule, seed: int, hours: float = 24.0, from_hour: float = 0.0) -
 
 
 def _fits(job: QueuedJob, running: Sequence[QueuedJob], threads: int) -> bool:
-    """True if the requests fit. A job that asks for more CPUs than there are starts alone: it is only slower."""
+    """True if the requests fit. A job that requests more CPUs than the host has starts alone and only runs slower."""
     lras_bytes = sum(each.anon_bytes + each.cache_bytes for each in lras())
     used = sum(each.spec.cpus for each in running)
     held = sum(each.spec.memory_bytes for each in running)

@@ -4,9 +4,9 @@ Jobs come from classes with heavy tails between them and log-normal scatter with
 deadline of 1.2 to 1.8 times their run time after submission. Requests for memory and CPUs are inflated 2 to 20 and 1 to
 4 times for three of four classes. Arrivals are bursty (SCV 4). A history of earlier jobs of each class is known.
 
-Each job follows the law of its class: histories are right about it. On real clusters, 8 to 23 % of estimates are far
-off. ``overestimated`` is the share of jobs that take a small part of the time that their class takes, as one does that
-fails early or has little to do.
+Each job follows the distribution of its class, so histories predict it correctly. On real clusters, 8 to 23 % of
+estimates are far off. ``overestimated`` is the share of jobs that take a small part of the time of their class, like a
+job that fails early or has little to do.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def generated(
     """Jobs that offer ``load`` times the node over ``hours``: each job counts by its greater share, CPUs or memory.
 
     ``size``: jobs need this many times the CPUs and memory. ``overestimated``: share of jobs that end early.
-    ``most``: no more jobs than this.
+    ``most``: maximum number of jobs.
     """
     rng = np.random.default_rng(seed)
     kinds = [_Class(rng, cpus, memory_bytes, size) for _ in range(CLASSES)]

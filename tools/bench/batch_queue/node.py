@@ -1,7 +1,7 @@
 """A node in virtual time that runs the batch queue's own scheduling on generated jobs.
 
 CPU is divided by water-filling, so a crowded job is slower. Memory beyond the node's evicts copper, whose work is lost.
-A job uses the same CPUs and memory from its start to its end. The queue is looked at when a job arrives or ends, and
+A job uses the same CPUs and memory from its start to its end. A scheduling pass runs when a job arrives or ends, and
 every ``CYCLE_S``. Every policy is ``perphd.batch.scheduling`` with different knowledge, except ``PRIORITY``, ``FIFO``
 and ``SUPPRESSED``, which use only requests.
 """
@@ -65,7 +65,9 @@ _CALIBRATED: Final = (
     Policy.NO_PREEMPTION,
 )
 _NOT_TRIED: Final = (Policy.POINT, Policy.NO_OVERESTIMATE)
-"""As published: a job that its estimate says cannot meet its deadline is not tried before that has passed."""
+"""As published: a job that cannot meet its deadline according to its estimate is not tried until the deadline has
+passed.
+"""
 _DOUBTED: Final = {
     Policy.POINT: 0.0,
     Policy.PERFECT: 0.0,
@@ -97,9 +99,9 @@ class Outcome:
 
 
 class Node:
-    """One run of one policy. ``others``: CPUs that LRAs use, by cycle; they go first.
+    """One run of one policy. ``others``: CPUs that LRAs use, by cycle; LRAs have priority.
 
-    ``judged_after_s``: predictions are compared with what happened from then on.
+    ``judged_after_s``: time from which predictions are compared with the outcome.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class Node:
         self.outcome = Outcome()
 
     def run(self, ahead_s: float) -> Outcome:
-        """All jobs arrive, and the node goes on for ``ahead_s`` after the last one."""
+        """Run all jobs, and continue the node for ``ahead_s`` after the last arrival."""
         now_s, next_one, next_look_s = 0.0, 0, 0.0
         end_s = self._work[-1].at_s + ahead_s
         while now_s < end_s and (next_one < len(self._work) or self._jobs):
@@ -137,7 +139,7 @@ class Node:
             arrival_s = self._work[next_one].at_s if next_one < len(self._work) else end_s
             before = len(self._jobs)
             now_s += self._pass(now_s, max(1e-3, min(next_look_s, arrival_s) - now_s))
-            if len(self._jobs) != before:  # the end of a job triggers a look
+            if len(self._jobs) != before:  # the end of a job triggers a pass
                 next_look_s = now_s
         for job in self._jobs.values():
             self.outcome.unfinished += 1

@@ -1,6 +1,6 @@
 """Intervals of ratios that are summed over seeds: 95 % of a bootstrap that draws whole seeds.
 
-Jobs of one seed share classes, histories and a queue, so that single jobs and candidates are not independent.
+Jobs of one seed share classes, histories and a queue, so single jobs and candidates are not independent.
 """
 
 from __future__ import annotations

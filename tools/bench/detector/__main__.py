@@ -1,4 +1,4 @@
-"""The detector's figures: false alarms and delays, causes, culprits, falls of load, quiet days, waves of load.
+"""The detector's figures: false alarms and delays, causes, antagonists, drops of load, quiet days, waves of load.
 
 python -m tools.bench.detector [--sections verdict,power,significance,causes,culprits,drops,quiet,waves] [--seeds 10]
                                [--days 7] [--lives 30] [--lane-days 40] [--out FILE]
@@ -34,7 +34,7 @@ def spread(values: list[float]) -> str:
 
 
 def of_significance(options: argparse.Namespace) -> Lines:
-    """Measure the statistic behind the verdict, on noise with heavy tails."""
+    """Measure the statistic behind the verdict on noise with heavy tails."""
     settings, noise = PolicySettings(), Noise()
     lives = [significance.false_alarms(LIFE_DAYS, noise, seed, settings) for seed in range(options.lives)]
     first = [float(days[0]) for days in lives]
@@ -157,7 +157,7 @@ def of_waves(options: argparse.Namespace) -> Lines:
 
 
 def of_verdict(options: argparse.Namespace) -> Lines:
-    """False alarms of the verdict over the grid of noises: at the default tolerances, and with targets nearer."""
+    """False alarms of the verdict over the grid of noises: at the default tolerances, and with tighter targets."""
     lines = []
     for period_s in (1.0, 0.25):
         for nearer in (None, 1.0):
@@ -190,9 +190,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--days", type=float, default=7.0)
     parser.add_argument("--lives", type=int, default=30, help=f"of {LIFE_DAYS} days, on heavy tails")
-    parser.add_argument(
-        "--lane-days", type=float, default=40.0, help="days per noise, for verdict and power"
-    )
+    parser.add_argument("--lane-days", type=float, default=40.0, help="days per noise, for verdict and power")
     parser.add_argument("--lanes", type=int, default=100, help="applications side by side, for power")
     parser.add_argument("--per-day", type=float, default=1.0, help="configured rate, for verdict and power")
     measure(parser, SECTIONS)

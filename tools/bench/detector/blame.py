@@ -22,7 +22,7 @@ _HARMLESS: Final = ("batch-compress", "batch-pi", "batch-network")
 
 
 def run(seed: int) -> tuple[str, Counter[str]]:
-    """The true culprit's resource, and the number of degradations attributed "right", "wrong" or to "nobody"."""
+    """The true antagonist's resource, and the number of degradations attributed "right", "wrong" or to "nobody"."""
     random = Random(f"blame:{seed}")
     kind, threads = random.choice(_HARM)
     guilty = random.randrange(CANDIDATES)

@@ -77,8 +77,9 @@ def without_indicators(sample: Sample) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``performance``: relative to before, for its clients; ``after``: samples to DEGRADED; ``named``: the cause
-    told at the latest of the first ``SOON`` samples in which it was DEGRADED."""
+    """``performance``: as seen by its clients, relative to before; ``after``: samples to DEGRADED; ``named``: the cause
+    reported in the last of the first ``SOON`` samples in which it was DEGRADED.
+    """
 
     performance: float
     after: int | None
@@ -86,7 +87,7 @@ class Found:
 
 
 def play(injection: Injection, seed: int, counted: bool) -> Found:
-    """One injection, only observed. ``counted``: misses are."""
+    """One injection, only observed. ``counted``: cache misses are counted."""
     machine = injection.machine
     world = World(Scenario("silent", "detector", "", machine, injection.actors, ENDS_S, step_s=0.5), seed)
     registry, policy, memory, tick = Registry(), PerphPolicy(), None, 0
@@ -133,14 +134,12 @@ def _scaled(lra: Actor, misses: float) -> Actor:
 
 
 def llc(random: Random) -> Injection:
-    """A thrasher of any size beside applications with little or much need of cache."""
+    """A cache thrasher of any size beside applications that need little or much cache."""
     made = injected.llc(random)
     lra, thrash = made.actors
     threads = random.choice((4, 6, 8))
     lra = _scaled(lra, math.exp(random.uniform(math.log(0.5), math.log(5.0))))
-    if (
-        random.random() < 0.4
-    ):  # a counter of only demand loads: fewer and more expensive misses
+    if random.random() < 0.4:  # a counter of only demand loads: fewer and more expensive misses
         part = random.uniform(2.0, 4.0)
         code = lra.work.code
         dear = replace(
@@ -163,7 +162,7 @@ def mbw(random: Random) -> Injection:
 
 
 def smt(random: Random) -> Injection:
-    """Siblings that take little or much of a core."""
+    """Siblings that take a small or large share of a core."""
     made = injected.smt(random)
     lra, jobs = made.actors
     code = replace(lra.work.code, smt_speed=random.uniform(0.3, 0.92))
@@ -254,7 +253,7 @@ def phases(rng: np.random.Generator, kind: str, n: int, cov: float) -> Floats:
 
 
 def neighbours(rng: np.random.Generator, n: int, a_day: float) -> Floats:
-    """CPU use of harmless neighbours that arrive this many times a day and stay half of the time."""
+    """CPU use of harmless neighbours that arrive this many times a day and are present half of the time."""
     use, at, half = np.full(n, 0.1), 0, 43_200.0 / a_day
     while at < n:
         at += 5 + int(rng.exponential(half))

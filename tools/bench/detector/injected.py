@@ -1,6 +1,6 @@
-"""One resource is taken from an LRA, nothing else: what the detector says of it.
+"""The detector's verdict when an LRA loses one resource and nothing else changes.
 
-The node model in virtual time, perphd's own models learning beside it, nothing enforced: only verdicts are looked at.
+The node model runs in virtual time while perphd's own models learn. Nothing is enforced; only verdicts are examined.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MACHINE: Final = SILVER_4114
 SINGLE: Final = replace(MACHINE, threads_per_core=1)
 """The same with hyperthreading switched off."""
 NARROW: Final = replace(MACHINE, memory_bytes_per_s=20e9)
-"""The same with half of its memory channels empty: what streamers on four cores can fill."""
+"""The same with half of its memory channels empty, so that streamers on four cores can saturate the rest."""
 STARTS_S: Final = 90.0
 ENDS_S: Final = 170.0
 _OPEN: Final = ("xapian", "img-dnn", "masstree", "specjbb", "memcached")
@@ -42,7 +42,7 @@ _AWAY: Final = MACHINE.first_cores(4, 6)
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """What happens at ``STARTS_S``: these workloads come, these settings are found. ``cause``: the true one."""
+    """Events at ``STARTS_S``: the workloads that start and the settings that are found. ``cause``: the true cause."""
 
     cause: Cause
     actors: tuple[Actor, ...]
@@ -53,10 +53,11 @@ class Injection:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the detector said. ``delay_samples``: from the injection to DEGRADED, None if it never came.
+    """The detector's verdicts. ``delay_samples``: from the injection to DEGRADED, None if not reached.
 
-    ``suffered``: the true score's worst mean over ten samples; ``first``, ``later``: causes told then and five samples
-    after; ``false_before``: samples called DEGRADED before anything happened; ``culprit``: named five samples after.
+    ``suffered``: the true score's worst mean over ten samples; ``first``, ``later``: causes reported then and five
+    samples later; ``false_before``: samples judged DEGRADED before the injection; ``culprit``: the antagonist named
+    five samples later.
     """
 
     cause: Cause
@@ -80,7 +81,7 @@ def play(
     machine: Machine = MACHINE,
     see: Callable[[Snapshot, Decision, dict[str, Any]], None] = lambda *_: None,
 ) -> None:
-    """Run actors on the machine, observing only; ``see`` is told of every decision and of true outcomes."""
+    """Run actors on the machine, observing only; calls ``see`` with every decision and the true outcomes."""
     scenario = Scenario("injected", "detector", "", machine, actors, ends_s, step_s=0.5)
     world, registry, policy = World(scenario, seed), Registry(), policy or PerphPolicy()
     memory: Any = None
@@ -156,7 +157,7 @@ def run(injection: Injection, seed: int) -> Found:
 
 
 def _lra(random: Random, names: tuple[str, ...] = _OPEN, low: float = 0.15, high: float = 0.4) -> Actor:
-    """A service at a share of what the whole machine can serve; closed loops as they are."""
+    """A service at a share of the load that the whole machine can serve; closed loops are unchanged."""
     work = archetype(random.choice(names)).workload
     if work.requests is not None and work.requests.rate_per_s is not None:
         work = work.asked(rate_per_s=work.requests.rate_per_s * random.uniform(low, high))
@@ -164,7 +165,7 @@ def _lra(random: Random, names: tuple[str, ...] = _OPEN, low: float = 0.15, high
 
 
 def _bystander() -> Actor:
-    """A little batch work that harms nobody and is there from the moment on at which something happens."""
+    """A little harmless batch work that starts at the moment of the injection."""
     work = replace(archetype("batch-compress").named("bystander"), threads=1)
     return Actor(work, starts_s=STARTS_S)
 
@@ -174,13 +175,15 @@ def _batch(name: str, threads: int) -> Actor:
 
 
 def _apart(lra: Actor, *others: Actor, **more: Any) -> dict[str, Settings]:
-    """The LRA on six cores, everybody else on the other four."""
+    """The LRA on six cores, all other workloads on the other four."""
     homes = {lra.name: Settings(cpus=_HOME, **more)}
     return homes | {o.name: Settings(cpus=_AWAY) for o in others}
 
 
 def cpu(random: Random) -> Injection:
-    """Compute jobs on the same CPUs, more threads than there are CPUs; no hyperthreads, that would be two causes."""
+    """Compute jobs on the same CPUs, with more threads than CPUs. Hyperthreading is off, because it would be a second
+    cause.
+    """
     jobs = _batch("batch-pi", random.choice((14, 20, 30)))
     return Injection(Cause.CPU, (_lra(random), jobs), machine=SINGLE)
 
@@ -197,10 +200,10 @@ def smt(random: Random) -> Injection:
 
 
 def llc(random: Random) -> Injection:
-    """A cache thrasher on cores of its own; the channels are far from full."""
+    """A cache thrasher on its own cores; the memory channels are far from full."""
     lra = _lra(random, _CACHED, 0.56, 0.64)
     code = lra.work.code
-    # Steeper miss curves than the archetypes have: those hardly feel a cache that is gone.
+    # Steeper miss curves than those of the archetypes, which hardly react to a lost cache.
     needy = replace(code, mpki_swing=code.mpki_swing * random.uniform(3.0, 4.0))
     lra = replace(lra, work=replace(lra.work, code=needy))
     thrash = _batch("batch-thrash", random.choice((4, 6, 8)))
@@ -208,7 +211,7 @@ def llc(random: Random) -> Injection:
 
 
 def mbw(random: Random) -> Injection:
-    """Streamers on cores of their own, in one way of the cache."""
+    """Streamers on their own cores, in one way of the cache."""
     lra = _lra(random, _CACHED, 0.56, 0.64)
     stream = _batch("batch-stream", random.choice((6, 8)))
     found = _apart(lra, stream)
@@ -256,7 +259,7 @@ def throttled(random: Random) -> Injection:
 
 
 def remote(random: Random) -> Injection:
-    """What the LRA itself asks answers later; some batch work comes at the same moment and is innocent."""
+    """The service that the LRA calls responds more slowly; harmless batch work starts at the same moment."""
     lra, other = _lra(random, ("xapian", "specjbb", "mysql-oltp", "img-dnn")), _bystander()
     requests = lra.work.requests
     assert requests is not None
@@ -282,7 +285,7 @@ INJECTIONS: Final[Mapping[str, Callable[[Random], Injection]]] = {
 
 
 def pulses(random: Random, until_s: float) -> Steps:
-    """On and off at random, as jobs do; mostly off before something happens."""
+    """Starts and stops at random, as jobs do; mostly stopped before the injection."""
     steps: list[tuple[float, float]] = [(0.0, 0.02)]
     at_s = random.uniform(5.0, 20.0)
     while at_s < until_s:

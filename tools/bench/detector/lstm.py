@@ -1,8 +1,8 @@
 """An LSTM that predicts the next sample, in place of the AR(1) whitening.
 
 One layer, one step ahead, trained on clean seconds by back-propagation through time (Hochreiter and Schmidhuber 1997;
-Adam). The Perph paper names an LSTM as its detector without details; this is a small form that could be trained beside
-a daemon and run in it with numpy alone.
+Adam). The Perph paper names an LSTM as its detector without details. This is a small form that could be trained beside
+a daemon and run inside it with numpy alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Detection delay at equal false alarms: the verdict beside EWMA, CPI2's rule, a CUSUM alone and an LSTM.
 
-All see the same noise. The others are told its true standard deviation and correlation, and their thresholds are set
-by trial to the rate of false alarms that the verdict itself has on it; the verdict learns its noise without tuning.
-Like the verdict, they alarm only at a sample beyond the target.
+All see the same noise. The other rules know its true standard deviation and correlation, and their thresholds are set
+by trial to the verdict's own rate of false alarms. The verdict learns its noise without tuning. Like the verdict, they
+alarm only at a sample beyond the target.
 
     EWMA    weight .2 for the newest sample (Roberts 1959)
     CPI2    three of the last five samples beyond so many standard deviations (Zhang et al. 2013: three in five minutes,
@@ -34,14 +34,14 @@ CELLS: Final = (
 SHIFTS_PCT: Final = (5, 10, 20, 50, 100)
 """Relative growth of the time per unit of work: work falls to 1 / (1 + shift), latency grows to 1 + shift."""
 PATIENCE: Final = 300
-"""Samples after which a shift counts as not found."""
+"""Number of samples after which a shift counts as not found."""
 _BLOCK: Final = 600
 _WEIGHT, _SLACK, _CLIP = 0.2, 0.5, 3.0
 
 
 @dataclass(slots=True)
 class Others:
-    """The other rules on many lanes of one cell. Their statistics are in standard deviations."""
+    """The other rules on many streams of one cell. Their statistics are in standard deviations."""
 
     cell: Cell
     lanes: int
@@ -85,7 +85,7 @@ RULES: Final = ("verdict", "EWMA", "CPI2", "CUSUM", "LSTM")
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """One rule on one noise: false alarms a day, and for each shift the median delay in samples (infinite: most were
+    """One rule on one noise: false alarms per day, and for each shift the median delay in samples (infinite: most were
     not found) and the share that was found.
     """
 
@@ -109,7 +109,7 @@ def trained(cell: Cell, seed: int) -> tuple[lstm.Lstm, float]:
 
 
 def of(cell: Cell, per_day: float, days: float, lanes: int, seed: int) -> dict[str, Power]:
-    """All rules on one noise, at 1 s; ``days`` of each lane set the thresholds, then come shifts."""
+    """All rules on one noise, at 1 s; ``days`` of each stream set the thresholds, then the shifts follow."""
     row = 1 if cell.channel == "latency" else 0
     margin = float(MARGINS[row, 0])
     net, scale = trained(cell, seed)

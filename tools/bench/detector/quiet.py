@@ -1,7 +1,7 @@
-"""Days without an antagonist, and falling loads: every action and every DEGRADED verdict is wrong.
+"""Days without an antagonist, and dropping loads: every action and every DEGRADED verdict is wrong.
 
-A day of seconds is long for the node model, so its steady states are computed once over all loads and looked up; load
-and cost of a request drift as in the policy bench, readings scatter as there.
+A day takes the node model long to compute, so its steady states are computed once over all loads and looked up. Load
+and cost of a request drift as in the policy bench, and readings have the same noise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOADS: Final = np.geomspace(0.05, 1.6, 96)
 
 
 class LookedUp(World):
-    """A world of one LRA and one idle job whose steady states were computed before."""
+    """A world of one LRA and one idle job with precomputed steady states."""
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         lra, job = (a.work for a in scenario.actors)
@@ -56,7 +56,7 @@ class LookedUp(World):
         for index, actor in enumerate(self.scenario.actors):
             outcome = Outcome(*rows[index])
             if index == 0:
-                # The table is by CPU demand; less of it per request is as many requests more.
+                # The table is indexed by CPU demand: a lower cost per request means proportionally more requests.
                 rate = outcome.work_per_s / need
                 outcome = replace(
                     outcome,
@@ -117,9 +117,9 @@ def days(
 
 
 def drops(seed: int) -> tuple[int, int, int]:
-    """An open loop whose load falls to a half, a fifth and a twentieth beside a job on cores of its own.
+    """An open loop whose load drops to a half, a fifth and a twentieth beside a job on its own cores.
 
-    Returns (falls, of them called degraded within 40 s, actions to give more).
+    Returns (number of drops, drops judged degraded within 40 s, actions that protect more).
     """
     random = Random(f"drops:{seed}")
     work = archetype(random.choice(("xapian", "img-dnn", "specjbb", "memcached"))).workload

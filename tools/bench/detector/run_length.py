@@ -8,10 +8,10 @@ import numpy as np
 
 
 def run_length(k: float, h: float, clip: float, states: int = 200) -> float:
-    """Samples until max(0, S + min(Z - k, clip)) first reaches ``h``, in the mean, from 0; Z is standard normal.
+    """Mean number of samples until max(0, S + min(Z - k, clip)) first reaches ``h`` from 0; Z is standard normal.
 
-    The state is cut into a lattice on which ``clip`` is a point (Brook and Evans 1972): of a row of states, one sample
-    leads to each other one with a known chance, and the mean times to the end solve a linear equation.
+    The state space is divided into a lattice that contains ``clip`` (Brook and Evans 1972). The transition
+    probabilities between its states are known, and the mean times to the end solve a linear equation.
     """
     steps = max(2, round(states * clip / h))
     width = clip / steps

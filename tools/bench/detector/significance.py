@@ -1,7 +1,7 @@
 """The significance of one signal on noise as applications show it: false alarms per day, and samples to the alarm.
 
-Noise: AR(1) with correlation 0.6 between seconds and Student t(4) tails; the target lies one standard deviation below
-the reference; shifts are in standard deviations from the reference. Runs the product's functions themselves.
+Noise: AR(1) with correlation 0.6 between seconds and Student t(4) tails. The target lies one standard deviation below
+the reference; shifts are in standard deviations from the reference. The bench calls the product's own functions.
 """
 
 from __future__ import annotations

@@ -20,7 +20,9 @@ COUNTED_FROM_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Waves:
-    """Share of the counted time with a missed target, batch's work per second, steps taken for a forecast."""
+    """Share of the counted time with a missed target, batch's work per second, number of steps taken because of a
+    forecast.
+    """
 
     missed: float
     batch: float
@@ -28,7 +30,7 @@ class Waves:
 
 
 def traces() -> dict[str, LoadTrace]:
-    """Spikes every two minutes, and a day in five minutes."""
+    """Spikes every two minutes, and a day compressed to five minutes."""
     spikes = [(0.0, 1.0)]
     for n in range(int(LENGTH_S / 120)):
         spikes += [(120.0 * n + 70.0, 1.9), (120.0 * n + 110.0, 1.0)]
@@ -36,7 +38,7 @@ def traces() -> dict[str, LoadTrace]:
 
 
 def waves(trace: LoadTrace, seed: int, forecast: bool, threads: int = 12) -> Waves:
-    """perph controls a service with such a load beside a compute job."""
+    """Run perph with a service under such a load beside a compute job."""
     lra = service(MACHINE, "xapian", 0.45, load=trace)
     job = Actor(replace(archetype("batch-pi").workload, threads=threads), starts_s=30.0)
     scenario = Scenario("waves", "detector", "", MACHINE, (lra, job), LENGTH_S, step_s=0.5)

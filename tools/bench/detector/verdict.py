@@ -1,8 +1,8 @@
 """The detector's verdict on streams of noise, many at once: the arithmetic of ``perphd.admission`` on arrays.
 
-A stream ("lane") is one LRA whose truth is at its reference, whose samples scatter around it (AR(1) in the logarithm),
-and beside which something always waits, so that a corroborating signal is always present. A test checks that it equals
-calling ``perphd.admission.detector.judge`` sample by sample; it is hundreds of times as fast.
+A stream ("lane") is one LRA whose true performance equals its reference and whose samples scatter around it (AR(1) in
+the logarithm). Some thread always waits, so a corroborating signal is always present. A test checks that the result
+equals that of ``perphd.admission.detector.judge``, called sample by sample; this code is hundreds of times as fast.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from perphd.admission.significance import (
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 MARGINS: Final = np.array([[ASSUMED_WORK], [ASSUMED_DELAY]])
-"""Margins of the default tolerances: work may fall by a tenth, latency may grow by a half."""
+"""Margins of the default tolerances: work may drop by a tenth, latency may grow by a half."""
 DAY_S: Final = 86_400.0
 
 
@@ -98,7 +98,7 @@ class Lanes:
         return np.asarray(fresh)
 
     def _weigh(self, y: Floats, live: Bools) -> Bools:
-        """``significance.weigh``: lanes of which a channel has moved."""
+        """``significance.weigh``: lanes in which at least one channel has shifted."""
         self.share = alert_share(self.share, self.period_s, alert=False)
         spend = times(self.share, alert=False)
         wanted = accepted(self.settings.false_alarms_per_day, self.period_s)
@@ -293,7 +293,7 @@ def false_alarms(
     if nearer is not None:
         margins = np.where(np.isfinite(noise.sd), nearer * noise.sd, margins)
     found = Lanes(len(cells) * lanes, PolicySettings(false_alarms_per_day=per_day), period_s, margins)
-    found.share = 0.0  # batch has been absent for long, so that no rate is reserved for its arrival
+    found.share = 0.0  # batch has been absent for long, so no rate is reserved for its arrival
     counts = np.zeros(len(cells) * lanes)
     for at in range(settles + round(days * DAY_S / period_s)):
         fresh = found.step(noise.step() - margins)
@@ -304,7 +304,7 @@ def false_alarms(
 
 
 LANES: Final = 10
-"""Applications side by side of every noise."""
+"""Number of parallel applications for every noise."""
 
 
 def table(per_day: float, period_s: float, lane_days: float, nearer: float | None) -> list[str]:

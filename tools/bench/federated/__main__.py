@@ -30,16 +30,16 @@ from tools.bench.federated.meeting import contribution, meet, model
 
 Floats = NDArray[np.float64]
 Errors: TypeAlias = list[tuple[float, float]]
-"""Mean squared errors near by and anywhere, at each of ``ASKED``."""
+"""Mean squared errors nearby and anywhere, at each of ``ASKED``."""
 
 TOLD_LENGTH: Final = 101
 SETTLED_FROM: Final = 240
 WITHIN: Final = 1.1
 """Factor on the mean error of the settled part below which an error counts as settled."""
 LIES_EVERY: Final = 3
-"""One host in this many makes decisions with lies in its ledger."""
+"""One in this many hosts decides with lies in its ledger."""
 EARLY: Final = 101
-"""Samples in which told and alone are compared on unlike hardware."""
+"""Samples at which models with and without other hosts are compared on unlike hardware."""
 RESAMPLES: Final = 400
 
 
@@ -47,8 +47,9 @@ RESAMPLES: Final = 400
 class Meeting:
     """One host and application.
 
-    Errors ``alone``, ``told`` by the others, and ``mislabelled``: told by hosts of the first kind, whose hardware this
-    one claims to have (empty for them). ``began``: enough others knew the application; ``kept``: the trial was won.
+    Errors ``alone``, ``told`` (with the others' contributions), and ``mislabelled``: with contributions of hosts of the
+    first kind, whose hardware this one claims to have (empty for them). ``began``: enough other hosts knew the
+    application; ``kept``: the trial was won.
     """
 
     host: str
@@ -105,7 +106,7 @@ def main() -> int:
 def learned(
     out: Path, learner: Learner, hosts: list[Host], seed: int, applications: int
 ) -> tuple[dict[str, Contribution], dict[tuple[str, int], Errors]]:
-    """Each host's contribution, and its errors alone; stored per host, so that a run can be continued."""
+    """Each host's contribution and its errors alone; stored per host, so that an interrupted run can continue."""
     contributions: dict[str, Contribution] = {}
     alone: dict[tuple[str, int], Errors] = {}
     for host in hosts:
@@ -207,13 +208,13 @@ def markdown(meetings: Sequence[Meeting], learner: str) -> list[str]:
 
 
 def needs(alone: Floats, told: Floats) -> tuple[float, float, float]:
-    """Settled error, and the samples that it takes to come within ``WITHIN`` of it alone and told; rows are runs."""
+    """Settled error, and the samples needed to come within ``WITHIN`` of it, alone and with others; rows are runs."""
     settled = _rms(alone[:, [k for k, at in enumerate(ASKED) if at >= SETTLED_FROM]])
     return settled, reached(alone, settled), reached(told, settled)
 
 
 def reached(squares: Floats, settled: float) -> float:
-    """The first question whose error, and the mean with the next two, is low enough; else the last one."""
+    """The first question whose error is low enough, also on average with the next two; else the last question."""
     curve = squares.mean(axis=0)
     for k in range(len(curve) - 2):
         if max(curve[k], curve[k : k + 3].mean()) <= (WITHIN * settled) ** 2:

@@ -26,14 +26,14 @@ Floats = NDArray[np.float64]
 HOSTS: Final = 50
 APPLICATIONS: Final = 10
 LENGTH: Final = 400
-"""Samples beside batch of one host and application."""
+"""Number of samples beside batch of one host and application."""
 HOLD: Final = 20
 PROBING: Final = 0.1
 HOST_SD: Final = 0.05
 ASKED: Final = (0, 1, 2, 3, 4, 6, 8, 10, 15, 20, 30, 40, 60, 80, 100, 140, 180, 240, 280, 320, 360)
-"""Samples beside batch after which predictions are compared with the truth."""
+"""Numbers of samples beside batch after which predictions are compared with the truth."""
 NEAR: Final = 24
-"""Places of one comparison, at most two units of every knob away."""
+"""Number of allocations in one comparison, at most two units of every knob away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ KINDS: Final = (
     Kind(Hardware("Intel Xeon Gold 6248R", 24, 1.0, 36 * MB), 0.24, 0.9, 0.9, 1.1, 0.95, 1.0),
     Kind(Hardware("AMD EPYC 7543", 32, 1.0, 256 * MB), 0.16, 0.35, 0.4, 2.2, 1.8, 0.7),
 )
-"""Three kinds of hardware; the third differs from the others in its law."""
+"""Three kinds of hardware; the third follows another law than the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,7 @@ class Place:
     throttle: int
 
     def moved(self, knob: int, units: int) -> Place:
-        """Move one knob by a number of units, within bounds: batch's cores, its weight, protected ways, its bandwidth.
-        """
+        """Move one knob by some units, within bounds: batch's cores, its weight, protected ways, its bandwidth."""
         step = max(self.total // 16, 1)
         most = self.total - 1 if self.exclusive else self.total
         return replace(
@@ -105,7 +104,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
-    """After ``samples`` beside batch: ``NEAR`` places near by, as many anywhere, and the true log ratios (2 NEAR,)."""
+    """After ``samples`` beside batch: ``NEAR`` nearby allocations, as many anywhere, and true log ratios (2 NEAR,)."""
 
     samples: int
     context: ModelContext

@@ -1,7 +1,7 @@
-"""Effect of lying hosts on the decisions of a host, compared with their spread among honest hosts.
+"""Effect of lying hosts on a host's decisions, compared with the spread of decisions among honest hosts.
 
-The spread of a decision is its range over ``HALVES`` random halves of the honest hosts, and all of them. How often
-other halves of the honest hosts leave it is measured too.
+The spread of a decision is its range over ``HALVES`` random halves of the honest hosts, and all of them. The bench also
+measures how often other halves of the honest hosts leave that range.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LIARS: Final = 10
 """One host in this many lies."""
 HALVES: Final = 12
 OTHER_HALVES: Final = 6
-"""Halves of the honest hosts that are compared with the spread, as lies are."""
+"""Number of further halves of the honest hosts that, like lies, are compared with the spread."""
 BETTER: Final = 0.1
 """Size of a lie that hides among the differences of honest hosts (log units)."""
 

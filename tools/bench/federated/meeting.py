@@ -27,7 +27,7 @@ EXPIRE_S: Final = 30 * 86400.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Met:
-    """Squared errors near by at each of ``hosts.ASKED``, near by and anywhere (n, 2), and the model."""
+    """Squared errors at each of ``hosts.ASKED``, nearby and anywhere (n, 2), and the model."""
 
     squares: Floats
     model: LraModel

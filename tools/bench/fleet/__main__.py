@@ -3,8 +3,7 @@
 python -m tools.bench.fleet [--seeds 5] [--applications 10000] [--only NAME,...] [--out FOLDER]
 
 Names: allocation, sizes, preemption, shaping, calibration, placing, scale, deadlines, samples, staging, packing.
-FOLDER gets the results, see ``tools.bench.fleet.runs``: an interrupted bench goes on where it was, and the report has
-plots.
+FOLDER receives the results (see ``tools.bench.fleet.runs``): an interrupted bench continues, and the report has plots.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _K = TypeVar("_K")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One run: turnaround of all, queueing of interactive ones, and what was allocated."""
+    """One run: turnaround of all applications, queueing of interactive ones, and the allocated share."""
 
     mean_s: float
     median_s: float
@@ -192,7 +191,7 @@ class Tables:
         self._keep("placing", found)
 
     def scale(self) -> None:
-        """Time and memory of the simulator, and of one decision; every fleet in a process of its own."""
+        """Time and memory of the simulator and of one decision; every fleet in a separate process."""
         self._head("nodes | pods | simulated, h | CPU time, s | peak, MiB | decisions | median, ms | p99, ms")
         named = {}
         with ProcessPoolExecutor(1, max_tasks_per_child=1) as pool:
@@ -240,7 +239,7 @@ class Tables:
             self._keep(f"staging-{kappa:g}", found)
 
     def packing(self) -> None:
-        """DistSched, its ablations and what it is compared with."""
+        """DistSched, its ablations and the policies of its comparison."""
         self._head(
             "policy | deadlines | missed | of Dist's | in time, core-h | best effort, core-h | latency, s | evicted "
             "| preempted | throttled"
@@ -328,7 +327,7 @@ def _of(served: Served) -> Figures:
 
 
 def _part(happened: list[float], of: list[float], shape: str) -> str:
-    """The ratio of two sums over the seeds, and where it lies."""
+    """The ratio of two sums over the seeds, with its interval."""
     low, high = ratio_interval(happened, of)
     return f"{sum(happened) / max(1.0, sum(of)):{shape}} ({low:{shape}} to {high:{shape}})"
 

@@ -2,15 +2,15 @@
 
 python -m tools.bench.fleet.agents --out out/bench/agents [--seeds 48] [--processes 2]
 
-A co-location has two to five services of the fleet's workload on a node of 128 CPUs. They ask for 8 to 45 % of it. Two
-to six batch pods come at random times within 90 s and together have 0.2 to 1 threads a CPU. The controller (policy
-``perph`` with its models, noise of counting on every channel) judges each service by what it does at that load without
-batch, with the default tolerances. Compared are, over the 180 s from the first possible arrival:
+A co-location has two to five services of the fleet's workload on a node of 128 CPUs. They request 8 to 45 % of it. Two
+to six batch pods arrive at random times within 90 s and together have 0.2 to 1 threads per CPU. The controller (policy
+``perph`` with its models, counting noise on every channel) judges each service by its performance at that load without
+batch, with the default tolerances. The comparison covers, over the 180 s from the first possible arrival:
 
     missed    share of (service, time) in which a target is missed
     given     batch work over that without control
 
-One file for each seed; a file that is there is not repeated.
+Each seed has one file; existing files are not computed again.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ ROUNDS: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Colocation:
-    """What runs: programs with all that is asked of them in them, and when batch comes (services: 0)."""
+    """The workloads: programs with their full load, and the arrival times of batch (services: 0)."""
 
     services: tuple[NodeWorkload, ...]
     batch: tuple[NodeWorkload, ...]
     starts_s: tuple[float, ...]
 
     def segments(self) -> list[tuple[float, float, int]]:
-        """(from, to, batch pods that are there) over the counted time; batch is in order of arrival."""
+        """(from, to, number of batch pods present) over the counted time; batch is in order of arrival."""
         bounds = [FROM_S, *self.starts_s, LENGTH_S]
         return [
             (begin, end, there)
@@ -183,7 +183,7 @@ def _alone_s(batch: Sequence[NodeWorkload]) -> list[float]:
 
 
 def main() -> None:
-    """Run what is not there yet, and print."""
+    """Run missing seeds, then print."""
     parser = argparse.ArgumentParser(prog="tools.bench.fleet.agents", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/bench/agents"))
     parser.add_argument("--seeds", type=int, default=48)

@@ -1,23 +1,23 @@
-"""How many hosts fewer for the same work on target? Fleets with and without perphd at rising density.
+"""Number of hosts saved for the same work on target: fleets with and without perphd at rising density.
 
 python -m tools.bench.fleet.buyers --out out/bench/buyers [--seeds 10] [--processes 2]
 
-One workload a seed, on fewer and fewer hosts: services with a daily course and batch that arrives in bursts. On every
-number of hosts run
+Each seed draws one workload, which runs on fewer and fewer hosts: services with a diurnal load and batch that arrives
+in bursts. Every number of hosts runs
 
     stock      placement by requests, no perphd
     agents     the same with perphd on every host
     extender   perphd on every host, placement by its extender (policy ``optum``, profiles of another day)
 
-On fewer hosts all requests are smaller by the same factor, so that a scheduler by requests has the same picture.
+On fewer hosts, all requests are smaller by the same factor, so that a scheduler by requests sees the same fleet.
 
-Fixed before the first run: a service is late if it misses the default target beside the same host at the same load
-without batch. A number of hosts is *on target* if services are late in at most 1 % of the time and batch does at least
-95 % of the work that it does without perphd on the greatest number. With perphd, ``MISSED_RATIO`` of the time of
-services on hosts where it has to act counts as late as well: the share that its controller misses on the detailed
-node. The numbers of hosts were chosen after a look at the first seeds.
+The criteria were fixed before the first run. A service is late if it misses the default target, relative to the same
+host at the same load without batch. A number of hosts is *on target* if services are late in at most 1 % of the time
+and batch does at least 95 % of the work that it does without perphd on the greatest number. With perphd,
+``MISSED_RATIO`` of the time of services on hosts where it has to act counts as late as well; that is the share that its
+controller misses on the detailed node. The numbers of hosts were chosen after a look at the first seeds.
 
-One file for each seed and number of hosts; a file that is there is not repeated.
+Each seed and number of hosts has one file; existing files are not computed again.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ T_975: Final = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.30
 
 @dataclass(frozen=True, slots=True)
 class BuyerFigures:
-    """One run. ``late``: share of (service, time); ``held``: of those that would be late without perphd or are beside
-    such on a host. ``cpu_ratio``: of all hosts' CPUs in use.
+    """One run. ``late``: share of (service, time); ``held``: share of (service, time) that would be late without
+    perphd, or shares a host with such a service. ``cpu_ratio``: of all hosts' CPUs in use.
     """
 
     late: float
@@ -70,7 +70,7 @@ class BuyerFigures:
 
     @property
     def missed(self) -> float:
-        """Share of (service, time) that is late, with what the controller misses while it acts."""
+        """Share of (service, time) that is late, including the share that the controller misses while it acts."""
         return min(1.0, self.late + MISSED_RATIO * max(self.held - self.late, 0.0))
 
 
@@ -123,7 +123,9 @@ def _figures(run: FleetRun, hosts: int) -> BuyerFigures:
 
 
 def smallest(runs: dict[int, dict[str, BuyerFigures]], arm: str, most: float = ON_TARGET) -> int | None:
-    """The smallest number of hosts on target such that all greater ones are; None: not even the greatest is."""
+    """The smallest number of hosts on target for which all greater numbers are on target as well; None: not even the
+    greatest is.
+    """
     work = runs[max(runs)]["stock"].work_cpu_h
     found = None
     for hosts in sorted(runs, reverse=True):
@@ -173,7 +175,7 @@ def markdown(seeds: Sequence[dict[int, dict[str, BuyerFigures]]]) -> list[str]:
 
 
 def main() -> None:
-    """Run what is not there yet, and print."""
+    """Run missing files, then print."""
     parser = argparse.ArgumentParser(prog="tools.bench.fleet.buyers", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/bench/buyers"))
     parser.add_argument("--seeds", type=int, default=10)

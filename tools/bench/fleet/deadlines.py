@@ -1,7 +1,8 @@
-"""Gangs with deadlines on a simulated cluster: 3Sigma, its ablations and what it is compared with (chapter 4).
+"""Gangs with deadlines on a simulated cluster: 3Sigma, its ablations and the policies of its comparison (chapter 4).
 
-64 nodes, an hour, load 1.4 of which half have deadlines. The history has 40 jobs of each kind, and the jobs that end.
-``sampled_run``: 3Sigma with a history of n jobs of each kind alone, beside perfect point estimates.
+The cluster has 64 nodes and runs for an hour at load 1.4, half of it with deadlines. The history has 40 jobs of each
+kind, and receives the jobs that end. ``sampled_run``: 3Sigma with a history of n jobs of each kind alone, beside
+perfect point estimates.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def planned_run(policy: PlannedPolicy, seed: int, shape: GangShape = SHAPE) -> P
 
 
 def sampled_run(samples: int, seed: int, shape: GangShape = SHAPE) -> PlannedOutcome:
-    """3Sigma with this number of earlier jobs of a kind; 0: perfect point estimates."""
+    """3Sigma with this number of earlier jobs of each kind; 0: perfect point estimates."""
     drawn = _drawn(shape, seed, max(SAMPLES))
     if not samples:
         return _run(drawn, shape, PlannedPolicy.PERFECT, JobHistory(":memory:"), FIXED)

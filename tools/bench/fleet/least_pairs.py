@@ -3,8 +3,8 @@
     minimise    sum over s <= t of w_st x_st        x_st: pairs of a tenant of kind s and one of kind t
     for every s:    2 x_ss + sum over t != s of x_st = tenants of kind s
 
-A kind is an application and a request; one tenant of an odd number is paired with nobody, at its request. The sum is
-that of ``perphd.forecast.peaks.matched``, whose cost grows with the cube of the tenants. HiGHS solves this in
+A kind is an application and a request; with an odd number, one tenant stays unpaired and counts with its request. The
+sum is that of ``perphd.forecast.peaks.matched``, whose cost grows with the cube of the tenants. HiGHS solves this in
 milliseconds.
 """
 

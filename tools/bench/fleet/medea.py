@@ -4,9 +4,9 @@
     for every pod:   sum over h of x_ph <= 1
     for every host:  requests of CPU and memory within what is free;  sum over p of x_ph <= pods * y_h
 
-The groups are those to which Optum's authors limited it: 15 pods on the 40 hosts with most free. The simulated workload
-has no affinities, so that of Medea's objective the pods placed and the hosts left whole remain. HiGHS solves it in this
-process. Batch is placed by the cheap scheduler, one pod at a time.
+The groups have the limits set by Optum's authors: 15 pods on the 40 hosts with the most free resources. The simulated
+workload has no affinities, so Medea's objective reduces to the number of placed pods and of hosts left whole. HiGHS
+solves the program in this process. The cheap scheduler places batch, one pod at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TIME_LIMIT_S: Final = 5.0
 
 
 def medea(hosts: Sequence[NodeProfile], pods: Sequence[Pod]) -> tuple[str | None, ...]:
-    """The host of each pod, None where there is none; at most ``GROUP_PODS`` pods.
+    """The host of each pod, None if no host fits; at most ``GROUP_PODS`` pods.
 
     Raises:
         ValueError: too many pods for one program.

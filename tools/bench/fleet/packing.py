@@ -1,6 +1,6 @@
-"""DistSched, its ablations and what it is compared with, on gangs that share machines (chapter 5).
+"""DistSched, its ablations and the policies of its comparison, on gangs that share machines (chapter 5).
 
-20 machines of 16 CPUs and 64 GiB, half an hour, load 0.8 by the greater share of CPU and memory.
+20 machines of 16 CPUs and 64 GiB run for half an hour at load 0.8, by the greater share of CPU and memory.
 """
 
 from __future__ import annotations

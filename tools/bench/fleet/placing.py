@@ -1,8 +1,8 @@
-"""Placement policies on a simulated fleet: Optum and what its authors compare it with (EuroSys 2023, 5).
+"""Placement policies on a simulated fleet: Optum and the policies of its authors' comparison (EuroSys 2023, 5).
 
 Profiles are learned on one day of a workload under Alibaba's alignment; every policy then places another day of the
 same applications. A service is degraded if its worst stall (PSI, in the published 25 buckets) exceeds that of the same
-pod under the alignment; batch, if it takes longer than there.
+pod under the alignment; batch is slower if it takes longer than under the alignment.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tools.bench.fleet.medea import GROUP_PODS, medea
 
 SHAPE: Final = FleetShape(nodes=6, hours=0.75, service_requests=0.6, jobs_per_h=1000, memory_per_core=1.2)
 MEDEA: Final = "medea"
-"""Not a placement policy: services by an integer program for the group, batch by requests."""
+"""No placement policy: an integer program places services as a group, and batch is placed by requests."""
 BANDS: Final = "bands"
 BANDS_EVENT: Final = "bands, event"
-"""Services by requests, batch by the nodes' offers to copper, with ``SCHEDULERS`` at once."""
+"""Services are placed by requests, batch by the nodes' offers to copper, with ``SCHEDULERS`` concurrent schedulers."""
 SCHEDULERS: Final = 2
 EVENT: Final = CopperEvent(1500.0, 600.0, 0.3, 300.0)
 POLICIES: Final = (
@@ -46,7 +46,8 @@ class PlacingFigures:
     """One run beside the base run of its seed.
 
     ``cpu_ratio``: mean CPU use of the nodes in use; ``fleet_ratio``: of all. ``violations``: share of (node, time) at
-    which demand exceeds the CPUs. ``undegraded``: share of services; ``slower``: share of batch that ended in both.
+    which demand exceeds the CPUs. ``undegraded``: share of services; ``slower``: share of the batch that ended in both
+    runs.
     """
 
     cpu_ratio: float
@@ -68,7 +69,7 @@ def placed(policy: str, seed: int, shape: FleetShape = SHAPE) -> PlacingFigures:
 
 @lru_cache(8)
 def _of_seed(seed: int, shape: FleetShape) -> tuple[FleetWorkload, Learned | None, FleetRun]:
-    """The workload, what another day of it taught, and the base run."""
+    """The workload, the profiles learned on another day of it, and the base run."""
     learned = _run(drawn(shape, seed, day=0), shape, BASE, None, learn=True).learned
     workload = drawn(shape, seed, day=1)
     return workload, learned, _run(workload, shape, BASE, learned)

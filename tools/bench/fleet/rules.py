@@ -1,4 +1,4 @@
-"""Allocation rules that the flexible one is compared with (Pace 2018, 3.1.2 and 3.3.3).
+"""Allocation rules for comparison with the flexible rule (Pace 2018, 3.1.2 and 3.3.3).
 
 rigid      a reservation: the next application starts when all its components fit, as with YARN, Mesos and Kubernetes
 malleable  first fit: applications in service keep what they have and grow first, the oldest before the others; the next
@@ -13,7 +13,7 @@ from perphd.batch.elastic import ElasticShares
 
 
 def rigid(shares: ElasticShares) -> ElasticShares:
-    """Shares after admitting, in order, every application that fits as a whole."""
+    """Shares after every application that fits as a whole was admitted, in order."""
     serving, waiting, free = list(shares.serving), list(shares.waiting), shares.free
     while waiting and waiting[0].core + waiting[0].elastic <= free:
         job = waiting.pop(0)
@@ -23,7 +23,7 @@ def rigid(shares: ElasticShares) -> ElasticShares:
 
 
 def malleable(shares: ElasticShares) -> ElasticShares:
-    """Shares after growing what is in service, oldest first, and admitting what then fits."""
+    """Shares after applications in service have grown, oldest first, and others that then fit were admitted."""
     free, serving, waiting = shares.free, [], list(shares.waiting)
     for job in shares.serving:
         more = min(job.elastic - job.granted, free) // job.unit * job.unit

@@ -37,7 +37,7 @@ class CaseRun:
 
 
 class BenchRuns:
-    """Runs of one bench. ``folder``: where results and the report are kept; None: nowhere."""
+    """Runs of one bench. ``folder``: keeps results and the report; None: nothing is kept."""
 
     def __init__(self, pool: Executor, folder: Path | None) -> None:
         self._pool, self._folder = pool, folder
@@ -52,8 +52,8 @@ class BenchRuns:
     ) -> list[Any]:
         """The result of ``function`` for each tuple of arguments, in their order.
 
-        ``function`` is at the top of a module and annotated with the type of its result, a data class. ``pool``:
-        in place of the bench's own.
+        ``function`` is defined at module level and annotated with the type of its result, a data class. ``pool``: used
+        instead of the bench's own.
         """
         kind = get_type_hints(function)["return"]
         paths = [self._path(name, each) for each in asked]
@@ -139,7 +139,7 @@ def _read(path: Path | None, kind: Any) -> Any:
 
 
 def _write(path: Path | None, result: Any) -> None:
-    """Write whole or not at all, since an interrupted bench reads it later."""
+    """Write atomically, since an interrupted bench reads the file later."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,9 @@ def _write(path: Path | None, result: Any) -> None:
 
 @contextmanager
 def _progress(name: str, count: int, done: int) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal, else a line for each run; on stderr. Call what it yields when a run has ended."""
+    """A progress bar on a terminal, else a line for each run; on stderr. Call the yielded function when a run has
+    ended.
+    """
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -20,10 +20,11 @@ DECISIONS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class ScaleFigures:
-    """One run. ``made_cpu_s``: until it starts; ``cpu_s``: of the simulated time; ``peak_mib``: of the process.
+    """One run. ``made_cpu_s``: CPU time until it starts; ``cpu_s``: CPU time of the simulation; ``peak_mib``: peak
+    memory of the process.
 
-    ``decision_ms``, ``decision_p99_ms``: CPU time of one decision (median and 99th percentile) on the fleet as it is at
-    the end, over ``DECISIONS`` pods of the workload.
+    ``decision_ms``, ``decision_p99_ms``: CPU time of one decision (median and 99th percentile) on the final fleet, over
+    ``DECISIONS`` pods of the workload.
     """
 
     nodes: int
@@ -40,7 +41,7 @@ class ScaleFigures:
 def scaled(
     nodes: int, hours: float, jobs_per_h: float, policy: str = "optum", cores: float = 4.0
 ) -> ScaleFigures:
-    """One fleet whose services are there already; batch arrives and is placed from a sample of 5 %."""
+    """One fleet whose services already run; batch arrives and is placed from a sample of 5 %."""
     began = time.process_time()
     shape = FleetShape(nodes, hours, jobs_per_h=jobs_per_h, cores_median=cores)
     workload = drawn(shape, 0)

@@ -1,7 +1,8 @@
 """Shaping in the loop of a scheduler: the published grid of modes and forecasters (Pace 2018, 4.3), smaller.
 
-Applications have the memory requests of the Google cluster of 2011 and use what the published generator draws. Ours:
-at most 40 components, and run times that are log-normal (median an hour, 10 minutes to 6 hours).
+Applications have the memory requests of the Google cluster of 2011, and their use is drawn by the published generator.
+Unlike the publication, applications have at most 40 components and log-normal run times (median an hour, 10 minutes to
+6 hours).
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ FORECASTERS: Final[dict[str, Forecaster | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Shaping:
-    """One run's settings. ``k1``: share of the reservation that is always kept; ``k2``: spreads that are."""
+    """One run's settings. ``k1``: share of the reservation that is always kept; ``k2``: number of spreads that are
+    always kept.
+    """
 
     mode: Mode
     forecaster: str

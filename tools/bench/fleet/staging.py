@@ -1,6 +1,7 @@
 """Prophet beside CS, DRF and Tetris on the published 90 applications, one server for all (ICAC 2016).
 
-``ideal back-off`` is not the product's: contention then costs a quarter of ``kappa``, as in a re-test of the source.
+``ideal back-off`` is not the product's backoff: contention then costs a quarter of ``kappa``, as in a re-test of the
+source.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CONTESTANTS: Final[dict[str, StagedSettings]] = {
     "Prophet, ideal back-off": StagedSettings(StagedPolicy.PROPHET, kappa=IDEAL),
     "CS, back-off": StagedSettings(StagedPolicy.CAPACITY, backoff=True),
 }
-"""``kappa`` of these is a multiple of the bench's."""
+"""Policies whose ``kappa`` is a multiple of the bench's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
     python -m tools.bench.fleet.traced PLACE --nodes 40 [--policy optum] [--hours 6] [--results DIR]
 
 Requests, mean use, times of submission, start and end come from the trace. Where it lists tasks and their instances,
-the instances are simulated. A trace without a request gives a workload
-its greatest use; without an end, a workload runs to the end of the simulation. How an application uses caches and
-memory channels is in no trace: it is drawn from its name. Amounts in other units than CPUs and bytes are scaled by
-``--cpus`` and ``--memory-gib``, the size of the largest machine.
+the instances are simulated. A workload without a request gets its greatest use as the request; a workload without an
+end runs to the end of the simulation. No trace states how an application uses caches and memory channels, so that use
+is drawn from its name. Amounts in other units than CPUs and bytes are scaled by ``--cpus`` and ``--memory-gib``, the
+size of the largest machine.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def workload_of(
 
 
 def _give_to_instances(lives: dict[str, _Life]) -> None:
-    """Replace tasks by their instances, where those are listed too; each has what the task requests for one."""
+    """Replace tasks by their instances, if these are listed as well; each has the task's request per instance."""
     tasks = {name: life for name, life in lives.items() if life.app == name and life.instances > 0}
     listed = set()
     for name, life in lives.items():

@@ -1,12 +1,13 @@
 """Cost of forecasts and sizing with 100 workloads: the worker, the loop's tick, the processes' memory.
 
 - The worker: its cycles, one after another, on a store of 12 h that grows by a minute per cycle, one sample a second;
-  five series of each workload, of the generated families. CPU time over the minute that a cycle stands for.
-- The tick: an agent on control groups of the bench's own (root), in virtual time, with a reservation and a shape on
+  five series of each workload, of the generated families. Measured is the CPU time per minute, since a cycle represents
+  a minute.
+- The tick: an agent on the bench's own control groups (root), in virtual time, with a reservation and a shape on
   every workload, the shaper pessimistic, and memory fits under way on some. The groups' processes sleep; their samples
   are given memory that moves every second, with the window maxima of the generated families, so that targets are
-  outgrown as well. A substitute for the worker replaces the file of forecasts once a minute. The time is what all of
-  forecast and sizing takes of a tick, in CPU time of the loop, from the end of the shaper's grace on.
+  outgrown as well. A substitute for the worker replaces the file of forecasts once a minute. The result is the CPU time
+  of the loop that forecast and sizing together take of a tick, from the end of the shaper's grace on.
 - The processes: a daemon on these groups, with and without forecasts and shaper (root), for some minutes of real time.
 """
 
@@ -95,7 +96,7 @@ class WorkerCost:
 
     @property
     def core_pct(self) -> float:
-        """Share of one core, in the long run."""
+        """Long-term share of one core."""
         return 100.0 * self.mean_ms / 1e3 / WINDOW_S
 
 
@@ -148,7 +149,7 @@ def worker_cost(workloads: int = WORKLOADS, cycles: int = CYCLES, seed: int = 7)
 
 
 def made_series(names: Sequence[str], windows: int, seed: int) -> dict[str, dict[str, Floats]]:
-    """Five series of each workload, taken from the generated families in rotation."""
+    """Five series of each workload, taken in rotation from the generated families."""
     kinds = list(families.GENERATORS)
     wanted = len(names) * len(SERIES)
     pools = {kind: families.generated(kind, -(-wanted // len(kinds)), windows, seed) for kind in kinds}
@@ -205,8 +206,8 @@ def tick_cost(
 ) -> TickCost:
     """Ticks of an agent in this process, after ``GRACE_TICKS``. ``realtime``: see ``history``.
 
-    ``runs``: all of it is done so often, and of each tick's times the least counts: the others include the machine's
-    other work.
+    ``runs``: number of repetitions; the least time of each tick counts, because the others include other work of the
+    machine.
 
     Raises:
         BenchError: control groups cannot be made here.
@@ -240,7 +241,7 @@ async def _ticked(paths: Sequence[str], state: Path, ticks: int, realtime: bool)
         found = []
         for tick in range(-GRACE_TICKS, ticks):
             if tick == 0:
-                spare_the_start()  # as the daemon does once it has started
+                spare_the_start()  # as the daemon does after its start
                 for name in names[:FITS]:
                     agent.start_memory_fit(name, 60, 0.05)
             if tick % WINDOW_S == 10:
@@ -258,7 +259,7 @@ async def _ticked(paths: Sequence[str], state: Path, ticks: int, realtime: bool)
 
 
 def process_cost(seconds: float, *, forecasts: bool, workloads: int = WORKLOADS) -> ProcessCost:
-    """A daemon as a process, and its worker, for so long after the first forecasts.
+    """A daemon as a process, and its worker, for this long after the first forecasts.
 
     Raises:
         BenchError: control groups cannot be made here, or the daemon does not forecast.
@@ -324,7 +325,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def lines(worker: WorkerCost, tick: TickCost | None, processes: Sequence[ProcessCost]) -> list[str]:
-    """The report's part about it."""
+    """The part of the report about these costs."""
     found = [
         "## What it costs",
         "",
@@ -369,7 +370,7 @@ def _verdict(found: float, budget: float) -> str:
 
 
 def configuration(paths: Sequence[str], state: Path, shaper: str = "") -> str:
-    """Batch alone, each with a reservation; ``shaper``: its mode, with forecasts; empty: neither."""
+    """Only batch workloads, each with a reservation; ``shaper``: its mode, with forecasts; empty: neither."""
     lines = ["[daemon]", 'mode = "enforce"', f'state_dir = "{state}"', f'socket = "{state}/perphd.sock"']
     if shaper:
         lines.append(_SIZING.format(shaper=shaper))
@@ -380,7 +381,9 @@ def configuration(paths: Sequence[str], state: Path, shaper: str = "") -> str:
 
 
 class _Memory:
-    """Memory of the workloads at ``second``: each a generated series of window maxima, mostly less within a window."""
+    """Memory of the workloads at ``second``: each follows a generated series of window maxima, mostly below the maximum
+    within a window.
+    """
 
     def __init__(self, names: Sequence[str], windows: int) -> None:
         self._peaks = {
@@ -400,7 +403,7 @@ class _Memory:
         return tuple(found)
 
     def publish(self, folder: Path, number: int) -> None:
-        """Replace the worker's file for the shaper: what was greatest in the window before."""
+        """Replace the worker's file for the shaper by the maxima of the previous window."""
         before = max(0, self.second // int(WINDOW_S) - 1)
         told = {}
         for name, peaks in self._peaks.items():
@@ -424,7 +427,7 @@ class _Meter:
     def attach(self, agent: Agent, state: Path, memory: _Memory) -> None:
         """Put timers around these parts of an agent; the worker is a process that only reads.
 
-        Their ``over`` is left out: it is called for every workload, and a timer would take five times as long.
+        Their ``over`` is not timed: it is called for every workload, and a timer would take five times as long.
         """
         parts: Any = agent._state.parts
         forecasts = ForecastProcess(state / "forecast", (), parts.records, ("cat",), None)

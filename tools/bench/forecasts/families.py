@@ -1,7 +1,7 @@
 """Series to forecast: the generators of the published re-test, and public series.
 
 The five generated families are those of Pace's utilisation generator ("author") and of its re-test. All series are
-on a scale on which the reservation is 1: a public series is divided by 1.25 times its greatest value.
+scaled so that the reservation is 1: a public series is divided by 1.25 times its greatest value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MEMORY_BATCH_CDF: Final = (
     (0.01, 0.22), (0.05, 0.28), (0.10, 0.35), (0.20, 0.50), (0.30, 0.71), (0.40, 0.83), (0.50, 0.87), (0.60, 0.93),
     (0.70, 0.95), (0.80, 0.97), (0.90, 0.99),
 )  # fmt: skip
-"""Used over requested memory of batch in the Google trace of 2011: (ratio, share of records up to it)."""
+"""Ratio of used to requested memory of batch in the Google trace of 2011: (ratio, share of records up to it)."""
 
 
 def author(random: np.random.Generator, windows: int) -> Floats:

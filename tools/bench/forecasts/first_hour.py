@@ -2,8 +2,8 @@
 
 python -m tools.bench.forecasts.first_hour [--data FOLDER]
 
-Each of up to ten series of a family is a host that tells the others its scores after all of its values. Losses are
-pinball losses of the 99 % bound, over the mean change of the whole series.
+Each of up to ten series of a family represents a host that shares its scores with the others after all of its values.
+Losses are pinball losses of the 99 % bound, over the mean change of the whole series.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tools.bench.forecasts.families import GENERATORS, generated, public
 
 HOSTS: Final = 10
 GENERATED, PUBLIC = 420, 1200
-"""Values of a generated series, and most values of a public one."""
+"""Length of a generated series, and maximum length of a public one."""
 _KEY: Final = ("application", "cpu_usage_cores")
 _HARDWARE: Final = Hardware("alike", 8)
 _NOW: Final = 1.8e9
@@ -37,7 +37,7 @@ _NOW: Final = 1.8e9
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Losses of the acting bound, and whether it was missed."""
+    """Losses of the acting bound, and whether each value missed it."""
 
     losses: list[float] = field(default_factory=list)
     missed: list[bool] = field(default_factory=list)
@@ -61,7 +61,7 @@ def hour(values: Floats, told: Mapping[str, float] | None, found: Found) -> None
 
 
 def family(series: Sequence[Floats]) -> tuple[Found, Found]:
-    """Results alone, and told by the others."""
+    """Results alone, and with the scores of others."""
     said = []
     for number, values in enumerate(series):
         whole = started(range(len(values)), values.tolist(), LOSSES)

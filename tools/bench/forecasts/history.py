@@ -1,8 +1,8 @@
 """Cost of a job history with 100,000 feature values: a prediction, learning a job, a record's bytes.
 
 Each is the worst case: every record is full (80 bins, 40 recent values), and all seven facts of every queried job are
-known, with their 21 pairs: 28 experts compete. A prediction is one quantity's point estimate and distribution, from a
-file that is open, and from a file opened for the query, as in the batch queue.
+known, with their 21 pairs: 28 experts compete. A prediction is one quantity's point estimate and distribution, both
+from an open file and from a file opened for the query, as in the batch queue.
 
 With ``realtime`` the queries run at a real-time priority, so that other processes do not affect the times. CPU time is
 given as well: if both agree, there was no disturbance.
@@ -51,7 +51,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class HistoryCost:
-    """``opened``: a prediction that opens the file. ``row_bytes``: of one record after so many jobs."""
+    """``opened``: a prediction that opens the file. ``row_bytes``: size of one record after that many jobs."""
 
     values: int
     file_bytes: int
@@ -122,7 +122,7 @@ def row_bytes(random: np.random.Generator) -> dict[int, int]:
 
 
 def lines(found: HistoryCost) -> list[str]:
-    """The report's part about it."""
+    """The part of the report about the history."""
     verdict = "within" if found.prediction.p99 <= BUDGET_MS else "over"
     kinds = {
         "prediction, open file": found.prediction,
@@ -150,7 +150,7 @@ def lines(found: HistoryCost) -> list[str]:
 
 
 def _template(random: np.random.Generator) -> dict[str, Any]:
-    """A full record that was learned, as an export has it."""
+    """A full record in the form of an export."""
     level = random.lognormal(5, 1)
     with JobHistory(":memory:") as history:
         for value in level * random.lognormal(0, 0.5, _TEMPLATE_JOBS):

@@ -77,7 +77,7 @@ class PeakErrors:
 
 
 def errors_of(host: TracedHost, horizon: int = 12, every: int = 6) -> tuple[dict[str, PeakErrors], Floats]:
-    """Errors of every predictor after the first half of the trace, and of the choice made at each time."""
+    """Errors of every predictor after the first half of the trace, and of the predictor chosen at each time."""
     predicted: dict[str, list[float]] = {name: [] for name in PREDICTORS}
     now, peak = [], []
     for at, view in _views(host, horizon, every):
@@ -118,7 +118,7 @@ def _views(host: TracedHost, horizon: int, every: int) -> Iterator[tuple[int, Ho
 
 
 def _choices(found: dict[str, PeakErrors], delay: int, whole: Floats) -> Floats:
-    """Errors of the predictor that was chosen from the errors known at the time; the requests where none was."""
+    """Errors of the predictor chosen by the errors known at each time; the requests if none was chosen."""
     chosen = []
     for at in range(len(whole)):
         known = {name: errors.horizon[: max(0, at - delay)] for name, errors in found.items()}

@@ -26,7 +26,7 @@ from perphd.forecast.series import Forecaster, LastValue, SeriesForecast, Smooth
 K1: Final = 0.05
 K2S: Final = (0, 1, 2, 3)
 WARM_UP: Final = 100
-"""Unscored windows at the start, which models and calibrations need."""
+"""Number of unscored windows at the start, which models and calibrations need."""
 LADDER: Final = "ladder"
 PUBLISHED_MODELS: Final[tuple[Forecaster, ...]] = (
     LastValue(10, name="last-10"),
@@ -95,5 +95,5 @@ def relative_loss(found: dict[str, Figures]) -> float:
 
 
 def mean_over_families(families: dict[str, dict[str, Figures]], name: str) -> float:
-    """A model's mean loss, each family counting the same."""
+    """A model's mean loss, with equal weight for each family."""
     return float(np.mean([found[name].loss / found[name].windows for found in families.values()]))

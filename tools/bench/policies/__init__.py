@@ -1,1 +1,1 @@
-"""The policy bench: scenarios x policies x seeds on the node model, beside the optimum that exhaustive search finds."""
+"""The policy bench: scenarios x policies x seeds on the node model, compared with the optimum of a full search."""

@@ -4,13 +4,13 @@ python -m tools.bench.policies --out out/policies [--quick] [--scenarios paper,m
                                [--seeds 10] [--cadence 0.25] [--told all|none] [--counted] [--jobs 2]
                                [--grids fig12] [--full-grids] [--no-agent] [--report-only]
 
-Every scenario with every policy and seed, CLITE's grids, the knees around what was chosen, and the whole agent on
-simulated kernel trees: a night on two cores. ``--seeds 2`` is a first look; ``--quick`` a few short scenarios.
-Interrupted, it goes on where it was, seed by seed: results of the same code are kept as JSON lines. Ends with status 1
-if something could not be computed; the report is then of the rest.
+Runs every scenario with every policy and seed, CLITE's grids, the knees around the chosen settings, and the whole agent
+on simulated kernel trees: a night on two cores. ``--seeds 2`` gives a first impression; ``--quick`` runs a few short
+scenarios. An interrupted run continues seed by seed, because results of the same code are kept as JSON lines. The exit
+status is 1 if a computation failed; the report then covers the rest.
 
-A policy's name may end in ``@0.25`` (asked every quarter of a second, whatever its paper or its daemon does), in
-``+told`` or ``+untold`` (asked at once as batch starts, or not). ``--cadence`` and ``--told`` do so to all.
+A policy's name may end in ``@0.25`` (called every quarter of a second, regardless of its paper or daemon), in ``+told``
+or ``+untold`` (called as soon as batch starts, or not). ``--cadence`` and ``--told`` apply to all policies.
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--policies", type=_names, default=list(ENTRANTS), help="names of policies")
     parser.add_argument("--seeds", type=int, default=0, help="runs of each policy in each scenario")
     parser.add_argument("--cadence", type=float, help="the same decision period for every policy, in seconds")
-    parser.add_argument("--told", choices=("all", "none"), help="policies that decide at once when batch starts")
+    parser.add_argument(
+        "--told", choices=("all", "none"), help="policies that decide at once when batch starts"
+    )
     parser.add_argument(
         "--counted",
         action="store_true",
@@ -150,7 +152,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--grids", type=_names, default=None, help=f"of {','.join(grids.GRIDS)}, or none")
     parser.add_argument("--full-grids", action="store_true", help="ten loads on each axis, not five")
     parser.add_argument(
-        "--no-agent", dest="agent", action="store_false", help="leave out the whole agent on simulated kernel trees"
+        "--no-agent",
+        dest="agent",
+        action="store_false",
+        help="leave out the whole agent on simulated kernel trees",
     )
     parser.add_argument("--report-only", action="store_true", help="only write the report again")
     options = parser.parse_args()
@@ -269,7 +274,7 @@ def _run_tasks(
 def one_run(scenario: Scenario, policy: str, seed: int, optima: dict[str, Optimum]) -> dict[str, object]:
     """One measured run; for the policies of ``KNEE_OF`` also every step away from their final settings.
 
-    The clairvoyant is the run with the margin that missed least in this very world.
+    The clairvoyant is the run with the margin that missed least in this same world.
     """
     scenario = scenario.drawn(seed)
     if policy == held.CLAIRVOYANT:

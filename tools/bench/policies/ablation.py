@@ -1,7 +1,7 @@
 """perph's Res-Perf model with parts removed, to measure the value of each part for decisions.
 
 Whole: prior, reference, cells and boosted trees. *Without trees*: the learner ``residual``, prior and cells alone.
-*Prior only*: the reference is still learned, corrections of the prior never are.
+*Prior only*: the model learns the reference, but never corrections of the prior.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perphd.predictor.residual import Residual
 
 Floats = NDArray[np.float64]
 _SCALES = np.ones(7)
-"""Number of features of a cell; there will be no cells."""
+"""Number of features of a cell; no cells are created."""
 
 
 class Untaught(Residual):

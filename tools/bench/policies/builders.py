@@ -15,9 +15,9 @@ from perphd.sim.node.workload import NodeWorkload
 from tools.bench.policies.scene import Actor, Goal
 
 WORK_SHARE: Final = 0.90
-"""A closed loop is to keep this share of what it does alone ..."""
+"""Share of its rate alone that a closed loop must keep."""
 LATENCY_GROWTH: Final = 1.5
-"""... and its p95 is to grow by no more than this."""
+"""Accepted growth of its p95."""
 BATCH_COMES_S: Final = 30.0
 _NOW: Final = Steps(())
 
@@ -58,7 +58,7 @@ def service(
 
 def batch(name: str, label: str | None = None, *, starts_s: float = 0.0, ends_s: float = float("inf"),
           threads: int | None = None, job: float | None = None) -> Actor:  # fmt: skip
-    """A batch archetype under a name of its own."""
+    """A batch archetype under another name."""
     work = archetype(name).named(label or name)
     if threads is not None:
         work = replace(work, threads=threads)

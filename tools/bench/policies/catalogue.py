@@ -27,7 +27,7 @@ from tools.bench.policies.scene import Scenario
 class Entrant:
     """``period_s``: time between its decisions, its own as published. ``models``: it queries the Res-Perf models that
     ``registry`` creates. ``attentive``: it decides more often during changes. ``told``: it decides at once when batch
-    starts. ``touch``: what it may change and try for an LRA.
+    starts. ``touch``: settings that it may change and try for an LRA.
     """
 
     make: Callable[[Scenario, int], Policy]
@@ -39,7 +39,7 @@ class Entrant:
     registry: Callable[[], Registry] = Registry
 
     def run(self, scenario: Scenario, policy: Policy, seed: int, watch: Watch | None = None) -> Run:
-        """Run ``policy``, one of this entrant's, in a scenario at this entrant's pace."""
+        """Run ``policy``, created by this entrant, in a scenario at this entrant's pace."""
         return run(
             self._with_touch(scenario),
             policy,
@@ -59,18 +59,18 @@ class Entrant:
 
 
 CLITE_SAMPLES: Final = 20
-"""As many as it takes on average as published (always below 30)."""
+"""The published average number of samples (always below 30)."""
 
 
 def _heracles(scene: Scenario, *, literal: bool) -> Policy:
-    """Given the facts of an off-line profile: peak loads and the memory channels' peak."""
+    """Receives the facts of an offline profile: peak loads and the memory channels' peak."""
     peaks = {a.name: a.peak_load_per_s for a in scene.lras if a.peak_load_per_s is not None}
     peak = scene.machine.memory_bytes_per_s * scene.machine.sockets
     return HeraclesPolicy(literal=literal, peak_load_per_s=peaks, peak_bytes_per_s=peak)
 
 
 def _held(scene: Scenario, *, late: bool) -> Policy:
-    """Looks for the optima itself; the bench, which has them already, makes one with those."""
+    """Searches for the optima itself; the bench, which already has them, passes them in."""
     optima = {
         key: oracle.best(here, parts=scene.partition) for key, here in measure.situations(scene).items()
     }
@@ -105,14 +105,15 @@ VARIANTS: Final[dict[str, Entrant]] = {
         ENTRANTS["clite"], make=lambda scene, seed: clite.ClitePolicy(seed, 50, forgets=True)
     ),
 }
-"""perph with the setting that ships, and with parts of its model taken out; CLITE with a longer search. On request."""
+"""perph with the shipped setting, and with parts of its model removed; CLITE with a longer search. Only on request."""
 _PACE: Final = re.compile(r"(?P<base>[a-z0-9-]+?)(?:@(?P<period>[0-9.]+))?(?P<told>[+](?:told|untold))?")
 
 
 def entrant(name: str) -> Entrant:
-    """By name; ``@0.25`` behind it: at this one pace in seconds, ``+told``, ``+untold``: of batch starts.
+    """The entrant of this name; the suffix ``@0.25`` sets its pace in seconds, ``+told`` or ``+untold`` its
+    notification.
 
-    Raises KeyError for a name that nobody has.
+    With ``+told`` it is called as soon as batch starts. Raises KeyError for an unknown name.
     """
     parts = _PACE.fullmatch(name)
     if parts is None:

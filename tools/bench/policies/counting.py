@@ -1,6 +1,6 @@
 """Counting noise: the uncertainty of a rate, a share or a percentile from a number of events.
 
-A count of n events that come by chance scatters by the square root of n. The sample percentile q of n latencies is the
+A count of n random events scatters by the square root of n. The sample percentile q of n latencies is the
 latency at a level that scatters as the k-th of n uniform numbers does, k = ceil(q n): a beta distribution.
 """
 
@@ -17,9 +17,9 @@ _Z: Final = tuple(_NORMAL.inv_cdf(level) for level in LEVELS)
 _MANY: Final = 200.0
 """Events from which a count is drawn from a normal distribution, which then approximates it well."""
 SLICE_S: Final = 0.004
-"""CPU time, and waiting for it, comes in slices of about this (the kernel's tick and default slice are 3 to 4 ms)."""
+"""Length of the slices in which CPU time and waits for it come (the kernel's tick and default slice are 3 to 4 ms)."""
 STALL_S: Final = 0.010
-"""Stalls for memory and disk come in episodes of about this."""
+"""Length of the episodes in which stalls for memory and disk come."""
 
 
 def count(random: Random, expected: float) -> float:
@@ -35,7 +35,7 @@ def count(random: Random, expected: float) -> float:
 
 
 def factor(random: Random, events: float, most: float = 0.5) -> float:
-    """Random factor of a reading made up of this many events; relative noise is at most ``most``."""
+    """Random factor of a reading made up of this many events; its relative noise is at most ``most``."""
     sd = min(most, 1.0 / math.sqrt(max(events, 1e-9)))
     return math.exp(random.gauss(0.0, sd) - sd * sd / 2.0)
 
@@ -43,9 +43,11 @@ def factor(random: Random, events: float, most: float = 0.5) -> float:
 def percentiles(
     random: Random, answered: float, truth: tuple[float, float, float]
 ) -> tuple[float, float, float]:
-    """p50, p95 and p99 of so many requests whose distribution has these; the greatest stand in where they are few.
+    """p50, p95 and p99 of a sample of this many requests from a distribution with these percentiles. With few requests,
+    the greatest values take their place.
 
-    The logarithm of latency is taken as straight between them on the normal scale, and goes on as straight beyond.
+    The logarithm of latency is interpolated linearly between them on the normal scale, and extrapolated linearly
+    beyond.
     """
     n = max(1, round(answered))
     logs = [math.log(max(value, 1e-9)) for value in truth]

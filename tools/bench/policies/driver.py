@@ -89,7 +89,7 @@ class Seat:
         daemon = DaemonConfig()
         self._fast_s = daemon.attentive_period_s if attentive else period_s
         self._fast_for_s, self._attention = daemon.attentive_for_s, Attention()
-        self._pace_s = self._fast_s  # workloads present at the start count as just arrived, with one reading
+        self._pace_s = self._fast_s  # workloads present at the start count as newly arrived, with one reading
         self._attentive = attentive
         self._starts_s = {a.name: a.starts_s for a in scenario.batch} if told else {}
         looks_s = [0.0] if attentive else [0.0, START_LOOK_S]
@@ -140,7 +140,7 @@ class Seat:
         return target
 
     def next_in_s(self, now_s: float) -> float:
-        """Time to the next tick: they keep to the grid of their pace, and batch that starts is looked at at once."""
+        """Time to the next tick. Ticks lie on the grid of the policy's pace; a start of batch causes one at once."""
         due_s = (math.floor(now_s / self._pace_s + 1e-6) + 1) * self._pace_s
         return min([due_s, *(at_s for at_s in self._looks_s if now_s + 1e-6 < at_s)]) - now_s
 
@@ -180,8 +180,8 @@ class Seat:
         )
 
     def _stands_in(self, actor: Actor, view: WorkloadView) -> WorkloadView:
-        """For policies that go by absolute targets alone: of an LRA without indicators, MIPS and nine tenths of
-        those that an off-line profile would show of it alone at this load.
+        """For policies that need absolute targets: of an LRA without indicators, MIPS, and as the target nine tenths of
+        the MIPS that an offline profile would show alone at this load.
         """
         if actor.sli or not actor.is_lra or view.sample is None:
             return view
@@ -214,10 +214,10 @@ def run(
     registry: Callable[[], Registry] = Registry,
     watch: Watch | None = None,
 ) -> Run:
-    """Run ``policy`` in ``scenario``. ``models``: it asks those that ``registry`` makes.
+    """Run ``policy`` in ``scenario``. ``models``: it queries the models that ``registry`` creates.
 
-    ``attentive``: it is asked more often while something is in flux, as the agent does by default. ``told``: it is
-    asked at once when batch starts; None: if it is attentive. ``watch``: told of every decision.
+    ``attentive``: it is called more often during changes, as the agent does by default. ``told``: it is called as soon
+    as batch starts; None: if it is attentive. ``watch``: called with every decision.
     """
     scenario = scenario.drawn(seed)
     world = World(scenario, seed)

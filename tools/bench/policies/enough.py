@@ -1,7 +1,7 @@
 """Checks that chosen settings are just enough: every actuator one step less and one step more, without noise.
 
-A step is one of the lattice that the policy itself searches: a core of batch's (of each LRA, where they have cores of
-their own), batch's weight, a way of the cache, a level of the throttle, the protection of memory as a whole. The chosen
+A step is a unit of the lattice that the policy itself searches: a core of batch (of each LRA, if LRAs have their own
+cores), batch's weight, a way of the cache, a level of the throttle, the protection of memory as a whole. The chosen
 settings are those longest in force in the last seconds with batch and without changes.
 """
 
@@ -30,7 +30,7 @@ from tools.bench.policies.scene import GRACE, Scenario
 from tools.bench.policies.world import grant_of
 
 SETTLED_S: Final = 40.0
-"""Length of the final period; the settings longest in force in it count as chosen."""
+"""Length of the final period in seconds. The settings longest in force in it count as chosen."""
 WORTH: Final = 0.05
 """Least relative gain of batch or the LRA for a step to be worthwhile."""
 WANTED: Final = 0.80
@@ -43,8 +43,9 @@ Row = dict[str, Settings]
 class Neighbour:
     """The chosen settings with one step in one dimension. ``less``: less protection of ``lra`` ("" for all of them).
 
-    ``score``: the worst LRA's, ``work``: the LRAs' mean rate, ``batch``: batch's work, each with the step;
-    ``score_here``, ``work_here``, ``batch_here``: as chosen. ``chosen``, ``step``: the dimension's values, in words.
+    ``score``: the worst LRA's score, ``work``: the LRAs' mean rate, ``batch``: batch's work, each with the step;
+    ``score_here``, ``work_here``, ``batch_here``: the same without the step. ``chosen``, ``step``: the dimension's
+    values in words.
     """
 
     scenario: str
@@ -104,7 +105,7 @@ class Watcher:
         self.seen.append((snapshot.at_s, tuple(sorted(target.settings.items()))))
 
     def chosen(self, run: Run) -> tuple[Situation, Row] | None:
-        """The last situation with batch, and what was in force longest in its last seconds; None without batch."""
+        """The last situation with batch, and the settings longest in force in its last seconds; None without batch."""
         scenario = run.scenario
         here: Situation | None = None
         counts: Counter[tuple[tuple[str, Settings], ...]] = Counter()
@@ -171,7 +172,7 @@ def _variants(here: Situation, row: Row) -> Iterable[_Variant]:
         yield from _own_cores(topology, row, lras, batch)
     else:
         yield from _shared_cores(topology, row, lras, batch)
-    if not own:  # else no LRA shares a CPU with batch
+    if not own:  # otherwise no LRA shares a CPU with batch
         yield from _weights(topology, row, batch)
     yield from _ways(here, topology, row, batch)
     yield from _throttles(here, topology, row, batch)
@@ -247,7 +248,7 @@ def _word(weight: Weight) -> str:
 def _ways(here: Situation, topology: Topology, row: Row, batch: list[str]) -> Iterable[_Variant]:
     ways = here.machine.llc_ways
     has = {name: _ways_of(row[name], ways) for name in batch}
-    # Restrictions of a single job are for batch's benefit and protect no LRA.
+    # Restrictions of a single job benefit other batch and protect no LRA.
     count = max(has.values())
     domains = [d.domain for d in topology.l3_domains]
     for less, other in ((True, count + 1), (False, count - 1)):
@@ -289,7 +290,7 @@ def _memory(row: Row, lras: list[str], batch: list[str]) -> Iterable[_Variant]:
 
 
 def section(found: Sequence[Neighbour]) -> list[str]:
-    """Markdown: how many of the steps could be spared, with what margin, and what one step more would give."""
+    """Markdown: the number of superfluous steps, their margin, and the gain of one more step."""
     lines: list[str] = []
     for policy in dict.fromkeys(n.policy for n in found):
         mine = [n for n in found if n.policy == policy]

@@ -1,8 +1,8 @@
 """Missed seconds beyond those of ``oracle-late``, which knows everything one period late.
 
-The optimum of a situation is found where nothing fluctuates, and stands as near to the targets as it can. In a run,
-loads and needs wander, caches fill and backlogs drain, and what was sampled is a period old: what ``oracle-late``
-misses is the price of ORACLE's batch work, not a least of what can be missed: a step back from the edge misses less.
+The optimum of a situation is found without fluctuations, and lies as near to the targets as possible. In a run, loads
+and needs wander, caches fill and backlogs drain, and samples are a period old. The misses of ``oracle-late`` are
+therefore the price of ORACLE's batch work, not a lower bound: a step back from the edge misses less.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOLD: Final = (
 
 
 def beyond(runs: Sequence[Result]) -> dict[tuple[str, str, int], float]:
-    """By scenario, policy and seed: the share of the time missed beyond ``oracle-late``. Without that: absent."""
+    """By scenario, policy and seed: the share of the time missed beyond ``oracle-late``; absent without such a run."""
     floors = {(r.scenario, r.seed): r.excess_s for r in runs if r.policy == held.LATE}
     return {
         (r.scenario, r.policy, r.seed): max(0.0, r.excess_s - floors[r.scenario, r.seed])

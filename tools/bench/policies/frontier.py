@@ -2,11 +2,11 @@
 
     python -m tools.bench.policies.frontier --out out/policies
 
-An optimum stands on the edge of the targets, and in a run loads and needs wander. Here ORACLE looks for the best
-settings for targets that are tighter by a margin (where none meets them: for the greatest score), and they are put in
-force in the world of the bench, at once or a second late. Batch's work is counted against the optimum without margin.
-Besides one margin for all scenarios, for each the one is chosen that lets the sum over all miss least at a wanted mean
-of batch's work, with hindsight: no policy that learns the host from samples knows as much.
+An optimum lies on the edge of the targets, and in a run loads and needs wander. Here ORACLE searches for the best
+settings for targets that are tighter by a margin (if none meets them, for the greatest score). The bench applies these
+settings in its world, at once or a second late, and compares batch's work with the optimum without margin. Besides one
+margin for all scenarios, a margin is chosen for each scenario with hindsight: the choice that misses least in total at
+a wanted mean of batch's work. No policy that learns the host from samples knows as much.
 
 Needs ``optima.jsonl`` of a bench that has run into the same folder.
 """
@@ -50,7 +50,7 @@ class Point:
 
 
 def with_margin(here: Situation, margin: float, parts: bool) -> Optimum:
-    """The optimum for goals that are tighter by this margin; the setting of the greatest score where there is none."""
+    """The optimum for goals that are tighter by this margin; without one, the setting of the greatest score."""
     goals = tuple(goal.tightened(margin) if goal is not None else None for goal in here.goals)
     return oracle.best(replace(here, goals=goals), parts=parts)
 
@@ -76,9 +76,10 @@ def points(scenario: Scenario, margin: float, optima: Mapping[str, Optimum]) -> 
 
 
 def least_missed(known: Iterable[Point], wanted: float) -> tuple[float, float] | None:
-    """The least sum of seconds missed at this mean of batch's work, each scenario at the best of its margins.
+    """The least sum of seconds missed at this mean of batch's work, with each scenario at its best margin.
 
-    By Lagrange's multipliers, so it may be a little more than the very least. None: no choice brings so much work.
+    Computed with Lagrange multipliers, so it may slightly exceed the true minimum. None: no choice reaches that much
+    work.
     """
     by_scenario: dict[str, list[Point]] = {}
     for point in known:
@@ -123,7 +124,7 @@ def table(known: Sequence[Point], wanted: float = WANTED) -> str:
 
 
 def chosen_scenarios(known: Mapping[str, Any]) -> list[tuple[Scenario, dict[str, Optimum]]]:
-    """Those with batch and targets that can be met, whose optimum is exact; each with its optima."""
+    """Scenarios with batch, reachable targets and an exact optimum, each with its optima."""
     found = []
     for scenario in scenarios.standard():
         keys = list(measure.situations(scenario)) if scenario.batch and len(scenario.actors) < _BIG else []

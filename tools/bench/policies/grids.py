@@ -1,13 +1,14 @@
 """CLITE's grids (HPCA 2020, figures 7, 8 and 12): each policy's results for three services at every load.
 
-Figures 7 and 8: for every load of img-dnn and masstree, the greatest load of memcached at which a policy still brings
-all three to their targets, alone (7) and with a batch job beside them (8); found by halving. Figure 12: the batch
-job's work over ORACLE's, both in CLITE's space (disjoint parts), for every load of img-dnn and memcached with masstree
-at 10 % (the paper does not say which pair it varies). The archetypes' own full loads; one rule for the targets of all
-cells of all grids; the policies as CLITE's comparison describes them, with their own rules beside.
+Figures 7 and 8 show, for every load of img-dnn and masstree, the greatest load of memcached at which a policy still
+meets the targets of all three, alone (7) and beside a batch job (8); the bench finds it by halving. Figure 12 shows the
+batch job's work over ORACLE's, both in CLITE's space (disjoint parts), for every load of img-dnn and memcached with
+masstree at 10 % (the paper does not state which pair it varies). Full loads are those of the archetypes. One rule sets
+the targets of all cells of all grids. The policies run as CLITE's comparison describes them, and also with their own
+rules.
 
-A target is met if p95 over the judged seconds is within it (with the bench's grace), as in the paper, where p95 of a
-window is compared with it; the loads of the world wander, and single seconds near the knee with them.
+A target is met if p95 over the judged seconds is within it (with the bench's grace), as in the paper, which compares
+p95 of a window with it. The loads of the world wander, and near the knee single seconds vary with them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LENGTH_S: Final = 160.0
 SETTLED_S: Final = 40.0
 """Length of the judged end of a run, by which the policy should have converged."""
 LEVELS: Final = (0.2, 0.4, 0.6, 0.8, 1.0)
-"""Loads of memcached that are tried, by halving."""
+"""Loads of memcached to try, by halving."""
 GRIDS: Final = ("fig7", "fig8", "fig12")
 POLICIES: Final = (
     "oracle", "clite", "parties-until-met", "parties", "parties-literal", "heracles-literal", "perph",
@@ -38,12 +39,13 @@ POLICIES: Final = (
 TOLERANCE: Final = 1.10
 """Targets over the latency at the knee (all of the machine, full load), the same in every cell of every grid.
 
-Published are the knees themselves. But the published curves rise up to the knee (memcached's by 8 %, img-dnn's by 41 %)
-and the model's hardly do (not at all, by 22 %): at the knee itself no setting would leave memcached any slack at any
-load. A tenth gives back about what there is; it is also 5 %, below which PARTIES takes slack for none, and twice the
-noise of a two-second sample."""
+The paper's targets are the knees themselves. However, the published curves rise up to the knee (memcached's by 8 %,
+img-dnn's by 41 %), and the model's hardly do (not at all, by 22 %): at the knee itself, no setting would leave
+memcached any slack at any load. A margin of a tenth restores about the published slack. It also covers the 5 % below
+which PARTIES sees no slack, and twice the noise of a two-second sample.
+"""
 PERIOD_S: Final = 2.0
-"""In CLITE's comparison PARTIES, too, looks for two seconds at every configuration (half a second on its own)."""
+"""In CLITE's comparison, PARTIES also observes every configuration for two seconds (half a second in its own paper)."""
 ENTERED: Final[dict[str, Entrant]] = {
     "clite": Entrant(
         lambda scene, seed: clite.ClitePolicy(seed, CLITE_SAMPLES, as_published=True), clite.PERIOD_S
@@ -77,7 +79,7 @@ class Cell:
 
 
 def policies(wanted: Collection[str]) -> list[str]:
-    """The entrants besides ORACLE for these policies: PARTIES in every reading of its rule."""
+    """The entrants besides ORACLE for these policies: PARTIES in every interpretation of its rule."""
     return [p for p in POLICIES[1:] if p in wanted or (p.startswith("parties") and "parties" in wanted)]
 
 
@@ -116,7 +118,7 @@ def optimum(grid: str, row: float, column: float, third: float) -> Optimum:
 
 
 def settled(grid: str, row: float, column: float, third: float, policy: str, seed: int) -> tuple[bool, float]:
-    """Whether all targets were met at the end, and batch's work then."""
+    """Whether all targets were met at the end, and batch's work at that time."""
     scenario = scene(grid, row, column, third)
     entrant = ENTERED.get(policy) or ENTRANTS[policy]
     done = entrant.run(scenario, entrant.make(scenario, seed), seed)

@@ -3,7 +3,7 @@
     python -m tools.bench.policies.guard [--policies perph,parties] [--seeds 1] [--kept out/guard.jsonl]
 
 Prints seconds missed, batch's work and changes per minute of every scenario beside those of the stored run; a run that
-differs in the last digit is marked. Ends with status 1 if any does, 0 if none (or nothing was kept).
+differs in the last digit is marked. The exit status is 1 if any run differs, and 0 if none does or no run was stored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tools.bench.policies.scene import Scenario  # noqa: E402
 
 
 def figures(scenario: Scenario, policy: str, seed: int) -> tuple[float, float, float]:
-    """Seconds missed, batch's work over its work alone, knobs changed a minute."""
+    """Seconds missed, batch's work relative to its work alone, knobs changed per minute."""
     who, drawn = entrant(policy), scenario.drawn(seed)
     found = measure.measure(who.run(drawn, who.make(drawn, seed), seed), {})
     return found.violation_s, found.batch, found.churn
@@ -55,7 +55,9 @@ def main(words: list[str] | None = None) -> int:
     )
     parser.add_argument("--policies", default="perph,parties", help="names of policies, separated by commas")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each policy in each scenario")
-    parser.add_argument("--kept", type=Path, default=Path("out/guard.jsonl"), help="file of the last run's figures")
+    parser.add_argument(
+        "--kept", type=Path, default=Path("out/guard.jsonl"), help="file of the last run's figures"
+    )
     options = parser.parse_args(words)
     kept = read(options.kept)
     found = {

@@ -1,5 +1,6 @@
-"""Scenarios of ten minutes and more, with what real hosts have: undeclared work, a hypervisor that takes time, targets
-out of reach, LRAs without indicators, programs with phases. Noise is counting noise; no event lies on a grid of ticks.
+"""Scenarios of at least ten minutes with features of real hosts: undeclared work, a hypervisor that takes time,
+unreachable targets, LRAs without indicators, programs with phases. Noise is counting noise; no event lies on a grid of
+ticks.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def _hidden(actor: Actor, name: str) -> Actor:
 def _mute(machine: Machine, actor: Actor, phases: Phases | None = None) -> Actor:
     """An LRA without indicators: its goal is the default for undeclared objectives.
 
-    Nine tenths of a closed loop's undisturbed work (MIPS show no more), 1.5 times the latency of an open one.
+    The goal is nine tenths of a closed loop's undisturbed work (MIPS cannot show more), or 1.5 times the latency of an
+    open loop.
     """
     told, requests = alone(machine, actor.work), actor.work.requests
     is_closed = requests is not None and requests.closed
@@ -63,7 +65,7 @@ def _telling(scenario: Scenario) -> Scenario:
 
 
 def long() -> list[Scenario]:
-    """Ten minutes to half an hour: searches end, cool-downs pass, and what was learned is of use again."""
+    """Ten minutes to half an hour: searches end, cooldowns pass, and learned knowledge becomes useful again."""
     machine = SILVER_4114
     pair = (service(machine, "memcached", 0.4), service(machine, "img-dnn", 0.4))
     return [
@@ -183,7 +185,7 @@ def unreachable() -> list[Scenario]:
 
 
 def mute() -> list[Scenario]:
-    """LRAs without indicators of their own: MIPS, misses and waiting are all there is; phases are the program's own."""
+    """LRAs without indicators: only MIPS, misses and waiting are measured. Phases belong to the program."""
     machine = SILVER_4114
     waiting = Actor(replace(archetype("batch-pi").named("batch-idle"), threads=1), load=Steps(((0.0, 0.01),)))
     return [
@@ -226,7 +228,7 @@ def mute() -> list[Scenario]:
 
 
 def told() -> list[Scenario]:
-    """The scenarios of ``mute``, seed by seed the same, with indicators: the cost of missing indicators."""
+    """The scenarios of ``mute`` with indicators, identical seed by seed: they show the cost of missing indicators."""
     return [_telling(scenario) for scenario in mute() if scenario.family == "mute"]
 
 

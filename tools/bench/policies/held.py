@@ -1,8 +1,8 @@
-"""ORACLE in the policies' world: its setting for every situation, put in force and held.
+"""ORACLE in the policies' world: its setting for every situation, applied and held.
 
 The optimum is found on the noise-free model at rounded loads; the world's loads and needs wander by some per cent. No
 policy as close to the target could avoid the misses of this one, which knows the truth in advance. ``oracle-late``
-knows a situation one round after it began, as every policy that decides by what it has sampled.
+learns of a situation one round after it began, like every policy that decides by samples.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from tools.bench.policies.scene import Scenario
 NAME: Final = "oracle-held"
 LATE: Final = "oracle-late"
 CLAIRVOYANT: Final = "clairvoyant"
-"""The one of ``MARGINS`` that misses least in this run, given its physics, future and random numbers."""
+"""ORACLE with the margin of ``MARGINS`` that misses least in this run, given its physics, future and random numbers."""
 MARGINS: Final = (0.0, 0.08)
 PERIOD_S: Final = 1.0
 
 
 class HeldPolicy:
-    """``optima``: by situation, as the bench found them. ``late``: put in force one round after it was right.
+    """``optima``: by situation, as the bench found them. ``late``: applied one round too late.
 
-    ``margin``: those of targets that are tighter by this.
+    ``margin``: the optima are those of targets that are tighter by this margin.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class HeldPolicy:
         return LATE if self._late else NAME
 
     def decide(self, snapshot: Snapshot) -> TargetState:
-        """What is best for who is there in the next second (late: was there in the last one).
+        """The best settings for the workloads of the next second (late: of the last second).
 
-        Nothing at all where that is not known.
+        Changes nothing if the optimum is unknown.
         """
         there = {view.spec.name for view in snapshot.workloads if view.sample is not None}
         middle_s = snapshot.at_s + (-PERIOD_S if self._late else PERIOD_S) / 2
@@ -62,7 +62,7 @@ class HeldPolicy:
 
 
 def settings_of(here: Situation, optimum: Optimum) -> dict[str, Settings]:
-    """The optimum's setting of every workload of its situation, in a policy's form."""
+    """The optimum's settings for every workload of its situation, in a policy's form."""
     domains = range(here.machine.sockets)
     return {
         work.name: _settings(row, domains)

@@ -1,4 +1,4 @@
-"""The paper's effectiveness check: one dimension is varied around the chosen settings, without noise."""
+"""The paper's effectiveness check: it varies one dimension around the chosen settings, without noise."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tools.bench.policies.scene import Scenario
 from tools.bench.policies.world import grant_of
 
 REACH = 3
-"""Units examined on either side."""
+"""Number of units examined on either side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """``dimension`` set to ``value`` and the rest as chosen: the worst LRA's score, and batch's work."""
+    """The worst LRA's score and batch's work with ``dimension`` at ``value`` and the rest as chosen."""
 
     scenario: str
     policy: str

@@ -13,7 +13,7 @@ from tools.bench.policies.oracle import Optimum, Situation
 from tools.bench.policies.scene import GRACE, Actor, Goal, Scenario
 
 LOAD_STEP = 0.05
-"""Rounding of loads for the optimum, which hardly changes in between."""
+"""Rounding of loads for the optimum, which hardly changes between two rounded loads."""
 PHASE_STEP = 0.05
 """Rounding of the log factor of a program's phase for goals."""
 STEADY_SHARE = 0.5
@@ -26,15 +26,15 @@ class Result:
 
     ``violation_s``: seconds in which some LRA missed its target by more than the grace; ``excess_s``: those of them in
     which the optimum would have met all; ``depth``: mean shortfall (1 - score) while missed; ``first_ok_s``,
-    ``first_ok_samples``: from when batch is there until all targets are met for three rounds (nan: never).
-    ``batch``: mean batch work (see ``oracle``); ``of_oracle``: the same over the optimum's, where that is feasible;
-    ``steady_of_oracle``, ``steady_violation_share``: of the last half only, without samples of a search (nan: it never
-    ended); ``search_share``: of the counted time, what such samples took. ``of_best_score``: where no
-    setting meets all targets, the worst LRA's score over the best that any reaches (both at most 1).
-    ``good_of_oracle``: batch work over the optimum's, counting none of what was done while a target was missed;
-    ``good_of_one_class``: the same over the best setting that treats all batch as one class. ``makespan_s``: mean
-    of the jobs' (nan: none was done). ``churn``: knobs changed per minute; ``actions``: rounds in which something
-    was changed. ``decide_ms``, ``learn_ms``: means of wall time per decision; ``decide_p99_ms``.
+    ``first_ok_samples``: time and samples from the arrival of batch until all targets are met for three rounds (nan:
+    never). ``batch``: mean batch work (see ``oracle``); ``of_oracle``: the same over the optimum's, where that is
+    feasible; ``steady_of_oracle``, ``steady_violation_share``: of the last half only, without samples of a search (nan:
+    it never ended); ``search_share``: share of the counted time that such samples took. ``of_best_score``: if no
+    setting meets all targets, the worst LRA's score over the best reachable one (both at most 1). ``good_of_oracle``:
+    batch work over the optimum's, without work done while a target was missed; ``good_of_one_class``: the
+    same over the best setting that treats all batch as one class. ``makespan_s``: mean over the jobs (nan: no job
+    ended). ``churn``: knobs changed per minute; ``actions``: rounds with a change. ``decide_ms``,
+    ``learn_ms``: means of wall time per decision; ``decide_p99_ms``.
     """
 
     scenario: str
@@ -69,7 +69,7 @@ class Result:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Result:
-        """The opposite of ``as_dict``."""
+        """The inverse of ``as_dict``."""
         values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         return cls(**{k: math.nan if v is None else v for k, v in values.items()})  # type: ignore[arg-type]
 
@@ -86,7 +86,8 @@ def situation_at(scenario: Scenario, at_s: float, gone: frozenset[str] = frozens
 def situations(scenario: Scenario) -> dict[str, Situation]:
     """Every situation of a scenario that needs an optimum, by key: those with batch, after counting began.
 
-    Jobs that end by themselves end at other times under other policies: the situation without them has no batch.
+    Jobs that end by themselves end at different times under different policies; the situation without them has no
+    batch.
     """
     if not scenario.oracle:
         return {}
@@ -214,7 +215,7 @@ class _Tally:
     def _goal_in(self, actor: Actor, goal: Goal, at_s: float, load: float, phase: float) -> Goal:
         """The goal adjusted to a phase that lengthens cycles by the factor ``phase``, which no policy can affect.
 
-        Work and delay change with a phase by other factors than cycles do: a loop also waits, a queue grows faster.
+        Work and delay change with a phase by other factors than cycles: a loop also waits, and a queue grows faster.
         """
         step = round(math.log(phase) / PHASE_STEP)
         if step == 0:
@@ -277,7 +278,7 @@ def tail(run: Run, seconds: float) -> tuple[float, float]:
 
 
 def score_over(run: Run, seconds: float) -> float:
-    """Of the last seconds of a run: the worst LRA's score by its p95 (weighted by work) and rate over all of them."""
+    """The worst LRA's score over the last seconds of a run, by its mean p95 (weighted by work) and its rate."""
     rounds = [r for r in run.rounds if r.interval.at_s > run.scenario.duration_s - seconds]
     worst = math.inf
     for actor in run.scenario.lras:

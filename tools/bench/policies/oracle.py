@@ -1,15 +1,15 @@
 """ORACLE: the best setting of the actuators, found by search on the noise-free node model.
 
-Four lattices, and the best of them counts. *Shared*: batch on the last k cores at some weight, or on cores of its
-own, with some ways and some throttle, everywhere at once: every combination is computed. *Own cores* (several LRAs):
-each on the fewest exclusive cores that suffice with some margin, batch on the rest, with every number of ways and
-throttle. *Lent cores*: the LRAs divide all cores among themselves, and idle batch is a guest on the last few of them.
-*Parts* (CLITE's space): disjoint cores and ways for every workload; here others can only do harm, so what a workload
-reaches alone with a part is an upper bound, parts with which an LRA misses its target alone need no look, and the rest
-is computed from the greatest bound downwards until nothing better can come.
+The best result of four lattices counts. *Shared*: batch on the last k cores at some weight, or on cores of its
+own, with some ways and some throttle, equal in all domains; every combination is computed. *Own cores* (several LRAs):
+each LRA on the fewest exclusive cores that suffice with some margin, batch on the rest, with every number of ways and
+every throttle. *Lent cores*: the LRAs divide all cores among themselves, and idle batch is a guest on the last few of
+them. *Parts* (CLITE's space): disjoint cores and ways for every workload. Here other workloads can only do harm, so the
+performance of a workload alone with a part is an upper bound. Parts with which an LRA misses its target alone are
+skipped, and the rest is computed from the greatest bound downwards until no better result is possible.
 
 "Best": every target met, then batch's work greatest; if no setting meets all targets, the worst LRA's score greatest.
-A target is met at a score of 1: the grace with which misses are counted (``scene.GRACE``) is no room to stand in.
+A target is met at a score of 1: the optimum may not use the grace with which misses are counted (``scene.GRACE``).
 Batch's work is the mean over batch workloads of rate / rate alone on the whole machine.
 """
 
@@ -39,14 +39,16 @@ Array = npt.NDArray[np.float64]
 MET: Final = 1.0 - 1e-6
 """Score from which a target counts as met."""
 _BIG: Final = 8
-"""Workloads from which the shared lattice is thinned out (an answer then costs milliseconds): no exact optimum."""
+"""Number of workloads from which the shared lattice is thinned out, because an answer then costs milliseconds; the
+optimum is then not exact.
+"""
 _CHUNK: Final = 192
 _MARGINS: Final = (0.0, 0.05, 0.1, 0.2, 0.4)
 """Margin above the target, alone, for LRAs on exclusive cores, because neighbours cost something."""
 _MOST_DIVISIONS: Final = 500
-"""Of all cores among the LRAs; where there are more, lending cores is not looked at."""
+"""Maximum number of divisions of all cores among the LRAs; beyond it, lending cores is not considered."""
 _MOST_LOOKS: Final = 6000
-"""Divisions of the parts' lattice that are computed at most where no target can be met."""
+"""Maximum number of divisions of the parts' lattice that are computed if no target can be met."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +96,10 @@ def packed(grant: Grant, machine: Machine) -> Packed:
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """``work``: batch's at the best setting (0 if no target can be met); ``score``: the worst LRA's there.
+    """``work``: batch's work at the best setting (0 if no target can be met); ``score``: the worst LRA's score there.
 
-    ``how``: the setting in words; ``looks``: alternatives computed. ``row``: the setting of every workload, as
-    ``packed``. ``one_class``: batch's work at the best setting in which all batch is one class (0: none, or not
+    ``how``: the setting in words; ``looks``: number of computed alternatives. ``row``: the setting of every workload,
+    as ``packed``. ``one_class``: batch's work at the best setting in which all batch is one class (0: none, or not
     computed), which bounds policies that do not distinguish batch jobs.
     """
 
@@ -115,7 +117,7 @@ class Optimum:
 
 
 def situation(machine: Machine, actors: Sequence[tuple[Actor, NodeWorkload, float]]) -> Situation:
-    """Of these actors, what each is now, and the factor on its load."""
+    """The present workload of each of these actors, and the factor on its load."""
     return Situation(
         machine,
         tuple(work for _, work, _ in actors),
@@ -155,7 +157,7 @@ def scores(here: Situation, told: Outcomes) -> Array:
 
 
 def best(here: Situation, *, parts: bool = False) -> Optimum:
-    """The optimum. ``parts``: look at disjoint parts for every workload, too, where nobody is undeclared."""
+    """The optimum. ``parts``: also search disjoint parts for every workload, if no workload is undeclared."""
     found = shared(here)
     if len(here.lras) > 1 and here.batch:
         found = _better(_better(found, own_cores(here)), lent_cores(here))
@@ -176,7 +178,7 @@ def _better(one: Optimum, other: Optimum) -> Optimum:
 
 
 def shared(here: Situation) -> Optimum:
-    """Every setting of batch as one class beside the LRAs as another."""
+    """Every setting with batch as one class and the LRAs as another."""
     machine = here.machine
     if not here.batch:
         told = Node(machine, here.works).solve([[Grant()] * len(here.works)], here.loads)
@@ -243,7 +245,7 @@ def _best_of(
     masks: Sequence[tuple[int, ...]],
     throttles: Sequence[tuple[int, ...]],
 ) -> tuple[Optimum, tuple[int, int, int]]:
-    """The best of all combinations of these, each a row for all workloads, and its places in the three."""
+    """The best of all combinations of these, each a row for all workloads, and its indices in the three lists."""
     table, index = product(here.machine, base, cpus=cpus, masks=masks, mba_pct=throttles)
     told = node.solve(table, here.loads, chunk=_CHUNK)
     score, done = scores(here, told), batch_work(here, told.work_per_s)
@@ -269,7 +271,7 @@ def _pick(worst: Array, done: Array) -> tuple[int, bool]:
 
 
 def own_cores(here: Situation) -> Optimum:
-    """Every LRA on as few cores of its own as do alone with some margin, batch as one class on the rest."""
+    """Every LRA on the fewest own cores that suffice alone with some margin, batch as one class on the rest."""
     machine, names = here.machine, range(len(here.works))
     champion = Optimum(False, 0.0, -1.0, "more is needed than there is", 0)
     reach = _reach(here)
@@ -300,7 +302,7 @@ def own_cores(here: Situation) -> Optimum:
 
 
 def _reach(here: Situation) -> dict[int, Array]:
-    """By LRA: its score alone on so many cores (the first value is for one core)."""
+    """By LRA: its score alone, by number of cores (the first value is for one core)."""
     machine, reach = here.machine, {}
     room = range(1, min(machine.cores, 32) + 1)
     for i in here.lras:
@@ -316,7 +318,9 @@ def _reach(here: Situation) -> dict[int, Array]:
 
 
 def lent_cores(here: Situation) -> Optimum:
-    """All cores divided among the LRAs, batch as one idle class on the last of them: nobody's cores are its own."""
+    """All cores divided among the LRAs, with batch as one idle class on the last of them: no LRA has its cores to
+    itself.
+    """
     machine, names = here.machine, range(len(here.works))
     champion = Optimum(False, 0.0, -1.0, "no division suffices for somebody even alone", 0)
     if math.comb(machine.cores - 1, len(here.lras) - 1) > _MOST_DIVISIONS:
@@ -359,7 +363,7 @@ def lent_cores(here: Situation) -> Optimum:
 
 
 def compositions(units: int, count: int) -> Iterator[tuple[int, ...]]:
-    """All ways to divide units among so many, at least one each."""
+    """All ways to divide units among this many, at least one each."""
     for cuts in itertools.combinations(range(1, units), count - 1):
         edges = (0, *cuts, units)
         yield tuple(b - a for a, b in itertools.pairwise(edges))

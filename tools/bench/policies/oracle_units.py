@@ -1,9 +1,9 @@
 """ORACLE in the space of the published partitioning controllers: every unit of cores, ways and bandwidth is assigned.
 
-PARTIES and CLITE divide whole cores, cache ways and tenths of bandwidth among all jobs, each at least one, the sum
-always everything. Their results must be compared with the best point of the same space, not with settings that they
-cannot express (an unthrottled batch job beside unthrottled services). By branch and bound: alone with a part is an
-upper bound of what a workload does with it in company.
+PARTIES and CLITE divide whole cores, cache ways and tenths of bandwidth among all jobs: each job gets at least one, and
+all units are assigned. Their results must be compared with the best point of the same space, not with settings that
+they cannot express (an unthrottled batch job beside unthrottled services). The search uses branch and bound: the
+performance of a workload alone with a part is an upper bound of its performance with it beside others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tools.bench.policies.peers.units import MBA_UNITS
 
 _CHUNK: Final = 192
 _MOST_LOOKS: Final = 8000
-"""Divisions that are computed in company at most."""
+"""Maximum number of divisions that are computed with all workloads."""
 
 
 def divided(here: Situation) -> Optimum:

@@ -15,9 +15,9 @@ from tools.bench.policies.results import Lines
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One computation: its key among the results, and about how long it takes (in any unit, the same for all).
+    """One computation: its key among the results, and its approximate duration (in any unit, the same for all).
 
-    ``rank``: those of a lower one are done first, so that what an interruption leaves is whole as far as it goes.
+    ``rank``: tasks of lower ranks run first, so that an interrupted run has complete ranks.
     """
 
     key: str
@@ -37,7 +37,7 @@ class Progress:
     worker_s: float = 0.0
 
     def line(self, text: str) -> None:
-        """One line that replaces the last one on a terminal; elsewhere a line now and then is enough."""
+        """Print a line that replaces the last one on a terminal; elsewhere, print a line from time to time."""
         if self.told.isatty():
             print(f"\r\x1b[K{text}", end="", file=self.told, flush=True)
 
@@ -55,9 +55,9 @@ def timed(call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, float]:
 def work(
     pool: ProcessPoolExecutor, what: str, lines: Lines, tasks: Iterable[Task], progress: Progress
 ) -> None:
-    """Do all of them, of each rank the longest first, and keep every result at once.
+    """Run all tasks, in each rank the longest first, and store every result at once.
 
-    An interruption loses only what is under way. A task that fails is told of and left out; the others go on.
+    An interruption loses only the running tasks. A failed task is reported and omitted; the others continue.
     """
     todo = sorted(tasks, key=lambda task: (task.rank, -task.cost))
     if not todo:

@@ -18,8 +18,8 @@ from tools.bench.policies.report_text import mean, number, over, pct, pct_with, 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Origin of the results. ``wall_s``, ``worker_s``, ``computed``: of this call alone; ``cut``: what was left
-    out; ``failed``: what could not be computed, and why.
+    """Origin of the results. ``wall_s``, ``worker_s``, ``computed``: of this call alone; ``cut``: omitted parts;
+    ``failed``: failed computations, with reasons.
     """
 
     command: str
@@ -77,7 +77,7 @@ def _head(about: About) -> list[str]:
 
 
 def _short(runs: Sequence[Result], cells: list[dict[str, Any]], about: About) -> list[str]:
-    """The table for docs/benchmarks.md, with the command that makes it and what the columns mean."""
+    """The table for docs/benchmarks.md, with the command that makes it and the meaning of the columns."""
     classic = [r for r in runs if r.family not in scenarios.LATER]
     table = [line for line in _headline(classic, "") if line.startswith("|")]
     return [
@@ -203,7 +203,7 @@ def _good(run: Result) -> float:
 
 
 def spread(runs: Sequence[Result]) -> float:
-    """Standard deviation over seeds over the mean, of good batch work; mean over scenarios."""
+    """Coefficient of variation of good batch work over seeds; mean over scenarios."""
     found = []
     for scenario in {r.scenario for r in runs}:
         values = [r.good_of_oracle for r in runs if r.scenario == scenario]

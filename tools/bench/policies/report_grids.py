@@ -1,4 +1,4 @@
-"""The part of the report about CLITE's grids, beside what was published."""
+"""The part of the report about CLITE's grids, compared with the published results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ PUBLISHED: Final = {
 }  # fmt: skip
 """CLITE's paper (HPCA 2020), read from its figures: means of value over ORACLE's, PARTIES as compared there."""
 TOLERANCE: Final = 0.15
-"""How far a mean over the grid may be from the published one, in absolute terms, to count as reproduced."""
+"""Greatest absolute distance of a mean over the grid from the published one to count as reproduced."""
 PARTIES: Final = (("parties", "by its own rules"), ("parties-until-met", "until all targets are met"))
-"""Two readings of PARTIES in CLITE's comparison: as published by its authors, and as described by CLITE's."""
+"""Two interpretations of PARTIES in CLITE's comparison: as published by its authors, and as described by CLITE's."""
 
 
 def grid_summary(cells: Sequence[dict[str, Any]], grid: str, policy: str) -> dict[str, float]:
-    """``feasible``: cells with a value, of those where ORACLE has one; ``mean``, ``least``: value over ORACLE's."""
+    """``feasible``: share of the cells with a value among those where ORACLE has one; ``mean``, ``least``: value over
+    ORACLE's.
+    """
     mine = [c for c in cells if c["grid"] == grid and c["policy"] == policy]
     open_cells = [c for c in mine if (c["reference"] or 0.0) > 0]
     ratios = []

@@ -1,4 +1,4 @@
-"""The report as one HTML file with plots in it."""
+"""The report as one HTML file with embedded plots."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tools.bench.policies.measure import Result
 
 _T95: Final = {5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 _T95_MANY: Final = 2.228
-"""Student's t for a two-sided 95 % interval, by the number of values; more than ten: that of eleven."""
+"""Student's t for a two-sided 95 % interval, by the number of values; for more than ten values, that of eleven."""
 
 
 def present(runs: Sequence[Result]) -> list[str]:
@@ -27,7 +27,7 @@ def mean(values: Iterable[float]) -> float:
 
 
 def over(runs: Iterable[Result], value: Callable[[Result], float]) -> float:
-    """Mean over scenarios of the mean over seeds: how often a scenario was run gives it no more weight."""
+    """Mean over scenarios of the mean over seeds, so that the number of runs does not affect the weight."""
     by_scenario: dict[str, list[float]] = {}
     for run in runs:
         by_scenario.setdefault(run.scenario, []).append(value(run))
@@ -37,8 +37,7 @@ def over(runs: Iterable[Result], value: Callable[[Result], float]) -> float:
 def scatter(runs: Sequence[Result], value: Callable[[Result], float]) -> float:
     """Half of the 95 % interval of the mean over scenarios and seeds (Student's t); nan with fewer than five seeds.
 
-    Seeds are what is drawn; the scenarios are given. A scenario that was run less often than others has its mean in
-    every seed's stead.
+    Seeds are random; the scenarios are fixed. For missing seeds of a scenario, its mean takes their place.
     """
     seeds = min(
         (n for s in {r.scenario for r in runs} if (n := sum(r.scenario == s for r in runs)) > 1), default=0

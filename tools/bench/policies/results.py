@@ -23,7 +23,7 @@ _ALL = (
 
 
 def code_digest(*, physics_only: bool = False) -> str:
-    """Digest of all code that a result depends on; the optimum depends only on the physics."""
+    """Digest of all code on which a result depends; the optimum depends only on the physics."""
     text = hashlib.sha256()
     for start in _PHYSICS if physics_only else _ALL:
         path = ROOT / start
@@ -36,7 +36,7 @@ def code_digest(*, physics_only: bool = False) -> str:
 class Lines:
     """A file of JSON objects, each with its key and the digest of the code that made it.
 
-    ``any_code``: also take what other code made, for a report of what is there (the newest of each key counts).
+    ``any_code``: also use results of other code, for a report of existing results (the newest of each key counts).
     """
 
     def __init__(self, path: Path, digest: str, *, any_code: bool = False) -> None:
@@ -45,12 +45,12 @@ class Lines:
         if path.exists():
             text = path.read_text()
             if text and not text.endswith("\n"):
-                path.write_text(text + "\n")  # cut short by an interruption: what follows begins a line
+                path.write_text(text + "\n")  # an interruption cut the last line short: start a new line
             for line in text.splitlines():
                 try:
                     item = json.loads(line)
                 except json.JSONDecodeError:
-                    continue  # cut short by an interruption
+                    continue  # a line that an interruption cut short
                 if any_code or item.get("code") == digest:
                     self.known[item["key"]] = item["value"]
 

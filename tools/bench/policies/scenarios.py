@@ -1,4 +1,4 @@
-"""The catalogue of scenarios: those with which perph was made. `harder` and `worlds` have those that came later."""
+"""The catalogue of scenarios with which perph was developed. `harder` and `worlds` have later ones."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _JOBS: Final = ("batch-stream", "batch-thrash", "batch-compress")
 
 
 def mixes(levels: Sequence[float] = (0.1, 0.3, 0.5, 0.7, 0.9)) -> list[Scenario]:
-    """Services at a share of their full load beside batch jobs, on CLITE's machine; all there from the start."""
+    """Services at a share of their full load beside batch jobs, on CLITE's machine; all run from the start."""
     found = []
     for services in (1, 2, 3):
         for jobs in (0, 1, 2, 3):
@@ -134,13 +134,13 @@ def changes() -> list[Scenario]:
 
 
 def quiet_day(length_s: float = 86_400.0, short_s: float = 7_200.0) -> list[Scenario]:
-    """Varying load without disturbance, so that every action is false.
+    """Varying load without disturbance, so every action is false.
 
-    A whole day for perph, and the same in two hours for everybody.
+    The load lasts a whole day for perph, and is compressed to two hours for all policies.
     """
     machine = SILVER_4114
     idle = replace(archetype("batch-pi").named("batch-idle"), threads=1)
-    # An idle job: it occupies a group and uses next to nothing.
+    # An idle job: it occupies a group and uses almost nothing.
     waiting = Actor(idle, load=Steps(((0.0, 0.01),)))
     kinds = (("quiet-day", length_s, ("perph",)), ("quiet-hours", short_s, ()))
     return [
@@ -205,7 +205,7 @@ CLASSIC: Final[dict[str, Callable[[], list[Scenario]]]] = {
 }
 """The families of the headline."""
 LATER: Final[dict[str, Callable[[], list[Scenario]]]] = harder.FAMILIES | worlds.FAMILIES
-"""Those with which perph was not made: they have a table of their own."""
+"""Scenarios with which perph was not developed; they have a separate table."""
 FAMILIES: Final[dict[str, Callable[[], list[Scenario]]]] = CLASSIC | LATER
 _QUICK_MIXES: Final = ("mix-1lra-1batch-50", "mix-2lra-1batch-30", "mix-3lra-1batch-30")
 

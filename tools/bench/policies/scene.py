@@ -16,7 +16,9 @@ from tools.bench.policies.hostkind import HostKind
 
 NO_STEAL: Final = Steps(((0.0, 0.0),))
 GRACE = 1.02
-"""A target counts as missed when it is missed by more than 2 %: a knee is sharp, and nobody can stand on its edge."""
+"""A target counts as missed if it is missed by more than 2 %, because a knee is sharp and no policy can stay exactly on
+its edge.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Goal:
         return Objective(min_work_rate_per_s=self.min_work_per_s, max_latency_ms=self.max_p95_ms)
 
     def tightened(self, margin: float) -> Goal:
-        """The goal that is met with this margin where this one is just met."""
+        """The goal that is met with this margin when this goal is just met."""
         delay, rate = self.max_p95_ms, self.min_work_per_s
         return Goal(
             delay / (1.0 + margin) if delay is not None else None,
@@ -40,12 +42,12 @@ class Goal:
         )
 
     def scaled(self, work: float, delay: float) -> Goal:
-        """The goal where the LRA alone does ``work`` times what it usually does, with ``delay`` times the latency."""
+        """The goal of an LRA that alone does ``work`` times its usual work, with ``delay`` times the latency."""
         p95_ms, rate = self.max_p95_ms, self.min_work_per_s
         return Goal(p95_ms * delay if p95_ms is not None else None, rate * work if rate is not None else None)
 
     def score(self, work_per_s: float, p95_ms: float) -> float:
-        """Performance over target, the worse of work and latency: 1 and more is enough."""
+        """Performance over target, the worse of work and latency; at least 1 meets the target."""
         score = math.inf
         if self.min_work_per_s is not None:
             score = work_per_s / self.min_work_per_s
@@ -58,12 +60,12 @@ class Goal:
 class Actor:
     """One workload of a scenario.
 
-    ``goal``: of an LRA. ``load``: factor on what is asked of it over time. ``starts_s``, ``ends_s``: when it is
-    there. ``becomes``: (time, workload) pairs, what it turns into. ``job``: operations after which a batch job ends.
-    ``peak_load_per_s``: the load of which it is known that the whole machine just carries it (some peers ask).
-    ``declared``: no policy knows of one that is not: it is neither sampled nor set, and the host's account alone shows
-    it. ``sli``: an LRA without has no work rate and no latency to tell, and no objective: its goal is for the bench
-    alone. ``phases``: of an LRA's program.
+    ``goal``: of an LRA. ``load``: factor on its load over time. ``starts_s``, ``ends_s``: time of its presence.
+    ``becomes``: (time, workload) pairs into which it turns. ``job``: operations after which a batch job ends.
+    ``peak_load_per_s``: the greatest load that the whole machine can carry, if known (some peers need it).
+    ``declared``: False hides it from policies: it is neither sampled nor set, and only the host's account shows it.
+    ``sli``: False for an LRA without work rate, latency and objective, whose goal only the bench knows. ``phases``: of
+    an LRA's program.
     """
 
     work: NodeWorkload
@@ -99,7 +101,7 @@ class Actor:
         return work
 
     def present(self, now_s: float) -> bool:
-        """True while it runs, as far as the clock decides."""
+        """True while it runs, according to the clock."""
         return self.starts_s - 1e-9 <= now_s < self.ends_s - 1e-9
 
     @property
@@ -115,7 +117,7 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """How the cycles of an instruction vary by themselves: ``cov`` and autocorrelation ``rho`` of means over a second.
+    """Variation of a program's own cycles per instruction: ``cov`` and autocorrelation ``rho`` of means over a second.
 
     Over phases of programs (10^9 instructions) a CoV of .19 is the median and .61 the 90th percentile of 36 SPEC
     programs, and rho .74 the median.
@@ -139,22 +141,23 @@ class Noise(StrEnum):
     """Kinds of measurement noise."""
 
     PLAIN = "plain"  # 6 % on a quarter of a second's latencies, little on the processor's counters, none on the rest
-    COUNTED = "counted"  # by counting: what n events say of a rate or a percentile, on every channel
+    COUNTED = (
+        "counted"  # counting noise: the uncertainty of a rate or percentile from n events, on every channel
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """One scenario. ``family`` groups scenarios in the report; ``about`` is one sentence.
 
-    ``patience_s``: an open loop's requests that wait longer are given up by who asked. ``count_from_s``: violations
-    and throughput before that are not counted (undisturbed warm-up, in which batch has not come yet).
-    ``oracle``: whether the optimum is computed. ``partition``: whether it also looks at disjoint parts for
-    every workload (CLITE's space). ``step_s``: resolution of the physics. ``kind``: of host: what is
-    measured and can be set there. ``only``: policies that run it, by name
-    (empty: all). ``most_seeds``: runs of each policy at most. ``off_grid_s``: what comes, goes and changes does so
-    later by a time below this that each seed draws: no policy's ticks then stand right behind it. ``noise``: how much
-    of what is measured is chance. ``steal``: share of every CPU's time that the hypervisor takes. ``luck``: the
-    scenario whose chance it shares, as its twin.
+    ``patience_s``: time after which clients of an open loop abandon waiting requests. ``count_from_s``: start of the
+    count of violations and throughput, after an undisturbed warm-up without batch. ``oracle``: compute the optimum.
+    ``partition``: also search disjoint parts for every workload (CLITE's space). ``step_s``: resolution of the physics.
+    ``kind``: of host: its measurements and settings. ``only``: policies that run it, by name (empty: all).
+    ``most_seeds``: maximum number of runs of each policy. ``off_grid_s``: arrivals, departures and changes come later
+    by a random time below this, drawn by each seed, so that no policy's ticks directly follow them. ``noise``: kind of
+    measurement noise. ``steal``: share of every CPU's time that the hypervisor takes. ``luck``: the scenario whose
+    random numbers it shares, as its twin.
     """
 
     name: str
@@ -193,14 +196,14 @@ class Scenario:
         return strangers or self.noise is Noise.COUNTED
 
     def tightened(self, margin: float) -> Scenario:
-        """The same with goals that are met with this margin where the present ones are just met."""
+        """The same with goals that are met with this margin when the present ones are just met."""
         actors = tuple(
             replace(a, goal=a.goal.tightened(margin) if a.goal is not None else None) for a in self.actors
         )
         return replace(self, actors=actors)
 
     def drawn(self, seed: int) -> Scenario:
-        """The scenario as this seed has it: with every arrival, departure and change moved."""
+        """The scenario of this seed, with every arrival, departure and change moved."""
         if not self.off_grid_s:
             return self
         random = Random(f"{self.drawn_as}:{seed}:off the grid")
@@ -217,7 +220,7 @@ class Scenario:
         return replace(self, actors=tuple(later(actor) for actor in self.actors), off_grid_s=0.0)
 
     def counted(self) -> Scenario:
-        """The same with the noise of counting on every channel, and nothing on the grid of anybody's ticks."""
+        """The same with counting noise on every channel, and with no event on the grid of any policy's ticks."""
         return replace(self, name=f"{self.name}/counted", noise=Noise.COUNTED, off_grid_s=1.0)
 
     @property

@@ -1,6 +1,6 @@
 """The node model in virtual time under a policy's settings, observed through noisy samples.
 
-No kernel trees here, so that thousands of runs are cheap: settings go straight into the node model's grants.
+There are no kernel trees here, so thousands of runs are cheap: settings go directly into the node model's grants.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from perphd.sim.node.workload import NodeWorkload
 from tools.bench.policies.counting import SLICE_S, STALL_S, count, factor, percentiles
 from tools.bench.policies.scene import Actor, Noise, Scenario
 
-_LATENCY_NOISE: Final = 0.06  # of a quarter of a second, less of a longer time
+_LATENCY_NOISE: Final = 0.06  # for a quarter of a second; less for a longer time
 _NOISE_S: Final = 0.25
 _COUNTER_NOISE: Final = 0.004
 _BANDWIDTH_NOISE: Final = 0.022  # measured between runs of MLC on cloud machines
@@ -36,7 +36,9 @@ _OCCUPANCY_NOISE: Final = 0.05
 _PAGE_FILL_BYTES_PER_S: Final = 400e6
 _LEAST_BACKLOG: Final = 20.0
 _UNCOUNTED: Final = 2
-"""Samples after threads have come or moved: one until their resctrl group is made, and one more for a first rate."""
+"""Number of samples without rates after threads have come or moved: one until their resctrl group exists, and one for a
+first rate.
+"""
 _NO_GROUP: Final = Unavailable("its threads are not in a resctrl group of its own yet")
 _NO_RATE: Final = Unavailable("nothing to compare with yet")
 
@@ -91,7 +93,7 @@ class Interval:
 
 @dataclass(slots=True)
 class _Life:
-    """State of one present actor. ``fresh``: it came within this interval, unseen so far.
+    """State of one present actor. ``fresh``: it arrived within this interval and was not sampled yet.
 
     ``uncounted``: samples until its resctrl group gives a rate again.
     """
@@ -108,7 +110,7 @@ class _Life:
 
 
 class World:
-    """One run of a scenario. ``apply`` settings, ``advance`` by an interval, look at ``samples``.
+    """One run of a scenario: ``apply`` settings, ``advance`` by an interval, read ``samples``.
 
     The same seed and the same settings give the same run.
     """
@@ -129,7 +131,9 @@ class World:
     # -- changing ----------------------------------------------------------------------------------
 
     def apply(self, settings: Mapping[str, Settings]) -> int:
-        """Put settings in force; workloads that are not named are left as found. Returns how many knobs moved."""
+        """Apply settings; workloads that are not named keep their original ones. Returns the number of knobs that
+        changed.
+        """
         moved = 0
         for actor in self.scenario.actors:
             old = self._settings.get(actor.name, UNTOUCHED)
@@ -190,7 +194,7 @@ class World:
         )
 
     def account(self, interval: Interval) -> HostAccount:
-        """Who used the host's CPUs over the interval; time that the hypervisor took is in nobody's use."""
+        """The host's CPU use by owner over the interval; time that the hypervisor took belongs to no owner."""
         capacity, left = float(self.machine.cpus), 1.0 - interval.steal
         parts = dict.fromkeys(("lras", "batch", "undeclared"), 0.0)
         groups: list[GroupUse] = []
@@ -294,7 +298,7 @@ class World:
         if same and wanted == {n: life.work for n, life in self._lives.items()}:
             return
         actors = {a.name: a for a in self.scenario.actors}
-        # Who is there from the start has been read once before: the first interval already has rates.
+        # Workloads present at the start have been read once before: the first interval already has rates.
         fresh = self.now_s > 0.0
         self._lives = {
             n: self._lives.get(n) or _Life(actors[n], work, fresh, _UNCOUNTED * fresh)
@@ -343,7 +347,7 @@ class World:
         return found
 
     def _remember(self, rows: Grants, dt_s: float) -> None:
-        """Page cache in memory moves to what limits, protections and the host's size leave it."""
+        """Page cache in memory moves towards the size that limits, protections and the host's memory allow."""
         assert self._node is not None
         assert self._state is not None
         people = self._node.people
@@ -358,10 +362,10 @@ class World:
 
 
 def _counted(random: Random, truth: Outcome, seconds: float, lra: bool) -> Outcome:
-    """What counters and clocks give over the interval: every quantity as far as its events tell it.
+    """Readings of counters and clocks over the interval, with the uncertainty of each quantity's number of events.
 
-    Requests are counted; they are not alike, so that the CPU time of n of them scatters once more by 1 / sqrt(n). What
-    batch uses comes in slices.
+    Requests are counted. They differ, so the CPU time of n of them scatters by a further 1 / sqrt(n). Batch's use comes
+    in slices.
     """
     if lra:
         asked = truth.work_per_s * seconds
@@ -410,7 +414,9 @@ def _mean(items: list[Outcome]) -> Outcome:
 
 
 def _latencies(items: list[Outcome], noises: list[float]) -> tuple[float, float, float]:
-    """As a client would measure them: weighted by requests answered, each quarter second with its own scatter."""
+    """Latencies as a client would measure them: weighted by answered requests, each quarter of a second with its own
+    scatter.
+    """
     weights = [item.work_per_s for item in items]
     total = sum(weights)
     if total <= 0:

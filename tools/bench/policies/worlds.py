@@ -1,11 +1,12 @@
 """Hosts whose laws nobody who wrote perphd chose: forms of queues, caches and sibling threads, programs, and the order
 in which instruments protect, drawn by a seed. The seeds are 0 to 7, fixed before any policy had run there.
 
-No form is the one with which the archetypes were calibrated and which perph's prior shares. Programs' parameters are
-fitted to published measurements: IPC and misses at 1 to 11 ways of 2.5 MB (pbbcache/cachesim, metrics.csv @666c8ae7;
-of the programs that lose a tenth or more with one way, those with a fit inside its bounds; median error of IPC .7 %
-with HILL, 1.3 % with PARETO), and how p95 rises with load (CLITE, HPCA 2020, figure 6; RMSE of its logarithm below).
-How much a busy sibling costs, how long halted CPUs take and how far caches cool is assumed, and drawn from a range.
+None of the forms is the one with which the archetypes were calibrated and which perph's prior shares. Programs'
+parameters are fitted to published measurements: IPC and misses at 1 to 11 ways of 2.5 MB (pbbcache/cachesim,
+metrics.csv @666c8ae7; of the programs that lose a tenth or more with one way, those with a fit inside its bounds;
+median error of IPC .7 % with HILL, 1.3 % with PARETO), and how p95 rises with load (CLITE, HPCA 2020, figure 6; RMSE of
+its logarithm below). The cost of a busy sibling, the wake-up time of halted CPUs and the cooling of caches are assumed
+and drawn from a range.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tools.bench.policies.scene import Actor, Goal, Noise, Scenario
 SEEDS: Final = range(8)
 _MIB: Final = float(1 << 20)
 _CALM: Final = ("plain", "halt", "warm", "both")
-"""What decides how well instruments protect: as calibrated; halted CPUs wake slowly; only own cores stay warm; both."""
+"""Effectiveness of the instruments: as calibrated; halted CPUs wake slowly; only own cores stay warm; both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ SERVICES: Final[dict[str, tuple[float, float]]] = {
     # (1 + cv^2) / 2 of arrivals and service, spread of undisturbed latencies, fitted under HALFIN_WHITT
     "img-dnn": (3.3, 0.15),  # RMSE .065
     "masstree": (5.0, 0.25),  # .042
-    "memcached": (1.0, 0.65),  # .026; of xapian's curve neither form comes near (.31)
+    "memcached": (1.0, 0.65),  # .026; neither form fits xapian's curve (.31)
 }
 
 
@@ -84,7 +85,7 @@ def _code(base: Code, program: str, physics: Physics, random: Random) -> Code:
 
 
 def _as_fast(work: NodeWorkload, code: Code, machine: Machine, calibrated: Machine) -> NodeWorkload:
-    """The service with this code, with as many instructions as take the CPU time that it took before."""
+    """The service with this code, with the number of instructions that takes the same CPU time as before."""
     before = alone(calibrated, work, 0.2).service_s
     found = replace(work, code=code)
     after = alone(machine, found, 0.2).service_s

@@ -30,7 +30,7 @@ PARTS = ("cost", "warm", "table2", "online")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One kind of stream. ``probing``: some samples have one knob moved; ``explores``: the policy jumps about."""
+    """One kind of stream. ``probing``: some samples have one knob moved; ``explores``: the policy jumps randomly."""
 
     name: str
     before: Surface
@@ -77,7 +77,9 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tools.bench.predictor", description="Compare the learners.")
     parser.add_argument("--out", type=Path, default=Path("out/bench/predictor"), help="folder of the report")
-    parser.add_argument("--quick", action="store_true", help="short streams, two seeds, for a functional check")
+    parser.add_argument(
+        "--quick", action="store_true", help="short streams, two seeds, for a functional check"
+    )
     parser.add_argument("--seeds", type=int, default=5, help="repetitions of every stream")
     parser.add_argument(
         "--data", type=Path, help="folder with pbbcache's metrics.csv: streams over real curves"
@@ -89,7 +91,9 @@ def _options() -> argparse.Namespace:
         "--learners", help="only these learners (and OGBRT), divided by semicolons: " + "; ".join(CONTESTANTS)
     )
     parser.add_argument(
-        "--cases", default="", help="only streams whose name begins with one of these, separated by semicolons"
+        "--cases",
+        default="",
+        help="only streams whose name begins with one of these, separated by semicolons",
     )
     options = parser.parse_args()
     if unknown := set(options.only) - set(PARTS):

@@ -20,7 +20,7 @@ FIT = FitSettings()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WarmStart:
-    """What every learner starts from: the profiling samples and the trees fitted to them."""
+    """The starting point of every learner: the profiling samples and the trees fitted to them."""
 
     x: Floats
     y: Floats
@@ -54,7 +54,7 @@ class Online:
 
 
 class Refit:
-    """Trained anew every ``every`` samples on the warm start and all live samples (or the last ``window``)."""
+    """Retrained every ``every`` samples on the warm start and all live samples (or the last ``window``)."""
 
     def __init__(self, warm: WarmStart, every: int = 120, window: int | None = None) -> None:
         self._warm, self._every, self._window = warm, every, window
@@ -111,7 +111,7 @@ class LightGbmRefit:
 
 
 class RiverForest:
-    """river's adaptive random forest of ten Hoeffding trees, shown the warm start first."""
+    """river's adaptive random forest of ten Hoeffding trees, trained on the warm start first."""
 
     def __init__(self, warm: WarmStart, seed: int = 1) -> None:
         from river import forest

@@ -1,9 +1,9 @@
 """Cost of the learner in the resident process: time of one call, bytes of one model.
 
-Of two: the learner of the comparison (100 trees of depth 4, 5 replicas, 5 features), and the model that a running
-daemon has of every LRA (``LraModel``: three channels, trees below local cells), full, on the features of a real host.
-Wall time on a shared machine includes other processes' load, so CPU time of the calling thread is given as well. Calls
-with a budget are also measured by pyperf, in separate processes (``timing``).
+Two models are measured: the learner of the comparison (100 trees of depth 4, 5 replicas, 5 features), and the model
+that a running daemon has of every LRA (``LraModel``: three channels, trees below local cells), full, on the features of
+a real host. Wall time on a shared machine includes other processes' load, so the report also gives the CPU time of the
+calling thread. Calls with a budget are also measured by pyperf, in separate processes (``timing``).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ROOT = Path(__file__).parents[3]  # pyperf starts its workers by path, not as m
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Microseconds of one call: median and 99th percentile over ``calls``, by the wall; median and most of CPU time;
-    and the median over pyperf's processes, where it was measured so.
+    """Microseconds of one call: median and 99th percentile of wall time over ``calls``; median and maximum of CPU time;
+    and the median over pyperf's processes, if pyperf measured it.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Cost:
 
     @property
     def in_loop(self) -> bool:
-        """A step of a rebuild that the daemon's loop does: what counts is the CPU time of the longest."""
+        """True for a step of a rebuild in the daemon's loop, for which the CPU time of the longest call counts."""
         return "the loop:" in self.name
 
     @property
@@ -60,7 +60,9 @@ class Cost:
 
     @property
     def kept(self) -> bool:
-        """The budget is kept: by the median of the wall (pyperf's, if there); of a rebuild by its longest step."""
+        """True if the budget is kept: by the median wall time (pyperf's, if measured); by the longest step of a
+        rebuild.
+        """
         budget, median = self.budget_us, self.p50_us if self.pyperf_us is None else self.pyperf_us
         return budget is None or (self.cpu_most_us if self.in_loop else median) <= budget
 
@@ -90,7 +92,7 @@ def by_pyperf(quick: bool) -> Mapping[str, float]:
     """Microseconds of one call by name: the median over the values of all of pyperf's processes.
 
     Raises:
-        CalledProcessError: a benchmark failed; it has said why.
+        CalledProcessError: a benchmark failed; its output states the reason.
     """
     effort = ["--processes=1", "--values=3"] if quick else ["--processes=7", "--values=3"]
     environment = {"PYTHONPATH": str(_ROOT), "OPENBLAS_NUM_THREADS": "1"}
@@ -137,7 +139,7 @@ def _time(name: str, call: Callable[[int], object], calls: int) -> Cost:
 
 
 def _cost(name: str, spent: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> Cost:
-    """From wall and CPU seconds of every call, (calls, 2)."""
+    """The cost from wall and CPU seconds of every call, (calls, 2)."""
     p50, p99 = np.percentile(spent[:, 0], [50, 99]) * 1e6
     cpu = spent[:, 1] * 1e6
     return Cost(name, float(p50), float(p99), len(spent), float(np.median(cpu)), float(cpu.max()))

@@ -20,13 +20,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """log-MIPS where the effect of ways is a measured one: IPC at 1, 2, .. ways relative to all of them."""
+    """log-MIPS with a measured effect of ways: IPC at 1, 2, .. ways relative to all ways."""
 
     log_relative_ipc: Floats
     rest: Database = field(default_factory=Database)
 
     def log_performance(self, x: Floats) -> Floats:
-        """For rows (n, 5); the analytic surface with all ways, times the measured fall."""
+        """Log-MIPS of rows (n, 5): the analytic surface with all ways, times the measured loss."""
         ways = np.clip(np.rint(x[:, 2]).astype(int), 1, len(self.log_relative_ipc))
         full = x.copy()
         full[:, 2] = len(self.log_relative_ipc)
@@ -56,5 +56,5 @@ def read(folder: Path) -> dict[str, Curve]:
 
 
 def most_sensitive(curves: dict[str, Curve], count: int) -> list[str]:
-    """The programs that lose most with few ways, the most first."""
+    """The programs that lose most with few ways, in descending order of loss."""
     return sorted(curves, key=lambda name: float(curves[name].log_relative_ipc[0]))[:count]

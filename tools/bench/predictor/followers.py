@@ -1,4 +1,4 @@
-"""Candidates for the acting model behind one interface, each with a warm start (a profile's rows) and without."""
+"""Candidates for the acting model behind one interface, each with and without a warm start (a profile's rows)."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ Z95: Final = 1.645
 """Standard deviations below a value at which a normal one-sided 95 % bound lies."""
 SCALAR_NOISE: Final = (2 * 0.03) ** 2
 SCALAR_WALK: Final = 2e-4
-"""Of the scalar's Kalman filter: variance of a sample's noise (twice 3 %), and what the level walks in a sample."""
+"""Parameters of the scalar Kalman filter: variance of a sample's noise (twice 3 %), and variance of the level's change
+per sample.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Allocations as features (n, D) with what the prior expects of their work (log, (n,))."""
+    """Allocations as features (n, D), with the work that the prior expects of them (log, (n,))."""
 
     x: Floats
     prior: Floats
 
     @classmethod
     def of(cls, allocations: Sequence[Allocation], context: ModelContext) -> Rows:
-        """Of these."""
+        """The rows of these allocations."""
         grants = CpuGrants.of(allocations)
         rows = features.features(allocations, context, grants=grants)
         rows[:, features.PLACE :] = np.where(
@@ -47,8 +49,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Profile:
-    """What a warm start knows: rows as ``features`` has them (NaN: unknown), what the prior expects there (log, (n,)),
-    and the corrections measured there (n,).
+    """The content of a warm start: rows of ``features`` (NaN: unknown), the prior's expectation there (log, (n,)), and
+    the corrections measured there (n,).
     """
 
     x: Floats
@@ -108,7 +110,7 @@ class Scalar:
 
 
 class Retrained(Scalar):
-    """LightGBM on all that was seen, anew every so many samples, as a correction of the prior; and the scalar."""
+    """LightGBM, retrained at intervals on all samples, as a correction of the prior; with the scalar on top."""
 
     def __init__(self, profile: Profile | None, every: int = 60) -> None:
         super().__init__(self._said)
@@ -147,7 +149,9 @@ class Retrained(Scalar):
 
 
 class LeastSquares:
-    """Recursive least squares on logarithms of what is granted, with forgetting: linear, no prior, no sign."""
+    """Recursive least squares on the logarithms of the grants, with forgetting: linear, without prior or sign
+    constraints.
+    """
 
     TERMS: Final = 12
     FORGETS: Final = 0.995
@@ -227,11 +231,11 @@ FOLLOWERS: Final[dict[str, Callable[[Profile | None], Follower | None]]] = {
     "least squares on logs": LeastSquares,
     "last value": lambda profile: LastValue(),
 }
-"""The contestant by name; None if it has no such start."""
+"""The contestant of this name; None if it does not support this kind of start."""
 
 
 def measured(seen: Observation) -> float:
-    """What a contestant without a pipeline of its own is told: as perphd has it, at most 1."""
+    """The measurement for a contestant without its own pipeline: as perphd computes it, at most 1."""
     work = seen.sample.work_rate_per_s
     assert isinstance(work, float)
     return min(math.log(work / 1000.0), 0.0)

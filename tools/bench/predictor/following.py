@@ -40,7 +40,9 @@ from tools.bench.predictor.worlds import (
 Floats = NDArray[np.float64]
 
 PHASES: Final = ("first 60", "settled", "0-50", "50-200", "late")
-"""Samples 0 to 60 beside batch; from 200 to the change; so many after the change; from 200 after it to the end."""
+"""Phases: samples 0 to 60 beside batch; from 200 to the change; the first samples after the change; from 200 after it
+to the end.
+"""
 PROFILE_ROWS: Final = 240
 _WRONG, _VERY_WRONG = 1e-9, 0.01
 
@@ -50,10 +52,10 @@ class Followed:
     """One contestant along one stream.
 
     Attributes:
-        near: log-RMSE near by, in each of ``PHASES``.
-        held: share of near truths that were not below the 95 % bound: all; in the 200 samples after the change. NaN:
+        near: log-RMSE nearby, in each of ``PHASES``.
+        held: share of near truths at or above the 95 % bound: in total, and in the 200 samples after the change. NaN:
             it has no bound.
-        against: share of one-unit steps that go against their sign; and by more than 1 %.
+        against: share of one-unit steps with the wrong sign, and of those wrong by more than 1 %.
     """
 
     near: tuple[float, ...]
@@ -111,7 +113,7 @@ def follow(follower: Follower, stream: LiveStream) -> Followed:
 
 
 def phase_of(i: int, changed_at: int) -> str:
-    """In which of ``PHASES`` the i-th observation lies; empty: in none."""
+    """The one of ``PHASES`` in which the i-th observation lies; empty: none."""
     live, after = i - QUIET, i - changed_at
     if after >= 0:
         return "0-50" if after < 50 else "50-200" if after < 200 else "late"
@@ -129,7 +131,7 @@ FAMILIES: Final = {"drawn": "worlds drawn from public data", "bench": "surfaces 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One contestant along one stream: which, and how it did."""
+    """One contestant along one stream: its identification and its results."""
 
     stream: str
     seed: int
@@ -155,7 +157,9 @@ def main() -> int:
     parser.add_argument(
         "--length", type=int, default=1200, help="samples beside batch, the change in the middle"
     )
-    parser.add_argument("--followers", default=";".join(FOLLOWERS), help="contestants, separated by semicolons")
+    parser.add_argument(
+        "--followers", default=";".join(FOLLOWERS), help="contestants, separated by semicolons"
+    )
     parser.add_argument("--node", action="store_true", help="the simulated MySQL as well: slow")
     options = parser.parse_args()
     names = options.followers.split(";")

@@ -96,7 +96,7 @@ def samples(count: int) -> list[Learnable]:
 
 
 def learn(model: LraModel, one: Learnable) -> None:
-    """One channel learns one sample."""
+    """Let one channel learn one sample."""
     boosted(model).update(one.key, one.x, one.residual, one.at_s)
 
 
@@ -115,13 +115,13 @@ def on_trial(model: LraModel) -> Callable[[int], object]:
 
 
 def rebuild_steps(count: int) -> tuple[Floats, Floats, Floats]:
-    """What rebuilds by the worker cost the daemon's loop.
+    """Cost of rebuilds by the worker to the daemon's loop.
 
     Returns:
-        Wall and CPU seconds for starting them, the same for taking them, (count, 2) each; and the CPU seconds of the
-        thread of each, all told: no longer can it keep the interpreter from the loop, (count,). What a loop stands
-        still by the wall cannot be told from what a full machine takes: with nothing but a busy process beside it a
-        thread that only computes already stood still for 5 to 8 ms which no account of the kernel explains.
+        Wall and CPU seconds for starting them, the same for taking them, (count, 2) each; and the total CPU seconds of
+        each thread, an upper bound of the time for which it can keep the interpreter from the loop, (count,). Wall time
+        cannot distinguish a blocked loop from a busy machine: beside a single busy process, a thread that only computes
+        stood still for 5 to 8 ms, which no account of the kernel explains.
     """
     registry = Registry("ogbrt")
     registry.put("db", taught())
@@ -144,7 +144,7 @@ def rebuild_steps(count: int) -> tuple[Floats, Floats, Floats]:
 
 
 class _Watched(Rebuilds):
-    """Notes the CPU time of its thread: it holds the interpreter while it computes, never while it waits."""
+    """Records the CPU time of its thread, which holds the interpreter only while it computes, never while it waits."""
 
     held_s = 0.0
 

@@ -1,4 +1,4 @@
-"""The simulated node's MySQL as a surface: the same questions as to the analytic one, answered by the node model."""
+"""The simulated node's MySQL as a surface: the node model answers the same questions as the analytic surface."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 _MACHINE = Machine(cores_per_socket=16, l3_bytes=11 << 20, llc_ways=11, memory_bytes=16 << 30)
 _LEAST_LOAD, _LOAD_SPAN = 0.1, 1.1
-"""Load 0..1 of a stream is this part of the archetype's own."""
+"""Start and span of the archetype's own load that correspond to load 0..1 of a stream."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class NodeSurface:
     workload: NodeWorkload
 
     def log_performance(self, x: Floats) -> Floats:
-        """For rows (n, 5) in the order of ``streams.FEATURES``; steady states."""
+        """Steady states of rows (n, 5) in the order of ``streams.FEATURES``."""
         memory = self.workload.memory
         rows = [
             [
@@ -50,8 +50,8 @@ def mysql(drifted: bool = False) -> NodeSurface:
     """MySQL under an open load; after the drift its data no longer fit the cache and its code is slower."""
     found = archetype("mysql-oltp").workload
     assert found.requests is not None
-    # Ten thousand transactions a second are more than half of the cores can do: at low load work follows load, at
-    # high load what is granted.
+    # Ten thousand transactions per second exceed the capacity of half of the cores: at low load, work follows load; at
+    # high load, it follows the grant.
     requests = replace(found.requests, clients=None, rate_per_s=10_000.0)
     code = replace(found.code, mpki_scale_bytes=7e6, cpi=1.25) if drifted else found.code
     return NodeSurface(replace(found, requests=requests, code=code))

@@ -25,13 +25,13 @@ class Along:
     """Log-RMSE (0.1 is 10 %) along one stream; NaN where it does not apply.
 
     Attributes:
-        prequential: one-step errors: before the drift, in the 50 samples after it, in the next 150, then.
+        prequential: one-step errors: before the drift, in the 50 samples after it, in the next 150, and later.
         whole: one-step error over all samples after the warm-up.
         near: counterfactual errors within 0.2 of every range, against the truth: before the drift, 50 to 200 samples
             after it, around 200 (150 to 250), from 400 on.
         grid: error over the whole space: right before the drift, 200 samples after it, at the end.
         violations: share of steps up on a monotone feature at which the prediction falls.
-        coverage: share of samples in their 90 % band: all, before, in the 200 after the drift, then.
+        coverage: share of samples in their 90 % band: all, before the drift, in the 200 samples after it, and later.
         near_lower: share of near truths above the one-sided 95 % lower bound.
     """
 
@@ -46,8 +46,8 @@ class Along:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Questions:
-    """What is asked along a stream besides the next sample, with the truth: near points by sample, and the grid with
-    the truth at the first sample and at the last.
+    """The queries along a stream besides the next sample, with the truth: near points by sample, and the grid with the
+    truth at the first and the last sample.
     """
 
     near: dict[int, tuple[Floats, Floats]]
@@ -119,7 +119,7 @@ def run(learner: Learner, stream: Stream, asked: Questions, drift_at: int, seed:
 
 
 def hindsight(start: WarmStart, stream: Stream, drift_at: int, seed: int, folds: int = 5) -> float:
-    """What can be had at best: log-RMSE of training off line on the warm start and the whole stream at once, the
+    """The best attainable error: log-RMSE of offline training on the warm start and the whole stream at once, with the
     change of the application known to the model, by cross-validation over the samples after the warm-up.
     """
     after = (np.arange(len(stream.y)) >= drift_at).astype(np.float64)

@@ -31,7 +31,7 @@ PAPER_TABLE_2 = (
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """All learners along one kind of stream: per learner one ``Along`` per seed, and the errors in hindsight."""
+    """All learners along one kind of stream: one ``Along`` per learner and seed, and the errors in hindsight."""
 
     name: str
     results: dict[str, list[Along]]
@@ -254,7 +254,7 @@ def _study(study: Study) -> list[str]:
 
 
 def _pairs(study: Study) -> list[str]:
-    """Differences by seed, which are due to the learners alone because the stream is the same."""
+    """Differences by seed, which are due only to the learners, because the stream is the same."""
     ours = study.results[OURS]
     found = []
     for name, other in study.results.items():

@@ -3,8 +3,8 @@
 The analytic surface is a database-like application on one node, in the shapes that published measurements have:
 cores by the universal scalability law (with its decline past an optimum), misses per kilo-instruction falling
 exponentially with ways (55 programs: median fit error 1.4 %), CPI linear in misses, bandwidth as a queue with a cap,
-a memory knee, and work that follows load until capacity is reached. It is synthetic: rank learners by it, do not
-quote its figures as those of an application.
+a memory knee, and work that follows load until capacity is reached. The surface is synthetic: use it to rank learners,
+and do not quote its figures as those of an application.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Surface(Protocol):
     """A surface of the true mean of log-performance."""
 
     def log_performance(self, x: Floats) -> Floats:
-        """For rows (n, 5) in the order of FEATURES."""
+        """Log-performance of rows (n, 5) in the order of FEATURES."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class Database:
         cached = 1.0 / (1.0 + 0.8 * (self.memory_knee / memory) ** 2)
         cap = (
             1.2 * cores * np.minimum(mbw, 60.0) / 60.0
-        )  # GB/s: bandwidth is granted per core, flat above 60 %
+        )  # GB/s: bandwidth is granted per core, constant above 60 %
         rate = speedup / (self.cpi + 0.3)
-        for _ in range(12):  # fixed point of: less rate, less traffic, less queueing
+        for _ in range(12):  # fixed point: a lower rate causes less traffic and less queueing
             traffic = rate * 2.1 * misses * 64e-3 * 1.3
             queue = 1.0 + (traffic / np.maximum(cap, 1e-3)) ** 2
             now = speedup / (self.cpi + self.miss_cycles * misses / 1000.0 * queue)

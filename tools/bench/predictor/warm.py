@@ -1,4 +1,4 @@
-"""The warm start, and the paper's Table II on one test set: prediction of the whole grid from a tenth of it."""
+"""The warm start, and the paper's Table II on one test set: prediction of the whole grid from a tenth of its cells."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def warm_start(x: Floats, truth: Floats, seed: int, part: float = 0.1) -> Warm:
 
 
 def profiled(x: Floats, truth: Floats, seed: int, part: float = 0.1) -> Warm:
-    """The same by what ``perphd profile`` trains with: LightGBM, its rounds by 10-fold CV, made resident."""
+    """The same with the trainer of ``perphd profile``: LightGBM, with the number of rounds by 10-fold CV, converted for
+    resident use.
+    """
     from perphd.predictor.profile.training import train
 
     rng = np.random.default_rng(seed)
@@ -78,7 +80,9 @@ def r2(y: Floats, found: Floats) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One model by 10-fold cross-validation, in MIPS; medians over the folds would hide that folds differ, so means."""
+    """One model by 10-fold cross-validation, in MIPS, as means over the folds, because medians would hide differences
+    between folds.
+    """
 
     name: str
     rmse: float

@@ -1,13 +1,13 @@
 """Worlds for the acting model: response surfaces over enforceable allocations, and streams of observations.
 
-Two kinds. ``SurfaceWorld`` puts the surfaces of ``streams`` under perphd's own instruments. ``DrawnWorld`` is a random
-application: every parameter is drawn from the world's seed, within the range of public data. Neither uses the queueing,
-sharing or cache formulas of the physics prior.
+There are two kinds. ``SurfaceWorld`` puts the surfaces of ``streams`` under perphd's own instruments. ``DrawnWorld`` is
+a random application: every parameter is drawn from the world's seed, within the range of public data. Neither uses the
+queueing, sharing or cache formulas of the physics prior.
 
-What the draws are made from (facts, not data): the fall of IPC of 55 SPEC programs with 1 instead of 11 ways of a 27.5
-MB cache, and the ways over which it fades (metrics.csv of pbbcache/cachesim, fitted here by a (exp(-(w-1)/b) - ..));
-latency against load of img-dnn, masstree and memcached, flat to a knee at 70 to 100 % of capacity and then 1.4 to 12
-times at one and a half times the load (figure 6 of CLITE, HPCA 2020), which is how sharply work saturates here.
+The draws rest on published facts (without data): the loss of IPC of 55 SPEC programs with 1 instead of 11 ways of a
+27.5 MB cache, and the ways over which it fades (metrics.csv of pbbcache/cachesim, fitted here by a (exp(-(w-1)/b) -
+..)); latency against load of img-dnn, masstree and memcached, flat to a knee at 70 to 100 % of capacity and then 1.4 to
+12 times at one and a half times the load (figure 6 of CLITE, HPCA 2020), which defines how sharply work saturates here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ THROTTLES: Final = tuple(range(10, 101, 10))
 NOISE: Final = 0.03
 """Standard deviation of one sample, log units."""
 QUIET: Final = 30
-"""Uncounted undisturbed samples at the beginning, from which the reference is learned."""
+"""Number of uncounted undisturbed samples at the beginning, from which the reference is learned."""
 _CACHE_LOSS: Final = (0.0, 0.001, 0.008, 0.033, 0.109, 0.343, 0.662)
 _CACHE_WAYS: Final = (0.6, 0.9, 1.1, 2.3, 3.3, 5.1, 12.0)
 _QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -138,8 +138,8 @@ class DrawnWorld:
         bandwidth_loss, bandwidth_power: log of the loss by batch's traffic when it fills the host, and its exponent.
         beside_loss: log of the loss with batch on all of its cores (siblings, preemption, private caches). sharpness:
         how sharply work saturates where demand meets capacity. serial, crosstalk: of the universal scalability law, on
-        own cores. fairness, thrash: see ``Shares``. closed: clients wait for answers, so that every loss reduces work,
-        even with spare capacity. total: cores of the host.
+        own cores. fairness, thrash: see ``Shares``. closed: clients wait for answers, so every loss reduces work, even
+        with spare capacity. total: cores of the host.
     """
 
     level: float
@@ -252,8 +252,7 @@ class Place:
     throttle: int
 
     def moved(self, knob: int, units: int) -> Place:
-        """Move one knob by a number of units, within bounds: batch's cores, its weight, protected ways, its bandwidth.
-        """
+        """Move one knob by some units, within bounds: batch's cores, its weight, protected ways, its bandwidth."""
         most = CORES - 1 if self.exclusive else CORES
         return Place(
             self.exclusive,
@@ -304,9 +303,9 @@ ASK_EVERY: Final = {True: 10, False: 20}
 def live_stream(change: Change, rng: np.random.Generator, length: int) -> LiveStream:
     """One run: ``QUIET`` undisturbed samples, then ``length`` beside batch, the change in the middle.
 
-    The policy is sticky, with exploration: one or two knobs move by one or two units every ``HOLD`` samples, and one
-    time in six it changes the instrument. It leaves allocations under which physics predicts a loss of more than half
-    of the work.
+    The policy is sticky, with exploration: one or two knobs move by one or two units every ``HOLD`` samples, and the
+    instrument changes one time in six. It leaves allocations under which physics predicts a loss of more than half of
+    the work.
     """
     place = Place(bool(rng.random() < 0.3), int(rng.integers(4, 9)), int(rng.integers(0, 6)), 3, 6)
     at, phase = QUIET + length // 2, rng.uniform(0, 2 * math.pi)

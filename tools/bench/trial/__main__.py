@@ -1,4 +1,4 @@
-"""``python -m tools.bench.trial``: 200 made trials of each kind, and some through the whole agent in virtual time.
+"""``python -m tools.bench.trial``: 200 synthetic trials of each kind, and some through the whole agent in virtual time.
 
 Every result is a file in the output folder, so that an interrupted run can continue.
 """

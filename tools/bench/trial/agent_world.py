@@ -87,7 +87,7 @@ async def _run(world: AgentWorld, seed: int) -> Run:
 
 
 class _Host:
-    """A simulated host with an agent. The load of the database goes through a day within the trial."""
+    """A simulated host with an agent. The load of the database runs through a day within the trial."""
 
     def __init__(self, world: AgentWorld, seed: int, mode: Mode, state: Path) -> None:
         random = Random(seed)
@@ -144,7 +144,7 @@ async def _trial(world: AgentWorld, seed: int) -> tuple[TrialRecord, int]:
 
 
 async def _steady(world: AgentWorld, seed: int, mode: Mode) -> dict[str, float]:
-    """The metrics over the time of the trial's pairs, all of it in one mode."""
+    """The metrics over the time of the trial's pairs, all in one mode."""
     seen: dict[str, list[float]] = {"db.delay": [], "db.work": [], "batch.work": []}
     with tempfile.TemporaryDirectory(prefix="perphd-trial-") as folder:
         run = _Host(world, seed, Mode.OBSERVE, Path(folder))

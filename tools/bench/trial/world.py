@@ -2,8 +2,8 @@
 effect.
 
 Every series is generated twice from the same noise, as it would be in observe and as it would be in enforce all the
-time, so the true effect of enforcing on exactly these readings is known. What a trial sees is a mixture of both that
-follows the mode with a delay: the carry-over.
+time, so the true effect of enforcing on exactly these readings is known. A trial sees a mixture of both that follows
+the mode with a delay: the carry-over.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def run(world: World, seed: int) -> Run:
 
 
 def truth_pct(made: Made, plan: Plan) -> dict[str, float]:
-    """The change of every metric, had every used reading been taken in both modes."""
+    """The true change of every metric, as if every used reading existed in both modes."""
     per_block = round(plan.block_s / STEP_S)
     washed = math.ceil(plan.washout_s / STEP_S)
     found = {}
@@ -168,7 +168,7 @@ def _made(world: World, steps: int, seed: int) -> Made:
 
 
 def _correlated(random: np.random.Generator, steps: int, time_constant_s: float) -> Array:
-    """Noise of variance 1 that forgets with this time constant."""
+    """Noise of variance 1 whose correlation decays with this time constant."""
     keep = math.exp(-STEP_S / time_constant_s)
     shocks = random.standard_normal(steps) * math.sqrt(1.0 - keep * keep)
     found = np.empty(steps)

@@ -1,7 +1,7 @@
 """``python -m tools.bench.weeks``: coverage of the reports' bands over weeks, each in observe and in enforce.
 
-Every week is a folder in the output; interrupted, it goes on where it was. Prints the calibration
-(``perphd.report.calibration``) and in how many weeks the bands hold that the other weeks alone would have given.
+Every week is a folder in the output, so an interrupted run continues. Prints the calibration
+(``perphd.report.calibration``), and the number of weeks that lie within the bands derived from the other weeks.
 """
 
 from __future__ import annotations

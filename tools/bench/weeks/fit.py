@@ -1,9 +1,9 @@
 """The calibration of reports: two straight lines fitted to weeks, and bands that hold for whole weeks.
 
 The lines are least squares. The bands are conformal at the level of the week: its score is the greatest error of any of
-its predictions, in units of that prediction's typical error. Each week is scored with lines that the other weeks gave
-(the jackknife), so the score is that of a week that took no part. The bands are as wide as the score that a share
-``BAND`` of the weeks stays within, counting one more week than there are.
+its predictions, in units of that prediction's typical error. Each week is scored with the lines of the other weeks (the
+jackknife), so the score is that of an unseen week. The width of the bands is the score that a share ``BAND`` of the
+weeks does not exceed, counting one additional week.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LEAST_PCT: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A figure of the observed week, and what it predicts as it was in the enforced week; both in %.
+    """A figure of the observed week, and the predicted figure as it was in the enforced week; both in %.
 
     ``doubt``: factor on its usual error.
     """
@@ -35,7 +35,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Week:
-    """One week: time on target of every LRA; batch's touched share of time and the share of CPU time it kept."""
+    """One week: time on target of every LRA; batch's restricted share of time and its remaining CPU time."""
 
     seed: int
     on_target: tuple[Pair, ...]
@@ -83,7 +83,7 @@ def calibrate(weeks: Sequence[Week]) -> Calibration:
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    """Slope, offset and typical error of what is missed and of what batch gives."""
+    """Slope, offset and typical error of missed time and of batch's loss."""
 
     on_target: tuple[tuple[float, float], float]
     batch: tuple[tuple[float, float], float]
@@ -110,7 +110,7 @@ def _score(week: Week, lines: _Lines, units: _Lines) -> float:
 
 
 def coverage(weeks: Sequence[Week]) -> list[bool]:
-    """For every week, whether the bands hold that all others give."""
+    """For every week, whether it lies within the bands of all others."""
     return [calibrate([*weeks[:i], *weeks[i + 1 :]]).holds(week) for i, week in enumerate(weeks)]
 
 

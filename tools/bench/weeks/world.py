@@ -1,7 +1,7 @@
 """A week of a simulated host, shortened: seven days of a hundred seconds, two LRAs, batch that comes and goes.
 
-The same seed gives the same demands in observe and in enforce, so what a report on the observed week predicts
-can be held against what the enforced week recorded.
+The same seed gives the same demands in observe and in enforce, so the predictions of a report on the observed week can
+be compared with the records of the enforced week.
 """
 
 from __future__ import annotations

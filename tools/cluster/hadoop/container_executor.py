@@ -1,12 +1,13 @@
 #!/usr/bin/python3 -IS
 """The native helper of a NodeManager's LinuxContainerExecutor, for tests: runs everything as root.
 
-The NodeManager makes, limits and removes the control groups of containers itself. It calls its helper as
+The NodeManager itself creates, limits and removes the control groups of containers. It calls its helper as
 ``container-executor USER YARN_USER COMMAND ARGUMENT...`` and expects it to prepare folders, to start a container's
-script in the given groups, and to signal and delete. Only the calls that a cluster without Docker makes are served.
+script in the given groups, and to signal and delete. This helper serves only the calls that a cluster without Docker
+makes.
 
 Where cpu and cpuacct are separate mounts, a container gets a group in cpuacct as well. Hosts with control groups of
-version 1 mount both together, so that the NodeManager knows only one of them.
+version 1 mount both together, so the NodeManager knows only one of them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _accounting(group: Path) -> Path | None:
 
 
 def prepare(user: str, app: str, _container: str, tokens: str, local: str, logs: str, *localizer: str) -> int:
-    """Make an application's folders, then become the localizer, which fetches its files."""
+    """Create an application's folders, then become the localizer, which fetches its files."""
     for folder in _folders(logs):
         (folder / app).mkdir(parents=True, exist_ok=True)
     homes = [folder / "usercache" / user for folder in _folders(local)]

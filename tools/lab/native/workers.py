@@ -1,4 +1,4 @@
-"""The batch workers for hosts without a C compiler: same files, same counting, numpy instead of C.
+"""The batch workers for hosts without a C compiler: the same files and counting, with numpy instead of C.
 
 usage: workers.py pi COUNTERS SLOT | workers.py stream COUNTERS SLOT MIB | workers.py forks COUNTERS SLOT
 """

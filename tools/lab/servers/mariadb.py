@@ -207,7 +207,7 @@ class MariaDb:
 
 
 class Mysqlslap:
-    """mysqlslap runs of a fixed number of queries, one after the other, until stopped; each is a record."""
+    """Consecutive mysqlslap runs of a fixed number of queries, until stopped; each run is a record."""
 
     def __init__(self, ledger: Ledger, server: MariaDb, scale: int, groups: list[str]) -> None:
         self._ledger, self._groups, self._queries = ledger, groups, SLAP_CHUNK * scale

@@ -39,7 +39,7 @@ logging_collector = off
 """
 _POLL_S = 0.2
 _LATE_S = 0.6
-"""pgbench buffers its log: a second is complete once a line this many seconds later has been read."""
+"""pgbench buffers its log: a second is complete after a line this many seconds later was read."""
 
 
 class PostgreSql:

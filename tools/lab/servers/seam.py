@@ -114,10 +114,10 @@ def listens(port: int) -> bool:
 def wait_until(
     ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, what: str, wait_s: float = 60.0
 ) -> None:
-    """Wait for a server to come up.
+    """Wait until a server answers.
 
     Raises:
-        LabError: it ended, or took too long; with the end of its log.
+        LabError: it ended, or took too long; the text contains the end of its log.
     """
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline and process.poll() is None:
@@ -132,7 +132,7 @@ def compiled(name: str, folder: Path) -> str:
     """Compile a program of native/ into a folder; returns its path.
 
     Raises:
-        Unavailable: there is no compiler, or it refuses.
+        Unavailable: there is no compiler, or it fails.
     """
     target = folder / name
     if not target.exists():

@@ -3,8 +3,8 @@
 python -m tools.lab.servers.tpch PORT USER load FOLDER     make the tables from the files of tpchgen-cli
 python -m tools.lab.servers.tpch PORT USER run STREAMS     closed loop until killed: one report a second
 
-The password is in LAB_PASSWORD. Every stream repeats all queries in an order of its own, with the parameters by which
-the standard validates answers: two runs of a scheme then do the same work.
+The password is in LAB_PASSWORD. Every stream repeats all queries in its own order, with the parameters by which the
+standard validates answers, so two runs of a scheme do the same work.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Streams:
             self.done += 1
 
     def report(self, elapsed_s: float, interval_s: float, before: int) -> int:
-        """Print what sysbench would print; returns the number of queries so far."""
+        """Print a report in sysbench's format; returns the number of queries so far."""
         with self._lock:
             counts, done = dict(self._counts), self.done
         lines = [f"second {elapsed_s:.3f} interval {interval_s:.6f} events {done - before} errors 0"]

@@ -153,7 +153,7 @@ class Daemon:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Run it, until it answers.
+        """Start it and wait until it answers.
 
         Raises:
             LabError: it ends, or does not answer.
@@ -184,7 +184,7 @@ class Daemon:
         return {str(row[0]): int(row[1]) for row in answer["rows"]}
 
     def cpu_s(self) -> float:
-        """CPU time that it has used."""
+        """CPU time that it has used so far."""
         assert self._process is not None
         words = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")

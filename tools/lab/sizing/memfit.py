@@ -176,7 +176,7 @@ def _end(hogs: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _pressure(tree: Tree) -> float:
-    """Seconds in which everything in the group waited for memory, so far."""
+    """Seconds so far in which all tasks of the group waited for memory."""
     text = _read(tree, "memory.pressure")
     return int(text.splitlines()[1].rpartition("total=")[2]) / 1e6
 

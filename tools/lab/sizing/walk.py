@@ -29,7 +29,7 @@ def main() -> None:
         at = pages
         time.sleep(period_s)
         wanted += source.gauss(0.0, step)
-        # Reflected at both ends, so that every amount between is equally likely in the long run.
+        # Reflected at both ends, so that every amount between them is equally likely in the long run.
         wanted = 2 * least - wanted if wanted < least else 2 * most - wanted if wanted > most else wanted
         wanted = min(max(wanted, least), most)
 

@@ -1,20 +1,19 @@
 """CLITE (Patel, Tiwari, HPCA 2020): Bayesian optimisation of disjoint parts for every job, two seconds a sample.
 
-Bootstrap: for every job the extreme point in which it has all but one unit each of the others, and the equal split.
-Then a Gaussian process (Matern 3/2, normalised scores) over the parts of all jobs but the last, and the point of most
-expected improvement (zeta = 0.01), found by SLSQP under the sums and rounded down. With the chance of one in four one
-job is left out of the search ("dropout-copy"): the one that did best keeps its part of the best sample. What was
-sampled already is perturbed: units from jobs that meet their target go to others. Score: half the geometric mean of
+Bootstrap: for every job, the extreme point in which it has all units except one for each other job; and the equal
+split. Then a Gaussian process (Matern 3/2, normalised scores) over the parts of all jobs but the last, and the point of
+most expected improvement (zeta = 0.01), found by SLSQP under the sums and rounded down. With a probability of one in
+four, one job is left out of the search ("dropout-copy"): the best job keeps its part of the best sample. A point that
+was already sampled is perturbed: units from jobs that meet their target go to others. Score: half the geometric mean of
 min(1, target / latency) while some target is missed, else one half plus half the geometric mean of performance over
-performance with everything, of batch (of the LRAs if there is none). It ends when the expected improvement falls
-below one per cent over the number of jobs ("about 1 %, scaled down with the number of jobs"; the code variant's
-0.01 ^ N never fires within a hundred samples) or after so many samples, keeps the best, and begins anew when jobs come
-or go or the load moves by a fifth, as published.
+performance with everything, of batch (of the LRAs if there is none). It ends when the expected improvement falls below
+one per cent over the number of jobs ("about 1 %, scaled down with the number of jobs"; the code variant's 0.01 ^ N
+never fires within a hundred samples) or after a maximum number of samples. It then keeps the best point, and restarts
+when jobs come or go or the load moves by a fifth, as published.
 
 Unpublished additions in its favour: it also restarts when the kept point misses a target five times in a row
-(``as_published`` leaves that out); and what it sampled is kept for when the same jobs are back at nearly the same
-loads: it then looks at the best point again first, and goes on from there with half as many samples (``forgets``: it
-does not).
+(``as_published`` omits that). It also keeps its samples in case the same jobs return at nearly the same loads: it then
+samples the best point again first, and continues from there with half as many samples (``forgets`` omits that).
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ from perphd.domain.reading import available, value_or
 from tools.bench.policies.peers.units import RESOURCES, Units, capacity, equal_parts, settings_of
 
 Point = tuple[tuple[int, ...], ...]
-"""Units of every job, one tuple a job, in the order of ``RESOURCES``."""
+"""Units of every job, one tuple per job, in the order of ``RESOURCES``."""
 PERIOD_S: Final = 1.0
 """A sample takes two periods: one to settle, one that counts."""
 ZETA: Final = 0.01
 STOP_EI: Final = 0.01
 """Threshold of the expected improvement, to be divided by the number of jobs."""
 MOST_KEPT: Final = 8
-"""Searches whose samples are kept."""
+"""Number of searches whose samples are kept."""
 MOST_SAMPLES: Final = 100
 DROPOUT: Final = 0.25
 LOAD_CHANGE: Final = 0.20
 MISSES: Final = 5
 _STARTS: Final = 3
 _LOOKS: Final = 300
-"""Random points among which the starts of the climbs are chosen, by expected improvement."""
+"""Number of random points, from which the starting points of the climbs are chosen by expected improvement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +70,10 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class CliteMemory:
-    """``asked``: the point now in force; ``todo``: of the bootstrap; ``kept``: the search is over and
-    this is kept; ``settling``: what is in force was only just set. ``left``: samples until it ends anyway;
-    ``past``: earlier searches, the latest last."""
+    """``asked``: the point now in force; ``todo``: remaining points of the bootstrap; ``kept``: the point that is kept
+    after the search; ``settling``: the point was only just set. ``left``: samples until the search ends in any case;
+    ``past``: earlier searches, the latest last.
+    """
 
     jobs: tuple[str, ...] = ()
     services: int = 0
@@ -95,7 +95,7 @@ class CliteMemory:
 
 
 class ClitePolicy:
-    """See the module. ``most_samples``: after so many the best is kept."""
+    """See the module. ``most_samples``: number of samples after which the best point is kept."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class ClitePolicy:
             if self._forgets:
                 again = begun(memory.jobs, memory.services, total, loads, memory.round + 1)
                 return replace(again, left=self._most_samples)
-            # What is in force is worse than was thought: this sample of it counts, and the search goes on.
+            # The point in force is worse than expected: its new sample counts, and the search continues.
             more = self._most_samples // 2
             memory = replace(memory, kept=False, misses=0, round=memory.round + 1, left=more, loads=loads)
         iso = isolated(memory, by_job)
@@ -168,7 +168,7 @@ class ClitePolicy:
         total: Units,
         loads: tuple[float, ...],
     ) -> CliteMemory:
-        """A search for other jobs or loads: from what is known of them, else from the bootstrap."""
+        """A search for other jobs or loads: it starts from earlier samples of them, else from the bootstrap."""
         past = _filed(before)
         known = next(
             (p.seen for p in reversed(past) if p.jobs == jobs and p.seen and not _moved(p.loads, loads)), ()
@@ -197,7 +197,7 @@ def _memory(snapshot: Snapshot) -> CliteMemory:
 
 
 def _filed(memory: CliteMemory) -> tuple[Past, ...]:
-    """The earlier searches and the one that is or was under way."""
+    """The earlier searches, and the present or last one."""
     if not memory.seen:
         return memory.past
     others = [p for p in memory.past if p.jobs != memory.jobs or _moved(p.loads, memory.loads)]
@@ -225,7 +225,7 @@ def begun(
 
 
 def isolated(memory: CliteMemory, by_job: tuple[float, ...]) -> tuple[float, ...]:
-    """Performance of each job with everything: at its own extreme point, the best seen so far before that."""
+    """Performance of each job with all units: at its own extreme point or, before that is sampled, the best so far."""
     rows = [*(s.by_job for s in memory.seen), by_job]
     return tuple(max(row[job] for row in rows) for job in range(len(by_job)))
 
@@ -305,7 +305,7 @@ def _climb(
     nudge = 0.05 * np.eye(len(bounds))
 
     def cost(v: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
-        """Less the expected improvement, and its gradient, in one prediction."""
+        """The negative expected improvement and its gradient, from one prediction."""
         gains = _gain(process, np.vstack([v[None, :], v[None, :] + nudge]), top)
         return -float(gains[0]), -(gains[1:] - gains[0]) / 0.05
 
@@ -324,9 +324,9 @@ def _climb(
 def predicted(
     process: Any, x: npt.NDArray[np.float64]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Mean and standard deviation at ``x``: what ``process.predict`` says, without its checks of every input.
+    """Mean and standard deviation at ``x``, as from ``process.predict`` but without its checks of every input.
 
-    A search asks for some hundred points at a time a few thousand times; the checks cost more than the answer.
+    A search predicts some hundred points a few thousand times, and the checks cost more than the predictions.
     """
     known = process.X_train_ / process.kernel_.length_scale
     asked = x / process.kernel_.length_scale
@@ -350,7 +350,7 @@ def _gain(process: Any, x: npt.NDArray[np.float64], top: float) -> npt.NDArray[n
 
 
 def perturbed(best: Seen, services: int, total: Units, random: Random, known: set[Point]) -> Point:
-    """Units from a job that meets its target (or from batch) to another one, until the point is new."""
+    """Move units from a job that meets its target (or from batch) to another one until the point is new."""
     point = best.point
     givers = [j for j in range(len(point)) if j >= services or best.by_job[j] >= 1.0] or list(
         range(len(point))
@@ -389,7 +389,7 @@ def _anywhere(total: Units, count: int, random: Random, best: Point, held: int |
 
 
 def _whole(x: npt.NDArray[np.float64], total: Units, axes: list[int], count: int) -> Point:
-    """Rounded down; the last job has the rest."""
+    """The point rounded down; the last job gets the rest."""
     rows = [[0] * len(RESOURCES) for _ in range(count)]
     for place, r in enumerate(axes):
         left = total.get(RESOURCES[r])
@@ -410,7 +410,7 @@ def _flat(point: Point, axes: list[int]) -> npt.NDArray[np.float64]:
 
 
 def ratio(view: WorkloadView) -> float:
-    """Target over latency (or work over its target, if that is worse); 0 if nothing was answered."""
+    """Target over latency (or work over its target, if that is worse); 0 if no request was answered."""
     sample, objective = view.sample, view.spec.objective
     assert sample is not None
     found = []
@@ -423,7 +423,7 @@ def ratio(view: WorkloadView) -> float:
 
 
 def _rate(view: WorkloadView) -> float:
-    """Of batch: instructions per second."""
+    """Performance of batch: instructions per second."""
     return value_or(view.sample.mips, 0.0) if view.sample is not None else 0.0
 
 

@@ -1,18 +1,18 @@
 """Heracles (Lo et al., ISCA 2015): one latency-critical service, everything else is one best-effort class.
 
-Top loop, every 15 s: a negative slack disables best effort and starts a cool-down of 5 minutes; so does a load above
-85 % of the peak, without the cool-down; below 80 % it is enabled again; a slack below 10 % forbids it to grow, below
-5 % leaves it two cores. Core and memory loop, every 2 s: while DRAM traffic is above 90 % of its peak, cores are taken
-from best effort; else it grows by one unit, cache ways as long as that lowers the traffic and helps it, then cores,
-as long as slack is above 10 %.
+Top loop, every 15 s: a negative slack disables best effort and starts a cooldown of 5 minutes. A load above 85 % of the
+peak also disables it, without a cooldown; a load below 80 % enables it again. A slack below 10 % forbids growth, and a
+slack below 5 % leaves it two cores. Core and memory loop, every 2 s: while DRAM traffic is above 90 % of its peak,
+cores are taken from best effort; otherwise best effort may grow by one unit: by cache ways as long as that lowers the
+traffic and helps it, then by cores as long as slack is above 10 %.
 
 ``literal`` keeps the order of the printed if/elif chain, in which a load below 80 % hides the tests for little slack,
 and knows a single service: further LRAs count as best effort (they are never frozen, but get its cores and ways).
-The sane variant tests slack first and takes all LRAs for the service, the worst slack for its slack.
+The corrected variant tests slack first and treats all LRAs as the service, with the worst slack.
 
-Left out for want of a setting: the power loop (frequencies) and the network loop. The off-line model of the service's
-traffic is replaced by what the service moves now; peak load and peak traffic are given by the operator (a load that
-is not known counts as low, a peak traffic that is not known as never reached).
+The power loop (frequencies) and the network loop are omitted, because their settings are not available. The service's
+present traffic replaces the offline model of its traffic. The operator gives peak load and peak traffic; an unknown
+load counts as low, and an unknown peak traffic as never reached.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BENEFIT: Final = 0.01
 
 
 class Growth(StrEnum):
-    """Along which coordinate best effort grows."""
+    """The coordinate along which best effort grows."""
 
     LLC = "grow-llc"
     CORES = "grow-cores"
@@ -92,7 +92,7 @@ class HeraclesPolicy:
     def decide(self, snapshot: Snapshot) -> TargetState:
         """Run the loops that are due."""
         known = snapshot.memory
-        # The service starts alone: what was seen before best effort was stopped says nothing.
+        # The service starts alone: earlier samples with best effort do not count.
         memory = (
             known
             if isinstance(known, HeraclesMemory)
@@ -154,7 +154,7 @@ class HeraclesPolicy:
             surplus = math.ceil((total - self._limit) / max(each, 1.0))
             return replace(memory, cores=max(1, memory.cores - surplus), growth=Growth.CORES)
         if before is not None:
-            # The way given two seconds ago: it must have lowered the traffic, and helped.
+            # Evaluate the way granted two seconds ago: it must have lowered the traffic and helped best effort.
             if total >= before[0]:
                 return replace(memory, ways=max(1, memory.ways - 1), growth=Growth.CORES)
             if _mips(effort) < (1.0 + BENEFIT) * before[1]:

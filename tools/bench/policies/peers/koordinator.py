@@ -1,9 +1,9 @@
 """CPU suppression as in Koordinator's koordlet: batch gets only the CPUs that the host can spare.
 
-Every interval: batch's CPUs = capacity x threshold - what the LRAs use - what the system uses; at least two CPUs, and
-growing by no more than a tenth of the host's CPUs at a time, while shrinking happens at once. It ignores targets. As
-the simplest policy in production, it shows the value of considering them. Whole cores are given out (Koordinator also
-keeps siblings together where it can); cache and bandwidth are left alone, as by its default.
+In every interval, batch's CPUs = capacity x threshold - use by the LRAs - use by the system, and at least two CPUs.
+Batch grows by at most a tenth of the host's CPUs at a time, and shrinks at once. The policy ignores targets. As the
+simplest policy in production, it shows the value of considering them. The policy grants whole cores (Koordinator also
+keeps siblings together if it can). Cache and bandwidth stay unchanged, as by its default.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ GROWTH_SHARE: Final = 0.10
 
 @dataclass(frozen=True, slots=True)
 class KoordinatorMemory:
-    """CPUs that batch has; None before the first decision."""
+    """Number of batch's CPUs; None before the first decision."""
 
     cpus: int | None = None
 
 
 class KoordinatorPolicy:
-    """See the module. ``threshold_pct``: of the host's CPUs that everybody together may use."""
+    """See the module. ``threshold_pct``: share of the host's CPUs that all work together may use."""
 
     def __init__(self, threshold_pct: float = THRESHOLD_PCT) -> None:
         self._threshold_pct = threshold_pct
@@ -41,7 +41,7 @@ class KoordinatorPolicy:
         return "koordinator"
 
     def decide(self, snapshot: Snapshot) -> TargetState:
-        """Batch's CPUs from what everybody else uses now."""
+        """Number of batch's CPUs, from the present use by all other work."""
         memory = snapshot.memory if isinstance(snapshot.memory, KoordinatorMemory) else KoordinatorMemory()
         topology = snapshot.host.topology
         capacity = len(topology.usable)
@@ -62,6 +62,6 @@ class KoordinatorPolicy:
 
 
 def _cores(snapshot: Snapshot, cpus: int) -> int:
-    """The most whole cores within this number of CPUs, at least one."""
+    """The largest number of whole cores within this number of CPUs, at least one."""
     topology = snapshot.host.topology
     return max(1, cpus * len(topology.usable_cores) // max(1, len(topology.usable)))

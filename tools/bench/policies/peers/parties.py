@@ -1,21 +1,21 @@
 """PARTIES (Chen, Delimitrou, Martinez, ASPLOS 2019): one unit of one resource of one application at a time.
 
-Every application starts with an equal part of everything. Twice a second: if the worst slack is below 5 %, that
-application gets a unit; else, if the best slack is above 20 %, that application gives one away. Which resource is
-found by trying: an application walks round its wheel (cores, cache ways, bandwidth) and moves on when a step did
-not do what it should. A step up that does not help is kept; a step down that leads to a violation is taken back at
-once and that application gives nothing for 30 s. Units come from batch first, else from the LRA with most slack.
+Every application starts with an equal part of every resource. Twice a second: if the worst slack is below 5 %, that
+application gets a unit; else, if the best slack is above 20 %, that application gives one away. The resource is found
+by trial: an application cycles through its wheel (cores, cache ways, bandwidth) and moves on when a step did not have
+the intended effect. A step up that does not help is kept; a step down that leads to a violation is rolled back at once,
+and that application gives up nothing for 30 s. Units come from batch first, else from the LRA with the most slack.
 
-``literal`` keeps to the printed rule, by which it is always the application with the most slack that gives: one that is
-down to one unit of everything then ends the search. The sane variant passes it over.
+``literal`` follows the printed rule, by which always the application with the most slack gives up a unit: if it has
+only one unit of each resource, the search ends. The corrected variant skips such an application.
 
-``until_met`` is PARTIES as CLITE's authors describe what they compared with (HPCA 2020, introduction): it adjusts until
-the targets of all LRAs are met, and then what is left over goes to batch. So units are added only while a target is
-missed, not while slack is below 5 %. (OLPart's re-implementation, too, ends as soon as all targets are met.)
+``until_met`` is PARTIES as CLITE's authors describe it in their comparison (HPCA 2020, introduction): it adjusts until
+the targets of all LRAs are met, and the remaining units then go to batch. It adds units only while a target is missed,
+not while slack is below 5 %. (OLPart's re-implementation, too, ends as soon as all targets are met.)
 
-Left out, for want of a setting or of a need: frequency (bandwidth stands in its place on the wheel, as in CLITE's
-comparison), the storage wheel (services held in memory are never shrunk there either), and migration, which a single
-host cannot do: after 60 s without a configuration that meets all targets it is counted, and the search goes on.
+Three parts are omitted: frequency (bandwidth takes its place on the wheel, as in CLITE's comparison), the storage wheel
+(services held in memory are never shrunk there either), and migration, which a single host cannot do. After 60 s
+without a configuration that meets all targets, a migration is counted and the search continues.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PERIOD_S: Final = 0.5
 BAN_S: Final = 30.0
 MIGRATE_AFTER_S: Final = 60.0
 BATCH: Final = "\N{BULLET} batch"
-"""All batch is one pool that has what is left over."""
+"""All batch forms one pool that has the remaining units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class PartiesMemory:
-    """``wheel``: place of each application on its wheel; ``banned_until_s``: who may not be shrunk for how long."""
+    """``wheel``: position of each application on its wheel; ``banned_until_s``: time until which an application may not
+    be shrunk.
+    """
 
     parts: Mapping[str, Units] = field(default_factory=dict)
     wheel: Mapping[str, int] = field(default_factory=dict)
@@ -62,7 +64,7 @@ class PartiesMemory:
 
 
 class PartiesPolicy:
-    """See the module. ``seed``: where each wheel starts is random in the paper."""
+    """See the module. ``seed``: of the wheels' starting positions, which are random in the paper."""
 
     def __init__(self, seed: int = 0, *, literal: bool = False, until_met: bool = False) -> None:
         self._seed, self._literal = seed, literal
@@ -125,9 +127,9 @@ class PartiesPolicy:
 
 
 def _with_what_there_is(memory: PartiesMemory, total: Units) -> PartiesMemory:
-    """A resource of which there is now more or less than was divided is divided equally again.
+    """A resource whose amount has changed is divided equally again.
 
-    Ways and bandwidth are used this way when resctrl is mounted after the start; other resources stay as they are.
+    This covers ways and bandwidth when resctrl is mounted after the start. Other resources stay unchanged.
     """
     parts = dict(memory.parts)
     fresh = dict(zip(parts, equal_parts(total, len(parts)), strict=True))
@@ -140,7 +142,7 @@ def _with_what_there_is(memory: PartiesMemory, total: Units) -> PartiesMemory:
 
 
 def _can_give(units: Units, wheel: tuple[str, ...]) -> bool:
-    """True while it has more than one unit of something: resources at their minimum are skipped."""
+    """True while it has more than one unit of some resource; resources at their minimum are skipped."""
     return any(units.get(resource) > 1 for resource in wheel)
 
 
@@ -212,7 +214,7 @@ def _downsize(
 
 
 def _victim(parts: Mapping[str, Units], app: str, resource: str, slacks: Mapping[str, float]) -> str | None:
-    """Batch while it has more than one unit, else the LRA with most slack that has."""
+    """Batch while it has more than one unit, else the LRA with the most slack that has more than one."""
     if BATCH in parts and parts[BATCH].get(resource) > 1:
         return BATCH
     others = [a for a in parts if a not in (app, BATCH) and a in slacks and parts[a].get(resource) > 1]

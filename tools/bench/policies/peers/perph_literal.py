@@ -4,14 +4,14 @@
         for i in CPU, MEM, LLC, MBW:  dV/dr_i = (V(r_i + delta) - V(r_i)) / delta
         theta = theta + t0 / (t1 + iter) dV/dr;   R = R + (theta beta) R;   iter = iter + 1
 
-Read as printed: the direction is never cleared, the step is multiplicative, nothing bounds R, the stop is two-sided
-and only the first crossing ends it, nothing is ever given back. Details that the paper does not specify are chosen as
-follows: degradation is two samples in a row below target; R starts at what the LRA uses; V is the same Res-Perf model
-that perph asks (which favours it: the paper's own update of the model diverges); t0 = t1 = 10, beta = 0.1, a delta of
-one unit, epsilon 2 % of the target; performance is relative to the target, or the units of beta would decide
-everything. A cap of ``MAX_ITERATIONS`` ends what would not end. Only what cannot be written is cut to the host's size,
-cores are rounded up. As in the paper the LRA itself is given a cpuset, a memory limit, ways and a throttle, and batch
-what remains.
+As printed, the direction is never cleared, the step is multiplicative, R has no bounds, the stop criterion is two-sided
+and only the first crossing ends the loop, and nothing is ever given back. Details that the paper does not specify are
+chosen as follows: degradation is two consecutive samples below target; R starts at the LRA's use; V is the same
+Res-Perf model that perph queries (which favours it: the paper's own update of the model diverges); t0 = t1 = 10, beta =
+0.1, a delta of one unit, epsilon 2 % of the target; performance is relative to the target, because otherwise the units
+of beta would dominate. ``MAX_ITERATIONS`` limits loops that would not end. Only values that cannot be written are cut
+to the host's size; cores are rounded up. As in the paper, the LRA itself gets a cpuset, a memory limit, ways and a
+throttle, and batch gets the rest.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Quota:
     mbw_pct: float
 
     def as_tuple(self) -> tuple[float, float, float, float]:
-        """In the paper's order."""
+        """The resources in the paper's order."""
         return self.cpu, self.memory_bytes, self.ways, self.mbw_pct
 
 
@@ -61,7 +61,9 @@ DELTAS: Final = (1.0, MEMORY_UNIT, 1.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class LiteralMemory:
-    """``below``: samples in a row below target, by LRA; ``quotas``: given; ``iterations``: of the last time."""
+    """``below``: consecutive samples below target, by LRA; ``quotas``: granted resources; ``iterations``: number in the
+    last run.
+    """
 
     below: Mapping[str, int] = field(default_factory=dict)
     quotas: Mapping[str, Quota] = field(default_factory=dict)
@@ -129,7 +131,7 @@ def infer(
 def values(
     quotas: list[Quota], target: Target, model: ResPerfModel, context: ModelContext, total: int
 ) -> list[float]:
-    """V over the target, for each R."""
+    """V divided by the target, for each R."""
     allocations = [_allocation(q, total) for q in quotas]
     if target.work_band is not None and available(target.work) and target.work > 0:
         factor = target.work_band.value / target.work
@@ -141,7 +143,7 @@ def values(
 
 
 def _allocation(quota: Quota, total: int) -> Allocation:
-    """The nearest thing that the model knows: an exclusive part for the LRA, everything else for batch."""
+    """The closest allocation that the model knows: an exclusive part for the LRA, and the rest for batch."""
     cores = min(max(1, math.ceil(quota.cpu)), total)
     return Allocation(
         CpuGrant(total, max(1, total - cores), 100, exclusive=cores < total),

@@ -53,7 +53,7 @@ def equal_parts(total: Units, count: int) -> tuple[Units, ...]:
 def settings_of(host: HostView, parts: Sequence[tuple[Sequence[str], Units]]) -> dict[str, Settings]:
     """Disjoint settings: groups of workloads side by side on cores and ways, in this order, each under its throttle.
 
-    A part without cores or ways of its own keeps what it was found with.
+    A part without its own cores or ways keeps its original ones.
     """
     cores, domains = host.topology.usable_cores, [d.domain for d in host.topology.l3_domains]
     result: dict[str, Settings] = {}
@@ -81,11 +81,11 @@ def level_of(host: HostView, wanted_pct: int) -> int:
 
 
 def slack(view: WorkloadView) -> float | None:
-    """(target - latency) / target of an LRA with absolute objectives; None if it cannot be told.
+    """(target - latency) / target of an LRA with absolute objectives; None if it is unknown.
 
-    A target of work counts the same way, with the time per unit of work in place of the latency: alone if there is no
-    latency, else only while it is missed. A closed loop never does more than it does alone, so that its slack in work
-    is small at best and says nothing about how much could be given away.
+    A target of work counts the same way, with the time per unit of work in place of the latency. It counts always if
+    there is no latency, else only while it is missed. A closed loop never does more work than alone, so its slack in
+    work is small at best and does not show how much it could give up.
     """
     sample, objective = view.sample, view.spec.objective
     if sample is None:
