@@ -47,7 +47,7 @@ def get(store: Store, folder: Path) -> Manifest:
 def put(folder: Path, store: Store) -> Manifest:
     """Commit all files below a folder as one dataset; their relative paths are the parts' sources."""
     try:
-        raise DatasetError(f"{store}: committed already, by attempt {read_manifest(store).attempt}")
+        raise DatasetError(f"{store}: already committed by attempt {read_manifest(store).attempt}")
     except NotCommitted:
         pass
     with attempt(store) as made:

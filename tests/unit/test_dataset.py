@@ -514,7 +514,7 @@ def test_the_tool_commits_a_folder_of_results(tmp_path: Path, capsys: pytest.Cap
     assert tool.main(["put", str(results), str(tmp_path / "made")]) == 0
     assert read_all(Folder(tmp_path / "made")) == {"raw/run.json": b"{}", "report.md": b"# report"}
     assert tool.main(["put", str(results), str(tmp_path / "made")]) == 1
-    assert "committed already" in capsys.readouterr().err
+    assert "already committed" in capsys.readouterr().err
     assert tool.main(["verify", str(tmp_path / "nothing")]) == 1
 
 

@@ -63,9 +63,9 @@ def _options() -> argparse.Namespace:
     )
     options = parser.parse_args()
     if unknown := set(options.only) - set(PARTS):
-        parser.error(f"--only {','.join(sorted(unknown))}: the parts are {', '.join(PARTS)}")
+        parser.error(f"--only {','.join(sorted(unknown))}: unknown (allowed: {', '.join(PARTS)})")
     if options.seconds <= 0 or options.changes < 1:
-        parser.error("--seconds and --changes are positive")
+        parser.error("--seconds and --changes must be positive")
     return options
 
 

@@ -48,13 +48,13 @@ class BenchGroups:
     def __init__(self, count: int, occupied: int, waking: int = 0) -> None:
         if os.geteuid() != 0:
             raise BenchError(
-                "making control groups needs root: run `make bench` as root or with sudo at hand"
+                "creating control groups needs root: run `make bench` as root or with sudo at hand"
             )
         hierarchies = discover(RealFs())
         absent = [name for name in _NEEDED if hierarchies.of(name) is None]
         if absent:
             raise BenchError(
-                f"no cgroup hierarchy has the controllers {', '.join(absent)}: nothing to measure on"
+                f"no cgroup hierarchy has the controllers {', '.join(absent)}, so the bench cannot run"
             )
         self.layout = str(hierarchies.layout)
         trees = {tree.mount: tree for name in _WANTED if (tree := hierarchies.of(name)) is not None}
@@ -83,7 +83,7 @@ class BenchGroups:
                     Path(tree.path(path, "cgroup.procs")).write_text(str(pid))
         except OSError as exc:
             self.remove()
-            raise BenchError(f"control groups cannot be made here: {exc}") from exc
+            raise BenchError(f"control groups cannot be created here: {exc}") from exc
         except BaseException:
             self.remove()
             raise

@@ -148,7 +148,7 @@ class _Counter:
         async def apply(changes: Any, **options: Any) -> Any:
             applied = await inner(changes, **options)
             if not applied.ok:
-                raise BenchError(f"a change failed: {applied.failed}")
+                raise BenchError(f"a change could not be applied: {applied.failed}")
             self.writes += len(applied.written)
             return applied
 

@@ -106,7 +106,7 @@ def _wait_until_it_answers(daemon: subprocess.Popen[bytes], path: Path, log: Pat
             _get(path, "/v1/status")
             return
         time.sleep(0.05)
-    raise BenchError(f"the daemon did not come up:\n{log.read_text(errors='replace')[-2000:]}")
+    raise BenchError(f"the daemon did not start:\n{log.read_text(errors='replace')[-2000:]}")
 
 
 def _get(path: Path, target: str) -> Any:

@@ -102,7 +102,7 @@ def main() -> int:
         elif what == "paper":
             fit_paper(write=args.write)
         else:
-            parser.error(f"no such part: {what}; there are programs, services and paper")
+            parser.error(f"{what} is not a part (allowed: programs, services, paper)")
     return 0
 
 

@@ -120,7 +120,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 up")
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
     return value
 
 
@@ -148,7 +148,7 @@ def _timing(options: argparse.Namespace) -> Timing:
 
 def _experiment(options: argparse.Namespace) -> None:
     if os.geteuid() != 0:
-        raise LabError("the lab makes control groups and needs root: sudo make lab")
+        raise LabError("the lab creates control groups and needs root: sudo make lab")
     if processes.running():
         raise LabError(f"another lab is running ({processes.REMEMBERED}); wait for it, or end it")
     processes.undo()

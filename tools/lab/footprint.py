@@ -108,7 +108,7 @@ def memcached(ledger: Ledger, groups: Groups, port: int) -> None:
                 return
         except OSError:
             if time.monotonic() > deadline:
-                raise LabError("memcached does not come up") from None
+                raise LabError("memcached did not start in time") from None
             time.sleep(0.1)
 
 

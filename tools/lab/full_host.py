@@ -211,7 +211,7 @@ def _wait(port: int) -> None:
             return
         except OSError:
             if time.monotonic() > deadline:
-                raise LabError("the service does not come up") from None
+                raise LabError("the service did not start in time") from None
             time.sleep(0.1)
 
 

@@ -28,7 +28,7 @@ class Kept:
             lines = content.splitlines(keepends=True)
             if lines and lines[0] != head:
                 raise LabError(
-                    f"{path} has runs with other options ({lines[0].decode().strip()}): repeat them, or remove it"
+                    f"{path} has runs with other options ({lines[0].decode().strip()}): use these options, or remove it"
                 )
             whole = [line for line in lines[1:] if line.endswith(b"\n")]  # the last line may be incomplete
             self.runs = [msgspec.json.decode(line, type=Run) for line in whole]

@@ -267,7 +267,7 @@ def _errors(groups: Groups, clients: Clients, profile: Profile) -> tuple[float, 
     """Relative errors of the profile's predictions between the CPU times that it visited."""
     if profile.features != ("cpu_share",):
         raise LabError(
-            f"it explored {', '.join(profile.features)}: not a host on which CPU time alone is dialled"
+            f"it explored {', '.join(profile.features)}: this comparison needs a host that sets only CPU time"
         )
     visited = np.unique(profile.x[:, 0] * profile.scale[0])
     middles = (visited[:-1] + visited[1:])[:-1] / 2.0  # the last one means no limit
@@ -304,7 +304,7 @@ def _wait(done: Callable[[], bool]) -> None:
     give_up_s = time.monotonic() + 60.0
     while not done():
         if time.monotonic() > give_up_s:
-            raise LabError("the server does not come up")
+            raise LabError("the server did not start in time")
         time.sleep(0.1)
 
 

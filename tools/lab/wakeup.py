@@ -256,7 +256,7 @@ def _group(stack: ExitStack, name: str) -> Path:
     root = Path("/sys/fs/cgroup")
     parent = root if (root / "cgroup.controllers").exists() else root / "cpu"
     if not os.access(parent, os.W_OK):
-        raise WakeupError(f"{parent}: no control group can be made there")
+        raise WakeupError(f"{parent}: no control group can be created there")
     group = parent / name
     group.mkdir()
     stack.callback(group.rmdir)

@@ -113,7 +113,7 @@ class PmuMachine:
             status = seen.partition(done)[2]
         if b"." not in status:
             said = output.read_text(errors="replace")[-1500:] if output.exists() else ""
-            raise VmError(f"no end of {command!r} within {timeout_s:.0f} s; it said:\n{said}")
+            raise VmError(f"{command!r} did not end within {timeout_s:.0f} s; its output:\n{said}")
         text = output.read_text(errors="replace")
         script.unlink()
         output.unlink()

@@ -69,7 +69,7 @@ def main() -> int:
         if options.action == "record":
             known = {s.name: s for s in scenarios.standard()}
             if options.scenario not in known:
-                parser.error(f"no scenario {options.scenario!r}; known are {', '.join(known)}")
+                parser.error(f"{options.scenario!r} is not a scenario (allowed: {', '.join(known)})")
             scenario = known[options.scenario]
             if options.seconds is not None:
                 scenario = replace(scenario, duration_s=options.seconds)

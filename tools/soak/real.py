@@ -196,7 +196,7 @@ def _daemon(config: Path, state: Path, log: Path) -> Iterator[subprocess.Popen[b
                 break
             except (Unreachable, FileNotFoundError):
                 if daemon.poll() is not None or time.monotonic() > give_up_s:
-                    raise SoakError(f"the daemon did not come up:\n{_tail(log)}") from None
+                    raise SoakError(f"the daemon did not start:\n{_tail(log)}") from None
                 time.sleep(0.1)
         yield daemon
         daemon.terminate()

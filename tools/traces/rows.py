@@ -162,7 +162,7 @@ def read_trace(
     if not tally.rows:
         names = ", ".join(each.name for each in form.tables)
         raise TraceError(
-            f"no file of the tables of {form.name} ({names}) is there; found: {tally.unread[:5]}"
+            f"no file of the tables of {form.name} ({names}) was found; found instead: {tally.unread[:5]}"
         )
 
 

@@ -119,7 +119,7 @@ def _of_file(path: Path, name: str) -> Iterator[TraceFile]:
             inner = PurePosixPath(info.name)
             if not info.isfile() or inner.is_absolute() or ".." in inner.parts or "\0" in info.name:
                 raise TraceError(
-                    f"{path}: has a member {info.name[:200]!r} that is no plain file below the archive's folder"
+                    f"{path}: has a member {info.name[:200]!r} that is not a regular file below the archive's folder"
                 )
             member = archive.extractfile(info)
             assert member is not None

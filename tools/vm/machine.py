@@ -101,7 +101,7 @@ class Machine:
             VmError: QEMU is not installed, ended, or the machine does not answer.
         """
         if self.pid is not None:
-            raise VmError(f"a machine runs in {self.folder} already (process {self.pid})")
+            raise VmError(f"a machine already runs in {self.folder} (process {self.pid})")
         if shutil.which(self._emulator.command[0]) is None:
             raise VmError(f"needs {self._emulator.command[0]}: packaging/apt-install vm")
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -243,7 +243,7 @@ class Machine:
                 return
             self._forget_connection()
             time.sleep(0.5)
-        raise VmError(f"it did not boot again within {BOOT_S:.0f} s")
+        raise VmError(f"the machine did not boot again within {BOOT_S:.0f} s")
 
     def _forget_connection(self) -> None:
         self._forget_shell()

@@ -44,9 +44,9 @@ def kept(
     if suite not in SUITES:
         raise VmError(f"no recipe for Debian {suite!r}; there is one for {', '.join(SUITES)}")
     if os.geteuid() != 0:
-        raise VmError("making the image needs root: mmdebstrap unpacks packages as root")
+        raise VmError("creating the image needs root: mmdebstrap unpacks packages as root")
     if missing := [tool for tool in tools if shutil.which(tool) is None]:
-        raise VmError(f"making the image needs {', '.join(missing)}: packaging/apt-install {section}")
+        raise VmError(f"creating the image needs {', '.join(missing)}: packaging/apt-install {section}")
     for old in cache.glob(f"{label}-*"):
         shutil.rmtree(old)
     cache.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def unpacked_kernel(work: Path, made: Path) -> Path:
     """Unpack the kernel that the hook has downloaded, put it beside the image, and return the folder of its files."""
     packages = list(work.glob("linux-image-*.deb"))
     if len(packages) != 1:
-        raise VmError(f"the kernel's package did not arrive: {packages}")
+        raise VmError(f"the kernel's package was not downloaded: {packages}")
     unpacked = work / "kernel"
     run("dpkg-deb", "-x", str(packages[0]), str(unpacked))
     shutil.copy(next(unpacked.glob("boot/vmlinuz-*")), made / "vmlinuz")

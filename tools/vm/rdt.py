@@ -39,7 +39,7 @@ def rdt_emulator(cache: Path) -> Emulator:
     if path.is_dir():
         found = [path / name for name in _NAMES if (path / name).is_file()]
         if not found:
-            raise VmError(f"{VARIABLE}={named}: there is none of {', '.join(_NAMES)}")
+            raise VmError(f"{VARIABLE}={named}: contains none of {', '.join(_NAMES)}")
         path = found[0]
     if not path.is_file():
         raise VmError(f"{VARIABLE}={named}: there is no such file")

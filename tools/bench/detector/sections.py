@@ -19,7 +19,7 @@ def measure(parser: argparse.ArgumentParser, sections: Sections) -> None:
     options = parser.parse_args()
     names = [n for n in options.sections.split(",") if n]
     if unknown := set(names) - set(sections):
-        parser.error(f"--sections {','.join(sorted(unknown))}: known are {', '.join(sections)}")
+        parser.error(f"--sections {','.join(sorted(unknown))}: unknown (allowed: {', '.join(sections)})")
     for name in names:
         title, measured = sections[name]
         text = "\n".join([f"## {title}", "", *measured(options), "", ""])

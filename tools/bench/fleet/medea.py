@@ -32,7 +32,7 @@ def medea(hosts: Sequence[NodeProfile], pods: Sequence[Pod]) -> tuple[str | None
         ValueError: too many pods for one program.
     """
     if len(pods) > GROUP_PODS:
-        raise ValueError(f"{len(pods)} pods, at most {GROUP_PODS} are placed at once")
+        raise ValueError(f"{len(pods)} pods exceed the limit of one program ({GROUP_PODS})")
     near = sorted(hosts, key=lambda host: host.requested_cores - host.cores)[:GROUP_HOSTS]
     free = np.array([[h.cores - h.requested_cores, h.memory_bytes - h.requested_bytes] for h in near])
     free = np.maximum(free / np.array([near[0].cores, near[0].memory_bytes]), 0.0)

@@ -48,7 +48,9 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tools.bench.forecasts", description="Measure the quality of forecasts.")
+    parser = argparse.ArgumentParser(
+        prog="tools.bench.forecasts", description="Measure the quality of forecasts."
+    )
     data = os.environ.get("PERPHD_DATA")
     parser.add_argument(
         "--data", type=Path, default=Path(data) if data else None, help="folder with the public series"
@@ -60,17 +62,19 @@ def _options() -> argparse.Namespace:
         "--hosts", type=int, default=4, help="hosts of each kind in the back-test of peak predictors"
     )
     parser.add_argument("--seed", type=int, default=20, help="seed of generated series and hosts")
-    parser.add_argument(
-        "--skip", type=int, default=0, help="values skipped at the start of a public series"
-    )
+    parser.add_argument("--skip", type=int, default=0, help="values skipped at the start of a public series")
     parser.add_argument(
         "--only", choices=("models", "peaks", "history", "costs"), help="one part of the report"
     )
-    parser.add_argument("--seconds", type=float, default=120.0, help="seconds for which whole processes are measured")
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help="seconds for which whole processes are measured"
+    )
     parser.add_argument("--out", type=Path, help="file of the report")
     options = parser.parse_args()
     if min(options.series, options.hosts) < 1 or min(options.windows, options.longest) <= models.WARM_UP:
-        parser.error(f"--series and --hosts are positive, --windows and --longest more than {models.WARM_UP}")
+        parser.error(
+            f"--series and --hosts must be positive, --windows and --longest more than {models.WARM_UP}"
+        )
     return options
 
 

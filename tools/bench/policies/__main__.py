@@ -164,7 +164,9 @@ def _options() -> argparse.Namespace:
         options.grids = [] if options.quick or options.scenarios else list(grids.GRIDS)
     options.grids = [] if options.grids == ["none"] else options.grids
     if unknown := set(options.grids) - set(grids.GRIDS):
-        parser.error(f"--grids {','.join(sorted(unknown))}: known are {', '.join(grids.GRIDS)}, none")
+        parser.error(
+            f"--grids {','.join(sorted(unknown))}: unknown (allowed: {', '.join(grids.GRIDS)}, none)"
+        )
     options.seeds = options.seeds or (1 if options.quick else SEEDS)
     if options.scenarios or options.quick:
         options.agent = False
@@ -181,7 +183,7 @@ def _paced(name: str, options: argparse.Namespace, parser: argparse.ArgumentPars
     try:
         entrant(name)
     except KeyError:
-        parser.error(f"--policies {name}: known are {', '.join((*ENTRANTS, *VARIANTS))}")
+        parser.error(f"--policies {name}: unknown (allowed: {', '.join((*ENTRANTS, *VARIANTS))})")
     return name
 
 
@@ -222,7 +224,9 @@ def _named(options: argparse.Namespace) -> list[Scenario]:
         return []
     names = {s.name for s in known} | set(scenarios.FAMILIES)
     if unknown := set(options.scenarios) - names:
-        raise SystemExit(f"--scenarios {','.join(sorted(unknown))}: known are {', '.join(sorted(names))}")
+        raise SystemExit(
+            f"--scenarios {','.join(sorted(unknown))}: unknown (allowed: {', '.join(sorted(names))})"
+        )
     return [s for s in known if s.name in options.scenarios or s.family in options.scenarios]
 
 

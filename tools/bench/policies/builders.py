@@ -50,7 +50,7 @@ def service(
     base = archetype(name).workload
     rate = base.requests.rate_per_s if base.requests is not None else None
     if rate is None:
-        raise ValueError(f"{name} is no open loop: it has no full load")
+        raise ValueError(f"{name} is not an open loop, so it has no full load")
     goal = Goal(max_p95_ms=alone(machine, base).p95_ms * tolerance)
     work = replace(base, name=label or name).asked(rate_per_s=rate * share)
     return Actor(work, goal, load, peak_load_per_s=rate)

@@ -39,7 +39,7 @@ _UNCOUNTED: Final = 2
 """Number of samples without rates after threads have come or moved: one until their resctrl group exists, and one for a
 first rate.
 """
-_NO_GROUP: Final = Unavailable("its threads are not in a resctrl group of its own yet")
+_NO_GROUP: Final = Unavailable("its threads are not in their own resctrl group yet")
 _NO_RATE: Final = Unavailable("nothing to compare with yet")
 
 

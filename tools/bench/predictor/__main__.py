@@ -97,13 +97,13 @@ def _options() -> argparse.Namespace:
     )
     options = parser.parse_args()
     if unknown := set(options.only) - set(PARTS):
-        parser.error(f"--only {','.join(sorted(unknown))}: the parts are {', '.join(PARTS)}")
+        parser.error(f"--only {','.join(sorted(unknown))}: unknown (allowed: {', '.join(PARTS)})")
     chosen = [OURS, *options.learners.split(";")] if options.learners else list(CONTESTANTS)
     if unknown := set(chosen) - set(CONTESTANTS):
-        parser.error(f"--learners {';'.join(sorted(unknown))}: they are {'; '.join(CONTESTANTS)}")
+        parser.error(f"--learners {';'.join(sorted(unknown))}: unknown (allowed: {'; '.join(CONTESTANTS)})")
     options.learners = tuple(chosen)
     if options.seeds < 1:
-        parser.error("--seeds is at least 1")
+        parser.error("--seeds must be at least 1")
     return options
 
 

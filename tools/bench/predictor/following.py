@@ -164,7 +164,7 @@ def main() -> int:
     options = parser.parse_args()
     names = options.followers.split(";")
     if unknown := set(names) - set(FOLLOWERS):
-        parser.error(f"--followers {';'.join(sorted(unknown))}: they are {'; '.join(FOLLOWERS)}")
+        parser.error(f"--followers {';'.join(sorted(unknown))}: unknown (allowed: {'; '.join(FOLLOWERS)})")
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "following.jsonl"
     runs = [Run(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []

@@ -104,7 +104,7 @@ def jars() -> Path:
             run("mvn", "-q", "-B", "-f", f"{made}/pom.xml", _PLUGIN, "-DincludeScope=runtime",
                 f"-DoutputDirectory={made}/lib", wait_s=1800.0)  # fmt: skip
         except LabError as exc:
-            raise Unavailable(f"Kafka's jars are not there: {exc}") from exc
+            raise Unavailable(f"Kafka's jars are missing: {exc}") from exc
         Path(made, "lib").rename(folder)
     return folder
 

@@ -125,7 +125,7 @@ def wait_until(
             return
         time.sleep(0.1)
     tail = log.read_text(errors="replace")[-2000:] if log.exists() else "(no log)"
-    raise LabError(f"{what} did not come up; its log ends: {tail}")
+    raise LabError(f"{what} did not start; its log ends: {tail}")
 
 
 def compiled(name: str, folder: Path) -> str:

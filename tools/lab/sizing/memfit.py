@@ -131,7 +131,7 @@ def _wait(counter: Path, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + SETTLED_S
     while int(counter.read_text().split()[-1]) < 100:
         if process.poll() is not None or time.monotonic() > deadline:
-            raise LabError("the process with the hot set does not work")
+            raise LabError("the process with the hot set makes no progress")
         time.sleep(0.2)
 
 
