@@ -1,4 +1,4 @@
-"""Data of a resctrl plan: what it reads, collects and returns."""
+"""Data of a resctrl plan: its input, its working state and its result."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Caches:
     """Plans and applies resctrl settings. Its only state, the group of each workload, can be read back from the kernel.
 
     Args:
-        lock_wait_s: how long a change waits for a program that holds resctrl's lock.
+        lock_wait_s: time that a change waits for a program that holds resctrl's lock.
     """
 
     def __init__(
@@ -271,7 +271,9 @@ class Caches:
     # -- what one workload is to have ----------------------------------------------------------------------------
 
     def _want(self, draft: Draft, spec: WorkloadSpec, now_s: float) -> Want | None:
-        """Schemata for online domains; settings that cannot be applied keep their value. None: nothing is possible."""
+        """Schemata for online domains; settings that cannot be applied keep their value. None: no setting can be
+        applied.
+        """
         look, target = draft.look, draft.targets[spec.name]
         info = look.groups.resctrl.info
         home = look.seen.get(self._changes.home(spec.name))
@@ -438,7 +440,7 @@ class Caches:
         """Add a write that restores: it waits for the lock and for retries like others, but is never dropped."""
         refused = draft.locked or self._refusals.why_not(write.key, KEEP, now_s)
         if refused:
-            draft.skipped.append(NotEnforceable(write.workload, KNOB, f"not given back: {refused}"))
+            draft.skipped.append(NotEnforceable(write.workload, KNOB, f"not restored: {refused}"))
             return
         keys = tuple((write.workload, setting) for setting in RESCTRL_SETTINGS)
         self._jobs.add(write, Job(job.group, keys, {write.key: KEEP}, job.do))

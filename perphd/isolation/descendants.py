@@ -2,8 +2,8 @@
 
 Only cgroup v1 needs this. There every cgroup has its own list, which must lie within its parent's, and whoever creates
 a cgroup (runc, docker, kubelet, ``cgroup.clone_children``) copies the parent's present list. While perphd confines the
-parent, such a copy holds perphd's value, which nobody asked for; restore must give the new cgroup the parent's original
-list. On v2 a new cgroup has no list of its own and inherits the effective one.
+parent, such a copy holds perphd's value, which nobody requested for it; restore must give the new cgroup the parent's
+original list. On v2 a new cgroup has no list of its own and inherits the effective one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def descendant_lists(fs: KernelFs, journal: Journal, top: FileState) -> tuple[De
     """The lists named like ``top`` in all descendants, parents first; empty lists are left out.
 
     In a new cgroup, a copy cannot be told from an equal list set by hand. Cgroups that existed before the confinement
-    are in the journal, whatever their lists.
+    are in the journal, regardless of their lists.
     """
     name = basename(top.path)
     files = {dirname(top.path): top}

@@ -60,7 +60,7 @@ class Executor:
         deadline_s: time for the writes of one transaction; after it the transaction is rolled back and later ones are
             smaller.
         changes_per_s: sustained rate at which one knob may change after a burst; None: no limit.
-        adopt_s: how long settings found in the journal at start stay in force while no policy has decided otherwise.
+        adopt_s: time for which settings found in the journal at start stay in force until a policy decides otherwise.
         background: True maintains monitor groups beside the ticks; False within them.
         in_thread: write in a worker thread, since a write can block in the kernel; False writes inline (simulated
             hosts).
@@ -377,7 +377,7 @@ class Executor:
         """Finish the last transaction: note what its files read, close what holds its original, call ``on_write``.
 
         None of this is needed for the written values to take effect, nor to restore them after a crash. ``plan`` and
-        ``restore`` do the same if nobody has called this.
+        ``restore`` do the same if this was not called.
         """
         if self._unsettled is not None:
             async with self._lock:
@@ -467,7 +467,7 @@ class Executor:
         return report
 
     async def release_gone(self) -> RestoreReport | None:
-        """Remove the traffic classes of cgroups that are gone, which nothing else removes before a full restore.
+        """Remove the traffic classes of cgroups that are gone, which only a full restore would otherwise remove.
 
         Other settings end with their cgroup, or are needed when it returns. Failures are retried at the next call.
         Returns a report; None if an earlier write is still stuck in the kernel.

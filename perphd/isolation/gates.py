@@ -51,7 +51,7 @@ Gate: TypeAlias = Callable[[ChangeSet, PlanContext], ChangeSet]
 def hold_unpaired(changes: ChangeSet, plan: PlanContext) -> ChangeSet:
     """Hold CPU changes whose counterpart fails, so that exclusive CPUs are never half applied.
 
-    Nobody gains CPUs while an LRA cannot leave CPUs that perphd assigned to it. No LRA is narrowed while another
+    No workload gains CPUs while an LRA cannot leave CPUs that perphd assigned to it. No LRA is narrowed while another
     workload cannot be confined, because they would share the LRA's CPUs.
     """
     left_out = [left for left in changes.skipped if left.key not in plan.unattainable]

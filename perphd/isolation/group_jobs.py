@@ -61,7 +61,7 @@ class GroupJobs:
 
     Args:
         note: called with every workload whose group changed.
-        lock_wait_s: how long the first job of a run waits for the lock.
+        lock_wait_s: time that the first job of a run waits for the lock.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class KnobState:
-    """What isolation knows about one knob.
+    """Isolation's knowledge about one knob.
 
     Attributes:
         in_force: the value that perphd has set, as last read back; KEEP: none.
@@ -238,7 +238,7 @@ class KnobStates:
                     self._report((spec.name, setting)).pending = True
 
     def _report(self, key: Key) -> KnobState:
-        """The record of a knob about which the next plan reports anew."""
+        """The record of a knob about which the next plan reports again."""
         state = self.of(key)
         if not (state.pending or state.held or state.limited):
             self._reported.append(state)

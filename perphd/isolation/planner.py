@@ -82,7 +82,7 @@ def plan(wanted: Iterable[Wanted], skipped: Iterable[NotEnforceable] = (), reaso
         except (ParseError, _Impossible) as exc:
             left_out.append(NotEnforceable(item.state.workload, item.state.knob.setting, str(exc)))
             if isinstance(exc, _Pinned) and not item.state.foreign:
-                writes = _plan_list(item.state, KEEP)  # restore what an earlier target had changed
+                writes = _plan_list(item.state, KEEP)  # restore the changes of an earlier target
         made.append(_Made(item.state.knob.directory.count("/"), item.state.lra, writes))
     return ChangeSet(tuple(_ordered(made)), tuple(left_out), reason)
 
@@ -178,7 +178,7 @@ def _plan_weight(state: KnobReading, target: Value) -> list[Write]:
         wanted_weight = texts.get(weight.path)
         wanted_idle = None if idle is None else "1" if found_idle else texts[idle.path]
         if wanted_weight is not None and not found_idle and (state.lra or not for_floor):
-            bound = max if for_floor else min  # a guarantee to an LRA never lowers what it had
+            bound = max if for_floor else min  # a guarantee to an LRA never lowers its previous one
             wanted_weight = bound(
                 wanted_weight, _found(weight), key=lambda text: magnitude(weight.path, text)
             )

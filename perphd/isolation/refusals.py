@@ -57,7 +57,7 @@ class Refusals:
         self._retried = frozenset(due.keys() - held.keys())
         return changes.without(
             [
-                NotEnforceable(*key, f"not given back, {why}" if planned[key][1] is KEEP else why)
+                NotEnforceable(*key, f"not restored, {why}" if planned[key][1] is KEEP else why)
                 for key, why in held.items()
             ]
         )

@@ -48,7 +48,7 @@ def restore(
     units: bool = True,
     ignore_lock: bool = False,
 ) -> RestoreReport:
-    """Restore everything in this state directory's journal and close what was restored. Idempotent.
+    """Restore everything in this state directory's journal and close the restored records. Idempotent.
 
     Args:
         fs: the kernel's files.
@@ -236,7 +236,7 @@ class _Run:
                     if report in files:
                         files.remove(report)
                 self.files["failed"].append(replace(report, note=why))
-                self.notes.append(f"{report.path}: not given back: {why}")
+                self.notes.append(f"{report.path}: not restored: {why}")
 
     def _remove_group(self, entry: Original) -> None:
         outcome, note = self._groups.restore(entry)
@@ -249,7 +249,7 @@ class _Run:
         if was_set_through_systemd(entry) and not self._backends.is_units(entry.path):
             note = "it was set through systemd, which isolation.units forbids here: run perphd restore"
             self._add("failed", entry, note=note)
-            self.notes.append(f"{entry.path}: not given back: {note}")
+            self.notes.append(f"{entry.path}: not restored: {note}")
             return None
         try:
             if self._fs.identity(dirname(entry.path)) != entry.identity:
@@ -329,7 +329,7 @@ class _Run:
             left = self._what_is_left(entry, found) if isinstance(exc, Invalid | Denied) else ""
             note = f"{exc}; {left}" if left else str(exc)
             self._add("failed", entry, found, note=note)
-            self.notes.append(f"{entry.path}: not given back: {note}")
+            self.notes.append(f"{entry.path}: not restored: {note}")
             return
         if is_original(entry.path, entry.raw, f"{now}\n".encode()):
             self._add("restored", entry, found, now)

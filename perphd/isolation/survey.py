@@ -155,7 +155,7 @@ class Survey:
                 if value is not KEEP:
                     items.append(NotEnforceable(spec.name, setting, item))
                 elif failed and self._is_changed(spec, setting):
-                    items.append(NotEnforceable(spec.name, setting, f"not given back: {item}"))
+                    items.append(NotEnforceable(spec.name, setting, f"not restored: {item}"))
                 if self.is_bound(spec, setting):
                     self.stuck.append(spec.name)
         return items

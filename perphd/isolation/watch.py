@@ -59,7 +59,7 @@ class ConflictWatch:
 
         ``around``: the parent's list, for cgroup v1, where the kernel removes offline CPUs from lists. ``owner_s``: the
         time now, if the cgroup has an owner that may set new values (kubelet resizes pods); a new value is then no
-        conflict, unless it is the original put back or comes soon after another one.
+        conflict, unless it equals the original or comes soon after another one.
         """
         conflict: tuple[FileState, str] | None = None
         for file in files:
@@ -96,7 +96,7 @@ class ConflictWatch:
         return values[-1] if values else original
 
     def wrote(self, path: str, identity: Identity, text: str) -> None:
-        """Record what a file reads after perphd wrote it."""
+        """Record the content of a file after perphd wrote it."""
         self._seen[path] = (identity, text)
         self._foreign.pop(path, None)
 

@@ -19,7 +19,7 @@ class Worker:
 
     Args:
         in_thread: False runs inline (simulated hosts).
-        patience_s: how long a caller waits; work that takes longer continues in the background.
+        patience_s: time that a caller waits; work that takes longer continues in the background.
     """
 
     def __init__(self, in_thread: bool, patience_s: float) -> None:

@@ -195,7 +195,7 @@ async def test_a_kernel_that_refused_for_a_while_needs_nobody_to_come(tmp_path: 
         await here.run(100)
         assert here.effective("/t/db") == CpuSet.parse("0-1")
         (reason,) = left()
-        assert "not given back, " in reason
+        assert "not restored, " in reason
         assert "EBUSY" in reason
         here.gate.heal()
         await here.run(70)

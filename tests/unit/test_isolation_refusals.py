@@ -71,7 +71,7 @@ async def test_giving_back_that_fails_is_told_and_tried_until_it_is_done(bench: 
         assert "cpus" in bench.executor.blocked("db")
     assert 5 <= failures <= 15, "ever more rarely"
     (left,) = bench.executor.not_enforceable("db")
-    assert "not given back, tried again after 60 s: " in left.reason
+    assert "not restored, tried again after 60 s: " in left.reason
     assert errno.errorcode[fault] in left.reason
     assert bench.executor.blocked("pi") == ("cpus",), "no CPUs for batch that the LRA cannot leave"
     assert bench.executor.in_force("pi") == Settings(cpus=CpuSet.of([1, 2, 3]))
@@ -104,7 +104,7 @@ async def test_a_file_that_cannot_be_read_and_is_to_be_given_back_is_told(
         patch.setattr(bench.kernel, "read", read)
         await bench.go({})
         assert bench.executor.blocked("db") == ("cpus",)
-        assert "not given back: " in bench.executor.not_enforceable("db")[0].reason
+        assert "not restored: " in bench.executor.not_enforceable("db")[0].reason
     assert (await bench.go({})).ok
     assert bench.executor.in_force("db") == UNTOUCHED
 

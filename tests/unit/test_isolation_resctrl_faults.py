@@ -204,7 +204,7 @@ async def test_a_lock_that_others_hold_removes_nothing_and_is_reported(bench: Be
             assert bench.executor.in_force("pi") == BOTH
         assert (await bench.go({"pi": WIDER})).ok
         assert not bench.executor.plan({}, SPECS, bench.now_s + 1), "giving back waits as well"
-        assert "not given back" in bench.executor.not_enforceable("pi")[0].reason
+        assert "not restored" in bench.executor.not_enforceable("pi")[0].reason
         assert bench.groups() == ["perphd.pi"]
     assert (await bench.go({"pi": WIDER, "sort": BOTH})).ok, (
         "at once when it is free, however long it was held"
@@ -393,7 +393,7 @@ async def test_a_removal_that_is_refused_waits_longer_each_time(
     for second in range(60):
         await bench.executor.apply(bench.executor.plan({}, SPECS, 100.0 + second))
     assert 3 <= len(tried) <= 8
-    assert "not given back: tried again after" in bench.executor.not_enforceable("pi")[0].reason
+    assert "not restored: tried again after" in bench.executor.not_enforceable("pi")[0].reason
     monkeypatch.undo()
     assert (await bench.executor.apply(bench.executor.plan({}, SPECS, 1000.0))).ok
     assert bench.groups() == []
