@@ -47,7 +47,7 @@ def job_parts(row: JobRow, now_s: float) -> Iterable[Part]:
     """Everything about one job."""
     detail = row.detail
     if detail is None:
-        return [text(f"job {row.id}: {row.name}", f"state     {row.state} (it is somebody else's job)")]
+        return [text(f"job {row.id}: {row.name}", f"state     {row.state} (it belongs to another user)")]
     cpus = "1 CPU" if detail.cpus == 1 else f"{detail.cpus:g} CPUs"
     lines = [
         f"job {row.id}: {row.name}",
@@ -97,7 +97,7 @@ def event_text(event: EventStatus, now_s: float) -> str:
 
 
 def offer_text(offer: CopperOffer) -> str:
-    """What copper may use, in a line."""
+    """Copper's offer in one line."""
     if not available(offer.cpus.copper) or not available(offer.memory.copper):
         return "copper's offer: not known until five minutes have passed"
     return (
@@ -113,7 +113,7 @@ def _checked(offer: CopperOffer) -> str:
 
 
 def event_parts(event: EventStatus | None, offer: CopperOffer | None, now_s: float) -> Iterable[Part]:
-    """The event, and what copper may use."""
+    """The event, and copper's offer."""
     lines = ["No event is in force." if event is None else event_text(event, now_s)]
     if offer is not None:
         lines.append(offer_text(offer))
@@ -136,7 +136,7 @@ def _missed(resource: OfferedResource) -> str:
 
 
 def end_text(row: JobRow) -> str:
-    """How a job ended, in a sentence."""
+    """The end of a job in one sentence."""
     detail = row.detail
     if detail is None:
         return f"job {row.id}: {row.state}"

@@ -31,7 +31,7 @@ class ModelRoutes:
         return encode(self._agent.model_view(self._name(request)))
 
     async def origin(self, request: web.Request, peer: Peer) -> Any:
-        """GET /v1/models/NAME/origin: where the model came from."""
+        """GET /v1/models/NAME/origin: the origin of the model."""
         return encode(self._agent.model_origin(self._name(request)))
 
     async def export(self, request: web.Request, peer: Peer) -> web.Response:

@@ -1,4 +1,4 @@
-"""The part of the control API for schedulers: the node's state, what a pod would cost, reservations."""
+"""The part of the control API for schedulers: the node's state, the cost of a pod, reservations."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class NodeRoutes:
         return encode(self._document())
 
     async def whatif(self, request: web.Request, peer: Peer) -> Any:
-        """POST /v1/whatif: what a pod would cost each LRA."""
+        """POST /v1/whatif: the cost of a pod to each LRA."""
         body = await self._body(request, ("cpu", "memory", "band", "search"))
         search = body.get("search", False)
         if not isinstance(search, bool):

@@ -110,7 +110,7 @@ class AgentPort(Protocol):
         """The full state of an LRA's model."""
 
     def model_origin(self, lra: str) -> ModelOrigin:
-        """Where an LRA's model came from."""
+        """The origin of an LRA's model."""
 
     def export_model(self, lra: str) -> str:
         """The model as the text of a file."""

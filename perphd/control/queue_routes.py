@@ -120,13 +120,13 @@ class QueueRoutes:
         await queue.ready()
         for number in specs[0].after:
             if (job := queue.find(number)) is not None and not self._sees(peer, job):
-                raise ApiError(Code.NOT_PERMITTED, f"job {number} is somebody else's", "after")
+                raise ApiError(Code.NOT_PERMITTED, f"job {number} belongs to another user", "after")
         jobs = await queue.submit(specs)
         name = specs[0].name if specs[0].array is None else specs[0].name.removesuffix("[0]")
         return {"jobs": [job.id for job in jobs], "name": name}
 
     async def score(self, request: web.Request, peer: Peer) -> Any:
-        """POST /v1/score: how well a job that starts now would fit."""
+        """POST /v1/score: the fit of a job that starts now."""
         queue = self._queue()
         body = await self._body(request, SCORE_KEYS)
         await queue.ready()
@@ -196,7 +196,7 @@ class QueueRoutes:
 
     def _seen(self, job: QueuedJob, peer: Peer) -> QueuedJob:
         if not self._sees(peer, job):
-            raise ApiError(Code.NOT_PERMITTED, f"job {job.id} is somebody else's", "job")
+            raise ApiError(Code.NOT_PERMITTED, f"job {job.id} belongs to another user", "job")
         return job
 
     def _specs(self, body: Mapping[str, Any], peer: Peer, queue: BatchQueue) -> list[JobSpec]:

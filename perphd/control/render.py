@@ -43,8 +43,8 @@ def doctor_parts(
 ) -> list[Part]:
     """``perphctl doctor``: the verdict, present capabilities, then the effect and the remedy of each missing one.
 
-    ``limits``: settings and measurements that declared workloads cannot have. ``by_themselves``: workloads
-    that declared themselves, and where. ``bands``: what each declared band has here.
+    ``limits``: settings and measurements that declared workloads cannot have. ``by_themselves``: workloads that
+    declared themselves, with the places. ``bands``: the mechanisms of each declared band here.
     """
     items = list(capabilities)
     parts: list[Part] = [

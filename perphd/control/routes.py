@@ -48,7 +48,7 @@ Handler: TypeAlias = Callable[[web.Request, Peer], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the API needs in addition to the agent.
+    """Functions that the API needs in addition to the agent.
 
     ``check_host``: raises ConfigError for workloads that this host cannot take (perphd's own cgroup), returns
     warnings. ``monotonic`` and ``wall``: the agent's clock and the time of day, in s.

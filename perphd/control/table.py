@@ -150,7 +150,7 @@ def with_bars_within(part: Table, width: int) -> Table:
         left = widths[i] - over
         if left < max(LEAST_BAR, _width(str(heads[i]))):
             if i + 1 < len(heads) and not heads[i + 1]:
-                heads[i + 1] = heads[i]  # the figures of these bars
+                heads[i + 1] = heads[i]  # the column with the figures of these bars
             for row in (heads, *rows):
                 del row[i]
             right = frozenset(j - (j > i) for j in right if j != i)

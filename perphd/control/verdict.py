@@ -37,7 +37,7 @@ def protections(items: Iterable[Capability]) -> Mapping[str, bool | None]:
 
 
 def verdict(items: Iterable[Capability]) -> str:
-    """One line: what perphd can protect here, and what it cannot."""
+    """One line with the resources that perphd can protect here, and those that it cannot."""
     found = protections(items)
     able = [f"{word}{_PART.get(name, '')}" for name, word in _WORDS.items() if found[name] is not False]
     unable = [word for name, word in _WORDS.items() if found[name] is False]

@@ -109,7 +109,7 @@ def test_workers_of_an_elastic_job_know_their_place_and_strangers_no_slots(serve
     with pytest.raises(Refused, match="is not elastic"):
         Client(served.socket).get(f"jobs/{submit(served)}/slots")
     served.peer = READER
-    with pytest.raises(NotPermitted, match="somebody else's"):
+    with pytest.raises(NotPermitted, match="belongs to another user"):
         Client(served.socket).get(f"jobs/{third}/slots")
 
 

@@ -137,7 +137,7 @@ def test_anybody_who_may_read_asks_about_stages_and_owners_about_their_job(serve
     served.peer = READER
     fits = asked(served, stages=[{"seconds": 60, "cpu": 8}])
     assert (fits["distance"], fits["over_ratio"], fits["suits"]) == (0.0, 0.0, True)
-    with pytest.raises(NotPermitted, match="somebody else's"):
+    with pytest.raises(NotPermitted, match="belongs to another user"):
         asked(served, job=number)
     served.peer = ROOT
     with pytest.raises(Refused, match="no job 77"):

@@ -87,8 +87,8 @@ def test_a_job_runs_as_its_user_in_copper_s_slice_and_its_words_are_data(vm: Vm)
 def test_somebody_elses_job_cannot_be_touched_and_is_a_batch_workload(vm: Vm) -> None:
     number = submitted(vm, "--name mine --deadline 2h -- sleep 3600")
     until_running(vm, number)
-    assert "somebody else's" in by(vm, "queue-bob", f"cancel {number}").stderr
-    assert "somebody else's" in by(vm, "queue-bob", f"logs {number}").stderr
+    assert "belongs to another user" in by(vm, "queue-bob", f"cancel {number}").stderr
+    assert "belongs to another user" in by(vm, "queue-bob", f"logs {number}").stderr
     shown = by(vm, "queue-bob", f"job {number}").stdout
     assert "mine" in shown
     assert "sleep" not in shown
