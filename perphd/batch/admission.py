@@ -163,7 +163,7 @@ class ResourceRisk:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Whether a job is admitted, and P(over) by resource.
+    """The decision about a job, and P(over) by resource.
 
     ``reason`` names the resources that exceed their epsilon.
     """

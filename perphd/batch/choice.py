@@ -46,7 +46,7 @@ def candidates(view: QueueView) -> list[QueuedJob]:
 
 
 def overdue_at(view: QueueView, job: QueuedJob) -> float:
-    """When a job without a deadline ahead becomes overdue."""
+    """The time at which a job without a deadline ahead becomes overdue."""
     return max(overdue_after(job.submitted_s, view.average_wait_s), job.submitted_s + LEAST_PATIENCE_S)
 
 

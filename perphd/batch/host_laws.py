@@ -85,7 +85,7 @@ class HostLaws:
         return conditioned(usage, self._capacity[resource], CELLS, weight)
 
     def admission(self, job: QueuedJob) -> Admission:
-        """Whether the job is admitted beside everything that runs.
+        """The decision whether the job is admitted beside all running work.
 
         While no other job runs, a job is admitted regardless of its CPU request. It only runs slower, and would
         otherwise wait forever.

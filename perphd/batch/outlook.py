@@ -44,7 +44,7 @@ _GRID: Final = 256
 def forecast_of(
     view: QueueView, number: int, outlook: Callable[[QueuedJob], JobOutlook]
 ) -> JobForecast | Unavailable:
-    """When job ``number`` will start and end.
+    """Predict the start and the end of job ``number``.
 
     ``view``: holds all jobs that may start now; ``outlook``: history of a waiting job.
     """

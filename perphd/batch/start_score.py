@@ -1,4 +1,4 @@
-"""How well a job fits the host if it starts now: the F/O score over all shared resources (Prophet).
+"""Fit of a job that starts now: the F/O score over all shared resources (Prophet).
 
 For each resource, the use by running jobs forms a time line (``perphd.qos.availability``):
 
@@ -84,7 +84,7 @@ class ResourceScore:
 
 @dataclass(frozen=True, slots=True)
 class StartScore:
-    """How a candidate of length ``seconds`` fits. The lower ``distance``, the better.
+    """The fit of a candidate of length ``seconds``. The lower ``distance``, the better.
 
     ``over_ratio``: the over-allocated part of all resources together, as a share of capacity and time; ``suits``: it is
     at most 0.15. ``left_out``: resources that do not count, each with the reason.

@@ -21,7 +21,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class JobForecast:
-    """When a job will start and end, and the probability of meeting its deadline (Unavailable: it has none).
+    """Predicted start and end of a job, and the probability of meeting its deadline (Unavailable: it has none).
 
     ``basis``: the basis of the predicted run time.
     """

@@ -1,4 +1,4 @@
-"""How long a job runs, by the clock or by its work.
+"""Predicts the run time of a job by the clock or by its work.
 
 By the clock, a job runs as long as earlier jobs like it. That is wrong for a job that gets more or less of the host
 than they got. By its work, it runs until it has done as much work as they did:
@@ -167,7 +167,7 @@ def work_left(law: Histogram, done: float, rate: float) -> RunTime:
 
 
 def by_work(outlook: WorkOutlook, run_time_s: Histogram) -> tuple[bool, str]:
-    """Whether work predicts the run time better than the clock, and why."""
+    """True if work predicts the run time better than the clock, with the reason."""
     kind = outlook.kind
     if outlook.cpus < LEAST_CPUS:
         return False, f"jobs like it use {outlook.cpus:.2f} CPUs: they wait for other resources"

@@ -27,7 +27,7 @@ from perphd.cluster.asking import (
 from perphd.qos.bands import QosBand
 
 EXEMPT_NAMESPACES: Final = frozenset({"kube-system", "kube-public", "kube-node-lease"})
-"""Namespaces whose pods are never rewritten, whatever the webhook's configuration selects."""
+"""Namespaces whose pods are never rewritten, even if the webhook's configuration selects them."""
 _REWRITTEN: Final = (("cpu", COPPER_CPU, 1000), ("memory", COPPER_MEMORY, 1))
 """Resource, its extended resource, and the number of units of the latter per unit of the former."""
 
@@ -41,7 +41,7 @@ class Rewriting:
 
 
 def rewriting(pod: Any, namespace: str) -> Rewriting:
-    """How to rewrite a new pod. ``namespace``: where it is created.
+    """The patch that rewrites a new pod. ``namespace``: where it is created.
 
     Raises:
         ExtenderError: it is not a valid pod.

@@ -37,7 +37,7 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 class CannotCalibrate(PerphError):
-    """This host cannot be calibrated at present; the text says why and what to do."""
+    """This host cannot be calibrated at present; the text states the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def add_calibrate_command(group: click.Group) -> None:
         dry_run: bool,
         config_path: str,
     ) -> None:
-        """Measure what each memory bandwidth level delivers.
+        """Measure the bandwidth that each throttling level delivers.
 
         Streams of memory run on idle cores, in a separate resctrl group that is removed at the end; meanwhile every
         other program on the machine gets less memory bandwidth. The command states the duration and asks before it

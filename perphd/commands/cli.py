@@ -144,7 +144,7 @@ def top(out: Out, interval_s: float, count: int | None, plain: bool) -> None:
 def doctor(out: Out, local: bool, require: str, config_path: str) -> None:
     """Show what this host can measure and enforce.
 
-    Prints a verdict in one line, then the capabilities, what each absence costs, and how to get it. Asks a running
+    Prints a verdict in one line, then the capabilities, with the cost of each absent one and its remedy. Asks a running
     daemon, which may see more than this user. For fleets: perphctl doctor --require cpu,memory
     """
     from perphd.control.verdict import PROTECTIONS, missing
@@ -414,9 +414,9 @@ def show(out: Out) -> None:
 @click.option("--all", "everything", is_flag=True, help="Also groups without processes.")
 @_host_of
 def groups(out: Out, limit: int, everything: bool, config_path: str) -> None:
-    """List the host's control groups and what runs in them.
+    """List the host's control groups and their programs.
 
-    Prints for each the line to paste into a configuration.
+    Prints a line for each group that can be pasted into a configuration.
 
     The host is that of the running daemon, else the host that the configuration names. CPU use is measured over half a
     second.

@@ -129,7 +129,7 @@ def import_model(out: Out, name: str, file: str, rename: bool) -> None:
 @command(model)
 @click.argument("name")
 def reset(out: Out, name: str) -> None:
-    """Forget what was learned about an LRA.
+    """Forget everything that was learned about an LRA.
 
     Learning starts again with the next sample.
     """

@@ -47,7 +47,7 @@ def add_pause_commands(cli: click.Group) -> None:
 )
 @click.option("--reason", default="", metavar="TEXT", help="Reason, shown in status, log and events.")
 def pause(out: Out, workload: str | None, for_s: float | None, reason: str) -> None:
-    """Stop changing anything, and restore what was changed.
+    """Stop all changes, and restore what was changed.
 
     Applies to one WORKLOAD, or to all. perphd keeps measuring. The pause survives reload, restart and upgrade; without
     --for it lasts until resume. Automation can create the file daemon.pause_file (/etc/perphd/pause) instead.

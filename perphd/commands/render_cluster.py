@@ -104,7 +104,7 @@ def _age(each: Any) -> str | Styled:
 
 
 def explained_parts(data: Any) -> Iterator[Part]:
-    """Which nodes were rejected for a pod and why, and the order of the others."""
+    """The nodes that were rejected for a pod with the reasons, and the order of the others."""
     for verb, each in data.items():
         yield text(
             f"{verb} of {each['pod']} ({each['band']}) by {each['policy']}: {each['candidates']} candidates, "

@@ -81,7 +81,7 @@ def report_parts(record: TrialRecord, analysis: Analysis) -> list[Part]:
 
 
 def tables(record: TrialRecord, analysis: Analysis) -> list[Part]:
-    """The effects, and what happened during the trial."""
+    """The effects, and the events during the trial."""
     rows = []
     for effect in analysis.effects:
         change = effect.change

@@ -30,8 +30,8 @@ def add_shaper_commands(cli: click.Group) -> None:
     def shaper(out: Out) -> None:
         """Show the targets of the resource shaper.
 
-        For every workload with reserved_memory: reservation, use, target and reason. Also shows what could be lent now,
-        and what the last plan proposed. In the mode observe none of it is applied.
+        For every workload with reserved_memory: reservation, use, target and reason. Also shows the memory that could
+        be lent now, and the proposals of the last plan. In the mode observe none of it is applied.
         """
         data = out.client.get("shaper")
         out.show(data, lambda: _shaper_parts(data))

@@ -21,7 +21,9 @@ MODELS: Final = "models"
 LATE_S: Final = 120.0
 """Seconds after its end from which a window counts as complete. The store's writer and a slow tick need far less."""
 MOST_WINDOWS: Final = 2000
-"""How far back to search for the newest committed window. Only the first shipment searches: one request per window."""
+"""Maximum number of windows to search for the newest committed one, each with one request; only the first shipment
+searches.
+"""
 
 
 def contents(name: str) -> tuple[str, ...]:
@@ -93,7 +95,7 @@ def ship(to: str, store: str, host: str, every_s: float, form: str, now_s: float
         now_s: seconds since the epoch.
 
     Raises:
-        PerphError: as of ``commit``; what was committed before stays.
+        PerphError: as of ``commit``; earlier commits stay.
     """
     if not host or "/" in host or host in (".", ".."):
         raise PerphError(f"{host!r} cannot name a host in a path (allowed: a name without a slash)")
@@ -132,7 +134,7 @@ def unshipped(
 
 
 def oldest_s(store: str) -> float | None:
-    """When the oldest row was stored, in seconds since the epoch; None if there is none. Raises QueryError."""
+    """The time of the oldest row, in seconds since the epoch; None if there is none. Raises QueryError."""
     connection = open_read_only(store)
     try:
         first = [

@@ -4,11 +4,11 @@ Their keys are read like those of a ``[[lra]]`` or ``[[batch]]`` table, with the
 the operator permits each kind in ``[opt_in]``, and some keys are reserved for the operator in any case.
 
 * A unit's files in the system's folders belong to root: anybody who can write them can run commands as root anyway.
-Even so, only the operator may set what ranks a workload above others (``priority``, ``mode``, floors of batch, other
-bands) and which commands perphd runs. * Anyone who may start a container or a pod can write labels and annotations,
-without rights on the host. They cannot make perphd read a file or open a connection, and cannot ask for more than the
-defaults. In Kubernetes the pod is the workload, with all of its containers; keys may be written with dashes there
-(``perphd.io/tolerance-pct``).
+Even so, only the operator may set keys that rank a workload above others (``priority``, ``mode``, floors of batch,
+other bands) and which commands perphd runs. * Anyone who may start a container or a pod can write labels and
+annotations, without rights on the host. They cannot make perphd read a file or open a connection, and cannot ask for
+more than the defaults. In Kubernetes the pod is the workload, with all of its containers; keys may be written with
+dashes there (``perphd.io/tolerance-pct``).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from perphd.isolation.instances import InstanceRegister
 
 @dataclass(frozen=True, slots=True)
 class RestorePlace:
-    """Where to restore: ``state_dirs`` with journals of originals, and the ``root`` of the host's files.
+    """The places of a restore: ``state_dirs`` with journals of originals, and the ``root`` of the host's files.
 
     ``is_guessed``: the configuration does not name them, and no running or earlier perphd registered its directory.
     """

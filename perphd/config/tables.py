@@ -60,7 +60,7 @@ class NotifyConfig:
 
     @property
     def rule(self) -> NoticeRule:
-        """Which notices are sent, and how often."""
+        """The selection and the rate limit of notices."""
         kinds = frozenset(IncidentKind(kind) for kind in self.on.split(","))
         return NoticeRule(kinds, self.after_s, self.pause_s, self.most_per_h)
 

@@ -470,7 +470,7 @@ def _read_sli(raw: object, source: str, key: str) -> SliSpec:
 
 
 def relation_of(cgroup: str, other: str) -> str | None:
-    """How two control groups conflict, in words; None if they do not."""
+    """The conflict of two control groups in words; None if there is none."""
     if cgroup == other:
         return "is also the cgroup"
     if is_inside(cgroup, other):

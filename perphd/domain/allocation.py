@@ -33,7 +33,7 @@ class _NoLimit(Enum):
 KEEP: Final = _Keep.KEEP
 """Leave this knob at its original value; if perphd has changed it, restore the original."""
 IDLE: Final = _Idle.IDLE
-"""SCHED_IDLE for the whole group (cpu.idle = 1): runs when nobody else wants the CPU."""
+"""SCHED_IDLE for the whole group (cpu.idle = 1): runs only when no other task wants the CPU."""
 NO_LIMIT: Final = _NoLimit.NO_LIMIT
 """No upper limit (the kernel's ``max``)."""
 
@@ -47,7 +47,7 @@ Limit: TypeAlias = int | Literal[_NoLimit.NO_LIMIT]
 
 
 class CpuInstrument(StrEnum):
-    """How an LRA's CPU is protected."""
+    """Instruments that protect an LRA's CPU."""
 
     NONE = "none"  # batch competes freely
     DEMOTED = "demoted"  # batch at low weight or idle, on every CPU

@@ -57,7 +57,7 @@ class OriginLeftOut:
 
 @dataclass(frozen=True, slots=True)
 class ModelOrigin:
-    """Where a model started from.
+    """The starting point of a model.
 
     ``origin``: in words. ``outcome``: the result of a start from other hosts, in words; empty without one. ``points``:
     number of places at which enough hosts had an estimate; ``looked_unix_s``: when their contributions were read.
@@ -110,7 +110,7 @@ class SkippedSamples:
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """Everything that a model believes.
+    """The complete state of a model.
 
     ``context``: the circumstances for which ``lattice`` was predicted. ``current``: the allocation in force.
     ``confidence_z``: half width, in standard deviations, of the bounds that the policy uses.

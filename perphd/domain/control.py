@@ -1,4 +1,4 @@
-"""Operators' requests: who asked for a change, and pauses."""
+"""Operators' requests: the author of a change, and pauses."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Cause(StrEnum):
 
 
 class Action(StrEnum):
-    """What a decision does to an LRA's protection."""
+    """The effect of a decision on an LRA's protection."""
 
     HOLD = "hold"  # nothing
     GROW = "grow"  # more protection
@@ -62,7 +62,7 @@ class Action(StrEnum):
 
 
 AWAITED: Final = "events"
-"""The signal of the evidence that states what a judgement waits for."""
+"""The signal of the evidence that states the missing input of a judgement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Decision:
 
 
 def target_reachable(decision: Decision) -> bool | None:
-    """Whether some considered allocation is predicted to meet the missed target.
+    """True if some considered allocation is predicted to meet the missed target.
 
     None if the target is met, or if no allocations were compared.
     """
@@ -182,7 +182,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Consequences:
-    """What followed a decision: the writes with their result, and the outcome.
+    """Consequences of a decision: the writes with their result, and the outcome.
 
     ``written``: texts "path: before -> after"; empty if nothing was written. ``outcome``: None until the
     decision has been evaluated, or if the outcome is no longer remembered.

@@ -32,8 +32,8 @@ class EventKind(StrEnum):
 class Event:
     """One event.
 
-    ``at_s`` is monotonic. ``text`` is a sentence. ``workload`` empty: the event concerns the host. ``by``:
-    who requested it; empty if nobody did.
+    ``at_s`` is monotonic. ``text`` is a sentence. ``workload`` empty: the event concerns the host. ``by``: the user or
+    program that requested it; empty without a request.
     """
 
     at_s: float

@@ -61,7 +61,7 @@ class WorkloadForecasts:
 class PredictorForecast:
     """One peak predictor: its newest prediction, and its back-test against the peaks that followed.
 
-    ``predictions``: how many were back-tested. ``under_ratio``: share of predictions more than 10 % too low;
+    ``predictions``: number of back-tested ones. ``under_ratio``: share of predictions more than 10 % too low;
     ``under_bound``: upper bound of that share, by which predictors are accepted.
     """
 

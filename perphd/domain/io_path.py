@@ -86,8 +86,8 @@ class IoUse:
     """Files or connections of a workload that share one path.
 
     ``what``: a mount point with its file system, or a peer's address. ``count``: open files or connections.
-    ``example``: one of the files; empty for connections. ``peer``: the address; empty for files. ``note``:
-    what this host cannot see.
+    ``example``: one of the files; empty for connections. ``peer``: the address; empty for files. ``note``: parts that
+    are invisible from this host.
     """
 
     what: str

@@ -131,7 +131,9 @@ def from_text(text: bytes) -> Contribution:
     for each in found.statistics:
         about = f"{each.topic.kind} of {each.topic.application}"
         if len(each.values) != len(each.evidence):
-            raise ContributionRefused(f"{about}: {len(each.values)} values, {len(each.evidence)} evidences")
+            raise ContributionRefused(
+                f"{about}: {len(each.values)} values, but evidence for {len(each.evidence)}"
+            )
         if each.topic in topics:
             raise ContributionRefused(f"{about}: is given twice")
         topics.add(each.topic)

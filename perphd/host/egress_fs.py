@@ -86,7 +86,7 @@ class EgressFs:
 
     @property
     def raw(self) -> rdt.Fs:
-        """As in ``fs``; resctrl is not affected."""
+        """Like ``fs``; resctrl is not affected."""
         return self._fs.raw  # type: ignore[attr-defined,no-any-return]
 
     @property
@@ -131,12 +131,12 @@ class EgressFs:
         return self._fs.subdirectories(path)
 
     def identity(self, path: str) -> tuple[int, int]:
-        """As in ``fs``; in the tree, the identity of the real control group."""
+        """Like ``fs``; in the tree, the identity of the real control group."""
         real = self._real(path)
         return self._kernel.identity(real) if real else self._fs.identity(path)
 
     def exists(self, path: str) -> bool:
-        """As in ``fs``. In the tree, a group exists as the real one does, and its file if a limit can be set."""
+        """Like ``fs``. In the tree, a group exists if the real one does, and its file if a limit can be set."""
         real = self._real(path)
         if not real:
             return self._fs.exists(path)
@@ -171,7 +171,7 @@ class EgressFs:
             return str(exc)
 
     def read(self, path: str) -> bytes:
-        """As in ``fs``; in the tree, the limits in force on the present control group."""
+        """Like ``fs``; in the tree, the limits in force on the present control group."""
         if not path.startswith(_BELOW):
             return self._fs.read(path)
         real = self._real(path)
@@ -190,7 +190,7 @@ class EgressFs:
         return f"{text_of(found)}\n".encode()
 
     def write(self, path: str, data: bytes) -> None:
-        """As in ``fs``; in the tree, one line ``DEVICE BYTES_PER_SECOND`` or ``DEVICE max``."""
+        """Like ``fs``; in the tree, one line ``DEVICE BYTES_PER_SECOND`` or ``DEVICE max``."""
         self.write_within(path, data, None)
 
     def write_within(self, path: str, data: bytes, identity: Identity | None) -> None:
@@ -218,7 +218,7 @@ class EgressFs:
             raise Busy(path, "write", exc.errno, text, detail=str(exc)) from exc
 
     def hold(self, path: str, identity: Identity) -> HeldFile | None:
-        """As in ``fs``; nothing can be held in the tree."""
+        """Like ``fs``; no file of the tree can be held open."""
         return None if self._real(path) else hold(self._fs, path, identity)
 
     # -- ceilings ------------------------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ class EgressFs:
         """Remove perphd's classes, qdiscs and programs from all devices, once no limit is on record.
 
         Raises:
-            KernelError: something could not be removed.
+            KernelError: a part could not be removed.
         """
         if not self._programs.were_used():
             return

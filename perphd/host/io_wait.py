@@ -144,7 +144,7 @@ def _waits_for(
     sockets: frozenset[str],
     calls: frozenset[int],
 ) -> tuple[int | None, str]:
-    """The CPU on which a thread runs, or ran last, and what it waits for; None and empty if it has ended."""
+    """The CPU on which a thread runs or ran last, and its kind of wait; None and empty if it has ended."""
     words = stat_fields(fs, pid, tid)
     if len(words) <= PROCESSOR:
         return None, ""

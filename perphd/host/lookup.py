@@ -148,7 +148,8 @@ class Lookup:
         return self._pods
 
     def _holders(self, groups: Sequence[_Named]) -> tuple[_Named, ...]:
-        """One group for each identity: of several with one name in Kubernetes, the present holder's.
+        """One group for each identity. Among several groups with one name in Kubernetes, that of the present holder
+        counts.
 
         The group of a deleted pod can outlive it: kubelet removes groups later than pods, and a pod that was deleted by
         force keeps running. Groups with processes precede empty ones, then the newest wins: the kernel numbers the

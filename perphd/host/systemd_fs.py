@@ -89,7 +89,7 @@ class UnitFs:
 
     @property
     def raw(self) -> rdt.Fs:
-        """As in ``fs``; resctrl is not systemd's."""
+        """Like ``fs``, because systemd does not manage resctrl."""
         return self._fs.raw  # type: ignore[attr-defined,no-any-return]
 
     # -- whose file is it ----------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class UnitFs:
         return self._fs.open(path)
 
     def read(self, path: str) -> bytes:
-        """As in ``fs``; a unit's file that is missing without its controller reads as its default.
+        """Like ``fs``; a unit's file that is missing without its controller reads as its default.
 
         A released list reads empty. The kernel still shows all CPUs or nodes in it, because it does not empty
         the list of a group with processes, but that ends when systemd disables the controller.
@@ -149,7 +149,7 @@ class UnitFs:
         return same(path, self._everything(path), text)
 
     def exists(self, path: str) -> bool:
-        """As in ``fs``, and true for a unit's file that its controller would create."""
+        """Like ``fs``, and true for a unit's file that its controller would create."""
         if basename(path) == "cpu.idle" and self._version < IDLE_SINCE and self._place(path) is not None:
             return False  # this version of systemd has no property for it
         return self._fs.exists(path) or self._default_if_missing(path) is not None
@@ -163,7 +163,7 @@ class UnitFs:
         return self._fs.subdirectories(path)
 
     def identity(self, path: str) -> tuple[int, int]:
-        """As in ``fs``; for a unit's directory the unit itself, which stays the same over restarts."""
+        """Like ``fs``; for a unit's directory, the identity of the unit, which stays the same across restarts."""
         unit = self.unit(path)
         return (UNIT_DEVICE, zlib.crc32(unit.encode())) if unit else self._fs.identity(path)
 
@@ -191,7 +191,7 @@ class UnitFs:
             write_within(self._fs, path, data, identity)
 
     def hold(self, path: str, identity: Identity) -> HeldFile | None:
-        """As in ``fs``; a unit's files cannot be held, because systemd writes them."""
+        """Like ``fs``; a unit's files cannot be held open, because systemd writes them."""
         return None if self.unit(dirname(path)) else hold(self._fs, path, identity)
 
     def _ask_lines(self, place: _Place, path: str, line: str) -> str:

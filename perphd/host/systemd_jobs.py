@@ -1,4 +1,4 @@
-"""Detection of a restart: whether systemd stops this process only to start it again."""
+"""Detects a restart, in which systemd stops this process only to start it again."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class TaskStats:
             while True:
                 reply = self._socket.recv(_RECEIVE_BYTES)
                 _, kind, _, sequence, _ = _HEADER.unpack_from(reply)
-                if sequence == self._sequence:  # else a late answer to an abandoned request
+                if sequence == self._sequence:  # other numbers: late answers to abandoned requests
                     break
         except OSError as exc:
             raise kernel_error(exc, _WHERE, f"read {what}") from exc

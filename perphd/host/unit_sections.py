@@ -131,7 +131,7 @@ class UnitSections:
             owner, data = self._fs.read_strangers(path, MAX_BYTES)
         except (KernelError, ParseError):
             return ""
-        # An ordinary user's file must not configure others' units, whatever its folder.
+        # An ordinary user's file must not configure others' units, regardless of its folder.
         return data.decode(errors="replace") if owner in (0, os.geteuid()) else ""
 
 

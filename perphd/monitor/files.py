@@ -43,7 +43,7 @@ NAP_PCT: Final = 1.0
 
 
 class Pace(Enum):
-    """When a file of a batch workload is read: at least every ``BATCH_LOOK_EVERY`` samples.
+    """Reading schedule of a batch workload's file: at least every ``BATCH_LOOK_EVERY`` samples.
 
     CPU time and memory are read at every sample and show a group's activity. A file is skipped only if it was
     unchanged at its last reading, and is read again as soon as the group becomes active.
@@ -210,7 +210,7 @@ class _Source:
                 self._at_s, self._lags = now_s, True
                 out.update(self._held)
                 return False
-            self._at_s = self._read_s  # growth since the last reading counts over all the time since then
+            self._at_s = self._read_s  # growth counts over the whole time since the last reading
         return self.take(now_s, out)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Meters: from the content of one kernel file to readings of a workload.
 
 A meter keeps the counters' last values and knows neither paths nor read errors (``files`` does). ``take``
-puts a Reading for each of its ``fields`` into ``out``, whatever the content.
+puts a Reading for each of its ``fields`` into ``out``, regardless of the content.
 """
 
 from __future__ import annotations

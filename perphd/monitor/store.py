@@ -148,7 +148,7 @@ class Store:
     def paused(self) -> Iterator[None]:
         """Let the writer pause between rows within this block, so that the caller need not wait for the interpreter.
 
-        The writer goes on after ``LONGEST_PAUSE_S``.
+        The writer continues after ``LONGEST_PAUSE_S``.
         """
         self._may_write.clear()
         try:

@@ -52,7 +52,7 @@ class AvailableInterval:
 
 @dataclass(frozen=True, slots=True)
 class ResourceFit:
-    """How a candidate fits one resource: weighted unused and over-allocated areas, in the resource's unit times s."""
+    """The fit of a candidate to one resource: weighted unused and over-allocated areas, in its unit times s."""
 
     unused: float
     over: float

@@ -56,7 +56,7 @@ TIGHTER: Final = 0.3
 
 
 class RestrictionRung(StrEnum):
-    """How an antagonist is restricted, mildest first."""
+    """Restrictions of an antagonist, mildest first."""
 
     HINT = "hint"
     DEVICE_CEILING = "device ceiling"

@@ -37,7 +37,7 @@ class CopperEvent:
                 "an event needs a finite beginning, a duration above 0 s and a ramp of at least 0 s"
             )
         if not 0 <= self.copper_share <= 1:
-            raise ValueError(f"copper_share is from 0 to 1, not {self.copper_share}")
+            raise ValueError(f"copper_share must be from 0 to 1, not {self.copper_share}")
 
     @property
     def ends_s(self) -> float:

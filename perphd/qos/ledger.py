@@ -1,4 +1,4 @@
-"""The ledger of one host: which workload holds what, in which band, and how much copper may still take.
+"""The ledger of one host: the holdings of each workload with its band, and the amount that copper may still take.
 
 Invariants of every ledger that the functions below return:
 

@@ -220,7 +220,7 @@ def _experiment(options: argparse.Namespace) -> None:
 def _undisturbed(
     bench: Bench, cell: Cell, scheme: Scheme, repetition: int, patience_s: float, others_cores: float
 ) -> Run:
-    """Run when the machine is quiet, and repeat if other processes used the CPUs meanwhile, whatever the result."""
+    """Run when the machine is quiet, and repeat if other processes used the CPUs, regardless of the result."""
     attempt = 0
     while True:
         usage.wait_for_quiet(_QUIET_CORES, patience_s)

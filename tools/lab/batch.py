@@ -20,7 +20,7 @@ _STREAM_MIB_FLOOR = 128
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A kind of batch job. ``unit``: what ``count`` counts, after division by ``scale``."""
+    """A kind of batch job. ``unit``: the unit of ``count`` after division by ``scale``."""
 
     name: str
     program: str

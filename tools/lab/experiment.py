@@ -69,7 +69,7 @@ class Bench:
         """The server of a load, with the load's data; a previous server is ended.
 
         Raises:
-            Unavailable: this machine lacks something that it needs.
+            Unavailable: this machine lacks a program or feature that the server needs.
         """
         if self._serving is None or self._serving[0] != load.server:
             self.end_server()

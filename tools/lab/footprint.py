@@ -122,7 +122,7 @@ def perphd(ledger: Ledger, groups: Groups, folder: Path, mode: str) -> subproces
         "PYTHONPATH": str(ROOT),
         "MALLOC_ARENA_MAX": "2",
         "MALLOC_TRIM_THRESHOLD_": "262144",
-    }  # as in its unit
+    }  # values of the daemon's unit
     with (folder / "log").open("wb") as log:
         return ledger.start(
             [sys.executable, "-c", program, "run", "--config", str(config)],

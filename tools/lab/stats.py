@@ -40,10 +40,10 @@ def recovery_s(
 ) -> float | None:
     """Time from 0 until the target is met and stays met.
 
-    ``ends_s``: when each interval ended, in seconds after the antagonist's start; ``values``: what was measured
-    in it. The answer is the end of the first interval that is good and opens ``sustain`` intervals whose mean is good
-    (single seconds swing by a third even undisturbed; fewer at the end of the record do not count); None: never. A
-    workload that was never disturbed recovers at the end of its first interval.
+    ``ends_s``: when each interval ended, in seconds after the antagonist's start; ``values``: its measurement. The
+    answer is the end of the first interval that is good and opens ``sustain`` intervals whose mean is good (single
+    seconds swing by a third even undisturbed; fewer at the end of the record do not count); None: never. A workload
+    that was never disturbed recovers at the end of its first interval.
     """
     for index in range(len(values) - sustain + 1):
         if good(values[index]) and good(sum(values[index : index + sustain]) / sustain):

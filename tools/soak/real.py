@@ -52,7 +52,7 @@ regret_s = 5.0
 
 
 class SoakError(Exception):
-    """The soak cannot run here, or the daemon failed; the text says why."""
+    """The soak cannot run here, or the daemon failed; the text states the reason."""
 
 
 class Groups:

@@ -13,7 +13,7 @@ from perphd.sim.kernel import SimFs
 
 
 class Still:
-    """The host's files and counters. ``moved``: time has passed, or something else has happened to the host."""
+    """The host's files and counters. ``moved``: the host's time or state has changed."""
 
     def __init__(self, host: SimHost) -> None:
         self._host = host

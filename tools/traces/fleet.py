@@ -1,6 +1,6 @@
 """A trace, or whole machines of it, as columns: lives of workloads, use over time, requests of each machine.
 
-Memory is bounded: of a larger trace, only machines whose name hashes below a share are kept, with everything on them,
+Memory is bounded: from a larger trace, only machines whose name hashes below a share are kept, with everything on them,
 and the same share of unplaced workloads. This takes two passes over the records.
 """
 
@@ -133,7 +133,7 @@ class Fleet:
 
 
 def chosen(name: str, share: float) -> bool:
-    """Whether a machine is in this share; equal for every trace that names it."""
+    """True if a machine is in this share; equal for every trace that names it."""
     return share >= 1.0 or zlib.crc32(name.encode()) < share * 2**32
 
 
@@ -230,7 +230,7 @@ def _complete(fleet: Fleet) -> None:
 
 
 def _hosts(fleet: Fleet, rows: dict[str, Column]) -> None:
-    """Utilisation of machines by slot: as published; of machines without rows, the sum of what workloads used."""
+    """Utilisation of machines by slot: as published; for machines without rows, the sum of the workloads' use."""
     known = [life.begins_s for life in fleet.lives] + [life.end_s for life in fleet.lives]
     times = np.concatenate([rows["at_s"], fleet.use["at_s"], np.array(known)])
     times = times[np.isfinite(times)]

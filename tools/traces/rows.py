@@ -98,7 +98,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A published format: a fresh object for every import, since tables may remember what they have seen."""
+    """A published format: a fresh object for every import, since tables may keep state from earlier rows."""
 
     name: str
     tables: tuple[Table, ...]

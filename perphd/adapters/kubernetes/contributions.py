@@ -4,8 +4,8 @@
     ConfigMaps of other nodes           ->  NODE@kubernetes.json   those that changed, every ``EVERY_S``
 
 The daemon reads and writes the folder as it does for any other transport. Files without ``@kubernetes`` in their
-names are never changed here. Both directions are level-triggered: a ConfigMap that somebody deleted or changed is
-written again, and a file whose ConfigMap is gone, withdrawn, expired or refused is removed.
+names are never changed here. Both directions are level-triggered: a deleted or changed ConfigMap is written again, and
+a file whose ConfigMap is gone, withdrawn, expired or refused is removed.
 
 Documents are fetched one at a time into a hidden folder and then moved into place together, because the daemon may read
 the folder at any moment and uses all documents in it.

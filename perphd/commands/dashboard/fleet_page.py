@@ -41,7 +41,7 @@ class FleetPage:
             return self._kept[1]
 
     async def explain(self, pod: str) -> dict[str, Any]:
-        """Which nodes were rejected for a pod and why, and the order of the others. Raises Unreachable."""
+        """The nodes that were rejected for a pod with the reasons, and the order of the others. Raises Unreachable."""
         if not self._url:
             raise Unreachable("no extender is named: perphctl dashboard --extender URL")
         return {"parts": _parts(explained_parts, await self._asked("/explain", pod=pod))}

@@ -40,7 +40,7 @@ class Picture:
         self._app, self._state = app, state
 
     def draw(self) -> None:
-        """Redraw whatever has changed."""
+        """Redraw the changed parts."""
         self.title()
         frame = self._state.frame
         if frame is None or not self._is_there:

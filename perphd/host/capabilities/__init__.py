@@ -1,5 +1,4 @@
-"""Capabilities of this host: what perphd can measure and enforce. Probed at start; only resctrl is probed
-again.
+"""Capabilities of this host for measuring and enforcing. They are probed at start; only resctrl is probed again.
 
 Every item is present, or absent with its reason, the cost of its absence, and a remedy. Nothing is written.
 Probes by system call instead of file (perf, taskstats) are parameters, so that simulated and captured hosts

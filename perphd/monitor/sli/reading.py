@@ -88,7 +88,7 @@ def behind(counted: Counted) -> SampleSize:
 
 @runtime_checkable
 class NotedSource(Protocol):
-    """A source that can tell when its readings may mislead."""
+    """A source that can warn of misleading readings."""
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ mean growth mu between two readings and
 
   F(m) = mean (S(k + m) - S(k))^2 / (m mu (1 - m/n))  the Fano factor of counts over m of n readings
 
-a Poisson process has F = 1 at every m, whatever its rate: a counter that changes rarely because requests are
+a Poisson process has F = 1 at every m, regardless of its rate: a counter that changes rarely because requests are
 rare is not coarse. Load that comes in bursts has F > 1 that does not fall with m. A report that adds q events
 at once has F(1) = q (1 - 1/R), and F falls to nearly 0 at m = R, because the events missing in one interval
 come in the next. This also holds for several backends with staggered reports. A program that idles uses no

@@ -1,6 +1,6 @@
 """The day of ``host_day`` under two simple rules, for comparison with the daemon's own.
 
-Both start jobs in the order of their arrival, by what they request, and know no deadlines.
+Both start jobs by their requests in the order of arrival, and know no deadlines.
 
 *Static reservation*: LRAs have exclusive cores, and batch has the others all day. ``reserved_cores`` finds the least
 number of cores that keeps both LRAs on target at the day's greatest load with batch on all others.

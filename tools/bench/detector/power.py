@@ -5,8 +5,8 @@ by trial to the verdict's own rate of false alarms. The verdict learns its noise
 alarm only at a sample beyond the target.
 
     EWMA    weight .2 for the newest sample (Roberts 1959)
-    CPI2    three of the last five samples beyond so many standard deviations (Zhang et al. 2013: three in five minutes,
-            at one a minute)
+    CPI2    three of the last five samples beyond a number of standard deviations (Zhang et al. 2013: three in five
+            minutes, at one a minute)
     CUSUM   slack of half a standard deviation, whitened, from the reference
     LSTM    the same CUSUM of what an LSTM, trained on an hour of that noise, did not foresee (``lstm``)
 """

@@ -180,8 +180,8 @@ class Seat:
         )
 
     def _stands_in(self, actor: Actor, view: WorkloadView) -> WorkloadView:
-        """For policies that need absolute targets: of an LRA without indicators, MIPS, and as the target nine tenths of
-        the MIPS that an offline profile would show alone at this load.
+        """For policies that need absolute targets: an LRA without indicators reports MIPS, and its target is nine
+        tenths of the MIPS that an offline profile would show alone at this load.
         """
         if actor.sli or not actor.is_lra or view.sample is None:
             return view

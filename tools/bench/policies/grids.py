@@ -118,7 +118,7 @@ def optimum(grid: str, row: float, column: float, third: float) -> Optimum:
 
 
 def settled(grid: str, row: float, column: float, third: float, policy: str, seed: int) -> tuple[bool, float]:
-    """Whether all targets were met at the end, and batch's work at that time."""
+    """True if all targets were met at the end, and batch's work at that time."""
     scenario = scene(grid, row, column, third)
     entrant = ENTERED.get(policy) or ENTRANTS[policy]
     done = entrant.run(scenario, entrant.make(scenario, seed), seed)

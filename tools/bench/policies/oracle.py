@@ -44,7 +44,7 @@ optimum is then not exact.
 """
 _CHUNK: Final = 192
 _MARGINS: Final = (0.0, 0.05, 0.1, 0.2, 0.4)
-"""Margin above the target, alone, for LRAs on exclusive cores, because neighbours cost something."""
+"""Margin above the target, alone, for LRAs on exclusive cores, because neighbours reduce performance."""
 _MOST_DIVISIONS: Final = 500
 """Maximum number of divisions of all cores among the LRAs; beyond it, lending cores is not considered."""
 _MOST_LOOKS: Final = 6000

@@ -40,7 +40,7 @@ _UNCOUNTED: Final = 2
 first rate.
 """
 _NO_GROUP: Final = Unavailable("its threads are not in their own resctrl group yet")
-_NO_RATE: Final = Unavailable("nothing to compare with yet")
+_NO_RATE: Final = Unavailable("no earlier sample to compare with")
 
 
 def host_view(machine: Machine, busy_cores: Reading = NOT_MEASURED) -> HostView:

@@ -1,5 +1,6 @@
-"""Hosts whose laws nobody who wrote perphd chose: forms of queues, caches and sibling threads, programs, and the order
-in which instruments protect, drawn by a seed. The seeds are 0 to 7, fixed before any policy had run there.
+"""Hosts with randomly drawn laws that perphd's authors did not choose: forms of queues, caches and sibling threads,
+programs, and the order in which instruments protect, drawn by a seed. The seeds are 0 to 7, fixed before any policy had
+run there.
 
 None of the forms is the one with which the archetypes were calibrated and which perph's prior shares. Programs'
 parameters are fitted to published measurements: IPC and misses at 1 to 11 ways of 2.5 MB (pbbcache/cachesim,

@@ -21,7 +21,7 @@ NATIVE = Path(__file__).parents[1] / "native"
 
 
 class Unavailable(LabError):
-    """The server cannot run on this machine; the text says what is missing."""
+    """The server cannot run on this machine; the text names the missing part."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class CliteMemory:
 
 
 class ClitePolicy:
-    """See the module. ``most_samples``: number of samples after which the best point is kept."""
+    """The policy of the module. ``most_samples``: number of samples after which the best point is kept."""
 
     def __init__(
         self,

@@ -65,12 +65,12 @@ class HeraclesMemory:
 
 
 class HeraclesPolicy:
-    """See the module.
+    """The policy of the module.
 
     Args:
-        literal: the printed order of tests and a single service.
-        peak_load_per_s: by LRA, the load that it just carries alone.
-        peak_bytes_per_s: of the host's memory channels.
+        literal: keep the printed order of tests and a single service.
+        peak_load_per_s: greatest load that each LRA can carry alone.
+        peak_bytes_per_s: peak traffic of the host's memory channels.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class KoordinatorMemory:
 
 
 class KoordinatorPolicy:
-    """See the module. ``threshold_pct``: share of the host's CPUs that all work together may use."""
+    """The policy of the module. ``threshold_pct``: share of the host's CPUs that all work together may use."""
 
     def __init__(self, threshold_pct: float = THRESHOLD_PCT) -> None:
         self._threshold_pct = threshold_pct

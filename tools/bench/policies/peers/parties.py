@@ -64,7 +64,7 @@ class PartiesMemory:
 
 
 class PartiesPolicy:
-    """See the module. ``seed``: of the wheels' starting positions, which are random in the paper."""
+    """The policy of the module. ``seed``: of the wheels' starting positions, which are random in the paper."""
 
     def __init__(self, seed: int = 0, *, literal: bool = False, until_met: bool = False) -> None:
         self._seed, self._literal = seed, literal
