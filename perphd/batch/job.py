@@ -98,21 +98,21 @@ class JobSpec:
         if not self.command or not self.command[0]:
             raise ValueError("the command of a job is empty")
         if any("\0" in text for text in texts):
-            raise ValueError("the texts of a job contain no NUL")
+            raise ValueError("the texts of a job must not contain NUL")
         if not self.name or len(self.name) > MAX_NAME or "\n" in self.name:
-            raise ValueError(f"the name of a job is one line of 1 to {MAX_NAME} characters")
+            raise ValueError(f"the name of a job must be one line of 1 to {MAX_NAME} characters")
         if not self.cpus > 0 or not self.memory_bytes > 0:
-            raise ValueError("a job asks for more than 0 CPUs and more than 0 bytes of memory")
+            raise ValueError("a job must request more than 0 CPUs and more than 0 bytes of memory")
         if self.band not in (QosBand.COPPER, QosBand.SILVER):
-            raise ValueError(f"a job is copper or silver, not {self.band}")
+            raise ValueError(f"a job must be copper or silver, not {self.band}")
         if self.elastic is not None and not 1 <= self.elastic[0] <= self.elastic[1]:
             raise ValueError(
-                "an elastic job has at least 1 worker, and its greatest number is not below its least"
+                "an elastic job needs at least 1 worker, and a greatest number not below the least"
             )
         if self.retries < 0:
-            raise ValueError("retries are not negative")
+            raise ValueError("retries must not be negative")
         if any(not name or "=" in name for name, _ in self.environment):
-            raise ValueError("the name of an environment variable is not empty and has no =")
+            raise ValueError("the name of an environment variable must not be empty or contain =")
 
 
 @dataclass(frozen=True, slots=True)

@@ -360,7 +360,7 @@ def _workers(text: str) -> list[int]:
         raise click.UsageError(f"--elastic {text!r} is not MIN:MAX, such as 2:8")
     least, most = int(found[1]), int(found[2])
     if not 1 <= least <= most:
-        raise click.UsageError(f"--elastic {text!r}: MIN is at least 1 and at most MAX, such as 2:8")
+        raise click.UsageError(f"--elastic {text!r}: MIN must be at least 1 and at most MAX, such as 2:8")
     return [least, most]
 
 

@@ -141,7 +141,7 @@ def slice_path(name: str) -> str:
 
 
 def instance_name(base: str, captured: tuple[str, ...], identity: str) -> str:
-    """The name of one of many workloads: ``base.`` and the wildcards' texts, as far as a name allows their characters.
+    """The name of one of many workloads: ``base.`` and the wildcards' texts, if they fit into a name.
 
     Otherwise six digits derived from ``identity`` make it unique. It is stable while the texts and ``identity`` are.
     ``base`` has at most ``MAX_BASE`` characters.

@@ -249,7 +249,7 @@ def _kind(said: Mapping[str, str], origin: _Origin) -> Kind:
     if kind not in origin.kinds:
         allowed = ", ".join(f'"{each}"' for each in origin.kinds)
         raise ConfigError(
-            "", "kind", f"{show(str(kind))} is not what {origin.table_key} allows in {DECLARATION}", allowed
+            "", "kind", f"{show(str(kind))} is not allowed by {origin.table_key} in {DECLARATION}", allowed
         )
     return kind
 
@@ -259,7 +259,7 @@ def _check_grants(spec: WorkloadSpec, origin: _Origin) -> None:
     usual = _USUAL_BAND[spec.kind]
     if spec.band not in (None, usual, *origin.bands):
         allowed = ", ".join(f'"{band}"' for band in (usual, *origin.bands))
-        raise ConfigError("", "band", f"{show(spec.band)} is not what bands allows in {DECLARATION}", allowed)
+        raise ConfigError("", "band", f"{show(spec.band)} is not allowed by bands in {DECLARATION}", allowed)
     if spec.mode is Mode.ENFORCE:
         raise ConfigError("", "mode", "'enforce' is reserved for the operator", f'"{Mode.OBSERVE}"')
     if spec.sli is not None and spec.sli.source in _NOT_THE_UNIT:

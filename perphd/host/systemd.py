@@ -1,7 +1,7 @@
 """Ownership of control groups by systemd: groups to change through systemd, and delegated groups.
 
-No D-Bus here. Delegation is read from the mark that systemd leaves on the cgroup, the extended attributes
-``user.delegate`` and ``trusted.delegate``.
+This module does not use D-Bus. Delegation is read from the mark that systemd leaves on the cgroup, the extended
+attributes ``user.delegate`` and ``trusted.delegate``.
 """
 
 from __future__ import annotations

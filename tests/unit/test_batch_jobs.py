@@ -183,7 +183,7 @@ def test_no_history_ends_twice_or_preempts_within_the_back_off(
     [
         ({"command": ()}, "command of a job is empty"),
         ({"command": ("",)}, "command of a job is empty"),
-        ({"command": ("a\0b",)}, "no NUL"),
+        ({"command": ("a\0b",)}, "not contain NUL"),
         ({"name": ""}, "one line"),
         ({"name": "a\nb"}, "one line"),
         ({"cpus": 0.0}, "more than 0 CPUs"),

@@ -291,8 +291,8 @@ def test_each_kind_is_allowed_to_each_origin_apart(tmp_path: Path) -> None:
     found = look(tmp_path, files, "db.service", "night.service", config=config)
     assert set(found.specs) == {"db", "container.crunch"}
     said = found.problems[DECLARATION]
-    assert "X-Perphd.kind: 'batch' is not what units allows in [opt_in] (allowed: \"lra\")" in said
-    assert "container 'web': perphd.io/kind: 'lra' is not what containers allows in [opt_in]" in said
+    assert "X-Perphd.kind: 'batch' is not allowed by units in [opt_in] (allowed: \"lra\")" in said
+    assert "container 'web': perphd.io/kind: 'lra' is not allowed by containers in [opt_in]" in said
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_nobody_enforces_or_runs_commands_or_takes_a_band_by_itself(tmp_path: Pa
         in command
     )
     gold = refusal(tmp_path / "3", "kind=lra", "band=gold")
-    assert "X-Perphd.band: 'gold' is not what bands allows in [opt_in] (allowed: \"silver\")" in gold
+    assert "X-Perphd.band: 'gold' is not allowed by bands in [opt_in] (allowed: \"silver\")" in gold
     silver = refusal(tmp_path / "4", "kind=batch", "band=silver")
     assert '(allowed: "copper")' in silver
     assert one(tmp_path / "5", "kind=lra", "band=silver").band == "silver"

@@ -63,7 +63,7 @@ class OwnPods:
         return {"pods": pods}
 
     def over(self, slots: Sequence[Slot]) -> frozenset[str]:
-        """UIDs of slots whose pod is measured by now, has ended, or never came, by this process's clock."""
+        """UIDs of slots whose pod is measured by now, has ended, or never started, by this process's clock."""
         if not self.is_synced:
             return frozenset()
         now_s = self._clock()

@@ -1,8 +1,8 @@
 """A process with a hot set: python hot.py MIB {anon|file} COUNTER [FILE]. It touches all of its pages repeatedly.
 
 Standard library only. COUNTER holds the work done so far (one for each touched MiB), for an indicator of the source
-``file``. ``anon``: anonymous memory; ``file``: pages of FILE, which it creates. At first it uses twice as much once, as
-programs do while they start.
+``file``. ``anon``: anonymous memory; ``file``: pages of FILE, which it creates. At its start it uses twice that memory
+once, as programs do.
 """
 
 from __future__ import annotations
