@@ -44,7 +44,10 @@ class _Running:
 class Rebuilds:
     """Runs rebuilds; see the module.
 
-    Args: registry: the models. records: receives problems. command: the worker: program and arguments.
+    Args:
+        registry: the models.
+        records: receives problems.
+        command: the worker: program and arguments.
         deadline_s: time limit of the worker.
     """
 

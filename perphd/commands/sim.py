@@ -34,11 +34,7 @@ _config_option = click.option(
     "--machine", default="rdt", show_default=True, help="The machine; perphd sim machines lists them."
 )
 @click.option(
-    "--batch-after",
-    type=Number(0.0),
-    default=30.0,
-    show_default=True,
-    help="Seconds after which batch starts.",
+    "--batch-after", type=Number(0.0), default=30.0, show_default=True, help="Seconds after which batch starts."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the simulated noise.")
 @click.option(

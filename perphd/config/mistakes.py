@@ -72,7 +72,9 @@ def _take_out(raw: dict[str, Any], key: str, *, whole: bool) -> bool:
         holder[step] = stand_in
     else:
         del holder[step]
-        if step == "match" and "cgroup" not in holder:  # a workload without either would be another mistake
+        if (
+            step == "match" and "cgroup" not in holder
+        ):  # a workload without either would be another mistake
             holder["cgroup"] = f"/taken-out-{key}"
     for place, step in path:
         if step == "sli":  # a latency objective is not checked without its source

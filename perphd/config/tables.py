@@ -191,8 +191,7 @@ class FederatedConfig:
         kind="optional-path",
     )
     contribute: bool = setting(
-        False,
-        "write this host's own contribution into the folder whenever models are saved: estimates, no samples",
+        False, "write this host's own contribution into the folder whenever models are saved: estimates, no samples"
     )
     expire_days: float = setting(
         30.0, "age from which a contribution is ignored", low=0.01, high=3650.0, unit="days", expert=True
@@ -222,12 +221,7 @@ class NetworkConfig:
         "saturated_pct, until it has been filled to less than release_pct for release_s",
     )
     saturated_pct: float = setting(
-        85.0,
-        "share of a link's speed from which it counts as full",
-        low=10.0,
-        high=100.0,
-        unit="%",
-        expert=True,
+        85.0, "share of a link's speed from which it counts as full", low=10.0, high=100.0, unit="%", expert=True
     )
     release_pct: float = setting(
         60.0, "share below which it counts as free again", low=1.0, high=100.0, unit="%", expert=True

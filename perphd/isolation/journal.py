@@ -406,3 +406,4 @@ def this_boot() -> str:
 def _write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]
+

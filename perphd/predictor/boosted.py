@@ -92,8 +92,10 @@ class Correction(Protocol):
 class Boosted:
     """The two-layer ``Correction`` described in the module.
 
-    Args: scales, prior_sd, noise_sd: arguments of the local layer, see ``Residual``. signs: required
-        monotonicity of the correction in each of ``features.COLUMNS``. settings: settings of the trees.
+    Args:
+        scales, prior_sd, noise_sd: arguments of the local layer, see ``Residual``.
+        signs: required monotonicity of the correction in each of ``features.COLUMNS``.
+        settings: settings of the trees.
     """
 
     def __init__(

@@ -8,7 +8,7 @@
   level and shape is raised, and the next samples decide.
 * Predictions use the most likely set of coefficients that keeps every sign.
 * The band is the filter's own, scaled by recent errors at new places, plus the uncertainty that no stage can
-express.
+  express.
 """
 
 from __future__ import annotations
@@ -71,8 +71,10 @@ _OLD_DOUBT: Final = 0.05
 class Staged:
     """The ``Correction`` described in the module.
 
-    Args: scales, noise_sd: arguments for the places seen, see ``Residual``. prior_sd: uncertainty of the
-        prior as a whole (log units). sign: 1 if more of the channel is better for the LRA, -1 if less is.
+    Args:
+        scales, noise_sd: arguments for the places seen, see ``Residual``.
+        prior_sd: uncertainty of the prior as a whole (log units).
+        sign: 1 if more of the channel is better for the LRA, -1 if less is.
         count: number of stages in use, from the first: all, 1 (only the level) or 0 (nothing is learned).
 
     Attributes:

@@ -8,7 +8,7 @@ of ``perphd.sim.node``, called element by element. Three simplifications make th
   their own. There are no other cpusets.
 - The sockets of a node are alike: every pod uses all of them evenly.
 - Foreign work in private caches counts as the work of n equal neighbours, with n = (sum of use)^2 / sum of
-squares.
+  squares.
 
 A few rounds suffice to get from the previous balance to the next one. ``tools.bench.fleet`` compares the
 result with the detailed node.
