@@ -1,7 +1,7 @@
 """Batch throughput from instruction counters. It is comparable only with itself before and after a change.
 
-Logarithms of instructions per second, per job, so that every job has equal weight and a difference is a relative
-change. Without instruction counters there is no result.
+Rates are logarithms of instructions per second and job, so every job has equal weight and a difference is a
+relative change. Without instruction counters there is no result.
 """
 
 from __future__ import annotations

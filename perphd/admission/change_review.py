@@ -49,7 +49,7 @@ def decided(lra: LraContext, state: LraState, move: Move, judged: Judgement) -> 
     """The state after deciding a change. ``judged``: the judgement on which it was based."""
     score: Reading = Unavailable("no clean score before")
     if judged.blatant and available(judged.score):
-        score = judged.score  # compare with the present shortfall, not with the good time before
+        score = judged.score  # compare with the present shortfall, not with the earlier good scores
     elif state.scores:
         score = mean(state.scores[-3:])
     room: Reading = mean(state.rooms[-3:]) if state.rooms else NOT_MEASURED

@@ -83,9 +83,8 @@ class Service:
             await server.start()
             asyncio.get_running_loop().set_exception_handler(Complaints(time.monotonic))
             self._notifier.ready(f"{self._config.daemon.mode}, {self._config.count} workloads")
-            testing = asyncio.create_task(
-                asyncio.to_thread(agent.test_detector)
-            )  # rounds do not wait for the test
+            # Rounds do not wait for the test.
+            testing = asyncio.create_task(asyncio.to_thread(agent.test_detector))
             spare_the_start()
             log.info("ready: mode %s, policy %s", self._config.daemon.mode, self._config.daemon.policy)
             await self._loop(agent)

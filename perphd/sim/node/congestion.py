@@ -31,7 +31,7 @@ def balance(congestion: Array, offered: Array, slope: Array, physics: Physics = 
     """
     x = congestion
     used, rise = physics.utilisation(x), physics.utilisation_slope(x)
-    # On log(offered) - log(used): both are nearly straight in log x over decades.
+    # Newton's step uses log(offered) - log(used), because both are nearly straight in log x over decades.
     gap = np.log(np.maximum(offered, 1e-9) / np.maximum(used, 1e-12))
     bend = slope * x / np.maximum(offered, 1e-9) - rise * x / np.maximum(used, 1e-12)
     step = np.minimum(np.maximum(-gap / np.minimum(bend, -1e-3), -_STEP), _STEP)

@@ -25,7 +25,7 @@ class TaskSource(Protocol):
         """The calling thread of the present system call, which ``0`` means in a tasks file."""
 
     def may_move(self, uid: int, tid: int) -> bool:
-        """True if this user may move the thread: root may, and its owner."""
+        """True if this user may move the thread, as root or as its owner."""
 
 
 class Threads:
