@@ -13,8 +13,10 @@ from perphd.dataset.stores import open_store, pyarrow
 from perphd.domain.trace import TraceRecord, TraceWorkload, WorkloadUse
 from perphd.domain.workload import Kind
 from perphd.sim.cluster.fleet_events import replayed
+from perphd.sim.cluster.fleet_results import FleetTick
 from perphd.sim.cluster.fleet_workload import BATCH_PHASES
 from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
+from tools.bench.fleet import traced
 from tools.bench.fleet.results import write_results
 from tools.bench.fleet.traced import main as traced_main
 from tools.bench.fleet.traced import workload_of
@@ -104,7 +106,9 @@ def _published(folder: Path) -> Path:
     return folder
 
 
-def test_a_trace_in_a_public_format_runs_through_the_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_trace_in_a_public_format_runs_through_the_fleet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     source, place, results = tmp_path / "downloads", tmp_path / "imported", tmp_path / "results"
     source.mkdir()
     assert traces_main(["import", "--format", "alibaba-v2018", str(_published(source)), str(place)]) == 0
@@ -127,3 +131,38 @@ def test_a_trace_in_a_public_format_runs_through_the_fleet(tmp_path: Path, capsy
     assert {pod.name: pod.used_ratio for pod in services if pod.kind is PodKind.SERVICE} == {
         f"c_{n}": pytest.approx((20 + n) / 100) for n in range(12)
     }
+
+
+def test_an_interrupted_simulation_of_a_trace_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("matplotlib")
+    source, place, kept = tmp_path / "downloads", tmp_path / "imported", tmp_path / "kept"
+    source.mkdir()
+    assert traces_main(["import", "--format", "alibaba-v2018", str(_published(source)), str(place)]) == 0
+    asked = [str(place), "--nodes", "3", "--policy", "balanced", "--hours", "1"]
+    traced_main([*asked, "--results", str(tmp_path / "whole")])
+    whole = json.loads(capsys.readouterr().out.splitlines()[-1])
+    asked += ["--checkpoint", str(kept), "--checkpoint-every", "0.25"]
+
+    def interrupted(tick: FleetTick) -> None:
+        if tick.at_s >= 1800.0:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(traced, "_told", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            traced_main([*asked, "--results", str(tmp_path / "resumed")])
+    assert kept.exists()
+    with pytest.raises(SystemExit):
+        traced_main(["--nodes", "4", *asked[:1], *asked[3:]])
+    assert "of another run" in capsys.readouterr().err
+    traced_main([*asked, "--results", str(tmp_path / "resumed")])
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "going on at 0.27 h"
+    assert json.loads(told[-1]) == whole
+    assert not kept.exists()
+    for name in ("pods", "ticks", "events"):
+        one, other = ((tmp_path / run / f"{name}.parquet").read_bytes() for run in ("whole", "resumed"))
+        assert one == other

@@ -3,7 +3,8 @@
 Every ``cycle_s``, schedulers decide with ``perphd.cluster.scheduling.placement`` from the state that nodes
 published. Nodes whose pods changed get new conditions in the same cycle; all nodes get them every ``tick_s``,
 when loads have changed. Between the evaluations of a node its batch progresses at a constant rate. Cycles
-without a submission, an end or a tick are skipped.
+without a submission, an end or a tick are skipped. Between two cycles the simulator's state is
+whole, and a run can go on from a copy of it (``checkpoint``).
 
 Several schedulers decide on the same published state at once; conflicts follow Optum's rule (``placement.resolved``).
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -81,8 +82,24 @@ class FleetSettings:
     pairing: Callable[[HostUsage], float] | None = None
 
 
+@dataclass(slots=True)
+class _Cycle:
+    """Where a run is: the next cycle, and what is left over from the last one.
+
+    ``tick_s``: when all nodes are evaluated next. ``submitted``: pods so far. ``waiting``: those without a node.
+    ``dirty``: nodes whose pods have changed. ``retry``: waiting pods are tried again.
+    """
+
+    now_s: float = 0.0
+    tick_s: float = 0.0
+    submitted: int = 0
+    waiting: deque[int] = field(default_factory=deque)
+    dirty: set[int] = field(default_factory=set)
+    retry: bool = True
+
+
 class FleetSimulator:
-    """One run. ``on_tick`` is called after every tick, for a progress bar."""
+    """One run, which ``run`` may continue as often as one likes."""
 
     def __init__(
         self,
@@ -132,54 +149,74 @@ class FleetSimulator:
         self._ticked = np.zeros(count)
         self._slow = np.zeros(count)
         self._judged: Judged | None = None
+        self._next: _Cycle | None = None
 
-    def run(self, until_s: float, on_tick: Callable[[FleetTick], None] | None = None) -> FleetRun:
-        """Run until this time; pods that are running then stay."""
-        result, pods = self.result, self.workload.pods
-        waiting: deque[int] = deque()
-        now_s, tick_s, dirty, retry = 0.0, 0.0, set[int](), True
-        submitted = self._place() if self.settings.placed else 0
-        while now_s <= until_s:
-            mark = len(result.events)
-            freed = self._end(now_s)
-            dirty |= freed
-            while submitted < len(pods) and pods[submitted].submitted_s <= now_s:
-                result.events.append(
-                    FleetEvent(pods[submitted].submitted_s, FleetEventKind.SUBMITTED, submitted)
-                )
-                waiting.append(submitted)
-                submitted, retry = submitted + 1, True
-            result.events[mark:] = sorted(result.events[mark:], key=lambda event: event.at_s)
-            is_tick = now_s >= tick_s
-            if waiting and (retry or freed or is_tick):
-                dirty |= self._schedule(waiting, now_s)
-                retry = False
-            if is_tick:
-                self._evaluate(range(self.nodes), now_s, self.settings.rounds)
-                dirty.clear()
-                self._publish_use()
-                result.ticks.append(self._tick(now_s, len(waiting)))
-                if on_tick is not None:
-                    on_tick(result.ticks[-1])
-                tick_s += self.settings.tick_s
-            elif dirty:
-                self._evaluate(sorted(dirty), now_s, max(_NEW_ROUNDS, self.settings.rounds))
-                dirty.clear()
-            lost = self._evict(now_s)
-            waiting.extend(lost)
-            dirty |= {int(node) for node in lost.values()}
-            upcoming = pods[submitted].submitted_s if submitted < len(pods) else math.inf
-            upcoming = min(upcoming, tick_s, float(self._ends_s.min(initial=math.inf)))
-            if dirty:
-                upcoming = now_s
-            cycle = self.settings.cycle_s
-            now_s = max(now_s + cycle, math.ceil(upcoming / cycle) * cycle)
-        batch = ~self._service
+    @property
+    def now_s(self) -> float:
+        """Time of the next cycle."""
+        return 0.0 if self._next is None else self._next.now_s
+
+    def run(
+        self,
+        until_s: float,
+        on_tick: Callable[[FleetTick], None] | None = None,
+        after_cycle: Callable[[FleetSimulator], None] | None = None,
+    ) -> FleetRun:
+        """Run until this time; pods that run then are left running.
+
+        ``on_tick`` is called after every tick, for a progress bar; ``after_cycle`` with the simulator between two
+        cycles, for a checkpoint.
+        """
+        if self._next is None:
+            self._next = _Cycle(submitted=self._place() if self.settings.placed else 0)
+        while self._next.now_s <= until_s:
+            self._cycle(self._next, on_tick)
+            if after_cycle is not None:
+                after_cycle(self)
+        result, batch = self.result, ~self._service
         result.work_done[batch] = (self._total[batch] - self._left[batch]) * self._alone_s[batch]
         result.slow_share = self._slow / np.maximum(self._ticked, 1.0)
         if self._learner is not None:
             result.learned = self._learner.learned()
         return result
+
+    def _cycle(self, here: _Cycle, on_tick: Callable[[FleetTick], None] | None) -> None:
+        """One cycle; ``here`` is the next one afterwards."""
+        result, pods, now_s = self.result, self.workload.pods, here.now_s
+        waiting, dirty = here.waiting, here.dirty
+        mark = len(result.events)
+        freed = self._end(now_s)
+        dirty |= freed
+        while here.submitted < len(pods) and pods[here.submitted].submitted_s <= now_s:
+            at_s = pods[here.submitted].submitted_s
+            result.events.append(FleetEvent(at_s, FleetEventKind.SUBMITTED, here.submitted))
+            waiting.append(here.submitted)
+            here.submitted, here.retry = here.submitted + 1, True
+        result.events[mark:] = sorted(result.events[mark:], key=lambda event: event.at_s)
+        is_tick = now_s >= here.tick_s
+        if waiting and (here.retry or freed or is_tick):
+            dirty |= self._schedule(waiting, now_s)
+            here.retry = False
+        if is_tick:
+            self._evaluate(range(self.nodes), now_s, self.settings.rounds)
+            dirty.clear()
+            self._publish_use()
+            result.ticks.append(self._tick(now_s, len(waiting)))
+            if on_tick is not None:
+                on_tick(result.ticks[-1])
+            here.tick_s += self.settings.tick_s
+        elif dirty:
+            self._evaluate(sorted(dirty), now_s, max(_NEW_ROUNDS, self.settings.rounds))
+            dirty.clear()
+        lost = self._evict(now_s)
+        waiting.extend(lost)
+        dirty |= {int(node) for node in lost.values()}
+        upcoming = pods[here.submitted].submitted_s if here.submitted < len(pods) else math.inf
+        upcoming = min(upcoming, here.tick_s, float(self._ends_s.min(initial=math.inf)))
+        if dirty:
+            upcoming = now_s
+        cycle = self.settings.cycle_s
+        here.now_s = max(now_s + cycle, math.ceil(upcoming / cycle) * cycle)
 
     def _place(self) -> int:
         """Start the pods that are present at time 0. Returns their number."""

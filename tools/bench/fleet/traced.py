@@ -1,6 +1,6 @@
 """Drives the simulated fleet by an imported trace.
 
-    python -m tools.bench.fleet.traced PLACE --nodes 40 [--policy optum] [--hours 6] [--results DIR]
+    python -m tools.bench.fleet.traced PLACE --nodes 40 [--policy optum] [--hours 6] [--results DIR] [--checkpoint FILE]
 
 Requests, mean use, times of submission, start and end come from the trace. Where it lists tasks and their instances,
 the instances are simulated. A workload without a request gets its greatest use as the request; a workload without an
@@ -28,6 +28,7 @@ from perphd.dataset.stores import open_store
 from perphd.domain.reading import Reading, available
 from perphd.domain.trace import TraceRecord, TraceWorkload, WorkloadUse
 from perphd.domain.workload import Kind
+from perphd.sim.cluster.checkpoint import CheckpointRefused, Checkpoints, run_of
 from perphd.sim.cluster.fleet_events import digest
 from perphd.sim.cluster.fleet_results import FleetTick
 from perphd.sim.cluster.fleet_workload import FLEET_NODE, FleetPod, FleetWorkload, batch_type, service_type
@@ -179,6 +180,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cpus", type=float, default=float(FLEET_NODE.cpus))
     parser.add_argument("--memory-gib", type=float, default=FLEET_NODE.memory_bytes / (1 << 30))
     parser.add_argument("--results", type=Path, help="a new folder for Parquet files")
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="FILE",
+        help="keep the state here, and go on from it after an interruption; removed at the end",
+    )  # fmt: skip
+    parser.add_argument(
+        "--checkpoint-every", type=float, default=1.0, metavar="H",
+        help="simulated hours between two checkpoints [1]",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     place = open_store(options.place)
     try:
@@ -189,10 +198,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except TraceError as exc:
         parser.exit(1, f"{exc}\n")
     settings = FleetSettings(PlacementSettings(options.policy))
-    simulator = FleetSimulator(workload, options.nodes, settings)
-    run = simulator.run(options.hours * 3600.0, _told)
+    if options.checkpoint is None:
+        run = FleetSimulator(workload, options.nodes, settings).run(options.hours * 3600.0, _told)
+    else:
+        what = run_of((workload.types, *workload.pods, workload.seed, options.nodes, settings))
+        kept = Checkpoints(options.checkpoint, what, options.checkpoint_every * 3600.0)
+        try:
+            simulator = kept.load()
+        except CheckpointRefused as exc:
+            parser.exit(1, f"{exc}\nremove it to simulate from the start\n")
+        if simulator is None:
+            simulator = FleetSimulator(workload, options.nodes, settings)
+        else:
+            print(f"going on at {simulator.now_s / 3600:.2f} h", flush=True)
+        run = simulator.run(options.hours * 3600.0, _told, kept.after_cycle)
     if options.results is not None:
         write_results(options.results, workload, run)
+    if options.checkpoint is not None:
+        options.checkpoint.unlink(missing_ok=True)
     last = asdict(run.ticks[-1])
     print(
         json.dumps(
