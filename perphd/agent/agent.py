@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from perphd.admission.calibration import self_test
@@ -421,9 +422,16 @@ class Agent:
             self._state.config.policy.confidence_z,
         )
 
-    def model_origin(self, lra: str) -> ModelOrigin:
-        """The origin of an LRA's model. Raises ConfigError if there is no such LRA."""
-        return self._state.parts.models.origin(self._state.lra(lra))
+    def model_origin(self, workload: str) -> ModelOrigin:
+        """Where a workload's model and its forecasts came from. Raises ConfigError if there is no such workload."""
+        spec, worker = self._state.specs.get(workload), self._state.parts.forecasts
+        if spec is None:
+            known = ", ".join(self._state.specs)
+            raise ConfigError("request", "workload", f"no workload is named {workload!r}", known)
+        found = self._state.parts.models.origin(spec, self._state.application(workload))
+        if worker is None or not self._state.config.federated.folder:
+            return found
+        return replace(found, forecasts=worker.origins(workload))
 
     def export_model(self, lra: str) -> str:
         """The model as the text of a file.
@@ -441,7 +449,7 @@ class Agent:
         """
         async with self._state.lock:
             spec = self._state.lra(lra)
-            self._state.parts.models.follow((spec,), self._state.now_s)
+            self._state.parts.models.follow((spec,), self._state.now_s, self._state.application)
             warnings = self._state.parts.models.take(spec, text, self._state.now_s, rename)
         self._state.tell(EventKind.WORKLOAD, "model imported", lra)
         return warnings

@@ -84,7 +84,7 @@ class ControlLoop:
             await self._follow_trial()
             self._protections.look(now_s)
             specs = self._state.all_specs()
-            self._state.parts.models.follow(specs, now_s)
+            self._state.parts.models.follow(specs, now_s, self._state.application)
             counted = self._state.parts.executor.counted
             samples = self._state.parts.monitor.sample(now_s, specs, readings, counted)
             self._state.parts.sli.worked(samples)
@@ -165,6 +165,7 @@ class ControlLoop:
                 spec.min_memory_bytes,
                 set_limits(in_force(spec.name)),
                 spec.reserved_memory_bytes,
+                self._state.application(spec.name),
             )
             for spec in self._state.all_specs()
         ]

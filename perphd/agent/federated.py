@@ -1,9 +1,14 @@
 """Exchange of models between hosts: this host's contribution, and starts for its new models.
 
-When an LRA without a model appears, a short-lived thread reads the folder and pools its contributions, and a
-later tick tries the start. A folder without documents may not be mounted yet, so it is read again later.
-After each save of the models, the same thread replaces this host's document. The origin of each start is
-stored beside the models, for ``perphctl model origin``.
+Topics have the application's name: the LRA's, or that of the declaration for which LRAs were found. Of several
+replicas on this host the one with the most evidence speaks. What a replica said that is gone stays until another one
+speaks, since pods are replaced more often than applications change. A new replica hears this host's own document as
+well, unless it may be what it said itself.
+
+When an LRA without a model appears, a short-lived thread reads the folder and pools what it finds, and a later tick
+tries the start. A folder without documents may not be mounted yet and is read again later. After models were saved, the
+same thread replaces this host's document. The origin of each start is stored beside the models, for
+``perphctl model origin``.
 """
 
 from __future__ import annotations
@@ -22,15 +27,15 @@ from threading import Lock, Thread
 from typing import Final
 
 from perphd.agent.contribution_folder import ContributionFolder, contributor_name, this_host
-from perphd.agent.forecast_scores import Reader, read_scores, reader_text
+from perphd.agent.forecast_scores import Reader, origin_hosts, read_scores, reader_text, written_at
 from perphd.agent.records import Records
 from perphd.config.file import Config
-from perphd.domain.belief import ModelOrigin, OriginHost, OriginLeftOut
+from perphd.domain.belief import ModelOrigin
 from perphd.domain.errors import PerphError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.topology import Topology
 from perphd.domain.wire import decode, encode
-from perphd.federated.contribution import Contribution, Statistic, fitting
+from perphd.federated.contribution import Contribution, Statistic, fitting, spoken
 from perphd.federated.hardware import Hardware
 from perphd.federated.ledger import EVERY_GENERATION, Ledger
 from perphd.federated.pooling import Asking, Pooled
@@ -55,16 +60,32 @@ BEHIND: Final = "on trial, but so far worse than learning alone, which is in use
 KEPT: Final = "kept: it was not worse than learning alone"
 LEFT: Final = "dropped: learning alone was better"
 TOO_LITTLE: Final = "not used: too few hosts like this one know the application"
+EARLIER: Final = ""
+"""Key, in place of an LRA's name, of what replicas said that are gone, or that an earlier process of perphd served."""
 AGAIN_S: Final = 60.0
 """Time after which a folder without documents is read again."""
 
 
 @dataclass(frozen=True, slots=True)
+class _Met:
+    """A new LRA: source of its SLI, its application, and whether what it said itself may still be in the document."""
+
+    counted_by: str
+    application: str
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Asked:
-    """Inputs of a start besides the folder: the SLI's source and the application's version."""
+    """What a start depends on beside the folder: the SLI's source, and the application with its version.
+
+    ``hears_own``: this host's own document counts.
+    """
 
     counted_by: str
     version: str
+    application: str
+    hears_own: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,22 +154,35 @@ class Federated:
         self._folder, self._origins, self._membership = folder, origins, membership
         self._records, self._wall_clock, self._inline = records, wall_clock, inline
         self._name = contributor_name(membership.name)
-        self._waiting: dict[str, str] = {}
+        self._waiting: dict[str, _Met] = {}
         self._reading: Future[_Read] | None = None
-        self._said: dict[str, tuple[Statistic, ...]] | None = None
+        self._said: dict[str, dict[str, tuple[Statistic, ...]]] | None = None
+        """By application and LRA; ``EARLIER``: what earlier replicas said."""
+        self._taken_back: set[tuple[str, str]] = set()
+        self._scores_s: int | None = None
         self._again_s = -math.inf
         self._generation = 0
         self._unwritten = ""
         self._lock = Lock()
         self._unsaid: dict[str, ModelFile] = {}
-        self._present: Collection[str] = ()
+        self._present: Mapping[str, str] = {}
         self._is_asked = self._is_contributing = False
 
     # -- starts ---------------------------------------------------------------------------------------------------
 
-    def meet(self, lra: str, counted_by: str) -> None:
-        """Look for a start for the model of an LRA that is new to this host. ``counted_by``: source of its SLI."""
-        self._waiting[lra] = counted_by
+    def meet(self, lra: str, counted_by: str, application: str, again: bool = False) -> None:
+        """Look for a start for the model of an LRA that is new to this host.
+
+        Args:
+            lra: its name.
+            counted_by: source of its SLI.
+            application: the name by which other hosts know it.
+            again: its model was reset; what that said is taken back.
+        """
+        self._waiting[lra] = _Met(counted_by, application, again)
+        if again:
+            with self._lock:
+                self._taken_back.add((application, lra))
 
     def step(self, registry: Registry, versions: Callable[[str], str], now_s: float) -> dict[str, str]:
         """Call once per tick: start models whose contributions were read. Never waits.
@@ -157,7 +191,7 @@ class Federated:
         """
         self._records.problem(UNWRITTEN, self._unwritten or None, now_s)
         if self._reading is None and self._waiting and now_s >= self._again_s:
-            self._read({lra: _Asked(source, versions(lra)) for lra, source in self._waiting.items()})
+            self._read({lra: _asked(lra, met, versions(lra)) for lra, met in self._waiting.items()})
         if self._reading is None or not self._reading.done():
             return {}
         read, self._reading = self._reading.result(), None
@@ -172,8 +206,9 @@ class Federated:
             if answer is None:
                 self._waiting.pop(lra, None)
                 continue
-            if self._waiting.get(lra) != answer.asked.counted_by or versions(lra) != answer.asked.version:
-                continue  # the LRA was removed, or another version is running by now: ask again
+            met = self._waiting.get(lra)
+            if met is None or _asked(lra, met, versions(lra)) != answer.asked:
+                continue  # it was removed, or another version runs by now: ask again
             del self._waiting[lra]
             words = self._start(registry.model(lra), lra, answer)
             if words:
@@ -187,7 +222,9 @@ class Federated:
 
         def read() -> None:
             try:
-                topics = {topic_of(lra, channel) for lra in asked for channel in CHANNELS}
+                topics = {
+                    topic_of(each.application, channel) for each in asked.values() for channel in CHANNELS
+                }
                 ledger, problems = self._folder.read(topics)
                 answers: dict[str, _Answer | None] = {}
                 for lra, each in asked.items():
@@ -207,8 +244,12 @@ class Federated:
 
     def _answer(self, lra: str, asked: _Asked, ledger: Ledger) -> _Answer:
         here = self._membership
-        asking = Asking(self._name, here.hardware, self._wall_clock(), here.expire_s)
-        told = {each: pooled(ledger, lra, each, asking, asked.counted_by, asked.version) for each in CHANNELS}
+        name = "" if asked.hears_own else self._name
+        asking = Asking(name, here.hardware, self._wall_clock(), here.expire_s)
+        told = {
+            each: pooled(ledger, asked.application, each, asking, asked.counted_by, asked.version)
+            for each in CHANNELS
+        }
         cores, threads = here.hardware.cores, here.hardware.threads_per_core
         work, delay = (start(told[each], each, cores, threads) for each in CHANNELS)
         return _Answer(asked, told["work"], work, delay, asking.now_unix_s)
@@ -218,9 +259,14 @@ class Federated:
         began = work is not None and model.begin_told(work, answer.delay)
         if not told.sources and not told.left_out:
             return ""
-        words = f"began from {len(told.sources)} other hosts" if began else ""
+        words = self._words(told) if began else ""
         self._keep(_origin(lra, words, told, answer.at_unix_s, 0 if work is None else len(work.y)))
         return words
+
+    def _words(self, told: Pooled) -> str:
+        others = sum(each.contributor != self._name for each in told.sources)
+        words = f"began from {others} other hosts"
+        return words if others == len(told.sources) else f"{words} and a replica on this one"
 
     # -- origins --------------------------------------------------------------------------------------------------
 
@@ -290,17 +336,24 @@ class Federated:
 
     # -- contributing ---------------------------------------------------------------------------------------------
 
-    def contribute(self, files: Iterable[ModelFile], present: Collection[str]) -> None:
-        """Replace this host's document by one with these models' newest results. Never waits for the folder.
+    def contribute_scores(self, present: Mapping[str, str]) -> None:
+        """Replace this host's document if the forecast worker has written scores since, though no model was saved."""
+        forecasts = self._membership.forecasts
+        if self._membership.contribute and forecasts is not None and written_at(forecasts) != self._scores_s:
+            self.contribute((), present)
 
-        The folder may lie on a file system that hangs. ``present``: the LRAs of this host; statements about others are
-        dropped.
+    def contribute(self, files: Iterable[ModelFile], present: Mapping[str, str]) -> None:
+        """Replace this host's document by one that includes what these models have learned since. Never waits for the
+        folder.
+
+        The folder may lie on a file system that hangs. ``present``: the LRAs of this host, each with its application;
+        statements about other applications are dropped.
         """
         if not self._membership.contribute:
             return
         with self._lock:
             self._unsaid.update({file.provenance.lra: file for file in files})
-            self._present, self._is_asked = tuple(present), True
+            self._present, self._is_asked = dict(present), True
             if self._is_contributing:
                 return
             self._is_contributing = True
@@ -326,8 +379,9 @@ class Federated:
                     self._is_contributing = False
                     return
                 files, present, self._unsaid, self._is_asked = self._unsaid, self._present, {}, False
+                back, self._taken_back = self._taken_back, set()
             try:
-                self._contribute(files.values(), present)
+                self._contribute(files.values(), present, back)
                 self._unwritten = ""
             except PerphError as exc:
                 self._unwritten = f"this host's contribution to other hosts' models is not written: {exc}"
@@ -335,18 +389,27 @@ class Federated:
                 log.exception("%s: this host's contribution is not written", self._folder.folder)
                 self._unwritten = f"this host's contribution to other hosts' models is not written: {exc!r}"
 
-    def _contribute(self, files: Iterable[ModelFile], present: Collection[str]) -> None:
+    def _contribute(
+        self, files: Iterable[ModelFile], present: Mapping[str, str], taken_back: Collection[tuple[str, str]]
+    ) -> None:
         here = self._membership
         if self._said is None:
             self._resume()
-        said = self._said = {lra: kept for lra, kept in (self._said or {}).items() if lra in present}
+        said = self._said = _without((self._said or {}), present, taken_back)
         for file in files:
             lra, found = file.provenance.lra, contributed(file, here.hardware.threads_per_core)
+            by = said.setdefault(file.provenance.known_as, {})
             if found:
-                said[lra] = found
+                by[lra] = found
             else:
-                said.pop(lra, None)  # the model was reset: withdraw the contributions of its predecessor
-        corrections = [each for _, kept in sorted(said.items()) for each in kept]
+                by.pop(lra, None)  # it was reset: what its earlier model said is taken back
+        corrections: list[Statistic] = []
+        for _, by in sorted(said.items()):
+            now_said = spoken(each for lra, kept in sorted(by.items()) if lra != EARLIER for each in kept)
+            known = {each.topic for each in now_said}
+            by[EARLIER] = tuple(each for each in by.get(EARLIER, ()) if each.topic not in known)
+            corrections += [*now_said, *by[EARLIER]]
+        self._scores_s = None if here.forecasts is None else written_at(here.forecasts)
         statistics = fitting([*corrections, *(read_scores(here.forecasts) if here.forecasts else ())])
         now = self._wall_clock()
         self._generation = min(max(self._generation + 1, int(now)), EVERY_GENERATION)
@@ -360,8 +423,31 @@ class Federated:
         self._generation = own.generation
         for each in own.statistics:
             if each.topic.kind == KIND:
-                kept = self._said.get(each.topic.application, ())
-                self._said[each.topic.application] = (*kept, each)
+                by = self._said.setdefault(each.topic.application, {})
+                by[EARLIER] = (*by.get(EARLIER, ()), each)
+
+
+def _asked(lra: str, met: _Met, version: str) -> _Asked:
+    return _Asked(met.counted_by, version, met.application, met.application != lra and not met.again)
+
+
+def _without(
+    said: Mapping[str, Mapping[str, tuple[Statistic, ...]]],
+    present: Mapping[str, str],
+    taken_back: Collection[tuple[str, str]],
+) -> dict[str, dict[str, tuple[Statistic, ...]]]:
+    """What was said about the applications that are here; what replicas said that are gone becomes ``EARLIER``."""
+    found: dict[str, dict[str, tuple[Statistic, ...]]] = {}
+    reset = {application for application, _ in taken_back}
+    for application in sorted(set(present.values()) & said.keys()):
+        by = dict(said[application])
+        for each, lra in taken_back:
+            if each == application:
+                by.pop(lra, None)
+        gone = [each for lra in sorted(by) if present.get(lra) != application for each in by.pop(lra)]
+        by[EARLIER] = () if application in reset else spoken(gone)
+        found[application] = by
+    return found
 
 
 def document_of(
@@ -373,8 +459,8 @@ def document_of(
     fs = RealFs()
     topology = read_topology(fs)
     hardware, name = hardware_of(fs, topology), contributor_name(this_host())
-    statistics = [each for file in files for each in contributed(file, hardware.threads_per_core)]
-    statistics += read_scores(forecasts)
+    said = spoken(each for file in files for each in contributed(file, hardware.threads_per_core))
+    statistics = [*said, *read_scores(forecasts)]
     before = folder.own(name)
     generation = max(int(now_unix_s), before.generation + 1 if before is not None else 0)
     return Contribution(name, min(generation, EVERY_GENERATION), now_unix_s, hardware, fitting(statistics))
@@ -421,8 +507,4 @@ def hardware_of(fs: KernelFs, topology: Topology) -> Hardware:
 
 
 def _origin(lra: str, words: str, told: Pooled, now_unix_s: float, points: int) -> ModelOrigin:
-    hosts = tuple(
-        OriginHost(s.contributor, s.generation, s.age_s, s.distance, s.version, s.share) for s in told.sources
-    )
-    left_out = tuple(OriginLeftOut(each.contributor, each.reason) for each in told.left_out)
-    return ModelOrigin(lra, words, "", now_unix_s, points, hosts, left_out)
+    return ModelOrigin(lra, words, "", now_unix_s, points, *origin_hosts(told))

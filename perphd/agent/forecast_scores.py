@@ -2,24 +2,30 @@
 
 The worker writes its scores into a file of its folder, from where the daemon takes them into this host's contribution.
 The worker reads the contributions of other hosts itself while a series is young, because pooling has no place in the
-daemon's ticks. Its last argument names the host as which it reads them.
+daemon's ticks. Its last argument says as whom. From which hosts it began is in another file, for
+``perphctl model origin``.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 
+from perphd.domain.belief import ForecastOrigin, OriginHost, OriginLeftOut
 from perphd.domain.errors import PerphError
 from perphd.federated.contribution import MAX_BYTES, Name, Statistic
 from perphd.federated.hardware import Hardware
+from perphd.federated.pooling import Pooled
 from perphd.host.state_files import replace_text
 
 SCORES: Final = "scores.json"
 """The worker's scores, in its folder."""
+ORIGINS: Final = "origins.json"
+"""From which hosts its forecasts began, by workload."""
 log = logging.getLogger("perphd")
 
 
@@ -68,3 +74,36 @@ def read_scores(folder: Path) -> tuple[Statistic, ...]:
     except (OSError, PerphError, msgspec.DecodeError) as exc:
         log.warning("%s: forecast scores are not contributed: %s", path, exc)
     return ()
+
+
+def written_at(folder: Path) -> int | None:
+    """When the worker last wrote its scores, in nanoseconds; None: never."""
+    try:
+        return (folder / SCORES).stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def write_origins(folder: Path, origins: Mapping[str, tuple[ForecastOrigin, ...]]) -> None:
+    """Replace what the forecasts of each workload began from. Raises PerphError, OSError."""
+    replace_text(folder / ORIGINS, msgspec.json.encode(origins).decode(), 0o600, synced=False)
+
+
+def read_origins(folder: Path) -> dict[str, tuple[ForecastOrigin, ...]]:
+    """What the forecasts of each workload began from; nothing if the file is missing or damaged."""
+    path = folder / ORIGINS
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, tuple[ForecastOrigin, ...]])
+    except FileNotFoundError:
+        pass
+    except (OSError, msgspec.DecodeError) as exc:
+        log.warning("%s: it cannot be read: %s", path, exc)
+    return {}
+
+
+def origin_hosts(told: Pooled) -> tuple[tuple[OriginHost, ...], tuple[OriginLeftOut, ...]]:
+    """The hosts that counted, and those that did not."""
+    hosts = tuple(
+        OriginHost(s.contributor, s.generation, s.age_s, s.distance, s.version, s.share) for s in told.sources
+    )
+    return hosts, tuple(OriginLeftOut(each.contributor, each.reason) for each in told.left_out)

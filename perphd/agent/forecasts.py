@@ -25,6 +25,7 @@ from perphd.agent import spawn
 from perphd.agent.records import Records
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.backoff import BackoffRule, RetryPause
+from perphd.domain.belief import ForecastOrigin
 from perphd.domain.forecast import PUBLISHED_FILE, SUMMARY_FILE, ForecastSummary
 from perphd.domain.job import EndedJob
 from perphd.domain.reading import Reading, Unavailable
@@ -48,10 +49,9 @@ FORECASTS_OFF: Final = (
 )
 _NOTHING: Final = Unavailable("nothing has been published yet: the first forecasts take a minute")
 
-Listed: TypeAlias = tuple[str, str, int, tuple[str, ...], int]
-"""A workload: name, cgroup, least memory, the limits that perphd has set on it, and reserved memory; sizes in
-bytes.
-"""
+Listed: TypeAlias = tuple[str, str, int, tuple[str, ...], int, str]
+"""A workload: name, cgroup, least memory, the limits that perphd has set on it, reserved memory (bytes), and the name
+by which other hosts know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,12 @@ class ForecastProcess:
             return _NOTHING
         except OSError as exc:
             return Unavailable(f"{self._folder / PUBLISHED_FILE} cannot be read: {exc.strerror}")
+
+    def origins(self, workload: str) -> tuple[ForecastOrigin, ...]:
+        """The hosts from whose scores forecasts of this workload began."""
+        from perphd.agent.forecast_scores import read_origins
+
+        return read_origins(self._folder).get(workload, ())
 
     def close(self) -> None:
         """End the worker. It saves its state; if that takes too long, it is killed."""

@@ -42,6 +42,12 @@ class Life:
     version: str = ""
     looked_s: float = -math.inf
     fresh: bool = False  # no model was found, except perhaps for its versions
+    application: str = ""  # the name by which other hosts know it; empty: its own
+
+    @property
+    def known_as(self) -> str:
+        """The name by which other hosts know the LRA."""
+        return self.application or self.spec.name
 
 
 def sli_of(spec: WorkloadSpec) -> str:

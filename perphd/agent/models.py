@@ -14,6 +14,7 @@ import heapq
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -47,6 +48,10 @@ VERSION_LOOK_S = 30.0
 """Time between two checks of an application's version."""
 LOOKS_PER_TICK = 2
 """Maximum number of LRAs checked per tick; each check reads some files of /proc."""
+
+
+def _own_name(workload: str) -> str:
+    return workload
 
 
 class Models:
@@ -93,8 +98,16 @@ class Models:
         """The LRA's model, created at first use."""
         return self._registry.model(lra)
 
-    def follow(self, specs: Iterable[WorkloadSpec], now_s: float) -> None:
-        """Load the models of new LRAs and continue rebuilds. A model that cannot be loaded starts from scratch."""
+    def follow(
+        self,
+        specs: Iterable[WorkloadSpec],
+        now_s: float,
+        application: Callable[[str], str] = _own_name,
+    ) -> None:
+        """Load the models of new LRAs and continue rebuilds. A model that cannot be loaded starts from scratch.
+
+        ``application``: the name by which other hosts know a workload.
+        """
         if self._rebuild:
             if self._rebuilds is not None:
                 self._rebuilds.step(now_s)
@@ -103,7 +116,8 @@ class Models:
         for spec in specs:
             if spec.kind is not Kind.LRA or spec.name in self._lives:
                 continue
-            life = Life(spec, "learned here")
+            known_as = application(spec.name)
+            life = Life(spec, "learned here", application="" if known_as == spec.name else known_as)
             self._lives[spec.name] = life
             found = self._files.load(spec.name, partial(self._misfit, spec))
             problems = list(found.problems)
@@ -208,7 +222,7 @@ class Models:
         """
         model = self._registry.model(spec.name)
         if fresh and self._federated is not None:
-            self._federated.meet(spec.name, sli_of(spec))
+            self._federated.meet(spec.name, sli_of(spec), life.known_as)
         if not fresh and model.learner != "residual":
             return
         found = beginning(Path(self._files.directory).parent, spec.name, spec.app_class)
@@ -229,6 +243,8 @@ class Models:
         self._due_s = now_s + every_s
         files = self._changed(specs, now_s)
         if not files:
+            if self._federated is not None:
+                self._federated.contribute_scores(self._present())
             return
         self._writing = self._in_writer(self._write, files)
 
@@ -259,12 +275,16 @@ class Models:
             earlier_versions=self._files.kept_versions(spec.name, life.version),
         )
 
-    def origin(self, spec: WorkloadSpec) -> ModelOrigin:
-        """The origin of the LRA's model."""
+    def origin(self, spec: WorkloadSpec, known_as: str) -> ModelOrigin:
+        """Where the workload's model came from. ``known_as``: the name by which other hosts know it."""
+        application = "" if known_as == spec.name else known_as
+        if spec.kind is not Kind.LRA:
+            return ModelOrigin(spec.name, "batch has no model", application=application)
         words = self._life(spec).origin
         if self._federated is None:
-            return ModelOrigin(spec.name, words)
-        return self._federated.origin(spec.name, self.model(spec.name), words)
+            return ModelOrigin(spec.name, words, application=application)
+        found = self._federated.origin(spec.name, self.model(spec.name), words)
+        return replace(found, application=application)
 
     def export(self, spec: WorkloadSpec, now_s: float) -> str:
         """The model as the text of a file.
@@ -322,9 +342,11 @@ class Models:
         self._files.put_aside(spec.name)
         self._forget_start(spec.name)
         self._registry.forget(spec.name)
-        self._lives[spec.name] = Life(spec, "learned here", version=self._life(spec).version)
+        was = self._life(spec)
+        life = Life(spec, "learned here", version=was.version, application=was.application)
+        self._lives[spec.name] = life
         if self._federated is not None:
-            self._federated.meet(spec.name, sli_of(spec))
+            self._federated.meet(spec.name, sli_of(spec), life.known_as, again=True)
         self._records.problem(_key(spec.name), None, now_s)
 
     def forget(self, lra: str, now_s: float) -> None:
@@ -368,6 +390,9 @@ class Models:
     def _life(self, spec: WorkloadSpec) -> Life:
         return self._lives.setdefault(spec.name, Life(spec, "learned here"))
 
+    def _present(self) -> dict[str, str]:
+        return {lra: life.known_as for lra, life in tuple(self._lives.items())}
+
     def _misfit(self, spec: WorkloadSpec, file: ModelFile) -> str:
         source = file.provenance
         if source.lra != spec.name:
@@ -400,6 +425,7 @@ class Models:
             perphd_version=__version__,
             saved_at_unix_s=self._wall_clock(),
             app_version=self._life(spec).version,
+            application=self._life(spec).application,
         )
         return ModelFile(source, ranges_of(state), state)
 
@@ -424,7 +450,7 @@ class Models:
                 problem = f"model of {lra} could not be saved: {exc!r}"
             done.append(Written(file, problem))
         if self._federated is not None:
-            self._federated.contribute((each.file for each in done), tuple(self._lives))
+            self._federated.contribute((each.file for each in done), self._present())
         return done
 
     def _keep(self, file: ModelFile) -> Sequence[Written]:

@@ -28,6 +28,7 @@ from perphd.agent.trials import Trials
 from perphd.agent.triggers import EarlyTicks
 from perphd.config.discovery import Discovery
 from perphd.config.file import Config
+from perphd.config.opt_in import DECLARATION
 from perphd.domain.allocation import Allocation, Settings
 from perphd.domain.capability import Capabilities
 from perphd.domain.control import Actor
@@ -220,6 +221,11 @@ class State:
     def time_s(self, otherwise_s: float) -> float:
         """The present time by the clock; ``otherwise_s`` if ticks bring the time."""
         return self.clock() if self.clock is not None else otherwise_s
+
+    def application(self, name: str) -> str:
+        """The name by which other hosts know a workload: that of the declaration for which it was found, if any."""
+        known = self.found.get(name)
+        return name if known is None or known.declaration == DECLARATION else known.declaration
 
     def forget(self, name: str) -> None:
         """Forget measurements of a workload whose control group was replaced or removed."""

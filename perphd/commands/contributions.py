@@ -24,8 +24,9 @@ def add_contribution_commands(model: click.Group) -> None:
 def contribute(out: Out, folder: str) -> None:
     """Export what models have learned, for other hosts.
 
-    Writes one file into FOLDER, named after this host: estimates at fixed points with the evidence for each, no
-    samples. Reads the saved models. With "contribute" in [federated] the daemon does the same whenever it saves models.
+    One file in FOLDER, named after this host: estimates at fixed points with the evidence for each, no samples. The
+    saved models and forecast scores are read. With "contribute" in [federated] the daemon does the same whenever they
+    are saved.
     """
     import time
 
@@ -49,12 +50,13 @@ def contribute(out: Out, folder: str) -> None:
     document = document_of(files, state_dir(out) / "forecast", target, time.time())
     if not document.statistics:
         raise PerphError(
-            f"{models}: no model has enough samples beside batch yet, so there is nothing to contribute"
+            f"{models}: no model has enough samples beside batch yet, and no forecast enough scores, so there is "
+            "nothing to contribute"
         )
     path = target.write(document)
-    lras = sorted({each.topic.application for each in document.statistics})
+    about = sorted({each.topic.application for each in document.statistics})
     out.warn(problems)
-    out.say({"file": str(path), "lras": lras}, f"written: {path}, about {', '.join(lras)}")
+    out.say({"file": str(path), "lras": about}, f"written: {path}, about {', '.join(about)}")
 
 
 @_folder

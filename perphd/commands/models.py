@@ -75,10 +75,10 @@ def show(out: Out, name: str, everything: bool, curves: bool, png: str | None) -
 @command(model)
 @click.argument("name")
 def origin(out: Out, name: str) -> None:
-    """Show where an LRA's model came from.
+    """Show where a workload's model and its forecasts came from.
 
-    Lists the hosts it started from ([federated]) with their weights, the hosts that were left out and why, and how well
-    that start has worked.
+    Lists the hosts they started from ([federated]) with their weights, the hosts that were left out and why, and how
+    well that start has worked.
     """
     from perphd.commands.render_model import origin_parts
     from perphd.domain.belief import ModelOrigin

@@ -7,7 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from perphd.control.numbers import NONE, duration
 from perphd.control.table import Cell, Part, Styled, table, text
 from perphd.domain.allocation import IDLE
-from perphd.domain.belief import AllocationBelief, ModelOrigin, ModelSummary, ModelView, ReferenceBelief
+from perphd.domain.belief import (
+    AllocationBelief,
+    ForecastOrigin,
+    ModelOrigin,
+    ModelSummary,
+    ModelView,
+    ReferenceBelief,
+)
 from perphd.domain.policy import Band
 from perphd.domain.reading import available
 
@@ -34,24 +41,40 @@ def list_parts(summaries: Sequence[ModelSummary]) -> list[Part]:
 
 def origin_parts(found: ModelOrigin) -> list[Part]:
     """``perphctl model origin``."""
-    lines = [f"{found.lra}: {found.origin or 'learned here'}"]
+    known_as = f", which other hosts know as {found.application}" if found.application else ""
+    lines = [f"{found.lra}{known_as}: {found.origin or 'learned here'}"]
     if found.outcome:
         lines.append(f"the start from other hosts: {found.outcome}")
-    if not found.looked_unix_s:
-        return [text(*lines)]
-    if found.points:
+    if found.looked_unix_s and found.points:
         lines.append(f"{found.points} places at which at least three of them had an estimate")
     parts: list[Part] = [text(*lines)]
+    if found.looked_unix_s:
+        parts += _host_parts("Hosts that counted", "Hosts that did not count", found)
+    for each in found.forecasts:
+        parts.append(text(_forecast_line(each)))
+        about = f"the forecasts of {each.series}"
+        parts += _host_parts(f"Hosts that counted for {about}", f"Hosts that did not count for {about}", each)
+    return parts
+
+
+def _forecast_line(found: ForecastOrigin) -> str:
+    if not found.ranked:
+        return f"forecasts of {found.series}: from this host alone; too few others know them"
+    told = f"forecasts of {found.series} began as on other hosts: {', '.join(found.ranked)}"
+    return told if found.in_force else f"{told}; by now this host's own scores decide"
+
+
+def _host_parts(counted: str, not_counted: str, found: ModelOrigin | ForecastOrigin) -> Iterator[Part]:
     if found.hosts:
         rows = [
             (h.contributor, f"{h.share_ratio:.0%}", f"{h.distance:.2f}", duration(h.age_s), h.version or NONE)
             for h in sorted(found.hosts, key=lambda h: -h.share_ratio)
         ]
-        parts.append(table("Hosts that counted", _ORIGIN_HEADS, rows, right=(1, 2, 3)))
+        yield table(counted, _ORIGIN_HEADS, rows, right=(1, 2, 3))
     if found.left_out:
-        left = [(each.contributor, each.reason) for each in found.left_out]
-        parts.append(table("Hosts that did not count", ("HOST", "WHY"), left))
-    return parts
+        yield table(
+            not_counted, ("HOST", "WHY"), [(each.contributor, each.reason) for each in found.left_out]
+        )
 
 
 def model_parts(view: ModelView, everything: bool = False) -> Iterator[Part]:

@@ -1,7 +1,8 @@
 """The forecast worker's part in the exchange between hosts: it hands over its scores, and reads priors.
 
-Failures never stop forecasts: series then start without a prior. The reports of other hosts about a series are pooled
-when the series appears, and again when a document changes, until the series has enough scores of its own.
+Failures never stop forecasts: series then start without a prior. What others say about a series is pooled when the
+series appears, and again when a document changes, until the series has scores enough of its own. From which hosts a
+series began is kept for ``perphctl model origin`` as long as the workload is here.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from perphd.agent.contribution_folder import ContributionFolder
-from perphd.agent.forecast_scores import Reader, write_scores
+from perphd.agent.forecast_scores import Reader, origin_hosts, read_origins, write_origins, write_scores
+from perphd.domain.belief import ForecastOrigin
 from perphd.domain.errors import PerphError
 from perphd.federated.pooling import Asking
 from perphd.forecast.fleet_scores import LOSS, MISSES, Key, Prior, contributed, prior, topic_of
@@ -30,19 +33,32 @@ class Exchange:
         self._seen: object = None
         self._priors: dict[Key, Prior] = {}
         self._problems: tuple[str, ...] = ()
+        self._applications: Mapping[str, str] = {}
+        self._kept = read_origins(folder)
+        self._origins = {
+            (workload, each.series): each for workload, found in self._kept.items() for each in found
+        }
 
-    def priors(self, young: Collection[Key], now_unix_s: float) -> Mapping[Key, Mapping[str, float]]:
-        """The models' losses on other hosts, for the given series that enough hosts report."""
+    def priors(
+        self, young: Collection[Key], now_unix_s: float, applications: Mapping[str, str]
+    ) -> Mapping[Key, Mapping[str, float]]:
+        """The models' losses on other hosts, of those of these series about which enough hosts speak.
+
+        ``applications``: the workloads that are here, each with the name by which other hosts know it.
+        """
+        self._applications = applications
         try:
-            return self._pooled(young, now_unix_s)
+            found = self._pooled(young, now_unix_s)
         except Exception as exc:  # forecasts work without a prior
             self._say((f"forecast scores of other hosts cannot be used: {exc!r}",))
             return {}
+        self._keep_origins(young)
+        return found
 
     def hand_over(self, series: Mapping[Key, Followed]) -> None:
         """Write the scores for the daemon's contribution."""
         try:
-            write_scores(self._folder, contributed(series))
+            write_scores(self._folder, contributed(series, self._applications))
         except (PerphError, OSError) as exc:
             log.warning("forecast scores are not contributed: %s", exc)
 
@@ -56,17 +72,47 @@ class Exchange:
         self._priors = {key: found for key, found in self._priors.items() if key in wanted}
         new = sorted(wanted - self._priors.keys())
         if new:
-            topics = {topic_of(key, aspect) for key in new for aspect in (LOSS, MISSES)}
+            known_as = {key: (self._applications.get(key[0], key[0]), key[1]) for key in new}
+            topics = {topic_of(each, aspect) for each in known_as.values() for aspect in (LOSS, MISSES)}
             ledger, problems = self._contributions.read(topics)
             self._say(problems)
             here = self._reader
-            asking = Asking(here.name, here.hardware, now_unix_s, here.expire_s)
             for key in new:
-                self._priors[key] = found = prior(ledger, key, asking)
+                # What a replica on this host has seen counts as well; a workload never hears itself.
+                name = here.name if known_as[key] == key else ""
+                asking = Asking(name, here.hardware, now_unix_s, here.expire_s)
+                self._priors[key] = found = prior(ledger, known_as[key], asking)
+                self._note(key, found, now_unix_s)
                 if found.losses:
-                    ranked = ", ".join(sorted(found.losses, key=lambda name: found.losses[name]))
-                    log.info("%s %s: initial ranking from %d other hosts: %s", *key, len(found.hosts), ranked)
+                    ranked = ", ".join(found.ranked)
+                    log.info("%s %s: first ranked as on %d other hosts: %s", *key, len(found.hosts), ranked)
         return {key: self._priors[key].losses for key in wanted if self._priors[key].losses}
+
+    def _note(self, key: Key, found: Prior, now_unix_s: float) -> None:
+        hosts, left_out = origin_hosts(found.told)
+        if hosts or left_out:
+            self._origins[key] = ForecastOrigin(key[1], found.ranked, True, now_unix_s, hosts, left_out)
+        else:
+            self._origins.pop(key, None)
+
+    def _keep_origins(self, young: Collection[Key]) -> None:
+        """Write where forecasts began, if that has changed: for ``perphctl model origin``."""
+        self._origins = {
+            key: found if found.in_force == (key in young) else replace(found, in_force=key in young)
+            for key, found in self._origins.items()
+            if key[0] in self._applications
+        }
+        by: dict[str, list[ForecastOrigin]] = {}
+        for (workload, _), found in sorted(self._origins.items()):
+            by.setdefault(workload, []).append(found)
+        kept = {workload: tuple(found) for workload, found in by.items()}
+        if kept == self._kept:
+            return
+        try:
+            write_origins(self._folder, kept)
+            self._kept = kept
+        except (PerphError, OSError) as exc:
+            log.warning("from which hosts forecasts began is not kept: %s", exc)
 
     def _state(self) -> object:
         """A value that changes whenever a file of the folder changes."""

@@ -52,13 +52,18 @@ READ_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A workload. ``own``: fields of ``Settings`` set by perphd; ``declared_bytes``: reserved memory."""
+    """A workload.
+
+    ``own``: fields of ``Settings`` set by perphd; ``declared_bytes``: reserved memory. ``application``: the name by
+    which other hosts know it; empty: the same.
+    """
 
     name: str
     cgroup: str
     least_memory_bytes: int
     own: frozenset[str]
     declared_bytes: int = 0
+    application: str = ""
 
 
 def parse(lines: Sequence[bytes]) -> tuple[list[Listed], list[EndedJob], dict[str, float]]:
@@ -69,8 +74,8 @@ def parse(lines: Sequence[bytes]) -> tuple[list[Listed], list[EndedJob], dict[st
     """
     found = [json.loads(line) for line in lines]
     listed = [
-        Listed(str(name), str(cgroup), int(least), frozenset(map(str, own)), int(declared))
-        for name, cgroup, least, own, declared in found[-1]["workloads"]
+        Listed(str(name), str(cgroup), int(least), frozenset(map(str, own)), int(declared), str(application))
+        for name, cgroup, least, own, declared, application in found[-1]["workloads"]
     ]
     jobs = [EndedJob(**{**job, "argv": tuple(job["argv"])}) for message in found for job in message["jobs"]]
     return listed, jobs, {str(name): float(amount) for name, amount in found[-1]["most"].items()}
@@ -111,7 +116,8 @@ class Worker:
             found = read_windows(self._store, FIRST_S, after=self._cycles.number)
             found_s = found.newest_s
             if self._exchange is not None:
-                self._cycles.priors = self._exchange.priors(self._cycles.young(names), now_s)
+                known_as = {each.name: each.application or each.name for each in roster}
+                self._cycles.priors = self._exchange.priors(self._cycles.young(names), now_s, known_as)
             self._cycles.take(found, names, amounts)
         except (QueryError, OSError) as exc:
             problem = f"no new windows: {exc}"

@@ -17,10 +17,19 @@ from perphd.predictor.persist import ModelFileError
 
 
 class ModelRoutes:
-    """Handlers of ``/v1/models``. ``check_lra`` raises an ApiError unless its argument names an LRA."""
+    """Handlers of ``/v1/models``.
 
-    def __init__(self, agent: AgentPort, limits: Limits, check_lra: Callable[[str], None]) -> None:
-        self._agent, self._limits, self._check_lra = agent, limits, check_lra
+    ``check`` raises an ApiError unless its argument names a workload; ``check_lra``: unless it names an LRA.
+    """
+
+    def __init__(
+        self,
+        agent: AgentPort,
+        limits: Limits,
+        check: Callable[[str], object],
+        check_lra: Callable[[str], None],
+    ) -> None:
+        self._agent, self._limits, self._check, self._check_lra = agent, limits, check, check_lra
 
     async def list(self, request: web.Request, peer: Peer) -> Any:
         """GET /v1/models: a summary of each."""
@@ -31,8 +40,10 @@ class ModelRoutes:
         return encode(self._agent.model_view(self._name(request)))
 
     async def origin(self, request: web.Request, peer: Peer) -> Any:
-        """GET /v1/models/NAME/origin: the origin of the model."""
-        return encode(self._agent.model_origin(self._name(request)))
+        """GET /v1/models/NAME/origin: where a workload's model and its forecasts came from."""
+        name = request.match_info["name"]
+        self._check(name)
+        return encode(self._agent.model_origin(name))
 
     async def export(self, request: web.Request, peer: Peer) -> web.Response:
         """GET /v1/models/NAME/export: the model as a file."""

@@ -158,7 +158,9 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("GET", "/v1/models"): Operation("Summaries of the LRAs' models", {"models": tuple[ModelSummary, ...]}),
     ("GET", "/v1/models/{name}"): Operation("The state and the predictions of an LRA's model", ModelView),
     ("GET", "/v1/models/{name}/export"): Operation("The model as a file", OBJECT),
-    ("GET", "/v1/models/{name}/origin"): Operation("Where the model came from", ModelOrigin),
+    ("GET", "/v1/models/{name}/origin"): Operation(
+        "Where a workload's model and its forecasts came from", ModelOrigin
+    ),
     ("GET", "/v1/forecasts"): Operation(
         "Predicted use by workloads and the host, as last published by the forecast worker; 404 before that",
         Forecasts,

@@ -109,8 +109,8 @@ class AgentPort(Protocol):
     def model_view(self, lra: str) -> ModelView:
         """The full state of an LRA's model."""
 
-    def model_origin(self, lra: str) -> ModelOrigin:
-        """The origin of an LRA's model."""
+    def model_origin(self, workload: str) -> ModelOrigin:
+        """Where a workload's model and its forecasts came from."""
 
     def export_model(self, lra: str) -> str:
         """The model as the text of a file."""

@@ -114,7 +114,7 @@ class Routes:
         self._modes = ModeRoutes(agent, self._workloads, self._body)
         self._past = PastRoutes(agent, self._queries, self._clock, self._workloads.find, access, limits)
         self._sizing = SizingRoutes(agent, self._workloads.find, self._body)
-        self._models = ModelRoutes(agent, limits, self._workloads.check_lra)
+        self._models = ModelRoutes(agent, limits, self._workloads.find, self._workloads.check_lra)
 
     # Load the modules of the queue and the scheduler only in a daemon that uses them.
 

@@ -56,11 +56,28 @@ class OriginLeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelOrigin:
-    """The starting point of a model.
+class ForecastOrigin:
+    """Other hosts' scores of the forecasters, from which forecasts of one series of a workload began.
 
-    ``origin``: in words. ``outcome``: the result of a start from other hosts, in words; empty without one. ``points``:
-    number of places at which enough hosts had an estimate; ``looked_unix_s``: when their contributions were read.
+    ``ranked``: the forecasters that they know, best first; empty: too few hosts know the series. ``in_force``: False
+    once the workload's own scores decide. ``looked_unix_s``: when the contributions were read.
+    """
+
+    series: str
+    ranked: tuple[str, ...]
+    in_force: bool
+    looked_unix_s: float
+    hosts: tuple[OriginHost, ...] = ()
+    left_out: tuple[OriginLeftOut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOrigin:
+    """Where a workload's model, and its forecasts, started from.
+
+    ``lra``: the workload. ``origin``: of the model, in words. ``outcome``: the result of a start from other hosts, in
+    words; empty without one. ``points``: number of places at which enough hosts had an estimate. ``looked_unix_s``:
+    when their contributions were read. ``application``: the name by which other hosts know it; empty: the same.
     """
 
     lra: str
@@ -70,6 +87,8 @@ class ModelOrigin:
     points: int = 0
     hosts: tuple[OriginHost, ...] = ()
     left_out: tuple[OriginLeftOut, ...] = ()
+    application: str = ""
+    forecasts: tuple[ForecastOrigin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

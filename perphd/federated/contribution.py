@@ -40,7 +40,8 @@ class ContributionRefused(PerphError):
 class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
     """Subject of a statistic.
 
-    ``kind``: correction, jobs, usage or forecast. ``application``: the LRA, workload or feature. ``aspect``: channel,
+    ``kind``: correction, jobs, usage or forecast. ``application``: the LRA, workload or feature; of workloads that were
+    found for a declaration, the declaration. ``aspect``: channel,
     quantity, other workload or resource. ``points``: names the points at which it is estimated.
     """
 
@@ -109,6 +110,20 @@ def fitting(statistics: Iterable[Statistic]) -> tuple[Statistic, ...]:
             break
         kept.append(each)
     return tuple(kept)
+
+
+def spoken(statistics: Iterable[Statistic]) -> tuple[Statistic, ...]:
+    """Of the statistics about each topic the one with the most evidence, the first of equals.
+
+    Where several workloads of one host are replicas of an application, one of them speaks: they share what is special
+    about their host, so that together they know little more than the one that has seen most.
+    """
+    best: dict[Topic, tuple[float, Statistic]] = {}
+    for each in statistics:
+        evidence = sum(each.evidence)
+        if each.topic not in best or evidence > best[each.topic][0]:
+            best[each.topic] = evidence, each
+    return tuple(each for _, each in best.values())
 
 
 def from_text(text: bytes) -> Contribution:

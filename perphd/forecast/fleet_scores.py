@@ -11,10 +11,13 @@ of successive values:
 
     value  log(l / s)      evidence  n           value  q      evidence  n
 
-``pooling`` turns the values of many hosts into one of each per model, whatever a minority of hosts reports.
-Models that cover too little on the other hosts are left out. The rest is the prior: model -> pooled l / s.
-Until the series has ``LEAST_WINDOWS`` values, the prior counts like ``ladder.PRIOR_SCORES`` scores beside the
-series' own; from then on only its own scores decide.
+``pooling`` turns those of many hosts into one of each per model, whatever a minority of them says. Models that cover
+too little on the other hosts are left out. The rest is the prior: model -> pooled l / s. Until the series has
+``LEAST_WINDOWS`` values it counts like ``ladder.PRIOR_SCORES`` scores beside the own ones; from then on these alone
+choose.
+
+Workloads that were found for one declaration are one application. Of several on this host the one with the most values
+speaks.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from perphd.federated.contribution import Statistic, Topic
 from perphd.federated.ledger import Ledger
-from perphd.federated.pooling import QUORUM, Asking, pool
+from perphd.federated.pooling import QUORUM, Asking, Pooled, pool
 from perphd.forecast.following import Followed, change_scale
 from perphd.forecast.ladder import GREATEST_MISSES, MODELS, WINDOW
 
@@ -44,35 +48,48 @@ _LEAST_LOSS: Final = 1e-6
 _MOST_LOSS: Final = 1e6
 
 Key = tuple[str, str]
-"""Workload and series."""
+"""Workload or application, and series."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
     """Pooled losses of other hosts on one series: model -> loss relative to the scale; empty if too few know it.
 
-    ``hosts``: hosts that counted.
+    ``hosts``: those that counted. ``told``: the pooled losses, with what is known about the hosts.
     """
 
-    losses: Mapping[str, float] = field(default_factory=dict)
-    hosts: tuple[str, ...] = ()
+    losses: Mapping[str, float]
+    hosts: tuple[str, ...]
+    told: Pooled = field(compare=False)
 
     @property
-    def best(self) -> str:
-        """The model with the least loss."""
-        return min(self.losses, key=lambda name: self.losses[name], default="")
+    def ranked(self) -> tuple[str, ...]:
+        """The models, that with the least loss first."""
+        return tuple(sorted(self.losses, key=lambda name: self.losses[name]))
 
 
-def contributed(series: Mapping[Key, Followed]) -> tuple[Statistic, ...]:
-    """This host's scores of the models on these series, as statistics for others."""
+def contributed(
+    series: Mapping[Key, Followed], applications: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Statistic, ...]:
+    """This host's scores of the models on these series, as statistics for others.
+
+    ``applications``: by workload, where others know it by another name.
+    """
     found: list[Statistic] = []
-    longest = sorted(series, key=lambda key: (-series[key].ladder.seen, key))
-    for key in longest[:MOST_SERIES]:
+    spoken: set[Key] = set()
+    for workload, name_of_series in sorted(series, key=lambda key: (-series[key].ladder.seen, key)):
+        key = workload, name_of_series
+        known_as = applications.get(workload, workload), name_of_series
+        if known_as in spoken:
+            continue
+        if len(spoken) == MOST_SERIES:
+            break
         tracks = series[key].ladder.tracks
         scored = [0 if name not in tracks else len(tracks[name].losses) for name in NAMES]
         evidence = tuple(float(n) if n >= LEAST_SCORES else 0.0 for n in scored)
         if not any(evidence):
             continue
+        spoken.add(known_as)
         scale = change_scale(series[key].ladder.values)
         loss, misses = [], []
         for name, n in zip(NAMES, evidence, strict=True):
@@ -81,25 +98,25 @@ def contributed(series: Mapping[Key, Followed]) -> tuple[Statistic, ...]:
             loss.append(_rounded(math.log(min(max(relative, _LEAST_LOSS), _MOST_LOSS)) if n else 0.0))
             misses.append(_rounded(track.missed.bit_count() / n if track is not None else 0.0))
         for aspect, values in ((LOSS, loss), (MISSES, misses)):
-            found.append(Statistic(topic_of(key, aspect), tuple(values), evidence))
+            found.append(Statistic(topic_of(known_as, aspect), tuple(values), evidence))
     return tuple(found)
 
 
 def prior(ledger: Ledger, key: Key, asking: Asking) -> Prior:
-    """The prior for this series on the asking host."""
+    """The prior for this series of an application, for the host that asks."""
     loss, misses = (pool(ledger, topic_of(key, aspect), len(NAMES), asking) for aspect in (LOSS, MISSES))
     losses = {
         name: math.exp(float(loss.value[i]))
         for i, name in enumerate(NAMES)
         if min(loss.hosts[i], misses.hosts[i]) >= QUORUM and misses.value[i] <= GREATEST_MISSES / WINDOW
     }
-    return Prior(losses, tuple(each.contributor for each in loss.sources))
+    return Prior(losses, tuple(each.contributor for each in loss.sources), loss)
 
 
 def topic_of(key: Key, aspect: str) -> Topic:
     """The topic of one kind of scores on one series."""
-    workload, series = key
-    return Topic(KIND, workload, f"{series} {aspect}", POINTS)
+    application, series = key
+    return Topic(KIND, application, f"{series} {aspect}", POINTS)
 
 
 def _rounded(value: float) -> float:

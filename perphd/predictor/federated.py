@@ -77,7 +77,11 @@ def contributed(file: ModelFile, threads_per_core: float) -> tuple[Statistic, ..
             values, evidence = (tuple(float(f"{v:.4g}") for v in column.tolist()) for column in estimate)
             found.append(
                 Statistic(
-                    topic_of(source.lra, channel), values, evidence, source.sli_source, source.app_version
+                    topic_of(source.known_as, channel),
+                    values,
+                    evidence,
+                    source.sli_source,
+                    source.app_version,
                 )
             )
     return tuple(found)
@@ -114,15 +118,15 @@ def estimated(
 
 
 def pooled(
-    ledger: Ledger, lra: str, channel: str, asking: Asking, counted_by: str = "", version: str = ""
+    ledger: Ledger, application: str, channel: str, asking: Asking, counted_by: str = "", version: str = ""
 ) -> Pooled:
     """Other hosts' estimates for one channel of this application's model."""
-    return pool(ledger, topic_of(lra, channel), ANCHORS, asking, counted_by, version)
+    return pool(ledger, topic_of(application, channel), ANCHORS, asking, counted_by, version)
 
 
-def topic_of(lra: str, channel: str) -> Topic:
+def topic_of(application: str, channel: str) -> Topic:
     """The topic of one channel of an application's model."""
-    return Topic(KIND, lra, channel, POINTS)
+    return Topic(KIND, application, channel, POINTS)
 
 
 def start(told: Pooled, channel: str, cores: int, threads_per_core: float) -> Start | None:

@@ -21,13 +21,12 @@ from perphd.domain.allocation import IDLE, CpuGrant, Weight
 from perphd.domain.errors import PerphError
 
 FORMAT: Final = "perphd-model"
-VERSION: Final = 6
-"""Version 2 added the boosted corrections (``BoostedState``); files of version 1 are read as models without
-them. Version 3 added the application's version; older files are assumed to belong to the running version.
-Version 4 added provisional references. Version 5 added the staged correction (``StagedState``); its stages
-learn from the samples in older files. Version 6 added stages that started from other hosts' estimates.
-"""
-READ_VERSIONS: Final = (1, 2, 3, 4, 5, 6)
+VERSION: Final = 7
+"""Version 2 added the boosted corrections (``BoostedState``); files of version 1 are read as models without any. 3
+added the application's version; older files count as of the running version. 4 added provisional references. 5 added
+the staged correction (``StagedState``); its stages learn from what older files remember. 6 added stages that started
+from other hosts' estimates. 7 added the application; the LRAs of older files are known by their own names."""
+READ_VERSIONS: Final = (1, 2, 3, 4, 5, 6, 7)
 MAX_BYTES: Final = 1024 * 1024
 """Largest size of a model file."""
 FEATURES: Final = 7
@@ -274,9 +273,8 @@ class ModelState:
 class Provenance:
     """Origin of a model: its LRA, and where and when it was learned.
 
-    ``cores``: usable physical cores of that host. ``app_version``: version of the application, from
-    ``host.app_version``;
-    empty: unknown.
+    ``cores``: usable physical cores of that host. ``app_version``: of the application, from ``host.app_version``;
+    empty: unknown. ``application``: the name by which other hosts know the LRA; empty: its own.
     """
 
     lra: str
@@ -287,6 +285,12 @@ class Provenance:
     perphd_version: str = _given()
     saved_at_unix_s: float = _number(0.0, 1e11)
     app_version: str = field(default="")
+    application: str = field(default="")
+
+    @property
+    def known_as(self) -> str:
+        """The name by which other hosts know the LRA."""
+        return self.application or self.lra
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,9 +273,9 @@ class FakeAgent:
     def model_view(self, lra: str) -> ModelView:
         return VIEW
 
-    def model_origin(self, lra: str) -> ModelOrigin:
+    def model_origin(self, workload: str) -> ModelOrigin:
         return ModelOrigin(
-            lra, "began from 3 other hosts", "kept", 1e9, 190,
+            workload, "began from 3 other hosts", "kept", 1e9, 190,
             (OriginHost("node-1", 7, 60.0, 0.5, "8.0", 0.4),), (OriginLeftOut("node-2", "expired"),),
         )  # fmt: skip
 

@@ -76,7 +76,7 @@ class Daemon:
 
     @property
     def origin(self):
-        return self.models.origin(APP)
+        return self.models.origin(APP, APP.name)
 
     @property
     def problem(self) -> str:
@@ -244,7 +244,7 @@ def test_a_folder_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(federated, "_inline", False)
     monkeypatch.setattr(federated._folder, "write", slow)
     for _ in range(3):
-        federated.contribute((), ["app"])  # returns, whatever the folder does
+        federated.contribute((), {"app": "app"})  # returns, whatever the folder does
     assert began.wait(60.0)
     assert written == []
     goes_on.set()
@@ -405,7 +405,7 @@ def test_a_document_about_many_applications_stays_readable(tmp_path: Path) -> No
     many = [replace(file, provenance=replace(file.provenance, lra=f"app-{n:03}")) for n in range(400)]
     federated = daemon.models._federated
     assert federated is not None
-    federated.contribute(many, [each.provenance.lra for each in many])
+    federated.contribute(many, {each.provenance.lra: each.provenance.lra for each in many})
     said = ContributionFolder(folder).own("host-00")
     assert said is not None
     assert len(said.statistics) > 100
@@ -545,3 +545,37 @@ def test_forecast_scores_go_with_the_models(tmp_path: Path) -> None:
     again = ContributionFolder(shared).own(daemon.host.name)
     assert again is not None
     assert {each.topic.kind for each in again.statistics} == {"correction"}
+
+
+def test_a_host_without_an_lra_contributes_its_forecast_scores(tmp_path: Path) -> None:
+    shared, worker = tmp_path / "shared", tmp_path / "worker"
+    daemon = Daemon(tmp_path, 1, shared, forecasts=worker)
+
+    def wait(now_s: float) -> list[str]:
+        daemon.models.follow((), now_s)
+        daemon.models.save_when_due((), now_s, 10.0)
+        own = ContributionFolder(shared).own(daemon.host.name)
+        return (
+            []
+            if own is None
+            else [f"{own.generation - int(NOW)} {each.topic.application}" for each in own.statistics]
+        )
+
+    assert wait(0.0) == wait(20.0) == []
+    assert not shared.exists(), "without scores there is nothing to say"
+    topic = Topic("forecast", "batch", "cpu_usage_cores loss", "points")
+    write_scores(worker, (Statistic(topic, (0.5,), (300.0,)),))
+    assert wait(40.0) == ["0 batch"]
+    assert wait(60.0) == ["0 batch"], "the same scores are not written again"
+    os.utime(worker / "scores.json", ns=(1, 1))
+    assert wait(61.0) == ["0 batch"], "it is not time"
+    assert wait(80.0) == ["1 batch"]
+
+
+def test_a_host_that_only_reads_contributes_no_scores(tmp_path: Path) -> None:
+    shared, worker = tmp_path / "shared", tmp_path / "worker"
+    write_scores(worker, ())
+    daemon = Daemon(tmp_path, 1, shared, contribute=False, forecasts=worker)
+    daemon.models.save_when_due((), 0.0, 10.0)
+    daemon.models.save_when_due((), 20.0, 10.0)
+    assert not shared.exists()

@@ -32,7 +32,10 @@ from perphd.domain.forecast import PUBLISHED_FILE, SUMMARY_FILE, ForecastSummary
 from perphd.domain.job import EndedJob
 from perphd.domain.reading import Unavailable
 
-ROSTER: list[Listed] = [("db", "/app/db", 1 << 30, ("cpu_max_cores",), 2), ("pi", "/batch/pi", 0, (), 0)]
+ROSTER: list[Listed] = [
+    ("db", "/app/db", 1 << 30, ("cpu_max_cores",), 2, "db"),
+    ("pi", "/batch/pi", 0, (), 0, "pi"),
+]
 JOB = EndedJob("pi", "pi.service", 1000, ("pi", "7"), None, 1e9, 3, {"run_time_s": 7.0})
 ECHO = """
 import sys, os, pathlib
@@ -87,7 +90,7 @@ def test_it_is_told_once_a_minute_and_saves_when_the_daemon_ends(tmp_path: Path)
         found.step(PERIOD_S, lambda: Message(ROSTER[:1], [JOB]))
         until(lambda: (folder / "heard").exists() and (folder / "heard").read_bytes().count(b"\n") == 2)
         first, second = (json.loads(line) for line in (folder / "heard").read_text().splitlines())
-        listed = [["db", "/app/db", 1 << 30, ["cpu_max_cores"], 2], ["pi", "/batch/pi", 0, [], 0]]
+        listed = [["db", "/app/db", 1 << 30, ["cpu_max_cores"], 2, "db"], ["pi", "/batch/pi", 0, [], 0, "pi"]]
         assert first == {"workloads": listed, "jobs": [], "most": {}}
         assert second["workloads"] == listed[:1]
         assert parse([json.dumps(first).encode(), json.dumps(second).encode()])[1] == [JOB]
@@ -156,7 +159,7 @@ def test_one_that_never_reads_blocks_nobody_and_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perphd.agent.forecasts.SAVES_WITHIN_S", 0.05)
-    many: list[Listed] = [(f"workload-{i}", "/" + "x" * 200, 0, (), 0) for i in range(20_000)]
+    many: list[Listed] = [(f"workload-{i}", "/" + "x" * 200, 0, (), 0, "") for i in range(20_000)]
     with worker(tmp_path, DEAF) as (found, _, _):
         until(lambda: stepped(found, 0.0, many))
         for minute in range(1, 4):

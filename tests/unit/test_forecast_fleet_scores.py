@@ -14,15 +14,28 @@ import numpy as np
 import pytest
 
 from perphd.agent.contribution_folder import ContributionFolder
-from perphd.agent.forecast_scores import SCORES, Reader, read_scores, reader_from, reader_text, write_scores
-from perphd.agent.forecasts import Message
+from perphd.agent.forecast_scores import (
+    ORIGINS,
+    SCORES,
+    Reader,
+    read_origins,
+    read_scores,
+    reader_from,
+    reader_text,
+    write_scores,
+)
+from perphd.agent.forecasts import ForecastProcess, Message
+from perphd.agent.records import Records
+from perphd.commands.render_model import origin_parts
 from perphd.control import forecast_files as files
 from perphd.control.forecast_exchange import Exchange
 from perphd.control.forecast_worker import Listed, Worker
+from perphd.control.table import plain
+from perphd.domain.belief import ModelOrigin
 from perphd.domain.errors import PerphError
 from perphd.domain.forecast import PUBLISHED_FILE, Forecasts
 from perphd.domain.reading import Unavailable
-from perphd.domain.wire import decode
+from perphd.domain.wire import decode, encode
 from perphd.federated.contribution import MOST_EVIDENCE, Contribution, Statistic
 from perphd.federated.ledger import of_documents
 from perphd.forecast.fleet_scores import (
@@ -50,6 +63,7 @@ from tests.unit.test_forecast_worker import same, store_of
 from tools.bench.forecasts.families import generated
 
 KEY = ("db", "cpu_usage_cores")
+HERE = {"db": "db", "other": "other"}
 LONG = {family: generated(family, 7, 400, 3) for family in ("bursts", "sine")}
 
 
@@ -133,7 +147,7 @@ def test_order_and_repetition_do_not_matter(fleet: list[Contribution]) -> None:
     shuffled = [*fleet, *fleet]
     random.Random(1).shuffle(shuffled)
     assert prior(of_documents(shuffled), KEY, ASKING) == found
-    assert found.best in NAMES
+    assert found.ranked[0] in NAMES
     assert len(found.hosts) == 6
 
 
@@ -151,7 +165,7 @@ def test_own_expired_and_other_series_do_not_count(fleet: list[Contribution]) ->
 def test_models_that_cover_too_little_elsewhere_are_left_out() -> None:
     losses = {name: np.log(loss) for name, loss in HONEST.items()}
     good = [said(f"h{i}", losses) for i in range(5)]
-    assert prior(of_documents(good), KEY, ASKING).best == "ses"
+    assert prior(of_documents(good), KEY, ASKING).ranked[0] == "ses"
     bad = [said(f"h{i}", losses, misses=0.2) for i in range(5)]
     assert prior(of_documents(bad), KEY, ASKING).losses == {}
 
@@ -169,7 +183,7 @@ def test_one_liar_in_ten_changes_no_choice(lie: float, model: str) -> None:
         "liar", {name: np.log(loss) for name, loss in HONEST.items()} | {model: lie}, 0.0, MOST_EVIDENCE
     )
     found = prior(of_documents([*honest, liar]), KEY, ASKING)
-    assert found.best == before.best == "ses"
+    assert found.ranked[0] == before.ranked[0] == "ses"
     for name in HONEST:
         of_honest = [np.exp(each.statistics[0].values[NAMES.index(name)]) for each in honest]
         assert min(of_honest) <= found.losses[name] <= max(of_honest)
@@ -313,7 +327,7 @@ def test_the_process_takes_the_reader(tmp_path: Path) -> None:
     store_of(tmp_path / "perphd.db", 5)
     command = [sys.executable, "-m", "perphd.control.forecast_worker", str(tmp_path / "perphd.db"),
                str(tmp_path / "f"), "node1", str(tmp_path), "0"]  # fmt: skip
-    line = Message([("db", "/app/db", 0, (), 0)]).line()
+    line = Message([("db", "/app/db", 0, (), 0, "db")]).line()
     done = subprocess.run(
         [*command, reader_text(reader(tmp_path / "shared"))],
         input=line,
@@ -333,19 +347,19 @@ def test_what_others_say_is_read_again_only_when_it_changes(
 ) -> None:
     shared = ContributionFolder(tmp_path / "shared")
     exchange = Exchange(reader(shared.folder), tmp_path)
-    assert exchange.priors({KEY}, NOW) == {}
+    assert exchange.priors({KEY}, NOW, HERE) == {}
     for each in fleet:
         shared.write(each)
-    assert exchange.priors({KEY}, NOW).keys() == {KEY}
-    assert exchange.priors(set(), NOW) == {}
+    assert exchange.priors({KEY}, NOW, HERE).keys() == {KEY}
+    assert exchange.priors(set(), NOW, HERE) == {}
     monkeypatch.setattr(ContributionFolder, "read", None)
-    assert exchange.priors({KEY}, NOW).keys() == {KEY}
+    assert exchange.priors({KEY}, NOW, HERE).keys() == {KEY}
 
 
 def test_what_others_say_about_series_that_are_gone_is_forgotten(tmp_path: Path) -> None:
     exchange = Exchange(reader(tmp_path), tmp_path)
     for number in range(20):
-        exchange.priors({(f"job-{number}", "load_per_s")}, NOW)
+        exchange.priors({(f"job-{number}", "load_per_s")}, NOW, {f"job-{number}": f"job-{number}"})
     assert len(exchange._priors) == 1
 
 
@@ -356,7 +370,7 @@ def test_a_folder_that_fails_stops_no_forecast(
     (tmp_path / "bad.json").write_text("{")
     exchange = Exchange(reader(tmp_path), tmp_path / "missing" / "f")
     for _ in range(3):
-        assert exchange.priors({KEY, ("db", "load_per_s")}, NOW) == {}
+        assert exchange.priors({KEY, ("db", "load_per_s")}, NOW, HERE) == {}
     assert "bad.json: not used" in caplog.text
     assert len(caplog.messages) == 1
 
@@ -364,7 +378,7 @@ def test_a_folder_that_fails_stops_no_forecast(
         raise RuntimeError("broken")
 
     monkeypatch.setattr("perphd.control.forecast_exchange.prior", broken)
-    assert exchange.priors({("other", "load_per_s")}, NOW) == {}
+    assert exchange.priors({("other", "load_per_s")}, NOW, HERE) == {}
     assert "cannot be used" in caplog.text
 
 
@@ -385,3 +399,88 @@ def test_the_reader_survives_its_text(tmp_path: Path) -> None:
     assert reader_from(reader_text(reader(tmp_path))) == reader(tmp_path)
     with pytest.raises(PerphError, match="does not describe a reader"):
         reader_from('{"folder": 1}')
+
+
+# --- applications and origins -----------------------------------------------------------------------------------
+
+
+def test_of_several_workloads_of_one_declaration_the_one_with_the_most_values_speaks() -> None:
+    series = followed(LONG["sine"][0])
+    longer = replace(series, ladder=replace(followed(LONG["bursts"][0]).ladder, seen=10**6))
+    names = {("web.a", "cpu_usage_cores"): series, ("web.b", "cpu_usage_cores"): longer}
+    found = contributed(names, {"web.a": "web", "web.b": "web"})
+    alone = contributed({("web", "cpu_usage_cores"): longer})
+    assert found == alone
+    assert {each.topic.application for each in found} == {"web"}
+
+
+def test_workloads_of_one_declaration_begin_as_on_other_hosts_and_hear_their_own(
+    tmp_path: Path, fleet: list[Contribution]
+) -> None:
+    shared = ContributionFolder(tmp_path / "shared")
+    for each in fleet[:2]:
+        shared.write(each)
+    shared.write(replace_name(fleet[2], "me"))
+    exchange = Exchange(reader(shared.folder), tmp_path)
+    replica = ("web.a", KEY[1])
+    assert exchange.priors({KEY}, NOW, HERE) == {}, "two others are too few, and nobody hears itself"
+    assert exchange.priors({replica}, NOW, {"web.a": "db"}).keys() == {replica}
+    (origin,) = read_origins(tmp_path)["web.a"]
+    assert {each.contributor for each in origin.hosts} == {"h0", "h1", "me"}
+
+
+def replace_name(said: Contribution, name: str) -> Contribution:
+    return msgspec.structs.replace(said, contributor=name)
+
+
+def test_from_which_hosts_forecasts_began_is_kept(tmp_path: Path, fleet: list[Contribution]) -> None:
+    shared, worker = ContributionFolder(tmp_path / "shared"), tmp_path / "f"
+    worker.mkdir()
+    for each in fleet[:4]:
+        shared.write(each)
+    shared.write(msgspec.structs.replace(fleet[4], made_unix_s=NOW - 40 * 86400.0))
+    exchange = Exchange(reader(shared.folder), worker)
+    other = ("db", "load_per_s")
+    exchange.priors({KEY, other}, NOW, HERE)
+    (origin,) = read_origins(worker)["db"]
+    assert (origin.series, origin.in_force, origin.looked_unix_s) == (KEY[1], True, NOW)
+    assert sorted(each.contributor for each in origin.hosts) == ["h0", "h1", "h2", "h3"]
+    assert sum(each.share_ratio for each in origin.hosts) == pytest.approx(1.0)
+    assert [(each.contributor, each.reason) for each in origin.left_out] == [("h4", "expired")]
+    assert set(origin.ranked) == prior(shared.read()[0], KEY, ASKING).losses.keys()
+    exchange = Exchange(reader(shared.folder), worker)  # another process of the worker
+    exchange.priors(set(), NOW, HERE)
+    (later,) = read_origins(worker)["db"]
+    assert (later.in_force, later.hosts) == (False, origin.hosts)
+    exchange.priors(set(), NOW, {"other": "other"})
+    assert read_origins(worker) == {}
+    (worker / ORIGINS).write_text("{")
+    assert read_origins(worker) == {}
+
+
+def test_too_few_hosts_are_named_as_well(tmp_path: Path, fleet: list[Contribution]) -> None:
+    shared = ContributionFolder(tmp_path / "shared")
+    for each in fleet[:2]:
+        shared.write(each)
+    exchange = Exchange(reader(shared.folder), tmp_path)
+    exchange.priors({KEY}, NOW, HERE)
+    (origin,) = read_origins(tmp_path)["db"]
+    assert (origin.ranked, len(origin.hosts)) == ((), 2)
+
+
+def test_forecast_origins_are_shown(tmp_path: Path, fleet: list[Contribution]) -> None:
+    shared = ContributionFolder(tmp_path / "shared")
+    for each in fleet:
+        shared.write(each)
+    Exchange(reader(shared.folder), tmp_path).priors({KEY}, NOW, HERE)
+    worker = ForecastProcess(tmp_path, (), Records(None, lambda: NOW))
+    found = ModelOrigin("pi", "batch has no model", forecasts=worker.origins("db"))
+    shown = plain(origin_parts(found))
+    assert "pi: batch has no model" in shown
+    assert "forecasts of cpu_usage_cores began as on other hosts: " in shown
+    assert "Hosts that counted for the forecasts of cpu_usage_cores" in shown
+    assert "h5" in shown
+    over = replace(found.forecasts[0], in_force=False)
+    assert "by now this host's own scores decide" in plain(origin_parts(replace(found, forecasts=(over,))))
+    assert decode(ModelOrigin, encode(found)) == found
+    assert worker.origins("nobody") == ()

@@ -419,10 +419,12 @@ def test_every_line_is_read_and_the_end_ends_it(tmp_path: Path) -> None:
 def test_the_newest_list_of_workloads_counts_and_every_job() -> None:
     jobs = [EndedJob("pi", "", 0, ("pi", str(i)), None, 2.0, 3, {"run_time_s": 7.0}) for i in range(2)]
     lines = [
-        Message([("db", "/app/db", 5, ("cpu_max_cores",), 7)] if i else [], [job], {"load_per_s": 8.0}).line()
+        Message(
+            [("db", "/app/db", 5, ("cpu_max_cores",), 7, "shop")] if i else [], [job], {"load_per_s": 8.0}
+        ).line()
         for i, job in enumerate(jobs)
     ]
-    db = Listed("db", "/app/db", 5, frozenset({"cpu_max_cores"}), 7)
+    db = Listed("db", "/app/db", 5, frozenset({"cpu_max_cores"}), 7, "shop")
     assert parse(lines) == ([db], jobs, {"load_per_s": 8.0})
 
 
@@ -472,7 +474,7 @@ def test_the_process_serves_a_line_and_saves_at_the_end_of_its_input(tmp_path: P
     store_of(tmp_path / "perphd.db", LEAST_WINDOWS + 5)
     command = [sys.executable, "-m", "perphd.control.forecast_worker", str(tmp_path / "perphd.db"),
                str(tmp_path / "f"), "node1", str(tmp_path)]  # fmt: skip
-    line = Message([("db", "/app/db", 0, (), 0)]).line()
+    line = Message([("db", "/app/db", 0, (), 0, "db")]).line()
     done = subprocess.run(command, input=line, capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "f" / PUBLISHED_FILE).exists()

@@ -214,7 +214,7 @@ def changed(path: str, value: Any) -> str:
         ('{"a": NaN}', "NaN"),
         (TEXT[:-20], "not JSON"),
         (TEXT.replace('"samples":40', '"samples":41'), "checksum is wrong"),
-        (sealed({}, version=7), "version is 7; this perphd reads versions 1 to 6"),
+        (sealed({}, version=8), "version is 8; this perphd reads versions 1 to 7"),
         (sealed({}, version=True), "version is True"),
         (sealed({}, surprise=1), "unknown key 'surprise'"),
         (sealed({}, sha256=7), "checksum"),

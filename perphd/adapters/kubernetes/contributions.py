@@ -130,7 +130,7 @@ class Contributions:
                 await self._unshare()
                 self._shared = (-1, "")
             self._tell(
-                f"nothing to share with the cluster: no model in {self._own}.json in {self._folder.folder}"
+                f"nothing to share with the cluster: {self._own}.json in {self._folder.folder} says nothing"
             )
             return
         if self._shared is not None and self._shared[1]:
