@@ -39,6 +39,7 @@ from perphd.federated.contribution import Contribution, Statistic, fitting, spok
 from perphd.federated.hardware import Hardware
 from perphd.federated.ledger import EVERY_GENERATION, Ledger
 from perphd.federated.pooling import Asking, Pooled
+from perphd.federated.replicas import EARLIER, of_present
 from perphd.host.fs import KernelFs, RealFs
 from perphd.host.pmu import processor_name
 from perphd.host.state_files import replace_text
@@ -60,8 +61,6 @@ BEHIND: Final = "on trial, but so far worse than learning alone, which is in use
 KEPT: Final = "kept: it was not worse than learning alone"
 LEFT: Final = "dropped: learning alone was better"
 TOO_LITTLE: Final = "not used: too few hosts like this one know the application"
-EARLIER: Final = ""
-"""Key, in place of an LRA's name, of what replicas said that are gone, or that an earlier process of perphd served."""
 AGAIN_S: Final = 60.0
 """Time after which a folder without documents is read again."""
 
@@ -395,7 +394,7 @@ class Federated:
         here = self._membership
         if self._said is None:
             self._resume()
-        said = self._said = _without((self._said or {}), present, taken_back)
+        said = self._said = of_present((self._said or {}), present, taken_back)
         for file in files:
             lra, found = file.provenance.lra, contributed(file, here.hardware.threads_per_core)
             by = said.setdefault(file.provenance.known_as, {})
@@ -429,25 +428,6 @@ class Federated:
 
 def _asked(lra: str, met: _Met, version: str) -> _Asked:
     return _Asked(met.counted_by, version, met.application, met.application != lra and not met.again)
-
-
-def _without(
-    said: Mapping[str, Mapping[str, tuple[Statistic, ...]]],
-    present: Mapping[str, str],
-    taken_back: Collection[tuple[str, str]],
-) -> dict[str, dict[str, tuple[Statistic, ...]]]:
-    """What was said about the applications that are here; what replicas said that are gone becomes ``EARLIER``."""
-    found: dict[str, dict[str, tuple[Statistic, ...]]] = {}
-    reset = {application for application, _ in taken_back}
-    for application in sorted(set(present.values()) & said.keys()):
-        by = dict(said[application])
-        for each, lra in taken_back:
-            if each == application:
-                by.pop(lra, None)
-        gone = [each for lra in sorted(by) if present.get(lra) != application for each in by.pop(lra)]
-        by[EARLIER] = () if application in reset else spoken(gone)
-        found[application] = by
-    return found
 
 
 def document_of(

@@ -182,7 +182,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         kept.save(simulator)
     assert path.read_bytes() == before

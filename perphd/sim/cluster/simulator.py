@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -37,6 +37,7 @@ from perphd.qos.bands import QosBand
 from perphd.sim.cluster.bands import CopperOffers, CopperSettings
 from perphd.sim.cluster.contention import BY_POD, Conditions, NodeModel, part_of, put_back
 from perphd.sim.cluster.division import Floats, Places
+from perphd.sim.cluster.fleet_cycle import FleetCycle, law_of
 from perphd.sim.cluster.fleet_events import FleetEvent, FleetEventKind
 from perphd.sim.cluster.fleet_results import FleetRun, FleetTick
 from perphd.sim.cluster.fleet_workload import FLEET_NODE, FleetWorkload, Loads
@@ -80,22 +81,6 @@ class FleetSettings:
     group: int = 15
     copper: CopperSettings | None = None
     pairing: Callable[[HostUsage], float] | None = None
-
-
-@dataclass(slots=True)
-class _Cycle:
-    """Where a run is: the next cycle, and what is left over from the last one.
-
-    ``tick_s``: when all nodes are evaluated next. ``submitted``: pods so far. ``waiting``: those without a node.
-    ``dirty``: nodes whose pods have changed. ``retry``: waiting pods are tried again.
-    """
-
-    now_s: float = 0.0
-    tick_s: float = 0.0
-    submitted: int = 0
-    waiting: deque[int] = field(default_factory=deque)
-    dirty: set[int] = field(default_factory=set)
-    retry: bool = True
 
 
 class FleetSimulator:
@@ -149,7 +134,7 @@ class FleetSimulator:
         self._ticked = np.zeros(count)
         self._slow = np.zeros(count)
         self._judged: Judged | None = None
-        self._next: _Cycle | None = None
+        self._next: FleetCycle | None = None
 
     @property
     def now_s(self) -> float:
@@ -168,7 +153,7 @@ class FleetSimulator:
         cycles, for a checkpoint.
         """
         if self._next is None:
-            self._next = _Cycle(submitted=self._place() if self.settings.placed else 0)
+            self._next = FleetCycle(submitted=self._place() if self.settings.placed else 0)
         while self._next.now_s <= until_s:
             self._cycle(self._next, on_tick)
             if after_cycle is not None:
@@ -180,7 +165,7 @@ class FleetSimulator:
             result.learned = self._learner.learned()
         return result
 
-    def _cycle(self, here: _Cycle, on_tick: Callable[[FleetTick], None] | None) -> None:
+    def _cycle(self, here: FleetCycle, on_tick: Callable[[FleetTick], None] | None) -> None:
         """One cycle; ``here`` is the next one afterwards."""
         result, pods, now_s = self.result, self.workload.pods, here.now_s
         waiting, dirty = here.waiting, here.dirty
@@ -490,7 +475,7 @@ class FleetSimulator:
             known = self._made[pod] = Pod(
                 each.name, each.application, each.kind, each.cores, each.memory_bytes,
                 self._learned.surfaces.get(each.application),
-                cores_law={} if ratios is None else _law(ratios * each.cores),
+                cores_law={} if ratios is None else law_of(ratios * each.cores),
                 memory_law={} if ratios is None else {each.memory_bytes * each.memory_ratio: 1.0},
             )  # fmt: skip
         return known
@@ -513,10 +498,3 @@ class FleetSimulator:
             app.append(names[pod.application])
         self._app = np.array(app, dtype=np.intp)
         return Learner(list(names), kinds)
-
-
-def _law(values: Floats) -> dict[float, float]:
-    found: dict[float, float] = {}
-    for value in values.tolist():
-        found[value] = found.get(value, 0.0) + 1.0 / len(values)
-    return found

@@ -1,0 +1,30 @@
+"""What the replicas of applications on one host have said, by application and replica. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from perphd.federated.contribution import Statistic, spoken
+
+EARLIER: Final = ""
+"""Key, in place of an LRA's name, of what replicas said that are gone, or that an earlier process of perphd served."""
+
+
+def of_present(
+    said: Mapping[str, Mapping[str, tuple[Statistic, ...]]],
+    present: Mapping[str, str],
+    taken_back: Collection[tuple[str, str]],
+) -> dict[str, dict[str, tuple[Statistic, ...]]]:
+    """What was said about the applications that are here; what replicas said that are gone becomes ``EARLIER``."""
+    found: dict[str, dict[str, tuple[Statistic, ...]]] = {}
+    reset = {application for application, _ in taken_back}
+    for application in sorted(set(present.values()) & said.keys()):
+        by = dict(said[application])
+        for each, lra in taken_back:
+            if each == application:
+                by.pop(lra, None)
+        gone = [each for lra in sorted(by) if present.get(lra) != application for each in by.pop(lra)]
+        by[EARLIER] = () if application in reset else spoken(gone)
+        found[application] = by
+    return found
