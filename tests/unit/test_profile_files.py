@@ -181,7 +181,7 @@ def test_what_is_no_profile_is_refused_with_a_sentence(profile: Profile, edit, s
     [
         ("y", ["a"], "y.0|not a number"),
         ("scale", [0.0, 1.0], "positive"),
-        ("features", ["x"], "do not fit|trees.features"),
+        ("features", ["x"], "are inconsistent|trees.features"),
         ("trees", {}, "lacks"),
         ("low", [1.0], "are inconsistent"),
     ],
