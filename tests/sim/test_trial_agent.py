@@ -347,7 +347,7 @@ async def test_refusals_to_start_change_nothing(tmp_path: Path) -> None:
         w.agent.set_mode(Mode.OBSERVE)
         assert w.agent.trial() is None
         await w.agent.start_trial(SHORT, ROOT)
-        with pytest.raises(ConfigError, match=r"trial .* runs"):
+        with pytest.raises(ConfigError, match=r"trial .* is running"):
             await w.agent.start_trial(SHORT, ROOT)
         w.agent.stop_trial()
         await w.agent.remove_workload("pi")
