@@ -331,11 +331,11 @@ def test_every_other_key_stays_the_operators(tmp_path: Path, kind: str, is_unit:
         else:
             found = look(root, docker(A, "web", {f"{LABEL_PREFIX}kind": kind, f"{LABEL_PREFIX}{key}": "1"}))
         assert not found.specs, key
-        who = "a unit's" if is_unit else "a container's"
+        who = "a unit" if is_unit else "a container"
         text = found.problems[DECLARATION]
         assert (
-            f"{key}: is not {who} to say: it belongs in the operator's configuration" in text
-            or f"{key}: is not {who} to say: least_latency_ms is 0 in [opt_in]" in text
+            f"{key}: may not be set by {who}: it belongs in the operator's configuration" in text
+            or f"{key}: may not be set by {who}: least_latency_ms is 0 in [opt_in]" in text
             or "unknown" in text
         )
 
