@@ -271,9 +271,7 @@ class Caches:
     # -- what one workload is to have ----------------------------------------------------------------------------
 
     def _want(self, draft: Draft, spec: WorkloadSpec, now_s: float) -> Want | None:
-        """Schemata for online domains; settings that cannot be applied keep their value. None: no setting can be
-        applied.
-        """
+        """Schemata for online domains; settings that cannot be applied keep their value. None: none can be."""
         look, target = draft.look, draft.targets[spec.name]
         info = look.groups.resctrl.info
         home = look.seen.get(self._changes.home(spec.name))
