@@ -237,7 +237,7 @@ def tail(chance: float) -> float:
 
 
 def _rises(state: Baseline, exponent: float, wanted: float) -> tuple[float, float]:
-    """Rises per sample above ``RISE_SHARE``, and the exponent of their heights, including the prior."""
+    """Rises above ``RISE_SHARE`` per sample, and the exponent of their height distribution; both include the prior."""
     usual = wanted * math.exp(min(exponent * (1.0 - RISE_SHARE), 50.0))
     rate = (state.rises + BELIEF) / (state.watched + BELIEF / usual)
     return rate, (state.ended + BELIEF) / (state.height + BELIEF / exponent)

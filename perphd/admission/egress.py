@@ -60,7 +60,7 @@ class EgressCeiling:
         return self._policy.name
 
     def decide(self, snapshot: Snapshot) -> TargetState:
-        """The wrapped policy's decision, with the ceiling for all copper that supports one while the rule applies."""
+        """The wrapped policy's decision. While the rule applies, all copper that supports a ceiling gets it."""
         memory = snapshot.memory if isinstance(snapshot.memory, _Memory) else _Memory()
         target = self._policy.decide(replace(snapshot, memory=memory.inner))
         memory = self._judge(snapshot, memory)

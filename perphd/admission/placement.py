@@ -115,7 +115,7 @@ def _domains(topology: Topology) -> dict[int, int]:
 
 
 def _main_first(cores: list[int], domains: Mapping[int, int]) -> list[int]:
-    """The cores sorted so that those in the domain with most of them come first."""
+    """The cores sorted by domain; the domain with the most of them comes first."""
     weight: dict[int, int] = {}
     for core in cores:
         weight[domains[core]] = weight.get(domains[core], 0) + 1

@@ -30,7 +30,7 @@ ALERT_TIMES: Final = 60.0
 ALERT_MOST: Final = 0.4
 """Share of the accepted false alarms allowed during that time."""
 ALERT_SHARE: Final = 0.01
-"""Assumed share of that time before any observation: half a minute per hour."""
+"""Initial estimate of the share of time shortly after batch has arrived: about half a minute per hour."""
 ALERT_MEMORY_S: Final = 6 * 3600.0
 AIM, AIM_BY_RHO = 0.9, 0.35
 """Share of the accepted rate aimed at: 0.9 (1 - 0.35 rho), found by simulation (tools/bench/detector).

@@ -270,7 +270,7 @@ class Federated:
     # -- origins --------------------------------------------------------------------------------------------------
 
     def origin(self, lra: str, model: LraModel, words: str) -> ModelOrigin:
-        """The origin of an LRA's model. ``words``: the same as in its summary."""
+        """The origin of an LRA's model. ``words``: the origin that the model's summary shows."""
         found = self._kept(lra)
         if found is None:
             return ModelOrigin(lra, words)

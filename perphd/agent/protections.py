@@ -174,7 +174,7 @@ class Protections:
 
     @property
     def _calm_s(self) -> float:
-        """Seconds after settings of (re)appeared groups during which further changes of this kind are ignored."""
+        """Seconds during which settings for groups that (re)appear restart the evaluation at most once."""
         policy = self._state.config.policy
         return CALM_TIMES * (policy.settle_s + policy.evaluate_ticks * self._state.config.daemon.period_s)
 

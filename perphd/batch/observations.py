@@ -41,7 +41,7 @@ HALF_S: Final = 3600.0
 
 @dataclass(slots=True)
 class Window:
-    """Distribution over the last one to two halves, and the latest value."""
+    """Distribution of the values of the last ``HALF_S`` to twice ``HALF_S``, and the latest value."""
 
     before: Histogram = field(default_factory=Histogram)
     now: Histogram = field(default_factory=Histogram)

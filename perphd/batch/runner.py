@@ -34,7 +34,10 @@ class JobRunner(Protocol):
     def make_group(self, job: QueuedJob) -> str:
         """Create the control group of the present attempt, without a process, and return it.
 
-        Empty where groups come with the first process. Raises StartFailed: it was not created.
+        Returns an empty string if the group is created together with its first process.
+
+        Raises:
+            StartFailed: it was not created.
         """
         ...
 

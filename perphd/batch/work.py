@@ -43,7 +43,7 @@ LEAST_CPUS: Final = 0.05
 LEAST_RATE_RATIO: Final = 0.01
 """Least share of the usual rate that a running job counts with."""
 FIRST_LOOK_S: Final = 60.0
-"""Seconds of observation before a rate counts as measured, and of the first prediction that is scored."""
+"""Seconds of observation after which a rate counts as measured and the first scored prediction is made."""
 SEEN_SHARE: Final = 0.9
 """Share of its run for which a job must have been measured for its work to be known."""
 UNSEEN_S: Final = 15.0

@@ -26,7 +26,7 @@ POLL_S: Final = 0.5
 SILENCE_S: Final = 300.0
 """Time for which a waiting command asks a daemon that does not answer."""
 ABSENT_S: Final = 60.0
-"""The same time if the daemon has answered before; it exceeds the duration of a package upgrade."""
+"""Time for which a command waits for a daemon that answered before and is gone now; exceeds a package upgrade."""
 _RANGE: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 MOST_NAMED: Final = 10_000
 MOST_LINES: Final = 10

@@ -107,7 +107,9 @@ def export(out: Out, name: str, file: str) -> None:
     except OSError as exc:
         raise PerphError(f"{file}: cannot be written: {exc.strerror}") from exc
     samples = data["body"]["state"]["samples"]
-    out.say({"lra": name, "file": file, "samples": samples}, f"{file}: model of {name}, of {samples} samples")
+    out.say(
+        {"lra": name, "file": file, "samples": samples}, f"{file}: model of {name}, with {samples} samples"
+    )
 
 
 @command(model, "import")

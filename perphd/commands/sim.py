@@ -66,7 +66,7 @@ def mount(
     from perphd.agent.simulated_mount import mount as mount_server
 
     if machine not in machine_names():
-        raise click.UsageError(f"no machine {machine!r}; there are {', '.join(machine_names())}")
+        raise click.UsageError(f"unknown machine {machine!r}; available: {', '.join(machine_names())}")
     try:
         workloads = _workloads(config_path)
         version: Literal[1, 2] = 1 if cgroups == "v1" else 2
@@ -118,7 +118,7 @@ def _kinds(given: tuple[str, ...], workloads: tuple[WorkloadSpec, ...]) -> dict[
     kinds = dict(text.split("=", 1) for text in given if "=" in text)
     names = [spec.name for spec in workloads]
     if len(kinds) != len(given) or not set(kinds) <= set(names):
-        raise click.UsageError(f"--as wants NAME=ARCHETYPE with one of the workloads {', '.join(names)}")
+        raise click.UsageError(f"--as must be NAME=ARCHETYPE; NAME is one of {', '.join(names)}")
     return kinds
 
 

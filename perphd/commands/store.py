@@ -86,7 +86,7 @@ def add_store_commands(cli: click.Group) -> None:
             _record(out, replay, rounds)
             return
         if table is None or (output is None) == (to is None):
-            raise click.UsageError("give a table and --output FILE or --to PLACE, or --replay FILE")
+            raise click.UsageError("give either --replay FILE, or a table with --output FILE or --to PLACE")
         from perphd.monitor.export import export as write
 
         if store is None:

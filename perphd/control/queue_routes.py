@@ -131,7 +131,7 @@ class QueueRoutes:
         body = await self._body(request, SCORE_KEYS)
         await queue.ready()
         if (body.get("job") is None) == (body.get("stages") is None):
-            raise ApiError(Code.REFUSED, "ask about a job or about stages", "job", "job or stages")
+            raise ApiError(Code.REFUSED, "give either a job or stages", "job", "job or stages")
         if body.get("stages") is not None:
             stages, view = _stages(body), await queue.view()
         else:

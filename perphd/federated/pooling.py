@@ -122,8 +122,8 @@ def pool(
         topic: subject and points.
         count: number of points.
         asking: the asking host.
-        counted_by: SLI source of the asking host's application; only equal ones count.
-        version: of its application.
+        counted_by: SLI source of the asking host's application; estimates from other sources are left out.
+        version: version of that application.
     """
     rows: list[tuple[Contribution, Statistic, float]] = []
     left_out = []

@@ -143,7 +143,9 @@ class Lookup:
         return self._containers
 
     def pods(self) -> Sequence[Pod]:
-        """Every pod's group, with its name, labels and annotations; without groups left by an earlier holder."""
+        """Every pod's group, with the pod's name, labels and annotations; without groups left by an earlier pod of the
+        same name.
+        """
         self.containers()
         return self._pods
 

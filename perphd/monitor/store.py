@@ -1,8 +1,8 @@
 """The local time-series store: samples, decisions and writes in one SQLite file.
 
 Callers hand over rows without waiting. One thread writes them: decisions, writes and events within a second,
-samples alone every few seconds, since waking the thread rarely saves CPU. A kill -9 loses at most unwritten
-rows. A full disk or damaged file costs rows, but never stops the daemon.
+samples alone every few seconds, because waking the thread less often saves CPU. A kill -9 loses at most
+unwritten rows. A full disk or damaged file costs rows, but never stops the daemon.
 """
 
 from __future__ import annotations

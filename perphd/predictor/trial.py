@@ -96,7 +96,9 @@ class OnTrial:
         self._alone.doubt()
 
     def to_state(self, now_s: float) -> ResidualState:
-        """See ``Correction``; the state of the acting correction. A start that acts stays on trial after a restart."""
+        """See ``Correction``; the acting correction's state. While the start from other hosts acts, its trial continues
+        after a restart.
+        """
         state = self.acting.to_state(now_s)
         if not self.keeps:
             return state

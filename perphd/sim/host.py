@@ -221,7 +221,8 @@ class SimHost:
         elif isinstance(event, WorkChange):
             if self._nodes[event.name].kind is not event.work.kind:
                 raise ValueError(
-                    f"{event.name} stays {self._nodes[event.name].kind}: give a workload of that kind"
+                    f"{event.name} is of kind {self._nodes[event.name].kind}: "
+                    "the new work must be of that kind"
                 )
             self._nodes[event.name] = event.work
             if event.name in self._running:

@@ -77,7 +77,7 @@ class Certificate:
         if not cert and not key and not client_ca:
             if at.is_loopback:
                 return None
-            raise PerphError("beyond loopback --tls-cert and --tls-key are required")
+            raise PerphError("--tls-cert and --tls-key are required beyond loopback")
         if not cert or not key:
             raise PerphError("--tls-cert and --tls-key must be given together")
         return cls(cert, key, client_ca)

@@ -160,7 +160,7 @@ class Explorer:
         self._subject, self._progress, self._guard, self._pacing = subject, progress, guard, pacing
         self._tell = tell
         self.interrupted = False
-        """Set from outside: end after the current sample."""
+        """The caller sets this to end the exploration after the current sample."""
 
     async def run(self) -> ProbeOutcome:
         """Explore. Always grants the original resources again at the end.

@@ -17,7 +17,7 @@ log = logging.getLogger("perphd")
 
 COMMAND: Final = (sys.executable, "-P", "-m", "perphd.batch.solver")
 PATIENCE_S: Final = 15.0
-"""Time limit of the process in seconds: its own limit plus the start on a busy host."""
+"""Seconds after which the process is killed: the solver's own time limit plus the start on a busy host."""
 EVERY_S: Final = 30.0
 """Time between two processes."""
 

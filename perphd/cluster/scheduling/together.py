@@ -27,7 +27,7 @@ _GAIN = 1e-9
 
 
 class _Hosts:
-    """Hosts with this call's pods on each, as bit masks, and a cache of the values of masks."""
+    """The set of this call's pods on each host, as a bit mask, and a cache of each host's value by mask."""
 
     def __init__(
         self, usage: UsageProfile, hosts: Sequence[NodeProfile], pods: Sequence[Pod], settings: OptumSettings

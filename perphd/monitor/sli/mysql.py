@@ -70,7 +70,7 @@ class MySqlSource(ThreadedSource):
         try:
             cursor.execute(_OF_MARIADB if is_mariadb else _OF_MYSQL)
         except pymysql.MySQLError as exc:  # missing or not permitted; the result of SHOW stays valid
-            return Unavailable(f"the server's histogram of latency: {exc.args[-1]}")
+            return Unavailable(f"the server's histogram of latency cannot be read: {exc.args[-1]}")
         rows = cursor.fetchall()
         if not all(counts for _, _, counts in rows):
             return Unavailable("the server's histogram of latency: query_response_time_stats is off")

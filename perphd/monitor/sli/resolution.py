@@ -38,7 +38,7 @@ ASSUMED_S: Final = 1.0
 KEPT: Final = 65
 """Number of readings from which the resolution is found."""
 FEWEST: Final = 18
-"""Minimum number of readings for that."""
+"""Minimum number of readings for an estimate of the resolution."""
 EVERY: Final = 8
 """Readings between two estimates."""
 FEWEST_EVENTS: Final = 50.0

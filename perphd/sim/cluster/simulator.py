@@ -48,7 +48,7 @@ from perphd.sim.node.machine import Machine
 from perphd.sim.node.population import population
 
 EVICTION_RATIO: Final = 0.97
-"""Share of a node's memory beyond which batch is evicted, before the kernel kills."""
+"""Share of a node's memory above which batch is evicted, before the kernel's OOM killer acts."""
 HISTORY_TICKS: Final = 288
 LEAST_CORES: Final = 1e-3
 """CPUs left to copper that an event stops."""

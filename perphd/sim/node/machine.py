@@ -10,8 +10,8 @@ from perphd.domain.topology import Core, L3Domain, NumaNode, Topology
 from perphd.sim.node.physics import PRESENT, Physics
 
 # Memory bandwidth that one core can draw under a throttle level (%): measured at the low end (six cores asked for
-# 4 GB/s drew 13.6 GB/s: intel-cmt-cat issue 277), where the steps bend (issues 69 and 115: 65-94 act like 90);
-# the straight line between is assumed.
+# 4 GB/s drew 13.6 GB/s: intel-cmt-cat issue 277) and where the steps bend (issues 69 and 115: 65-94 act like 90);
+# a straight line between these points is assumed.
 _MBA_BEND_PCT: Final = 60.0
 _MBA_FLOOR_SHARE: Final = 0.2  # of a core's full bandwidth, at 10 %
 

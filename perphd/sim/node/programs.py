@@ -25,7 +25,7 @@ class Program:
     held_out_error_pct: float
 
     def job(self, copies: int = 1) -> NodeWorkload:
-        """This number of concurrent copies; an operation is 10^9 instructions."""
+        """``copies`` concurrent copies of the program; an operation is 10^9 instructions."""
         return NodeWorkload(self.name, self.code, threads=copies)
 
 
