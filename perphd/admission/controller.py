@@ -92,7 +92,7 @@ class LraController:
         perf = performance(sample, view.spec.objective.latency_percentile)
         self._follow_in_force()
         self.target = target_of(view.spec.objective, model, perf, self.settings)
-        self.state = self.state.beside(self._batch_is_quiet(), self.now_s)
+        self.state = self.state.beside(self._batch_is_quiet(), self.lra.beside(), self.now_s)
         rising = self.state.is_rising(perf.load)
         self.state = self.state.asked(perf.load)
         judged = judge(
@@ -114,7 +114,8 @@ class LraController:
         if clean and available(judged.score) and whole:
             most = max(LEAST_SCORES, outcomes.PATIENCE * self.settings.evaluate_ticks)
             state = self.state.scored(judged.score, outcomes.room(perf, self.target, judged.score), most)
-            known = kept.noted(state.kept, self.lra, state.loads, state.scores, judged.noise_sd)
+            beside = state.scores_beside_batch
+            known = kept.noted(state.kept, self.lra, state.loads, beside, judged.noise_sd)
             self.state = replace(state, detector=judged.state, kept=known)
         elif not clean:
             # A change by perphd is settling: show the verdict, but keep no evidence from it.
@@ -148,7 +149,7 @@ class LraController:
     def _stand(self, awaiting: Awaiting, model: ResPerfModel) -> Decision:
         """Decide without a judged sample: the last verdict stands; only batch that starts or stops causes action."""
         self._follow_in_force()
-        self.state = self.state.beside(self._batch_is_quiet(), self.now_s)
+        self.state = self.state.beside(self._batch_is_quiet(), self.lra.beside(), self.now_s)
         known, verdict = self.state.standing, standing(self.state.detector, awaiting)
         if known is not None:
             self.target = known.target

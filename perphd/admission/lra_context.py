@@ -133,8 +133,11 @@ class LraContext:
     def setting(self) -> Setting:
         """Circumstances of the LRA: the batch workloads present, and its load."""
         sample = self.view.sample
-        beside = frozenset(view.spec.name for view in batches(self.snapshot) if view.sample is not None)
-        return Setting(beside, sample.load_per_s if sample is not None else NOT_MEASURED)
+        return Setting(self.beside(), sample.load_per_s if sample is not None else NOT_MEASURED)
+
+    def beside(self) -> frozenset[str]:
+        """Names of the batch workloads that are present."""
+        return frozenset(view.spec.name for view in batches(self.snapshot) if view.sample is not None)
 
     def is_clean(self) -> bool:
         """True if the sample's whole interval lies after the last change plus the settle time."""

@@ -41,8 +41,8 @@ class Settling:
 class LraState:
     """State of one LRA.
 
-    ``scores``: clean scores since the last change, newest last. ``rooms``: the room of each, see
-    ``outcomes.room``.
+    ``scores``: clean scores since the last change, newest last. ``rooms``: the room of each, see ``outcomes.room``.
+    ``batch``: the active batch workloads. ``beside_batch``: how many of ``scores`` were taken beside exactly these.
     ``stride``: units that may be given back at once; doubles after each reduction that left more than enough, else 1.
     ``moments``: shortfall and batch's use in the last ticks, to find the antagonist. ``loads``: loads of the
     last ticks. ``standing``: result of the last judged sample.
@@ -56,6 +56,8 @@ class LraState:
     pending: Pending | None = None
     scores: tuple[float, ...] = ()
     rooms: tuple[float, ...] = ()
+    batch: frozenset[str] = frozenset()
+    beside_batch: int = 0
     slack_since_s: float | None = None
     stride: int = 1
     quiet_since_s: float | None = None
@@ -116,10 +118,20 @@ class LraState:
     def scored(self, score: float, room: float, most: int) -> LraState:
         """The state with one more clean score and its room; ``most``: number of scores to remember."""
         scores, rooms = (*self.scores, min(score, MOST_SCORE)), (*self.rooms, min(room, MOST_SCORE))
-        return replace(self, scores=scores[-most:], rooms=rooms[-most:])
+        beside_batch = min(self.beside_batch, len(self.scores)) + 1
+        return replace(self, scores=scores[-most:], rooms=rooms[-most:], beside_batch=min(beside_batch, most))
 
-    def beside(self, quiet: bool, now_s: float) -> LraState:
+    @property
+    def scores_beside_batch(self) -> tuple[float, ...]:
+        """The scores that were taken beside the batch workloads of now; none without batch."""
+        count = min(self.beside_batch, len(self.scores)) if self.batch else 0
+        return self.scores[len(self.scores) - count :]
+
+    def beside(self, quiet: bool, batch: frozenset[str], now_s: float) -> LraState:
         """The state after batch was found quiet or busy, with the start of that state."""
+        active = frozenset[str]() if quiet else batch
+        if active != self.batch:
+            return replace(self, batch=active, beside_batch=0).beside(quiet, batch, now_s)
         known_s = self.quiet_since_s if quiet else self.busy_since_s
         since_s = known_s if known_s is not None else now_s
         quiet_s, busy_s = (since_s, None) if quiet else (None, since_s)

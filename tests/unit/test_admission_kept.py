@@ -7,10 +7,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perphd.admission.inferer import asks_no_more, untouched
 from perphd.admission.kept import LASTS_S, LEAST_SAMPLES, MOST, Kept, enough_here, noted
 from perphd.admission.lra_context import LraContext
+from perphd.admission.lra_state import LraState
 from perphd.admission.outcomes import Setting
 from perphd.admission.rescue import KEPT_BEFORE
 from perphd.admission.settings import PolicySettings
@@ -74,6 +77,40 @@ def test_only_what_was_measured_long_enough_and_is_surely_enough_is_remembered()
     assert noted((), here, [], GOOD, 0.2) == (), "its samples scatter too much to tell"
     known = noted((), here, [], GOOD, 0.02)
     assert noted(known, here, [], [*GOOD, 0.5, 0.5], 0.02) == (), "it is not enough any more"
+
+
+def test_scores_from_before_batch_came_do_not_count() -> None:
+    """Doing nothing kept the target while nobody was there: that says nothing about doing nothing beside batch."""
+    state = LraState.new(0.0).beside(quiet=True, batch=frozenset(), now_s=0.0)
+    for score in GOOD:
+        state = state.scored(score, score, 10)
+    for quiet, batch in ((True, BATCH), (False, BATCH)):  # first it is there and idle
+        state = state.beside(quiet, batch, now_s=6.0).scored(1.05, 1.05, 10)
+        assert noted((), lra(NOTHING), [], state.scores_beside_batch, 0.02) == ()
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["score", "change", "pi", "io", "both", "idle"]), st.integers(1, 9)),
+        max_size=40,
+    ),
+    most=st.integers(1, 8),
+)
+def test_scores_beside_batch_are_those_since_it_or_the_setting_changed(
+    steps: list[tuple[str, int]], most: int
+) -> None:
+    batches = {"pi": {"pi"}, "io": {"io"}, "both": {"pi", "io"}, "idle": set[str]()}
+    state, expected, last = LraState.new(0.0), list[float](), "idle"
+    for now_s, (kind, value) in enumerate(steps):
+        if kind == "score":
+            state = state.scored(float(value), float(value), most)
+            expected = [*expected, float(value)][-most:]
+        elif kind == "change":
+            state, expected = replace(state, scores=(), rooms=()), []
+        else:
+            state = state.beside(kind == "idle", frozenset(batches[kind]) or BATCH, float(now_s))
+            expected, last = expected if kind == last else [], kind
+    assert state.scores_beside_batch == (() if last == "idle" else tuple(expected))
 
 
 def test_the_recent_load_is_recorded_and_not_that_of_one_sample() -> None:
