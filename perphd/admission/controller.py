@@ -114,8 +114,7 @@ class LraController:
         if clean and available(judged.score) and whole:
             most = max(LEAST_SCORES, outcomes.PATIENCE * self.settings.evaluate_ticks)
             state = self.state.scored(judged.score, outcomes.room(perf, self.target, judged.score), most)
-            beside = state.scores_beside_batch
-            known = kept.noted(state.kept, self.lra, state.loads, beside, judged.noise_sd)
+            known = kept.noted(state.kept, self.lra, state.loads, state.scores_beside_batch, judged.noise_sd)
             self.state = replace(state, detector=judged.state, kept=known)
         elif not clean:
             # A change by perphd is settling: show the verdict, but keep no evidence from it.

@@ -52,7 +52,7 @@ def test_the_program_is_as_good_as_exhaustive_search(seed: int) -> None:
 
 
 def test_a_group_has_a_limit() -> None:
-    with pytest.raises(ValueError, match="at most 15"):
+    with pytest.raises(ValueError, match=r"16 pods exceed the limit of one program \(15\)"):
         medea(_hosts([(1.0, 1.0)]), [_pod(f"p{n}", 1.0, 1.0) for n in range(GROUP_PODS + 1)])
 
 

@@ -463,7 +463,7 @@ def test_a_declaration_of_the_other_kind_is_not_removed_by_mistake(served: Serve
 
 def test_removing_a_declared_workload_says_that_it_comes_back(served: Served):
     _, answer = ask(served, "DELETE", "/v1/workloads/pi")
-    assert "comes back" in answer["warnings"][0]
+    assert "the next reload adds it again" in answer["warnings"][0]
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_twenty_five_samples_bring_the_quantiles_within_ten_percent() -> None:
 
 def test_what_a_record_refuses() -> None:
     for value in (-1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match="not negative"):
+        with pytest.raises(ValueError, match="must be a non-negative number"):
             completed(FeatureRecord(), value)
 
 

@@ -155,7 +155,7 @@ def test_a_proposal_leaves_what_is_declared_alone():
     declared = parse('[[lra]]\nname = "db"\nmatch = "unit:mariadb.service"\n', "f").matches
     proposal = propose(ALL, declared)
     assert "mariadb" not in {item.spec.name for item in proposal.workloads}
-    assert any("declared already" in left.why for left in proposal.left_out)
+    assert any("is already declared" in left.why for left in proposal.left_out)
 
 
 def test_an_lra_in_a_batch_slice_keeps_the_slice_out():

@@ -63,7 +63,7 @@ def test_a_record_that_cannot_be_written_is_a_problem_and_no_more(tmp_path: Path
     (tmp_path / "queue").write_text("no folder")
     kept = KeptCalibration(tmp_path / "queue")
     kept.write(LEARNED)
-    assert "not kept" in kept.problem
+    assert "cannot be stored" in kept.problem
 
 
 def test_a_planner_goes_on_with_what_an_earlier_one_learned(tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ async def test_what_goes_wrong_is_named(world: World) -> None:
             await one.round()
         world.state, world.is_deaf = "RUNNING", True
         world.offer(1.0, 1.0)
-        with pytest.raises(Unreachable, match=r"took 1024 MiB, 1 vcores .* but reports 4096 MiB"):
+        with pytest.raises(Unreachable, match=r"accepted 1024 MiB, 1 vcores .* but reports 4096 MiB"):
             await one.round()
     world.is_deaf, world.licences = False, 2
     async with publisher(world) as one:
