@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from posixpath import dirname
 from typing import Final, TypeVar
@@ -78,6 +79,16 @@ def primary(hierarchies: Hierarchies) -> Hierarchy | None:
     return hierarchies.of("cpu") or next(iter(hierarchies.all()), None)
 
 
+def _searched(hierarchies: Hierarchies) -> tuple[Hierarchy, ...]:
+    """The primary hierarchy, and on a hybrid host the one in which systemd has all its units.
+
+    In the hierarchy of a v1 controller a unit has no group before a setting of it needs that controller.
+    """
+    first = primary(hierarchies)
+    both = (first, hierarchies.unified) if hierarchies.layout is Layout.HYBRID else (first,)
+    return tuple(dict.fromkeys(each for each in both if each is not None))
+
+
 class Lookup:
     """Searches one host. Walks the tree at most once per kind between two calls of ``look_anew``.
 
@@ -98,13 +109,11 @@ class Lookup:
 
     def children(self, cgroup: str) -> list[str]:
         """Names of a group's children; none if it is gone."""
-        tree = primary(self._hierarchies)
-        if tree is None:
-            return []
-        try:
-            return self._fs.subdirectories(tree.path(cgroup))
-        except KernelError:
-            return []
+        names: dict[str, None] = {}
+        for tree in _searched(self._hierarchies):
+            with suppress(KernelError):
+                names |= dict.fromkeys(self._fs.subdirectories(tree.path(cgroup)))
+        return list(names)
 
     def exists(self, cgroup: str) -> bool:
         """True if the group exists."""
@@ -229,20 +238,28 @@ class Lookup:
                     searched.append(group)
 
     def of_process(self, pid: int) -> str:
-        """The group of this process; empty for the root group, or if there is no such process."""
+        """The group of this process; empty for the root group, or if there is no such process.
+
+        On a hybrid host, the group of its unit if that lies deeper than its group in the primary hierarchy.
+        """
         tree = primary(self._hierarchies)
         try:
             lines = read_text(self._fs, f"/proc/{pid}/cgroup").splitlines()
         except KernelError:
             return ""
-        found = ""
+        found = unified = ""
         for line in lines:
             number, controllers, path = [*line.split(":", 2), "", ""][:3]
+            if path == "/" or "/.." in path:
+                continue
+            if number == "0":
+                unified = path
             if tree is not None and (
                 number == "0" if tree.version == 2 else bool(tree.controllers & set(controllers.split(",")))
             ):
                 found = path
-        return "" if found in ("", "/") or "/.." in found else found
+        is_hybrid = self._hierarchies.layout is Layout.HYBRID
+        return unified if is_hybrid and unified.startswith(f"{found}/") and unit_of(unified) else found
 
     def start_of(self, pid: int) -> int:
         """Start time of this process in clock ticks since boot; 0: no such process.

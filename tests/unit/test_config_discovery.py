@@ -404,7 +404,9 @@ def test_a_pod_has_one_name_whatever_is_known_of_it_first_and_over_its_restarts(
     tmp_path: Path, known_by: str
 ) -> None:
     names = set()
-    for place, uid in enumerate(("0a1b2c3d-0000-1111-2222-333344445555", "ffff2c3d-0000-1111-2222-333344445555")):
+    for place, uid in enumerate(
+        ("0a1b2c3d-0000-1111-2222-333344445555", "ffff2c3d-0000-1111-2222-333344445555")
+    ):
         pod = f"/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice"
         notes = {
             "io.kubernetes.cri.container-type": "sandbox",
@@ -621,3 +623,33 @@ def test_whatever_is_there_nobody_shares_and_nobody_is_nested(
 def test_a_container_of_a_pod_is_proposed_as_its_pod(name: str, match: str) -> None:
     assert named(name) == match
     assert str(parse_match(match)) == match
+
+
+# -- hybrid hosts ---------------------------------------------------------------------------------------------------
+
+HYBRID = {
+    "/proc/self/mounts": "cgroup2 /u cgroup2 rw 0 0\ncgroup /cpu cgroup rw,cpu 0 0\ncgroup /mem cgroup rw,memory 0 0\n",
+    "/proc/self/cgroup": "2:cpu:/\n1:memory:/\n0::/\n",
+    "/u/cgroup.controllers": "",
+    "/u/system.slice/mariadb.service/cgroup.procs": "7\n",
+    "/mem/system.slice/mariadb.service/cgroup.procs": "7\n",
+    "/cpu/system.slice/cgroup.procs": "7\n",
+    "/cpu/apps/redis/cgroup.procs": "9\n",
+    "/proc/7/cgroup": "2:cpu:/system.slice\n1:memory:/system.slice/mariadb.service\n0::/system.slice/mariadb.service\n",
+    "/proc/8/cgroup": "2:cpu:/\n1:memory:/\n0::/\n",
+    "/proc/9/cgroup": "2:cpu:/apps/redis\n1:memory:/\n0::/system.slice/cron.service\n",
+    "/proc/10/cgroup": "2:cpu:/docker/abc\n1:memory:/\n0::/docker/abc/init\n",
+}
+
+
+def test_a_unit_without_a_group_in_the_cpu_hierarchy_is_found(tmp_path: Path) -> None:
+    """systemd makes a unit's group in the hierarchy of a v1 controller when a setting of the unit needs it."""
+    write_tree(tmp_path, HYBRID)
+    fs = RealFs(str(tmp_path))
+    lookup = Lookup(fs, discover(fs))
+    assert ("mariadb.service", "/system.slice/mariadb.service") in lookup.units()
+    assert sorted(lookup.children("/")) == ["apps", "system.slice"]
+    assert lookup.of_process(7) == "/system.slice/mariadb.service"
+    assert lookup.of_process(8) == ""
+    assert lookup.of_process(9) == "/apps/redis", "another program's group in the hierarchy that is managed"
+    assert lookup.of_process(10) == "/docker/abc", "no unit"
