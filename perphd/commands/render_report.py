@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from perphd.commands import html_page, svg
-from perphd.commands.render_sizing import amount
+from perphd.commands.render_sizing import amount, wrapped
 from perphd.control.numbers import duration
-from perphd.control.table import Part, Styled, table, text
+from perphd.control.table import Part, Styled, Table, table, text
 from perphd.domain.reading import Reading, available
 from perphd.domain.workload import Mode
 from perphd.report.calibration import BAND, Banded
@@ -77,17 +77,39 @@ def size_tables(sizes: Sequence[SizeRow]) -> list[Part]:
             _amount(each.greatest, each.resource),
             _amount(each.recommended, each.resource),
             _amount(each.reclaimable, each.resource),
-            each.confidence,
         )
         for each in sizes
     ]
-    heads = ("WORKLOAD", "", "RESERVED", "P99", "MAX", "RECOMMENDED", "FREE NOW", "CONFIDENCE")
-    parts: list[Part] = [table("Sizes", heads, rows, right=(2, 3, 4, 5, 6))]
+    heads = ("WORKLOAD", "", "RESERVED", "P99", "MAX", "RECOMMENDED", "FREE NOW")
+    parts: list[Part] = [table("Sizes", heads, rows, right=range(2, 7)), wrapped(*_confidences(sizes))]
     free = [f"{amount(size, resource)} of {resource}" for resource, size in saved(sizes).items() if size > 0]
     if free:
         said = "The recommendations reserve less than what is reserved now, by "
         parts.append(text(f"{said}{' and '.join(free)}. perphctl size says why."))
     return parts
+
+
+def _confidences(sizes: Sequence[SizeRow]) -> list[str]:
+    """One sentence for each confidence, with the rows that have it. It is too long for a column."""
+    same: dict[str, dict[str, list[str]]] = {}
+    for each in sizes:
+        same.setdefault(each.confidence, {}).setdefault(each.workload, []).append(each.resource)
+    return [f"Confidence {confidence} ({_named(found)})." for confidence, found in same.items()]
+
+
+def _named(found: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{name}: {' and '.join(resources)}" for name, resources in found.items())
+
+
+def _filled(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> Table:
+    """The table without columns that have nothing but dashes, so that it fits a terminal."""
+    kept = [i for i in range(len(heads)) if i == 0 or not rows or any(row[i] != "-" for row in rows)]
+    return table(
+        title,
+        [heads[i] for i in kept],
+        [[row[i] for i in kept] for row in rows],
+        right=[at for at, i in enumerate(kept) if i in right],
+    )
 
 
 def tables(report: Report) -> list[Part]:
@@ -105,10 +127,10 @@ def tables(report: Report) -> list[Part]:
         for lra in report.lras
     ]
     heads = ("LRA", "OBSERVED h", "ON TARGET", "WITH PERPHD", "ENFORCED h", "ON TARGET", "DEGRADED BY")
-    parts: list[Part] = [table("Time on target", heads, rows, right=(1, 2, 3, 4, 5))]
+    parts: list[Part] = [_filled("Time on target", heads, rows, right=(1, 2, 3, 4, 5))]
     batch = report.batch
     parts.append(
-        table(
+        _filled(
             "Batch, all together",
             ("OBSERVED cores", "KEPT WITH PERPHD", "ENFORCED cores", "WORKLOADS"),
             [

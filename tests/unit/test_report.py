@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import re
@@ -13,12 +14,13 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from perphd.commands.cli import cli
 from perphd.commands.histories import histories
-from perphd.commands.render_report import facts, html, size_tables, verdict
+from perphd.commands.render_report import facts, html, report_parts, size_tables, verdict
 from perphd.commands.reservations import ReservedPlace
-from perphd.control.table import plain
+from perphd.control.table import Table, plain, print_parts
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.decision import Action, Candidate, Cause, Decision, Health, Outcome, Prediction, Verdict
 from perphd.domain.reading import Unavailable, available
@@ -239,9 +241,8 @@ def test_it_ends_with_what_workloads_reserve_use_and_should_reserve(tmp_path: Pa
     assert available(cpu.recommended)
     assert 1.0 < cpu.recommended < 1.2
     shown = plain(size_tables(rows))
-    assert re.search(r"db +memory +8.0GiB +2.0GiB +2.0GiB +2.1GiB +5.\dGiB +low: less than a day", shown), (
-        shown
-    )
+    assert re.search(r"db +memory +8.0GiB +2.0GiB +2.0GiB +2.1GiB +5.\dGiB\n", shown), shown
+    assert "Confidence low: less than a day of samples (db: cpu and memory)." in shown
     assert re.search(r"less than what is reserved now, by 2.9\dcores of cpu and 5.9GiB of memory", shown), (
         shown
     )
@@ -250,6 +251,21 @@ def test_it_ends_with_what_workloads_reserve_use_and_should_reserve(tmp_path: Pa
     assert "<h2>Sizes</h2>" in page
     assert "5.9GiB of memory" in page
     assert "<h2>Sizes</h2>" not in html(report)
+
+
+def test_no_heading_is_broken_on_80_columns(tmp_path: Path) -> None:
+    made(tmp_path / "s.db", 200, {"warehouse": usual(constant(1.0), constant(2.0 * GIB))})
+    held = {Resource.CPU: Reservation(4.0, "cpu.max"), Resource.MEMORY: Reservation(8.0 * GIB, "memory.max")}
+    place = ReservedPlace(str(tmp_path / "s.db"), {}, {}, {"warehouse": held})
+    report = summarise(read_history(store_of(tmp_path / "r.db", Mode.OBSERVE, lambda s: 5.0), 1e6))
+    parts = report_parts(report, size_rows(histories(place, 86_400.0)))
+    file = io.StringIO()
+    print_parts(parts, Console(file=file, width=80, force_terminal=False))
+    shown = file.getvalue()
+    assert max(map(len, shown.splitlines())) <= 80
+    for part in parts:
+        if isinstance(part, Table):
+            assert re.search(r" +".join(filter(None, map(re.escape, part.columns))), shown), (part, shown)
 
 
 def test_html_escapes_names(tmp_path: Path) -> None:
