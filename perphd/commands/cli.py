@@ -296,6 +296,9 @@ def restore(out: Out, force: bool, ignore_lock: bool, state_dir: str | None, con
         from perphd.isolation.restore import restore_each
 
         place = _for_restore(config_path)
+        if said := place.nothing_to_do():
+            out.say(encode(RestoreReport()), said)
+            return
         is_guessed = place.is_guessed and not state_dir
         data = encode(
             restore_each(
@@ -482,4 +485,8 @@ def main() -> None:
     os.environ.setdefault(
         "OPENBLAS_NUM_THREADS", "1"
     )  # for matrices of 50 rows, threads cost more than they save
+    if "_PERPHCTL_COMPLETE" in os.environ:
+        from perphd.commands.completion import complete_names
+
+        complete_names(cli)
     cli(prog_name="perphctl")

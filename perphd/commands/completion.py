@@ -6,11 +6,14 @@ daemon keeps the names of its workloads in a file beside its socket (``kept_file
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import click
+from click.shell_completion import CompletionItem
 
 NAMES: Final = "/run/perphd/workloads"
 """The file with the names: lines ``lra NAME`` and ``batch NAME``."""
@@ -74,6 +77,30 @@ def bash(program: str, root: click.Group) -> str:
     )
 
 
+def complete_names(root: click.Group) -> None:
+    """Let click complete workload names, for zsh and fish: their scripts ask the program itself."""
+    for path, command in _commands(root, ()):
+        for parameter in command.params:
+            if _is_workload(path, parameter):
+                setattr(parameter, "shell_complete", _names)  # noqa: B010, a method of click's otherwise
+
+
+def _is_workload(path: tuple[str, ...], parameter: click.Parameter) -> bool:
+    if isinstance(parameter, click.Option):
+        return bool(WORKLOAD_OPTIONS & set(parameter.opts))
+    is_choice = isinstance(parameter.type, click.Choice)
+    return not is_choice and parameter.name in WORKLOAD_ARGUMENTS and " ".join(path) not in _NEW_NAMES
+
+
+def _names(_context: click.Context, incomplete: str) -> list[CompletionItem]:
+    try:
+        lines = Path(os.environ.get("PERPHD_NAMES", NAMES)).read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    names = (line.partition(" ")[2] for line in lines)
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
 def _commands(
     command: click.Command, path: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -93,7 +120,7 @@ def _words(path: tuple[str, ...], command: click.Command) -> Iterator[str]:
             yield from (name for name in parameter.opts if name.startswith("--") or len(parameter.opts) == 1)
         elif isinstance(parameter.type, click.Choice):
             yield from map(str, parameter.type.choices)
-        elif parameter.name in WORKLOAD_ARGUMENTS and " ".join(path) not in _NEW_NAMES:
+        elif _is_workload(path, parameter):
             yield "@workloads@"
     yield "--help"
 
@@ -106,7 +133,7 @@ def _values(path: tuple[str, ...], command: click.Command) -> Iterator[str]:
         patterns = "|".join(f'"{" ".join(path)} {name}"' for name in parameter.opts)
         if isinstance(parameter.type, click.Choice):
             yield f'{patterns}) words="{" ".join(map(str, parameter.type.choices))}" ;;'
-        elif WORKLOAD_OPTIONS & set(parameter.opts):
+        elif _is_workload(path, parameter):
             yield f'{patterns}) words="@workloads@" ;;'
         else:
             yield f'{patterns}) words="@files@" ;;'

@@ -93,13 +93,17 @@ def restore(config_path: str, state_dir: str | None, force: bool, ignore_lock: b
     """Restore every value that a daemon changed and did not restore. Works without the daemon.
 
     Searches the configured state directory, and those that daemons with this configuration file have used since the
-    host was booted. If the configuration cannot be read, the command guesses where to look and exits with 1.
+    host was booted. Does nothing for a simulated host, which ends with its daemon. If the configuration cannot be
+    read, the command guesses where to look and exits with 1.
     """
     from perphd.host.fs import RealFs
     from perphd.isolation.restore import restore_each
 
     try:
         place = for_restore(config_path, lambda text: click.echo(f"perphd: warning: {text}", err=True))
+        if said := place.nothing_to_do():
+            click.echo(said)
+            return
         state_dirs = (state_dir,) if state_dir else place.state_dirs
         report = restore_each(RealFs(place.root), state_dirs, force, ignore_lock)
     except PerphError as exc:

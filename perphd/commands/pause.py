@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from perphd.commands.base import Out, command
+from perphd.control.limits import MAX_PAUSE_S
 from perphd.domain.units import SECONDS_PER_UNIT
 
 if TYPE_CHECKING:
@@ -15,24 +16,29 @@ if TYPE_CHECKING:
 else:
     _Parameter = click.ParamType  # no generic class before click 8.2
 
-_DURATION: Final = re.compile(r"([0-9]{1,7}(?:\.[0-9]{1,3})?)\s*(s|m|min|h|d)?")
+_DAY_S: Final = 86400.0
+_MOST_S: Final = 36_500 * _DAY_S
+"""A hundred years; more is a mistake, and times beyond some millennia cannot be shown."""
+_DURATION: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?)\s*(s|m|min|h|d)?")
 
 
 class Duration(_Parameter):
-    """A duration in the form 90s, 30m, 1h, 2d; seconds without a unit."""
+    """A duration in the form 90s, 30m, 1h, 2d; seconds without a unit; at most ``most_s``."""
 
     name = "duration"
+
+    def __init__(self, most_s: float = _MOST_S) -> None:
+        self._most_s = most_s
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The duration in seconds."""
         found = _DURATION.fullmatch(str(value).strip())
-        if found is None or not float(found[1]):
-            self.fail(
-                f"{value!r} is not a length of time (allowed: more than 0, such as 90s, 30m, 1h, 2d)",
-                param,
-                ctx,
-            )
-        return float(found[1]) * SECONDS_PER_UNIT[found[2]]
+        length_s = float(found[1]) * SECONDS_PER_UNIT[found[2]] if found is not None else 0.0
+        if not 0.0 < length_s <= self._most_s:
+            allowed = f"more than 0, at most {self._most_s / _DAY_S:.0f}d, such as 90s, 30m, 1h, 2d"
+            what = "is too long" if length_s else "is not a length of time"
+            self.fail(f"{value!r} {what} (allowed: {allowed})", param, ctx)
+        return length_s
 
 
 def add_pause_commands(cli: click.Group) -> None:
@@ -43,7 +49,11 @@ def add_pause_commands(cli: click.Group) -> None:
 
 @click.argument("workload", metavar="[WORKLOAD]", required=False)
 @click.option(
-    "--for", "for_s", type=Duration(), metavar="TIME", help="End it automatically after 90s, 30m, 1h, 2d ..."
+    "--for",
+    "for_s",
+    type=Duration(MAX_PAUSE_S),
+    metavar="TIME",
+    help="End it automatically after 90s, 30m, 1h, 2d ...; at most 366d.",
 )
 @click.option("--reason", default="", metavar="TEXT", help="Reason, shown in status, log and events.")
 def pause(out: Out, workload: str | None, for_s: float | None, reason: str) -> None:

@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from perphd.config.file import TABLES, DaemonConfig, HostConfig, drop_ins, load, read_toml
 from perphd.config.schema import read_values
 from perphd.domain.errors import ConfigError
 from perphd.isolation.instances import InstanceRegister
+
+_SIMULATED: Final = "simulated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +21,18 @@ class RestorePlace:
     """The places of a restore: ``state_dirs`` with journals of originals, and the ``root`` of the host's files.
 
     ``is_guessed``: the configuration does not name them, and no running or earlier perphd registered its directory.
+    ``is_simulated``: they belong to a simulated host, whose files ended with its daemon.
     """
 
     state_dirs: tuple[str, ...]
     root: str = ""
     is_guessed: bool = False
+    is_simulated: bool = False
+
+    def nothing_to_do(self) -> str:
+        """Why there is nothing to restore; empty if there may be."""
+        said = "nothing to restore: host.kind is 'simulated', and a simulated host ends with its daemon"
+        return said if self.is_simulated else ""
 
 
 def for_restore(
@@ -38,10 +47,10 @@ def for_restore(
     known = (InstanceRegister() if register is None else register).of_config(str(path))
     try:
         found = load(path, runtime=False)
-        named, root = found.daemon.state_dir, found.host.root
+        named, root, kind = found.daemon.state_dir, found.host.root, str(found.host.kind)
     except ConfigError as exc:
         try:
-            named, root = _places_of(Path(path))
+            named, root, kind = _places_of(Path(path))
         except ConfigError:
             state_dirs = known or (DaemonConfig().state_dir,)
             where = f"the state directory {', '.join(state_dirs)}"
@@ -49,18 +58,21 @@ def for_restore(
             warn(f"{exc}; using {where}{guess}")
             return RestorePlace(state_dirs, HostConfig().root, not known)
         warn(f"{exc}; using the state directory {named}, which it names or which is the default")
+    if kind == _SIMULATED:
+        return RestorePlace((named,), root, is_simulated=True)
     others = () if root else tuple(other for other in known if other != os.path.realpath(named))
     return RestorePlace((named, *others), root)
 
 
-def _places_of(main: Path) -> tuple[str, str]:
-    """The state directory and ``host.root`` of files that are valid TOML, despite any other mistakes in them."""
+def _places_of(main: Path) -> tuple[str, str, str]:
+    """The state directory, ``host.root`` and ``host.kind`` of valid TOML, despite any other mistakes in it."""
     daemon, host = DaemonConfig(), HostConfig()
     for path in (main, *drop_ins(main)):
         raw = read_toml(path)
         daemon = replace(daemon, **_only("daemon", "state_dir", raw, str(path)))
         host = replace(host, **_only("host", "root", raw, str(path)))
-    return daemon.state_dir, host.root
+        host = replace(host, **_only("host", "kind", raw, str(path)))
+    return daemon.state_dir, host.root, host.kind
 
 
 def _only(table: str, name: str, raw: Mapping[str, Any], source: str) -> dict[str, Any]:

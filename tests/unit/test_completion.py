@@ -11,6 +11,7 @@ import pytest
 
 from perphd.commands import daemon
 from perphd.commands.cli import cli
+from perphd.commands.cli import main as perphctl_main
 from perphd.commands.completion import bash
 from perphd.config.file import Config
 from perphd.control.kept_file import NAME, NamesFile
@@ -87,3 +88,30 @@ async def test_the_daemon_keeps_the_names(tmp_path: Path):
     await kept.start()
     await kept.stop()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("perphctl explain ", ["mysql", "my shop", "report"]),
+        ("perphctl explain m", ["mysql", "my shop"]),
+        ("perphctl events --workload r", ["report"]),
+        ("perphctl lra add m", []),
+    ],
+)
+def test_zsh_and_fish_complete_workload_names(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    expected: list[str],
+) -> None:
+    """Their scripts ask perphctl itself."""
+    (tmp_path / "workloads").write_text("lra mysql\nlra my shop\nbatch report\n")
+    monkeypatch.setenv("PERPHD_NAMES", str(tmp_path / "workloads"))
+    monkeypatch.setenv("_PERPHCTL_COMPLETE", "zsh_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    with pytest.raises(SystemExit):
+        perphctl_main()
+    assert capsys.readouterr().out.splitlines()[1::3] == expected

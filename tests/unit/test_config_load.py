@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from perphd.commands.cli import cli
+from perphd.commands.daemon import main as daemon_main
 from perphd.config.file import Config, load
 from perphd.config.host_check import check_against_host
 from perphd.config.restore import RestorePlace, for_restore
@@ -232,6 +236,30 @@ def test_a_mistake_anywhere_does_not_hide_the_journal(tmp_path: Path, register: 
     assert for_restore(path, warnings.append, register).state_dirs == ("/later",)
     path.chmod(0o666)  # anybody might have named a journal of his own
     assert for_restore(path, warnings.append, register).is_guessed
+
+
+@pytest.mark.parametrize("mistake", ["", 'mod = "enforce"\n'])
+def test_a_simulated_host_is_not_restored_on_this_machine(
+    tmp_path: Path, register: InstanceRegister, mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "perphd.toml"
+    path.write_text(f'[daemon]\nstate_dir = "{tmp_path}"\n{mistake}[host]\nkind = "simulated"\n')
+    register.enter("/var/lib/another", str(path))
+    place = for_restore(path, lambda _: None, register)
+    assert place == RestorePlace((str(tmp_path),), is_simulated=True)
+
+    def opened(*_: object) -> None:
+        raise AssertionError("it opens this machine's files")
+
+    monkeypatch.setattr(import_module("perphd.isolation.restore"), "restore_each", opened)
+    for command, words in (
+        (daemon_main, ["restore"]),
+        (cli, ["--socket", str(tmp_path / "none"), "restore"]),
+    ):
+        for more in ([], ["--state-dir", str(tmp_path)]):
+            done = CliRunner().invoke(command, [*words, "--config", str(path), *more])
+            assert done.exit_code == 0, done.output
+            assert "a simulated host ends with its daemon" in done.output
 
 
 def test_a_state_directory_that_was_changed_is_looked_into_as_well(
