@@ -25,6 +25,7 @@ from perphd.adapters.kubernetes.objects import published_document
 from perphd.adapters.kubernetes.recording import Recorder, replayed
 from perphd.cluster.calls import SchedulerCall
 from perphd.cluster.document import NodeDocument
+from perphd.cluster.extender import KnownNodes
 from perphd.cluster.slots import Slot
 from perphd.domain.wire import encode
 from perphd.qos.ledger import Amounts
@@ -295,6 +296,41 @@ async def test_a_disk_that_refuses_the_next_file_ends_the_record_and_nothing_els
     assert recorder.problem.startswith(str(tmp_path / "record"))
     assert cache.known.documents["a"].made_unix_s == clock()
     recorder.close()
+
+
+async def test_a_restarted_extender_continues_the_record(tmp_path: Path) -> None:
+    """The second one knows no node of the first one's, and the last line of the first one is incomplete."""
+    path = tmp_path / "record"
+    for node in ("first", "second"):
+        clock = Clock()
+        passing = Passing(clock)
+        cache = DocumentCache(passing, clock)
+        passing.recorder = recorder = Recorder(path, cache.known)
+        cache.keep_only({})
+        cache.put(node, partial(_same, document(free=8.0)))
+        server = ExtenderServer(cache, "optum", recorder=recorder, clock=clock)
+        async with serving(server) as client:
+            for verb in ("filter", "prioritize"):
+                await client.post(f"/{verb}", json=call("first", "second"))
+        recorder.close()
+        with path.open("a") as file:
+            file.write('{"at": 1.0, "put": "' + "x" * 100_000)
+    with path.open() as lines:
+        assert [each.is_same for each in replayed(lines)] == [True] * 4
+    assert path.read_text().count('{"start":') == 2
+
+
+@pytest.mark.parametrize("said", ["name another file", "Is a directory"])
+def test_a_file_that_is_no_record_stays_as_it_is(tmp_path: Path, said: str) -> None:
+    path = tmp_path / "notes"
+    if "directory" in said:
+        path.mkdir()
+    else:
+        path.write_text("my notes\n")
+    recorder = Recorder(path, KnownNodes())
+    assert said in recorder.problem
+    recorder.close()
+    assert path.is_dir() or path.read_text() == "my notes\n"
 
 
 async def test_slots_that_are_older_than_the_file_are_in_it(tmp_path: Path) -> None:

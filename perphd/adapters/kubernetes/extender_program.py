@@ -85,7 +85,7 @@ def main() -> None:
 @click.option(
     "--bind", "binds", is_flag=True, help="Reserve and bind copper pods; only with ignorable: false."
 )
-@click.option("--record", metavar="FILE", help="Record inputs and answers to this file, for replay.")
+@click.option("--record", metavar="FILE", help="Append inputs and answers to this file, for replay.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 @access_options
 def run(

@@ -1,6 +1,7 @@
 """Records the extender's inputs and answers line by line, and replays them.
 
 Each line is one JSON object, in order of time:
+    {"start": VERSION}                        an extender started; it knows no node yet
     {"at", "put": NODE, "document": ...}      a document was accepted
     {"at", "hold": NODE, "slots": [...]}      the slots held on a node changed
     {"at", "forget": NODE}                    a node was removed
@@ -8,7 +9,8 @@ Each line is one JSON object, in order of time:
     {"at", "call": VERB, "policy", "pod": ..., "names": DIGEST, "answer": DIGEST}
 
 An answer depends only on the documents, the slots, the call, the policy and the time. ``replayed`` recomputes each
-answer and compares. At ``most_bytes`` the file is renamed to FILE.1, and the new one starts with the present state.
+answer and compares. An existing file is continued. At ``most_bytes`` it is renamed to FILE.1, and the new one
+starts with the present state.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, BinaryIO, Final, TextIO
 
+from perphd import __version__
 from perphd.cluster.calls import SchedulerCall
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.extender import Judged, KnownNodes, filter_answer, judged, priority_answer
@@ -28,6 +31,7 @@ from perphd.domain.errors import PerphError
 from perphd.domain.wire import decode, encode, json_of
 
 MOST_BYTES: Final = 256 << 20
+_BLOCK_BYTES: Final = 1 << 16
 
 
 def digest_of(value: Any) -> str:
@@ -93,16 +97,18 @@ class Recorder:
 
     def _open(self) -> None:
         try:
-            self._file = self.path.open("w", encoding="utf-8")
-        except OSError as exc:
-            self.problem = f"{self.path}: {exc.strerror}"
+            self._file = self.path.open("a", encoding="utf-8")
+            self._written = _continued(self.path)
+        except (OSError, ValueError) as exc:
+            self.problem = f"{self.path}: {getattr(exc, 'strerror', '') or exc}"
+            self.close()
             return
         self._names.clear()
+        self._line({"start": __version__})
         for node, document in self.known.documents.items():
             self._line({"at": document.made_unix_s, "put": node, "document": encode(document)})
         for node, slots in self.known.slots.items():
             self._line(_held(slots[0].since_unix_s if slots else 0.0, node, slots))
-        self._written = 0
 
     def _write(self, line: dict[str, Any]) -> None:
         self._line(line)
@@ -124,6 +130,32 @@ class Recorder:
         except (OSError, ValueError) as exc:
             self.problem = f"{self.path}: {exc}"
             self._file = None
+
+
+def _continued(path: Path) -> int:
+    """Cut off an incomplete last line, which a crash or a full disk leaves; returns the size in bytes.
+
+    Raises:
+        ValueError: the file is not a record.
+    """
+    with path.open("r+b") as file:
+        if file.read(1) not in (b"", b"{"):
+            raise ValueError("is no record of an extender; name another file")
+        size = _end_of_last_line(file)
+        file.truncate(size)
+        return size
+
+
+def _end_of_last_line(file: BinaryIO) -> int:
+    end = file.seek(0, 2)
+    while end > 0:
+        begin = max(0, end - _BLOCK_BYTES)
+        file.seek(begin)
+        at = file.read(end - begin).rfind(b"\n")
+        if at >= 0:
+            return begin + at + 1
+        end = begin
+    return 0
 
 
 def _held(at_unix_s: float, node: str, slots: tuple[Slot, ...]) -> dict[str, Any]:
@@ -180,6 +212,8 @@ def replayed(lines: Iterable[str]) -> Iterator[Replayed]:
                 known.hold(line["hold"], tuple(decode(Slot, each) for each in line["slots"]))
             elif "forget" in line:
                 known.forget(line["forget"])
+            elif "start" in line:
+                known = KnownNodes()
             elif "list" in line:
                 lists[line["names"]] = line["list"]
             else:
