@@ -7,6 +7,7 @@ import concurrent.futures
 import errno
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -37,6 +38,7 @@ class DbusFastBus:
         self._connect = connect or _system_bus
         self._loop: asyncio.AbstractEventLoop | None = None
         self._bus: Any = None
+        self._closed: asyncio.Future[None] | None = None
         self._lock = threading.Lock()
 
     def set_properties(self, unit: str, properties: Sequence[Property]) -> None:
@@ -95,6 +97,7 @@ class DbusFastBus:
 
         if self._bus is None or not self._bus.connected:
             self._bus = await self._connect()
+            self._closed = asyncio.ensure_future(_until_closed(self._bus))
         message = Message(
             destination=DESTINATION,
             path=path,
@@ -121,6 +124,16 @@ class DbusFastBus:
         loop, bus, self._loop, self._bus = self._loop, self._bus, None, None
         if loop is not None:
             asyncio.run_coroutine_threadsafe(_end(loop, bus), loop)
+
+
+async def _until_closed(bus: Any) -> None:
+    """Fetch the reason for which a connection ends.
+
+    dbus-fast keeps it in a future. The event loop logs a traceback (EOFError, when the bus stops first at a shutdown)
+    if nobody fetches it; the next call reports the error itself.
+    """
+    with suppress(Exception):
+        await bus.wait_for_disconnect()
 
 
 async def _end(loop: asyncio.AbstractEventLoop, bus: Any) -> None:

@@ -23,7 +23,7 @@ from perphd.domain.errors import Broken, Busy, Denied, Full, Gone, KernelError, 
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import lines
 from perphd.host.fs import hold
-from perphd.host.systemd_bus import BusctlBus, bus_error
+from perphd.host.systemd_bus import OBJECT, BusctlBus, bus_error
 from perphd.host.systemd_dbus import DbusFastBus
 from perphd.host.systemd_dropins import GIVEN_BACK, DropIns
 from perphd.host.systemd_fs import UnitFs, refusal, unit_files, unit_of
@@ -482,7 +482,9 @@ def test_a_drop_in_keeps_the_value_that_the_units_owner_set_through_it(
     fs = files.fs(systemd)
     fs.write(f"{AT}/{file}", f"{perphds}\n".encode())
     drop_in = f"/run/systemd/transient/{UNIT}.d/50-{name}.conf"
-    files.texts[drop_in] = f"[Scope]\n{name}=the owner's\n"  # kubelet resizes a pod; perphd sets its value again
+    files.texts[drop_in] = (
+        f"[Scope]\n{name}=the owner's\n"  # kubelet resizes a pod; perphd sets its value again
+    )
     fs.write(f"{AT}/{file}", f"{perphds}\n".encode())
     if runs:
         fs.write(f"{AT}/{file}", f"{owners}\n".encode())
@@ -783,6 +785,9 @@ class _Connection:
     def disconnect(self) -> None:
         self.connected = False
 
+    async def wait_for_disconnect(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
 
 def dbus(answer: object) -> tuple[DbusFastBus, _Connection]:
     connection = _Connection(answer)
@@ -843,6 +848,31 @@ def test_a_bus_whose_thread_could_not_be_started_works_when_there_is_room_again(
     bus.freeze("a.service", True)
     assert [message.member for message in connection.asked] == ["FreezeUnit"]
     bus.close()
+
+
+async def test_a_bus_that_stops_first_leaves_no_traceback() -> None:
+    """dbus-fast keeps EOFError in a future then, and asyncio logs what nobody has fetched when that is collected."""
+    reported: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: reported.append(context))
+    ended: asyncio.Future[None] = loop.create_future()
+
+    class Stopping(_Connection):
+        async def wait_for_disconnect(self) -> None:
+            await ended
+
+    connection = Stopping(SimpleNamespace(error_name=None, body=[]))
+
+    async def connect() -> _Connection:
+        return connection
+
+    bus = DbusFastBus(connect)
+    await bus._ask("Subscribe", "", [], OBJECT)
+    await asyncio.sleep(0)
+    ended.set_exception(EOFError())
+    await asyncio.sleep(0)
+    assert not ended._log_traceback  # as the future's destructor asks
+    assert reported == []
 
 
 def test_no_bus_at_all_is_an_error_with_a_name() -> None:
