@@ -22,7 +22,7 @@ SUITE ?= bookworm
 PMU_SUITES ?= bookworm trixie
 
 # Not every target is for people: only those with ## are listed.
-.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab docs bench bench-policies bench-costs bench-smoke bench-guard bench-detector bench-predictor bench-forecasts bench-trials cluster cluster-engines kubernetes-engines soak faults deb test-vm test-rdt test-pmu pmu-tests format lock clean
+.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab docs bench bench-policies bench-costs bench-smoke bench-guard bench-detector bench-predictor bench-forecasts bench-trials cluster cluster-engines kubernetes-engines soak faults deb tutorial test-vm test-rdt test-pmu pmu-tests format lock clean
 
 help: ## this list
 	@echo "perphd: make TARGET"
@@ -119,6 +119,11 @@ deb-of-suite:
 vm-image: $(VENV)/.stamp-dev
 	@packaging/apt-install vm
 	@$(SUDO) $(PY) -m tools.vm --suite $(SUITE) --out $(OUT)/vm build
+
+tutorial: $(VENV)/.stamp-dev ## the tutorial's commands in a container with systemd, each with its time (root; SUITE=bookworm)
+	@packaging/apt-install deb vm
+	@$(MAKE) deb-of-suite
+	@$(SUDO) $(PY) -m tools.vm.tutorial --suite $(SUITE) --out $(OUT)/vm $(TUTORIAL_ARGS)
 
 # Two machines beside each other: on one the package from installation to purge, on the other everything else.
 test-vm: $(VENV)/.stamp-dev $(VENV)-ansible/.stamp ## the package and the daemon on a real Debian with systemd, under QEMU (root; SUITE=bookworm)

@@ -13,20 +13,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.vm.guest import INSTALL_S, ROOT, Vm, booted, package, ticked
+from tests.vm.guest import INSTALL_S, Vm, booted, package, ticked
+from tools.vm.tutorial import CONFIG, commands
 
 pytestmark = pytest.mark.requires_vm
-
-PAGE = (ROOT / "docs/tutorial.md").read_text()
-CONFIG = "/etc/perphd/conf.d/50-init.toml"
-
-
-def commands(section: int) -> list[str]:
-    """The commands of one section, each with its here-document."""
-    body = re.split(r"(?m)^## ", PAGE)[section]
-    blocks = re.findall(r"(?ms)^```sh\n(.*?)^```$", body)
-    whole = re.compile(r"(?ms)^(?:[^\n]*<<'END'\n.*?^END$|[^\n]+)")
-    return [command for block in blocks for command in whole.findall(block)]
 
 
 @pytest.fixture(scope="module")
