@@ -29,6 +29,7 @@ BOOT_S = 60.0
 COMMAND_S = 600.0
 TOOLS = ("mmdebstrap", "unshare", "nsenter", "pivot_root", "setpriv")
 MASKED = (
+    "console-getty.service",
     "apt-daily.timer",
     "apt-daily-upgrade.timer",
     "dpkg-db-backup.timer",
@@ -198,7 +199,8 @@ class Container:
         """Run a shell command there as root, as a transient unit in user.slice."""
         unit = ("--quiet", "--pipe", "--wait", "--collect", "--slice=user.slice")
         place = ("--setenv=HOME=/root", "--working-directory=/root")
-        inside = ("systemd-run", *unit, *place, "sh", "-c", command)
+        # systemd replaces variables in the words of a command line; $$ is one $.
+        inside = ("systemd-run", *unit, *place, "sh", "-c", command.replace("$", "$$"))
         return self._enter(*inside, timeout_s=timeout_s)
 
     def put(self, source: Path, folder: str) -> None:
