@@ -76,7 +76,7 @@ class _Met:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a start depends on beside the folder: the SLI's source, and the application with its version.
+    """Inputs of a start besides the folder: the SLI's source, and the application with its version.
 
     ``hears_own``: this host's own document counts.
     """

@@ -90,7 +90,7 @@ def write_origins(folder: Path, origins: Mapping[str, tuple[ForecastOrigin, ...]
 
 
 def read_origins(folder: Path) -> dict[str, tuple[ForecastOrigin, ...]]:
-    """What the forecasts of each workload began from; nothing if the file is missing or damaged."""
+    """The origin of each workload's forecasts; nothing if the file is missing or damaged."""
     path = folder / ORIGINS
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, tuple[ForecastOrigin, ...]])

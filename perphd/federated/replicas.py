@@ -1,4 +1,4 @@
-"""What the replicas of applications on one host have said, by application and replica. Pure."""
+"""Statements of the replicas of applications on one host, by application and replica. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def of_present(
     present: Mapping[str, str],
     taken_back: Collection[tuple[str, str]],
 ) -> dict[str, dict[str, tuple[Statistic, ...]]]:
-    """What was said about the applications that are here; what replicas said that are gone becomes ``EARLIER``."""
+    """Statements about the applications that are here; those of replicas that are gone become ``EARLIER``."""
     found: dict[str, dict[str, tuple[Statistic, ...]]] = {}
     reset = {application for application, _ in taken_back}
     for application in sorted(set(present.values()) & said.keys()):

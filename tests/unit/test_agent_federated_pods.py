@@ -108,7 +108,7 @@ class Node:
 
     @property
     def said(self) -> dict[str, Statistic]:
-        """What this host's document says about work, by application."""
+        """Statements of this host's document about work, by application."""
         own = self.folder.own(self.host.name)
         assert own is not None
         return {

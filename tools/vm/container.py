@@ -147,7 +147,7 @@ class Container:
 
     @property
     def console(self) -> str:
-        """What systemd has printed."""
+        """Output of systemd until now."""
         return (self._folder / "console").read_text(errors="replace")
 
     @property

@@ -47,7 +47,7 @@ class _Operator:
         self.took: list[tuple[float, str]] = []
 
     def types(self, command: str) -> str:
-        """What the command prints.
+        """Output of the command.
 
         Raises:
             VmError: it failed.
@@ -64,7 +64,7 @@ class _Operator:
         return done.stdout
 
     def sees(self, command: str) -> str:
-        """What a command prints that is no part of the tutorial; empty if it failed."""
+        """Output of a command that is no part of the tutorial; empty if it failed."""
         done = self._container.run(command)
         return done.stdout if done.returncode == 0 else ""
 
