@@ -145,7 +145,7 @@ def test_what_a_workload_is_can_change() -> None:
     assert seen == sorted(seen)
     assert seen[1] > 1.01 * seen[0]
     assert seen[2] > 1.15 * seen[1]
-    with pytest.raises(ValueError, match="stays"):
+    with pytest.raises(ValueError, match="must be of that kind"):
         SimHost(
             [work], events=[WorkChange(0, replace(archetype("batch-pi").workload, name="xapian"))]
         ).advance(1)
