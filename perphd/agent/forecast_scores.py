@@ -71,7 +71,7 @@ def read_scores(folder: Path) -> tuple[Statistic, ...]:
         return msgspec.json.decode(path.read_bytes(), type=tuple[Statistic, ...])
     except FileNotFoundError:
         pass
-    except (OSError, PerphError, msgspec.DecodeError) as exc:
+    except (OSError, PerphError, ValueError, msgspec.DecodeError) as exc:
         log.warning("%s: forecast scores are not contributed: %s", path, exc)
     return ()
 
@@ -96,7 +96,7 @@ def read_origins(folder: Path) -> dict[str, tuple[ForecastOrigin, ...]]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, tuple[ForecastOrigin, ...]])
     except FileNotFoundError:
         pass
-    except (OSError, msgspec.DecodeError) as exc:
+    except (OSError, ValueError, msgspec.DecodeError) as exc:
         log.warning("%s: it cannot be read: %s", path, exc)
     return {}
 

@@ -323,7 +323,7 @@ class Models:
             )
         if source.cores != self._cores:
             warnings.append(f"it was learned on {source.cores} cores; this host has {self._cores}")
-        life = self._life(spec)
+        life = self._lives.setdefault(spec.name, self._life(spec))
         if odd := self._put(file, spec.name, now_s, life):
             warnings.append(odd)
         self._forget_start(spec.name)
@@ -347,6 +347,7 @@ class Models:
         self._lives[spec.name] = life
         if self._federated is not None:
             self._federated.meet(spec.name, sli_of(spec), life.known_as, again=True)
+            self._federated.contribute((), self._present())  # at once: a restart would forget what to take back
         self._records.problem(_key(spec.name), None, now_s)
 
     def forget(self, lra: str, now_s: float) -> None:
@@ -388,7 +389,8 @@ class Models:
     # -- helpers --------------------------------------------------------------------------------------------------
 
     def _life(self, spec: WorkloadSpec) -> Life:
-        return self._lives.setdefault(spec.name, Life(spec, "learned here"))
+        """What is known of the model's life. Not kept: an LRA whose file was not loaded yet must not seem known."""
+        return self._lives.get(spec.name) or Life(spec, "learned here")
 
     def _present(self) -> dict[str, str]:
         return {lra: life.known_as for lra, life in tuple(self._lives.items())}

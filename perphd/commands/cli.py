@@ -296,7 +296,7 @@ def restore(out: Out, force: bool, ignore_lock: bool, state_dir: str | None, con
         from perphd.isolation.restore import restore_each
 
         place = _for_restore(config_path)
-        if said := place.nothing_to_do():
+        if (said := place.nothing_to_do()) and not state_dir:
             out.say(encode(RestoreReport()), said)
             return
         is_guessed = place.is_guessed and not state_dir

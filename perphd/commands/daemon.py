@@ -101,7 +101,7 @@ def restore(config_path: str, state_dir: str | None, force: bool, ignore_lock: b
 
     try:
         place = for_restore(config_path, lambda text: click.echo(f"perphd: warning: {text}", err=True))
-        if said := place.nothing_to_do():
+        if (said := place.nothing_to_do()) and not state_dir:
             click.echo(said)
             return
         state_dirs = (state_dir,) if state_dir else place.state_dirs

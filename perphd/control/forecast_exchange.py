@@ -56,7 +56,9 @@ class Exchange:
         return found
 
     def hand_over(self, series: Mapping[Key, Followed]) -> None:
-        """Write the scores for the daemon's contribution."""
+        """Write the scores for the daemon's contribution, once the names of the applications are known."""
+        if not self._applications:
+            return
         try:
             write_scores(self._folder, contributed(series, self._applications))
         except (PerphError, OSError) as exc:
@@ -85,7 +87,7 @@ class Exchange:
                 self._note(key, found, now_unix_s)
                 if found.losses:
                     ranked = ", ".join(found.ranked)
-                    log.info("%s %s: first ranked as on %d other hosts: %s", *key, len(found.hosts), ranked)
+                    log.info("%s %s: initial ranking from %d hosts: %s", *key, len(found.hosts), ranked)
         return {key: self._priors[key].losses for key in wanted if self._priors[key].losses}
 
     def _note(self, key: Key, found: Prior, now_unix_s: float) -> None:

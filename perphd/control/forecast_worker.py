@@ -74,8 +74,8 @@ def parse(lines: Sequence[bytes]) -> tuple[list[Listed], list[EndedJob], dict[st
     """
     found = [json.loads(line) for line in lines]
     listed = [
-        Listed(str(name), str(cgroup), int(least), frozenset(map(str, own)), int(declared), str(application))
-        for name, cgroup, least, own, declared, application in found[-1]["workloads"]
+        Listed(str(name), str(cgroup), int(least), frozenset(map(str, own)), int(declared), *map(str, application))
+        for name, cgroup, least, own, declared, *application in found[-1]["workloads"]
     ]
     jobs = [EndedJob(**{**job, "argv": tuple(job["argv"])}) for message in found for job in message["jobs"]]
     return listed, jobs, {str(name): float(amount) for name, amount in found[-1]["most"].items()}

@@ -25,6 +25,8 @@ HALF_LIFE_S = 86400.0
 _MIN_SD = 0.01
 _WELL_KNOWN = 5.0
 _CLIP_SD = 4.0
+_REGIME = 5
+"""Number of consecutive surprises that mean a new regime."""
 _PATIENT_GAIN = 1.0 / 1200.0
 """Gain of a sample from a contended host that is no clear improvement: it is followed within twenty minutes."""
 _BETTER_SD = 2.0
@@ -53,13 +55,17 @@ class _Running:
         if not better or sets_level or gain > _CLIP_SD:
             self.update(value, weight)
             return
-        self.surprises = 0
+        self.surprises = self.surprises + 1 if gain > _BETTER_SD else 0
+        if self.surprises >= _REGIME:
+            self._restart(value)
+            return
         error = value - self.mean
         self.mean += _PATIENT_GAIN * weight * error
         if gain > 0.0:  # errors to the other side may be contention and not scatter
             share = weight / self.count
             self.mean += share * error * max(0.0, 1.0 - _BETTER_SD / gain)
-            self.var += share * (error * error - self.var)
+            scatter = error * min(1.0, _BETTER_SD / gain)
+            self.var += share * (scatter * scatter - self.var)
 
     def update(self, value: float, weight: float) -> None:
         sd = max(math.sqrt(self.var), _MIN_SD)
@@ -67,8 +73,8 @@ class _Running:
         if self.count >= 5 and abs(error) > _CLIP_SD * sd:
             # One extreme sample is an outlier; several in a row are a new regime, followed at once.
             self.surprises += 1
-            if self.surprises >= 5:
-                self.mean, self.var, self.count, self.surprises = value, self.var, 2.0, 0
+            if self.surprises >= _REGIME:
+                self._restart(value)
                 return
             error = math.copysign(_CLIP_SD * sd, error)
         else:
@@ -77,6 +83,9 @@ class _Running:
         gain = weight / self.count
         self.mean += gain * error
         self.var += gain * (error * error - self.var)
+
+    def _restart(self, value: float) -> None:
+        self.mean, self.count, self.surprises = value, 2.0, 0
 
 
 class Reference:

@@ -88,6 +88,13 @@ def test_what_was_learned_is_known_after_a_restart_under_another_clock(path: Pat
     assert daemon.models.summary(DB).samples == 25
 
 
+def test_a_question_before_the_first_tick_does_not_hide_the_saved_model(path: Path) -> None:
+    lived(path)
+    daemon = Daemon(path)
+    assert daemon.models.summary(DB).samples == 0
+    assert daemon.start().models.summary(DB).samples == 20
+
+
 def test_batch_has_no_model(path: Path) -> None:
     lived(path)
     assert [file.name for file in path.iterdir()] == ["db.json"]

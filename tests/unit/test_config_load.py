@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -20,6 +21,7 @@ from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy, Layout
 from perphd.host.fs import RealFs
 from perphd.isolation.instances import InstanceRegister
+from perphd.isolation.restore_report import RestoreReport
 
 
 @pytest.fixture
@@ -244,22 +246,37 @@ def test_a_simulated_host_is_not_restored_on_this_machine(
 ) -> None:
     path = tmp_path / "perphd.toml"
     path.write_text(f'[daemon]\nstate_dir = "{tmp_path}"\n{mistake}[host]\nkind = "simulated"\n')
-    register.enter("/var/lib/another", str(path))
     place = for_restore(path, lambda _: None, register)
     assert place == RestorePlace((str(tmp_path),), is_simulated=True)
 
-    def opened(*_: object) -> None:
-        raise AssertionError("it opens this machine's files")
+    opened: list[Any] = []
 
-    monkeypatch.setattr(import_module("perphd.isolation.restore"), "restore_each", opened)
+    def restore_each(_fs: object, state_dirs: Any, *_: object) -> RestoreReport:
+        opened.append(state_dirs)
+        return RestoreReport()
+
+    monkeypatch.setattr(import_module("perphd.isolation.restore"), "restore_each", restore_each)
     for command, words in (
         (daemon_main, ["restore"]),
         (cli, ["--socket", str(tmp_path / "none"), "restore"]),
     ):
-        for more in ([], ["--state-dir", str(tmp_path)]):
-            done = CliRunner().invoke(command, [*words, "--config", str(path), *more])
-            assert done.exit_code == 0, done.output
-            assert "a simulated host ends with its daemon" in done.output
+        done = CliRunner().invoke(command, [*words, "--config", str(path)])
+        assert (done.exit_code, opened) == (0, [])
+        assert "a simulated host ends with its daemon" in done.output
+        done = CliRunner().invoke(command, [*words, "--config", str(path), "--state-dir", "/var/lib/named"])
+        assert (done.exit_code, opened.pop()) == (0, ("/var/lib/named",)), "a folder that is named is searched"
+
+
+def test_a_file_that_became_simulated_does_not_hide_what_a_real_daemon_left(
+    tmp_path: Path, register: InstanceRegister
+) -> None:
+    """Systemd restores after a crash with the configuration of now, which need not be the daemon's."""
+    path = tmp_path / "perphd.toml"
+    path.write_text('[host]\nkind = "simulated"\n')
+    register.enter("/var/lib/perphd", str(path))
+    place = for_restore(path, pytest.fail, register)
+    assert place == RestorePlace(("/var/lib/perphd",))
+    assert not place.nothing_to_do()
 
 
 def test_a_state_directory_that_was_changed_is_looked_into_as_well(

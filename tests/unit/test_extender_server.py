@@ -284,6 +284,22 @@ async def test_a_record_replays_to_the_same_answers(tmp_path: Path, most_bytes: 
     assert CliRunner().invoke(main, ["replay", str(tmp_path / "changed")]).exit_code == 1
 
 
+async def test_a_state_beyond_the_limit_does_not_begin_a_new_file_with_each_line(tmp_path: Path) -> None:
+    clock = Clock()
+    passing = Passing(clock)
+    cache = DocumentCache(passing, clock)
+    passing.recorder = recorder = Recorder(tmp_path / "record", cache.known, 5000)
+    cache.keep_only({})
+    for node in range(20):
+        cache.put(f"n{node}", partial(_same, document(made=1.0)))
+    state_bytes = (tmp_path / "record").stat().st_size
+    assert state_bytes > 5000
+    recorder.forget(1.0, "n0")
+    recorder.forget(1.0, "n1")
+    assert (tmp_path / "record").read_text().count("\n") >= 2 + 20
+    recorder.close()
+
+
 async def test_a_disk_that_refuses_the_next_file_ends_the_record_and_nothing_else(tmp_path: Path) -> None:
     clock = Clock()
     passing = Passing(clock)

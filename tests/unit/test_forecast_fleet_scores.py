@@ -484,3 +484,10 @@ def test_forecast_origins_are_shown(tmp_path: Path, fleet: list[Contribution]) -
     assert "by now this host's own scores decide" in plain(origin_parts(replace(found, forecasts=(over,))))
     assert decode(ModelOrigin, encode(found)) == found
     assert worker.origins("nobody") == ()
+
+
+def test_a_damaged_byte_in_a_file_costs_that_file_alone(tmp_path: Path) -> None:
+    for name in (SCORES, ORIGINS):
+        (tmp_path / name).write_bytes(b'{"db": ["\xff"]}' if name == ORIGINS else b'["\xff"]')
+    assert read_scores(tmp_path) == ()
+    assert read_origins(tmp_path) == {}

@@ -428,6 +428,12 @@ def test_the_newest_list_of_workloads_counts_and_every_job() -> None:
     assert parse(lines) == ([db], jobs, {"load_per_s": 8.0})
 
 
+def test_a_daemon_that_is_older_than_its_worker_is_understood() -> None:
+    """An upgrade replaces the files while a daemon runs, which may have to restart its worker."""
+    line = b'{"workloads": [["db", "/app/db", 5, [], 7]], "jobs": [], "most": {}}'
+    assert parse([line]) == ([Listed("db", "/app/db", 5, frozenset(), 7)], [], {})
+
+
 def test_ended_jobs_are_recorded_and_old_rows_forgotten(tmp_path: Path, wall: list[float]) -> None:
     worker = Worker(tmp_path / "none.db", tmp_path / "f", "node1", str(tmp_path), history_rows=50)
     train = ("/opt/train.py", "--seed=4", "--password", "hunter2", "--token=abc")

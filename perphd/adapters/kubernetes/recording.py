@@ -53,7 +53,7 @@ class Recorder:
     def __init__(self, path: Path, known: KnownNodes, most_bytes: int = MOST_BYTES) -> None:
         self.path, self.known, self._most_bytes = path, known, most_bytes
         self.problem = ""
-        self._written = 0
+        self._written = self._state_bytes = 0
         self._names: set[str] = set()
         self._file: TextIO | None = None
         self._open()
@@ -98,7 +98,7 @@ class Recorder:
     def _open(self) -> None:
         try:
             self._file = self.path.open("a", encoding="utf-8")
-            self._written = _continued(self.path)
+            self._written = continued = _continued(self.path)
         except (OSError, ValueError) as exc:
             self.problem = f"{self.path}: {getattr(exc, 'strerror', '') or exc}"
             self.close()
@@ -109,10 +109,11 @@ class Recorder:
             self._line({"at": document.made_unix_s, "put": node, "document": encode(document)})
         for node, slots in self.known.slots.items():
             self._line(_held(slots[0].since_unix_s if slots else 0.0, node, slots))
+        self._state_bytes = self._written - continued
 
     def _write(self, line: dict[str, Any]) -> None:
         self._line(line)
-        if self._written > self._most_bytes:
+        if self._written - self._state_bytes > self._most_bytes:
             try:
                 self.close()
                 self.path.replace(self.path.with_name(f"{self.path.name}.1"))
