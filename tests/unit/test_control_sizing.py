@@ -129,7 +129,7 @@ def test_headroom(store: str):
         (("size", "nobody"), 5, "nobody: the store has no samples of such a workload (allowed: db, etl)"),
         (("forecast", "--horizon", "1h"), 2, "look one window ahead (allowed: 60s)"),
         (("forecast", "--last", "30s"), 2, "--last 30s is less than one window (allowed: 60s or more)"),
-        (("size", "--last", "soon"), 2, "allowed: more than 0, such as 90s, 30m, 1h, 2d"),
+        (("size", "--last", "soon"), 2, "allowed: more than 0, at most 36500d, such as 90s, 30m, 1h, 2d"),
         (("size", "--format", "docker"), 2, "'systemd', 'kubernetes', 'yarn'"),
         (("size", "--format", "yarn", "--json"), 2, "cannot be combined with --json"),
         (("headroom", "--cores", "0"), 2, "--cores"),
