@@ -389,7 +389,7 @@ class Models:
     # -- helpers --------------------------------------------------------------------------------------------------
 
     def _life(self, spec: WorkloadSpec) -> Life:
-        """What is known of the model's life. Not kept: an LRA whose file was not loaded yet must not seem known."""
+        """The life of an LRA's model. A new one is not kept: its file is not loaded yet."""
         return self._lives.get(spec.name) or Life(spec, "learned here")
 
     def _present(self) -> dict[str, str]:
