@@ -29,7 +29,7 @@ from perphd.agent.modes import Modes
 from perphd.agent.protections import Protections
 from perphd.agent.queue.room import QueueRoom
 from perphd.agent.rounds import Round
-from perphd.agent.state import Parts, State
+from perphd.agent.state import Parts, State, unknown_workload
 from perphd.agent.status import status_of
 from perphd.agent.tally import Tally
 from perphd.agent.trials import Population, by_text, configured_modes
@@ -238,9 +238,7 @@ class Agent:
         snapshot = self._loop.snapshot(self._state.now_s)
         view = next((each for each in snapshot.workloads if each.spec.name == name), None)
         if view is None:
-            raise ConfigError(
-                "request", "workload", f"no workload is named {name!r}", ", ".join(self._state.specs)
-            )
+            raise unknown_workload(name, self._state.specs)
         fitting.start(view, samples, step)
         self._state.tell(EventKind.SIZING, f"{name}: memory fit started", name, by)
 
@@ -424,10 +422,7 @@ class Agent:
 
     def model_origin(self, workload: str) -> ModelOrigin:
         """Where a workload's model and its forecasts came from. Raises ConfigError if there is no such workload."""
-        spec, worker = self._state.specs.get(workload), self._state.parts.forecasts
-        if spec is None:
-            known = ", ".join(self._state.specs)
-            raise ConfigError("request", "workload", f"no workload is named {workload!r}", known)
+        spec, worker = self._state.workload(workload), self._state.parts.forecasts
         found = self._state.parts.models.origin(spec, self._state.application(workload))
         if worker is None or not self._state.config.federated.folder:
             return found

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from perphd.agent.state import State
+from perphd.agent.state import State, unknown_workload
 from perphd.domain.control import Actor, Pause
-from perphd.domain.errors import ConfigError
 from perphd.domain.event import EventKind
 from perphd.domain.workload import Mode, WorkloadSpec
 from perphd.trial.record import End
@@ -84,8 +83,7 @@ class Modes:
             return tuple(one for one, known in state.found.items() if known.declaration == workload)
         if workload in state.specs:
             return (workload,)
-        known = ", ".join(state.declared | state.specs)
-        raise ConfigError("request", "workload", f"no workload is named {workload!r}", known)
+        raise unknown_workload(workload, state.declared | state.specs)
 
     def begin(self, mode: Mode) -> None:
         """Set this mode for all workloads, and clear the modes of single ones."""

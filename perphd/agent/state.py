@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -210,6 +210,12 @@ class State:
         there = {known.declaration for known in self.found.values()}
         return [spec for name, spec in self.declared.items() if name not in there]
 
+    def workload(self, name: str) -> WorkloadSpec:
+        """The workload of this name. Raises ConfigError if there is none."""
+        if (spec := self.specs.get(name)) is None:
+            raise unknown_workload(name, self.specs)
+        return spec
+
     def lra(self, name: str) -> WorkloadSpec:
         """The LRA of this name. Raises ConfigError if there is none."""
         spec = self.specs.get(name)
@@ -241,3 +247,8 @@ class State:
         if by is not None:
             fields = {"event": kind, "workload": workload, "by_uid": by.uid, "by_pid": by.pid}
             log.info("%s; by %s", text, by, extra={"fields": fields})
+
+
+def unknown_workload(name: str, known: Iterable[str]) -> ConfigError:
+    """The refusal of a name that no workload has. ``known``: the names that are allowed."""
+    return ConfigError("request", "workload", f"no workload is named {name!r}", ", ".join(known))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from perphd.agent.modes import Modes
 from perphd.agent.records import KEPT_LEFT
-from perphd.agent.state import FoundAs, State
+from perphd.agent.state import FoundAs, State, unknown_workload
 from perphd.config.file import Config, reloaded
 from perphd.config.match import is_lasting
 from perphd.config.opt_in import DECLARATION
@@ -131,8 +131,7 @@ class WorkloadRegistry:
                 self._state.parts.discovery.forget_processes(tuple(self._state.declared.values()))
             return
         if name not in self._state.specs:
-            known = ", ".join(self._state.declared | self._state.specs)
-            raise ConfigError("request", "workload", f"no workload is named {name!r}", known)
+            raise unknown_workload(name, self._state.declared | self._state.specs)
         if (one := self._state.found.get(name)) is not None and one.declaration in self._state.declared:
             problem = f"{name!r} was found for {one.declaration!r} and would be found again"
             raise ConfigError("request", "workload", problem, one.declaration)

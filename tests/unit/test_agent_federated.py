@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, current_thread
@@ -94,11 +95,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(told: Path, tmp_path: Path) -> Path:
-    copied = tmp_path / "copied"
-    copied.mkdir()
-    for file in told.iterdir():
-        (copied / file.name).write_bytes(file.read_bytes())
-    return copied
+    return shutil.copytree(told, tmp_path / "copied")
 
 
 def test_every_host_writes_one_file(told: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,11 +131,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(told: Path, tmp_path: Path) -> Path:
-    copied = tmp_path / "copied"
-    copied.mkdir()
-    for file in told.iterdir():
-        (copied / file.name).write_bytes(file.read_bytes())
-    return copied
+    return shutil.copytree(told, tmp_path / "copied")
 
 
 def test_a_new_replica_starts_from_those_on_other_hosts_whatever_their_names(
