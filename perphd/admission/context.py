@@ -199,6 +199,15 @@ def other_cores(snapshot: Snapshot) -> float:
 
 
 @once
+def idle_cores(snapshot: Snapshot) -> Reading:
+    """CPU that nobody uses, in physical cores."""
+    busy = snapshot.host.busy_cores
+    if isinstance(busy, Unavailable):
+        return busy
+    return max(0.0, len(snapshot.host.topology.usable) - busy) * cores_per_cpu(snapshot)
+
+
+@once
 def beside_batch_cores(snapshot: Snapshot) -> float:
     """Known CPU use outside batch, in physical cores."""
     used = sum(value_or(v.sample.cpu_usage_cores, 0.0) for v in lras(snapshot) if v.sample is not None)

@@ -17,6 +17,7 @@ from perphd.admission.thresholds import BOLD, FAIR, LIKELY, SLIM, SURE
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant, Weight
 from perphd.domain.decision import Candidate, Estimate, Prediction
 from perphd.domain.policy import Band, ModelContext, ResPerfModel
+from perphd.domain.smt import SMT_SLOWER
 
 WEIGHTS: tuple[Weight, ...] = (IDLE, 6, 12, 25, 50, 100)
 """Batch weights tried, lowest first. 100 is the kernel's default: batch is never raised above an LRA."""
@@ -191,7 +192,9 @@ class Stakes:
     ``need``: score required of the smaller allocation. ``win_s``: time for which its gain lasts. ``loss_s``: time for
     which the target is missed until a rollback. ``price_cores``: cost of a missed target, in cores of batch work.
     ``z``: sigmas between a prediction's score and its lower bound. ``wanted_cores``: batch's demand. ``beside_cores``:
-    CPU use of all others. ``threads_per_core``: hardware threads per core.
+    CPU use of all others. ``threads_per_core``: hardware threads per core. ``used_cores``: CPU that batch uses now;
+    ``idle_cores``: CPU that it could use and nobody uses now (both infinite if not measured). ``batch_groups``: number
+    of batch workloads.
     """
 
     need: float
@@ -202,6 +205,24 @@ class Stakes:
     wanted_cores: float = math.inf
     beside_cores: float = 0.0
     threads_per_core: float = 1.0
+    used_cores: float = math.inf
+    idle_cores: float = math.inf
+    batch_groups: int = 1
+
+    def most_gain_cores(self, here: CpuGrant, there: CpuGrant) -> float:
+        """The most CPU that batch can gain by this change; infinite unless only its weight changes.
+
+        The kernel leaves no CPU idle while a thread waits for it. A group therefore gets at least its fair share, and
+        beyond that what the others leave, whatever its weight is. If batch already uses more than its fair share at the
+        greater weight, that weight gains it nothing but the CPU that is idle now.
+        """
+        if (here.batch_cores, here.exclusive) != (there.batch_cores, there.exclusive):
+            return math.inf
+        if math.isinf(self.used_cores):
+            return math.inf
+        weight = self.batch_groups * there.weight_ratio
+        fair_cores = there.batch_cores * weight / (weight + 1.0)
+        return max(0.0, fair_cores - self.used_cores) + self.idle_cores
 
     def batch_work(self, item: Assessed) -> float:
         """Predicted batch work under this allocation, in cores with all hardware threads busy.
@@ -237,7 +258,10 @@ def cheaper(
     for item in assessed:
         gives = stakes.batch_work(item)
         sd = item.batch_sd_cores * gives / max(item.batch_cores, NEGLIGIBLE_CORES)
-        gain_cores = gives - has if content else _expected_gain(gives - has, sd)
+        gain_cores = gives - has
+        if not content:
+            most = SMT_SLOWER * stakes.most_gain_cores(current.allocation.cpu, item.allocation.cpu)
+            gain_cores = max(gain_cores, min(_expected_gain(gives - has, sd), most))
         keeps = chance(item.prediction, stakes.need, stakes.z)
         share = LEAST_SURE_SHARE if keeps >= SURE else LEAST_GAIN_SHARE
         if gain_cores <= max(NEGLIGIBLE_CORES, share * has):

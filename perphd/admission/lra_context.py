@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from perphd.admission import inferer, ladder, origin
 from perphd.admission.context import (
     STARVED_PCT,
     batch_demand_cores,
+    batch_use_cores,
     batches,
     beside_batch_cores,
     cores_per_cpu,
     giving,
     giving_now,
+    idle_cores,
     least_batch_cores,
     model_context,
     settable,
@@ -66,6 +69,9 @@ class LraContext:
             wanted_cores=batch_demand_cores(self.snapshot),
             beside_cores=beside_batch_cores(self.snapshot),
             threads_per_core=1.0 / cores_per_cpu(self.snapshot),
+            used_cores=value_or(batch_use_cores(self.snapshot), math.inf),
+            idle_cores=0.0 if self.batch_is_starved() else value_or(idle_cores(self.snapshot), math.inf),
+            batch_groups=max(1, len(batches(self.snapshot))),
         )
 
     def knobs(self) -> Knobs:

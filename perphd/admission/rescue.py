@@ -155,7 +155,7 @@ def _infer(
     may_hold = lra.current != lra.nothing or target.reach < 1.0
     if chosen.allocation == lra.current or (hopeless and not exploring and may_hold):
         open_ = [a for a in assessed if not _barred(a.allocation, shortfall.regretted)]
-        gentle = _gentler(open_, current, measured) if shortfall.scores else None
+        gentle = _gentler(open_, current, measured, lra.stakes) if shortfall.scores else None
         if gentle is not None:
             text = "nothing helps; an equally good allocation gives batch more"
             return Move(Action.ROLLBACK, gentle.allocation, text, lra.candidates(assessed, gentle, current))
@@ -187,8 +187,12 @@ def _kept_before(
     return (chosen, why) if best.allocation == chosen.allocation else (best, KEPT_BEFORE)
 
 
-def _gentler(assessed: Sequence[Assessed], current: Assessed, measured: float) -> Assessed | None:
+def _gentler(
+    assessed: Sequence[Assessed], current: Assessed, measured: float, stakes: inferer.Stakes
+) -> Assessed | None:
     """A tried allocation predicted as good as the one in force that leaves batch clearly more, or None."""
+    here = current.allocation.cpu
+    least = current.batch_cores * inferer.LEAST_GAIN_SHARE + inferer.NEGLIGIBLE_CORES
     if measured >= 1.0 or current.prediction.score >= 1.0:
         return None
     equal = [
@@ -196,7 +200,8 @@ def _gentler(assessed: Sequence[Assessed], current: Assessed, measured: float) -
         for a in assessed
         if a.prediction.support >= inferer.VISITED
         and a.prediction.score >= AS_GOOD * measured
-        and a.batch_cores > current.batch_cores * (1.0 + inferer.LEAST_GAIN_SHARE) + inferer.NEGLIGIBLE_CORES
+        and a.batch_cores - current.batch_cores > least
+        and stakes.most_gain_cores(here, a.allocation.cpu) > least
         and inferer.asks_no_more(a.allocation, current.allocation)
     ]
     return max(equal, key=lambda a: a.batch_cores, default=None)

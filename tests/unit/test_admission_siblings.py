@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,3 +57,31 @@ def test_siblings_that_others_use_are_not_free() -> None:
     own = Assessed(Allocation(CpuGrant(10, 5, 100, exclusive=True)), SURE, 5.0)
     assert beside.batch_work(grant(10, 5.0)) == pytest.approx(beside.batch_work(own)) == pytest.approx(5.0)
     assert beside.batch_work(grant(10, 2.0)) > 2.0
+
+
+@given(
+    st.integers(1, 64), st.integers(1, 100), st.floats(0.0, 64.0), st.floats(0.0, 64.0), st.integers(1, 4)
+)
+def test_a_weight_alone_gains_no_more_than_the_fair_share_or_the_idle_cpu(
+    cores: int, weight: int, used: float, idle: float, groups: int
+) -> None:
+    """The kernel's division: a group's fair share of its CPUs, and beyond it what nobody else takes."""
+    known = replace(stakes(1.0), used_cores=used, idle_cores=idle, batch_groups=groups)
+    here, there = CpuGrant(64, cores, IDLE), CpuGrant(64, cores, weight)
+    share = cores * groups * weight / (groups * weight + 100.0)
+    assert known.most_gain_cores(here, there) == pytest.approx(max(0.0, share - used) + idle)
+    assert known.most_gain_cores(here, replace(there, batch_cores=cores + 1)) == math.inf
+    assert stakes(1.0).most_gain_cores(here, there) == math.inf, "its use is not measured"
+
+
+def test_a_doubtful_prediction_of_batchs_use_is_no_reason_for_a_greater_weight() -> None:
+    """Batch uses 1.3 of two CPUs beside an LRA that takes little: no weight can gain it what the doubt promises."""
+    idle = Assessed(Allocation(CpuGrant(2, 2, IDLE)), SURE, 1.3, 0.3)
+    heavier = Assessed(Allocation(CpuGrant(2, 2, 6)), SURE, 1.31, 0.4)
+    unknown = replace(stakes(1.0), threads_per_core=1.0)
+    full = replace(unknown, used_cores=1.3, idle_cores=0.0)
+    assert inferer.cheaper([idle, heavier], idle, unknown, ()) is heavier
+    assert inferer.cheaper([idle, heavier], idle, full, ()) is None
+    surely = replace(heavier, batch_cores=1.45)
+    assert inferer.cheaper([idle, surely], idle, full, ()) is surely, "the expected gain itself still counts"
+    assert inferer.cheaper([idle, heavier], idle, replace(full, used_cores=0.01), ()) is heavier
