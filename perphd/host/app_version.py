@@ -7,8 +7,8 @@ or a label.
 
 Permissions: a process's program is found through /proc/PID/exe, which needs CAP_SYS_PTRACE for other users'
 processes (proc(5)), else through the first word of its command line, which does not. The workload chooses
-that word (often a title: "nginx: worker process"). It is therefore looked up only in the host's own folders
-(``_OWN``), because elsewhere its file may be on a server that never answers.
+that word (often a title: "nginx: worker process"). Its program is therefore looked up only in the host's own
+folders (``_OWN``). Elsewhere, the file may be on a network file system whose server never answers.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class _Process:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A process and its program, as far as visible. Process id and start time stay the same through execve(2)."""
+    """A process and its program, as far as they can be read. Process id and start time survive execve(2)."""
 
     pid: int
     started: int
-    said: bytes  # its command line; only the first word of a title, which may change at any time
+    said: bytes  # its command line; of a title only the first word, because the rest may change at any time
     file: (
         tuple[int, int, int] | None
     )  # device, inode and modification time of its program; None: not readable
@@ -81,7 +81,7 @@ class _Running:
 
 
 class AppVersions:
-    """Determines versions; cheap enough for every minute, but not for every tick.
+    """Determines versions. Cheap enough to call once a minute, but not at every tick.
 
     Args:
         fs: the host's files.
@@ -96,7 +96,7 @@ class AppVersions:
         self._known: dict[str, tuple[_Running, str]] = {}
 
     def look(self, spec: WorkloadSpec) -> Version:
-        """The version that runs now, or why it is unknown. Never raises."""
+        """The version that runs now, or the reason why it is unknown. Never raises."""
         kind, _, rest = spec.version_from.partition(":")
         try:
             if kind == "none":

@@ -43,7 +43,7 @@ class CgroupEntry:
 def list_cgroups(fs: KernelFs, hierarchies: Hierarchies, limit: int) -> tuple[CgroupEntry, ...]:
     """All groups except the root, sorted by path; if more than ``limit``, only the shallowest.
 
-    Groups that vanish meanwhile are left out. On a host without hierarchies there are none.
+    Groups that vanish meanwhile are left out. On a host without hierarchies, the result is empty.
     """
     members: dict[str, set[str]] = {}
     for hierarchy in hierarchies.all():

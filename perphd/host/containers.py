@@ -27,7 +27,9 @@ PUBLISHED_PODS: Final = "/run/perphd-pods/pods.json"
 KUBEPODS: Final = "kubepods"
 """kubelet's group of all pods with its cgroupfs driver."""
 _KUBEPODS_IN: Final = re.compile(r"(?:^|/)(?:kubepods|(?:[^/]+-)?kubepods\.slice)(?=/|$)", re.ASCII)
-"""The same as a part of a path. With the systemd driver, the names of ``cgroupRoot``'s groups precede it."""
+"""kubelet's group as a part of a path. With the systemd driver, the names of ``cgroupRoot``'s groups precede its
+name.
+"""
 _QOS: Final = re.compile(r"(?:.*kubepods-)?(burstable|besteffort)(?:\.slice)?", re.ASCII)
 UNKNOWN_POD: Final = "pod "
 """Prefix of the name of a pod of which only the UID is known."""
@@ -68,7 +70,7 @@ _CRI_NOTES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ContainerPath:
-    """Contents of a cgroup path; fields are empty if absent. ``pod_uid`` has dashes, as in Kubernetes."""
+    """Information in a cgroup path; fields are empty if absent. ``pod_uid`` has dashes, as in Kubernetes."""
 
     runtime: str = ""
     container_id: str = ""
@@ -145,7 +147,10 @@ class ContainerNames:
         return name
 
     def pod(self, cgroup: str, labels: Mapping[str, str]) -> str:
-        """A pod's ``namespace/pod``. ``labels``: its own, which may name it before other files do."""
+        """A pod's ``namespace/pod``.
+
+        ``labels``: the pod's own labels, which may contain its name earlier than other files.
+        """
         name = self.label(cgroup)
         named = [labels.get(f"io.kubernetes.pod.{key}", "") for key in ("namespace", "name")]
         return "/".join(named) if name.startswith(UNKNOWN_POD) and all(named) else name
@@ -153,11 +158,11 @@ class ContainerNames:
     def labels(self, cgroup: str) -> dict[str, str] | None:
         """Labels of this container that are on disk; None if none of its files is readable.
 
-        Docker: all labels. CRI-O: the pod's and the container's labels. containerd: only its CRI's notes
-        about the pod, since the labels are in a private database. Containers of Kubernetes always have
-        ``io.kubernetes.pod.name``, ``io.kubernetes.pod.namespace`` and ``io.kubernetes.container.name``. Pod
-        labels and annotations written by ``perphd-publish`` are added; a container's own labels take
-        precedence. YARN: the labels written by ``perphd-yarn``.
+        Docker: all labels. CRI-O: the pod's and the container's labels. containerd: only the labels
+        of its CRI plugin about the pod, since the labels are in a private database. Containers of Kubernetes always
+        have ``io.kubernetes.pod.name``, ``io.kubernetes.pod.namespace`` and ``io.kubernetes.container.name``. Pod
+        labels and annotations written by ``perphd-publish`` are added; a container's own labels take precedence.
+        YARN: the labels written by ``perphd-yarn``.
         """
         path = parse_path(cgroup)
         if path.runtime == yarn.RUNTIME:

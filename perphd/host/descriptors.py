@@ -12,7 +12,7 @@ _NR_OPEN_DEFAULT: Final = 1 << 20
 def raise_limit() -> int | None:
     """Raise the soft limit on open descriptors to the hard limit.
 
-    Returns the new limit, None if there is none. The soft limit is low only because of select(2), which
+    Returns the new limit; None if there is no limit. The soft limit is low only because of select(2), which
     perphd does not use.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

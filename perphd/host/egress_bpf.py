@@ -38,7 +38,7 @@ _INFO: Final = struct.Struct("=IIIIQI")  # bpf_link_info: type, id, prog_id, pad
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One pinned link. ``key``: hash of the cgroup's path. ``minor``: of the class."""
+    """One pinned link. ``key``: hash of the cgroup's path. ``minor``: minor number of the class."""
 
     key: str
     minor: int
@@ -85,7 +85,7 @@ def program(major: int, minor: int) -> bytes:
 
 
 class BpfPrograms:
-    """Programs on the running kernel. ``directory``: in a mounted bpffs; created when needed."""
+    """Programs on the running kernel. ``directory``: folder of the pins in a mounted bpffs; created when needed."""
 
     def __init__(self, directory: str = PINS) -> None:
         self._directory = directory

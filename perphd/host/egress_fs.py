@@ -159,9 +159,9 @@ class EgressFs:
             return str(exc)
 
     def why_not_now(self, path: str) -> str:
-        """Why this limit cannot be set at present; empty if it can.
+        """Reason why this limit cannot be set at present; empty if it can.
 
-        A device is gone (it may come back), or has another program's qdisc.
+        Possible reasons: a device is gone (it may come back), or it has another program's qdisc.
         """
         if not self._devices:
             return ""
@@ -296,7 +296,7 @@ class EgressFs:
         except Gone:  # the device vanished together with its classes
             return ()
 
-    # -- whether it can be had -----------------------------------------------------------------------------------
+    # -- availability --------------------------------------------------------------------------------------------
 
     def _devices_refusal(self) -> str:
         """Reason why one of the configured devices cannot get classes; empty if all can."""
@@ -339,8 +339,8 @@ class EgressFs:
                 with suppress(KernelError):
                     if self._fs.identity(f"/proc/{pid}/ns/net") != here:
                         return (
-                            f"process {pid} has a network namespace of its own (a container's, PrivateNetwork=): what "
-                            "it sends loses its class on the way to the host's devices"
+                            f"process {pid} has a network namespace of its own (a container's, PrivateNetwork=): its "
+                            "packets lose their class on the way to the host's devices"
                         )
         return ""
 
@@ -354,12 +354,12 @@ class EgressFs:
                     if count >= _PROCESSES_LOOKED_AT:
                         return
 
-    # -- giving back ---------------------------------------------------------------------------------------------
+    # -- restoring -----------------------------------------------------------------------------------------------
 
     def given_back(self, path: str) -> str:
         """Remove the class of a restored or removed group, and everything that served only it.
 
-        Returns why some of it remains; empty if nothing does.
+        Returns the reason why a part remains; empty if nothing remains.
         """
         try:
             try:

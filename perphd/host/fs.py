@@ -327,7 +327,7 @@ def write_within(fs: KernelFs, path: str, data: bytes, identity: Identity | None
 def hold(fs: KernelFs, path: str, identity: Identity) -> HeldFile | None:
     """The file of exactly this directory, open for reading and writing, where ``fs`` writes it through a descriptor.
 
-    None: it does not (simulated trees, units of systemd, traffic classes), and then ``write_within`` writes it.
+    None: ``fs`` does not (simulated trees, units of systemd, traffic classes); call ``write_within`` instead.
 
     Raises:
         KernelError: it cannot be opened; Gone if the directory is gone, or was replaced.

@@ -31,7 +31,7 @@ MAGIC: Final = 0xCAFEC0C0
 MOST_BYTES: Final = 1 << 20
 """Maximum file size read; HotSpot's default is 32 KiB."""
 MOST_PASSWD_BYTES: Final = 1 << 16
-"""Part of an application's /etc/passwd that is searched for its user."""
+"""Number of bytes of an application's /etc/passwd that are searched for its user."""
 MOST_ENTRIES: Final = 10_000
 MOST_NAMES: Final = 2000
 """Maximum number of names listed in search of a JVM's folder."""
@@ -92,9 +92,9 @@ def collection_s(counters: Mapping[str, int | str]) -> Reading:
 def find_jvm(fs: KernelFs, pid: int) -> str | Unavailable:
     """Path of the performance data of the JVM with this process id; Unavailable if the process is no JVM.
 
-    The folder is named after the JVM's user, as in the process's own passwd file. Only if that does not list
-    the user is its /tmp listed, and at most ``MOST_NAMES`` names of it, because an application controls its
-    size.
+    The folder is named after the JVM's user, as in the process's own passwd file. If that file does not list the
+    user, the process's /tmp is listed instead. At most ``MOST_NAMES`` names are read, because an application
+    controls the size of that folder.
     """
     if not isinstance(fs, ReadsStrangers):
         return Unavailable("no JVM can be read on this host")

@@ -91,7 +91,10 @@ def split(
 
 
 def _sampled(seen: Iterable[tuple[Counter[str], Counter[str]]], where: str, looks: int) -> Reading:
-    """Average number of threads that waited there. ``seen``: counts of looks from other CPUs, and from the own one."""
+    """Average number of threads that waited at ``where``.
+
+    ``seen``: counts of looks from other CPUs, and from the same CPU.
+    """
     if not looks:
         return Unavailable("no sample was taken")
     threads = 0.0

@@ -50,7 +50,7 @@ class JobFacts:
         return None
 
     def image(self, cgroup: str) -> str:
-        """The container's image, else the systemd unit; empty if it is neither."""
+        """The container's image, else the systemd unit; empty if the group is neither."""
         try:
             if parse_path(cgroup).has_image:
                 return ContainerNames(self._fs).image(cgroup)

@@ -44,7 +44,7 @@ def link_speed(fs: KernelFs, device: str) -> float:
 
 
 def device_addresses() -> dict[bytes, str]:
-    """The device of each of this host's addresses, in packed form."""
+    """The network device of each of this host's addresses. The keys are packed addresses (4 or 16 bytes)."""
     import psutil  # imported here: a daemon that watches no link saves 1 MiB
 
     families = (socket.AF_INET, socket.AF_INET6)

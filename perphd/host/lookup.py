@@ -27,7 +27,7 @@ MAX_GROUPS: Final = 20_000
 MOST_SEARCHED: Final = 1000
 """Maximum number of other programs' folders that are searched for kubelet's tree."""
 READ_AGAIN: Final = 16
-"""Number of known containers whose runtime files one look reads again."""
+"""Number of known containers whose runtime files each call of ``containers`` reads again."""
 _FOLDERS: Final = frozenset(
     {"docker", "libpod_parent", "default", KUBEPODS, "burstable", "besteffort", "guaranteed"}
 )
@@ -127,7 +127,7 @@ class Lookup:
         return self._units
 
     def containers(self) -> Sequence[Container]:
-        """Every container's group, with its name and labels; without groups left by an earlier holder of a name."""
+        """Every container's group, with its name and labels; without groups left by an earlier one of that name."""
         if self._containers is None:
             names = ContainerNames(self._fs)
             hierarchy = names.yarn_hierarchy()
@@ -199,7 +199,7 @@ class Lookup:
         return (f"{hierarchy}/{name}" for name in self.children(hierarchy) if yarn.is_container(name))
 
     def _is_container(self, cgroup: str) -> bool:
-        """True for a container's group. YARN leaves empty groups of containers that have ended."""
+        """True for a container's group. YARN's empty groups do not count: YARN leaves those of ended containers."""
         path = parse_path(cgroup)
         return bool(path.container_id) and (path.runtime != yarn.RUNTIME or self._has_processes(cgroup))
 

@@ -19,7 +19,7 @@ SOFTWARE_TYPE: Final = 1
 
 
 class PerfEventKind(Enum):
-    """Countable events; the value is the name for people. ``EventCodes`` has a host's codes.
+    """Countable events; the value is the name shown to people. ``EventCodes`` has a host's codes.
 
     ``STALL_BACKEND``: cycles in which nothing was issued or executed for lack of resources or data.
     ``STALL_MEMORY``: stall cycles that waited for memory beyond the last-level cache.
@@ -57,7 +57,7 @@ class EventCode(NamedTuple):
 
 
 EventCodes: TypeAlias = Mapping[PerfEventKind, EventCode | Unavailable]
-"""A host's code of every event, or why it has none (``perphd.host.pmu``)."""
+"""A host's code of every event, or the reason why it has none (``perphd.host.pmu``)."""
 
 SOFTWARE_CODES: Final = {
     PerfEventKind.TASK_CLOCK_NS: EventCode(SOFTWARE_TYPE, 1),

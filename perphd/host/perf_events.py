@@ -119,7 +119,7 @@ def open_group(
     Args:
         cgroup_dir: the cgroup's directory in the hierarchy of perf_event (``perf_hierarchy``).
         cpus: usually the online ones; CPUs that are offline by now are left out (``lost_cpus``).
-        events: in this order, without repetition. Hardware events first allow one group of both kinds.
+        events: in this order, without repetition. With hardware events first, one group can hold both kinds.
         codes: the host's event codes.
 
     Raises:

@@ -63,7 +63,7 @@ _NO_MEMORY_STALLS: Final = Unavailable("no event of this processor is known to c
 
 
 def read_event_codes(fs: KernelFs) -> EventCodes:
-    """The code of every event on this host, or why it has none. Raises nothing."""
+    """The code of every event on this host, or the reason why it has none. Never raises."""
     vendor, family, model = _processor(fs)
     codes: dict[PerfEventKind, EventCode | Unavailable] = dict(COMMON_CODES)
     arm = _arm_pmus(fs)
@@ -80,7 +80,7 @@ def read_event_codes(fs: KernelFs) -> EventCodes:
     elif vendor in ("AuthenticAMD", "HygonGenuine"):
         codes |= dict.fromkeys(_GENERAL_LLC, _L3_WITHOUT_CGROUPS)
     elif not vendor:
-        # Not x86: there the driver chooses what the generalised events mean.
+        # Not x86: on other architectures, the driver chooses what the generalised events mean.
         missing = Unavailable("no PMU of a known processor lists its events in " + EVENT_SOURCES)
         codes |= dict.fromkeys(
             (*_GENERAL_LLC, PerfEventKind.STALL_BACKEND, PerfEventKind.STALL_MEMORY), missing
@@ -130,7 +130,7 @@ def _arm_pmus(fs: KernelFs) -> tuple[str, ...]:
 def _arm_codes(fs: KernelFs, pmus: tuple[str, ...]) -> dict[PerfEventKind, EventCode | Unavailable]:
     if len(pmus) > 1:
         several = Unavailable(
-            f"the cores have different PMUs ({', '.join(pmus)}): no event would be counted on all"
+            f"the cores have different PMUs ({', '.join(pmus)}): no event would be counted on all cores"
         )
         return dict.fromkeys(_ARM_EVENTS, several)
     return {kind: _arm_code(fs, pmus[0], name) for kind, name in _ARM_EVENTS.items()}

@@ -27,7 +27,7 @@ RESOURCES: Final = ("cpu", "memory", "io")
 MIN_WINDOW_US: Final = 500_000
 MAX_WINDOW_US: Final = 10_000_000
 UNPRIVILEGED_WINDOW_US: Final = 2_000_000
-"""Without CAP_SYS_RESOURCE a window must be a multiple of this; this window itself works everywhere."""
+"""Without CAP_SYS_RESOURCE, a window must be a multiple of this value. This value itself is allowed everywhere."""
 
 PSI_OFF: Final = Unavailable(
     "EOPNOTSUPP: pressure stall information is switched off (psi=1 is not on the kernel command line)"

@@ -190,7 +190,7 @@ def wanted_schemata(info: rdt.Info, target: Settings, setting: str) -> rdt.Schem
 
 
 def settings_of(info: rdt.Info, target: Settings, found: rdt.Schemata) -> dict[str, object]:
-    """Both settings as in a group's schemata, in requested domains and in domains with restrictions."""
+    """Both settings as shown by a group's schemata, for the requested domains and for domains with restrictions."""
     fresh = info.default()
     settings: dict[str, object] = {}
     for setting in RESCTRL_SETTINGS:

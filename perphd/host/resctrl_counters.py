@@ -32,7 +32,7 @@ class CountedGroups:
         resctrl: the tree that contains them; None: there is none.
         counters: by workload name.
         missing: why a workload is not counted, by name.
-        otherwise: why workloads in neither are not counted. in_turns: workloads counted only part of the time, because
+        otherwise: why all other workloads are not counted. in_turns: workloads counted only part of the time, because
             monitoring ids are scarce. epoch: grows when the tree's domains have changed, so that files must be
             reopened. notes: why workloads are not counted, as sentences for an operator.
     """

@@ -1,6 +1,6 @@
-"""Calls of systemd's manager object (org.freedesktop.systemd1(5)), and making them with busctl(1).
+"""Calls to systemd's manager object (org.freedesktop.systemd1(5)), and an implementation with busctl(1).
 
-``perphd.host.systemd_dbus`` makes the same calls over its own connection; restore must work without that.
+``perphd.host.systemd_dbus`` makes the same calls with dbus-fast; restore must work without that package.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class DbusFastBus:
     def _drop(self) -> None:
         """Drop the connection after a failed call.
 
-        A late answer is thus not taken for another call's, and connections do not pile up.
+        A late answer is thus not mistaken for another call's, and connections do not pile up.
         """
         bus, self._bus = self._bus, None
         if bus is not None and self._loop is not None:

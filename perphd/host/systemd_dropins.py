@@ -7,8 +7,8 @@ file. perphd therefore replaces its content by a comment and keeps its modificat
 or the removal of the package (its prerm).
 
 A drop-in that existed before belongs to an administrator (``systemctl set-property --runtime``) and is left
-unchanged. One that did not exist, or was such a comment, is marked before systemd is asked. The marks are in
-``/run`` and last as long as the drop-ins; reading them requires no daemon.
+unchanged. A drop-in that did not exist, or was such a comment, is marked before the request to systemd. The marks are
+in ``/run`` and last as long as the drop-ins; reading them requires no daemon.
 
 A mark holds the value of the file without the drop-in. If the restored value differs, the unit's owner has set it
 meanwhile through the same drop-in, as kubelet does when it resizes a pod. That drop-in is left unchanged, because the
@@ -110,7 +110,7 @@ class DropIns:
             os.rmdir(f"{MARKS}/{unit}")
 
     def _is_owners(self, place: str, text_of: Callable[[str], str | None]) -> bool:
-        """True if the file no longer has its text from before the drop-in, so that the unit's owner changed it."""
+        """True if the file no longer has its text from before the drop-in: the unit's owner has then changed it."""
         file, _, before = self._marked_text(place).partition(" ")
         now = text_of(file) if file else None
         return now is not None and not same(f"/{file}", before, now)

@@ -92,7 +92,7 @@ class UnitFs:
         """Like ``fs``, because systemd does not manage resctrl."""
         return self._fs.raw  # type: ignore[attr-defined,no-any-return]
 
-    # -- whose file is it ----------------------------------------------------------------------------------------
+    # -- ownership -----------------------------------------------------------------------------------------------
 
     def unit(self, directory: str) -> str:
         """The unit of this host's systemd whose own cgroup this directory is; empty if it is none."""
@@ -128,7 +128,7 @@ class UnitFs:
     def read(self, path: str) -> bytes:
         """Like ``fs``; a unit's file that is missing without its controller reads as its default.
 
-        A released list reads empty. The kernel still shows all CPUs or nodes in it, because it does not empty
+        A released list reads as empty. The kernel still shows all CPUs or nodes in it, because it does not empty
         the list of a group with processes, but that ends when systemd disables the controller.
         """
         try:
@@ -267,7 +267,7 @@ class UnitFs:
     # -- what outlives the cgroup ----------------------------------------------------------------------------------
 
     def outlives(self, path: str) -> bool:
-        """True if a recreated cgroup gets this file's value again: for a unit's properties."""
+        """True if a recreated cgroup gets this file's value again, as it does for a unit's properties."""
         place = self._place(path)
         return place is not None and place.file != FREEZE
 
@@ -285,7 +285,7 @@ class UnitFs:
     def given_back(self, path: str) -> str:
         """Remove the drop-ins of perphd's requests, which would override later edits of the unit's file.
 
-        Returns why some remain; empty if none do.
+        Returns the reason why some remain; empty if none remains.
         """
         place = self._place(path)
         if place is not None:
@@ -316,7 +316,7 @@ def is_running_kernel(fs: KernelFs) -> bool:
 
 
 def asks_systemd(fs: KernelFs, hierarchies: Hierarchies) -> bool:
-    """True on a host where units are set through systemd: it is PID 1, and all is cgroup v2."""
+    """True on a host where units are set through systemd: systemd is PID 1, and all controllers are on cgroup v2."""
     return hierarchies.layout is Layout.V2 and is_systemd(fs)
 
 

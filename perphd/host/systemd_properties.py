@@ -14,7 +14,7 @@ from perphd.domain.cpuset import CpuSet
 from perphd.host.cgroup import lines
 
 UNSET: Final = (1 << 64) - 1
-"""``infinity`` of a limit, and "no value" of a weight."""
+"""Means ``infinity`` for a limit, and "no value" for a weight."""
 IDLE_WEIGHT: Final = 0
 """``CPUWeight=idle`` (systemd 252 and later)."""
 IDLE_SINCE: Final = 252
@@ -97,7 +97,7 @@ def line_properties(file: str, wanted: str, now: str) -> tuple[Property, ...]:
     without a change are left out.
 
     Raises:
-        KeyError: not such a file.
+        KeyError: not a file with one line per disk.
         ValueError: the texts are invalid for this file.
     """
     before = {item.name: item for item in properties(file, now)}

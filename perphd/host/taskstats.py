@@ -121,7 +121,7 @@ class TaskStats:
 
 
 def open_taskstats(own_pid: int) -> TaskStats | Unavailable:
-    """Open taskstats and test it on one of perphd's own processes; else the reason why it fails."""
+    """Open taskstats and test it on one of perphd's own processes. Unavailable with the reason if that fails."""
     try:
         taskstats = TaskStats()
     except KernelError as exc:

@@ -1,4 +1,4 @@
-"""Traffic classes of network devices: the operations that perphd needs, and doing them with tc(8).
+"""Traffic classes of network devices: the operations that perphd needs, and an implementation with tc(8).
 
 Each device has one hierarchical token bucket (HTB), with perphd's own handle. Packets without a class go
 to HTB's direct queue: they are sent first, unshaped, at the speed of the device. Protected applications
@@ -10,7 +10,7 @@ parent that bounds them all:
         7e50:10    one workload: its limit; a small guaranteed rate
         7e50:20    ...
 
-``perphd.host.tc_netlink`` does the same by netlink; restore must work without it.
+``perphd.host.tc_netlink`` does the same with pyroute2; restore must work without that package.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ERROR_TEXTS: Final[tuple[tuple[str, type[KernelError], int], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Qdisc:
-    """One queueing discipline. ``major``: of its handle, 0 if the kernel created it by default."""
+    """One queueing discipline. ``major``: major number of its handle; 0 if the kernel created it by default."""
 
     device: str
     kind: str

@@ -1,4 +1,4 @@
-"""This host's throttle levels: from a calibration in the state directory, a shipped default, or nominal.
+"""This host's throttle levels: from a calibration in the state directory, a shipped default, or the kernel.
 
 A calibration is a file of ``rdt.curves``, made by ``perphctl calibrate``. It is valid only on the machine and
 with the kernel's bandwidth steps under which it was made.

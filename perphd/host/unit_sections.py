@@ -61,7 +61,10 @@ class UnitSection:
 
 
 class UnitSections:
-    """Reads sections on one host. Folders are listed once between two calls of ``look_anew``, files each time."""
+    """Reads sections on one host.
+
+    Folders are listed once between two calls of ``look_anew``; files are read each time.
+    """
 
     def __init__(self, fs: KernelFs, section: str) -> None:
         self._fs, self._section = fs, section

@@ -228,7 +228,7 @@ def test_a_kernel_that_wants_more_than_cap_perfmon(tmp_path: Path) -> None:
 
 def test_root_writes_its_own_groups_without_any_capability(tmp_path: Path) -> None:
     found = _probe(tmp_path / "root", METAL | {"/proc/self/status": _status(NO_CAPS, uid=0)})
-    assert "not those that are delegated" in found["privilege"].detail
+    assert "not those delegated" in found["privilege"].detail
     found = _probe(tmp_path / "user", METAL | {"/proc/self/status": _status(NO_CAPS)})
     assert not found.has("privilege")
     assert "cannot be written" in found["privilege"].cost

@@ -105,7 +105,7 @@ class Assembler:
         self._put(0xDB, base, operand, offset)
 
     def load_map(self, destination: Register, map_fd: int) -> None:
-        """``destination`` = the map with this descriptor, for a helper."""
+        """``destination`` = the map with this descriptor, to be passed to a helper function."""
         self._put(0x18, destination, _PSEUDO_MAP_FD, immediate=map_fd)
         self._put(0x00)
 
@@ -118,7 +118,7 @@ class Assembler:
         self._put(0x95)
 
     def encode(self) -> bytes:
-        """The machine code. Raises ValueError for a jump to an unknown label, or too far."""
+        """The machine code. Raises ValueError for a jump to an unknown label or over too great a distance."""
         return b"".join(self._encoded(at, one) for at, one in enumerate(self._instructions))
 
     def _with_operand(
@@ -147,7 +147,9 @@ class Assembler:
                 raise ValueError(f"there is no label {one.target!r}")
             offset = self._labels[one.target] - at - 1
         if not -(2**15) <= offset < 2**15:
-            raise ValueError(f"{offset} instructions to {one.target!r} are too far for a jump")
+            raise ValueError(
+                f"the label {one.target!r} is {offset} instructions away, which is too far for a jump"
+            )
         registers = one.destination | one.source << 4
         if sys.byteorder == "big":  # in a byte's bit fields, the first one is in the upper half
             registers = one.destination << 4 | one.source

@@ -56,7 +56,7 @@ class Attach(IntEnum):
 
 
 CGROUP_SKB: Final = 8
-"""Program type: sees the packets of a cgroup's sockets."""
+"""Type of programs that see the packets of a cgroup's sockets."""
 NO_PREALLOC: Final = 1
 MMAPABLE: Final = 1 << 10
 
@@ -160,7 +160,7 @@ def _last_lines(log: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MapLayout:
-    """Kind and sizes of one map. Keys have four bytes; values consist of u64."""
+    """Kind and sizes of one map. Keys have four bytes; values are arrays of u64."""
 
     name: str
     kind: MapType
@@ -173,7 +173,7 @@ def create_map(layout: MapLayout) -> int:
     """Create a map with keys of four bytes.
 
     Raises:
-        KernelError: refused; before Linux 5.11 also because of RLIMIT_MEMLOCK.
+        KernelError: the kernel refuses it; before Linux 5.11 possibly because of RLIMIT_MEMLOCK.
     """
     btf, description = -1, (0, 0, 0)
     try:

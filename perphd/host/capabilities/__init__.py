@@ -1,7 +1,7 @@
 """Capabilities of this host for measuring and enforcing. They are probed at start; only resctrl is probed again.
 
 Every item is present, or absent with its reason, the cost of its absence, and a remedy. Nothing is written.
-Probes by system call instead of file (perf, taskstats) are parameters, so that simulated and captured hosts
+Probes that use a system call instead of a file (perf, taskstats) are parameters, so that simulated and captured hosts
 give their own answers.
 """
 
@@ -67,7 +67,7 @@ def probe(
     Args:
         fs: the host's files.
         hierarchies: its control groups.
-        events: tries perf_event_open on a cgroup directory; None: with this host's own event codes.
+        events: tries perf_event_open on a cgroup directory; None: try it with this host's own event codes.
         taskstats: returns why taskstats does not answer, or an empty text.
         egress: returns why packets of control groups cannot be assigned to traffic classes, or an empty text.
         tcp: returns why latency cannot be measured at control groups, or an empty text.

@@ -23,7 +23,7 @@ CPU_IDLE_SINCE: Final = (5, 15)
 _CONTROLLERS: Final[Mapping[str, str]] = {
     "cpu": "batch cannot be demoted by weight",
     "cpuset": "neither LRA nor batch can be confined to cores",
-    "memory": "an LRA's memory cannot be protected, nor batch's be limited",
+    "memory": "an LRA's memory cannot be protected, and batch's cannot be limited",
     "io": "batch's disk traffic cannot be limited",
 }
 
@@ -138,10 +138,13 @@ def _privilege(fs: KernelFs) -> Capability:
     # Writing control groups needs only the permissions of their files, which belong to root unless delegated.
     if has_capability(fs, CAP_DAC_OVERRIDE):
         return Capability(
-            "privilege", Area.ENFORCE, True, "CAP_DAC_OVERRIDE is effective: files of any owner"
+            "privilege",
+            Area.ENFORCE,
+            True,
+            "CAP_DAC_OVERRIDE is effective: files of any owner can be written",
         )
     if is_root(fs):
-        detail = "root without CAP_DAC_OVERRIDE: root's own control groups, not those that are delegated to other users"
+        detail = "root without CAP_DAC_OVERRIDE: can write root's control groups, not those delegated to other users"
         return Capability("privilege", Area.ENFORCE, True, detail)
     return Capability(
         "privilege",

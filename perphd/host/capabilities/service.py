@@ -96,6 +96,6 @@ def _open_files(fs: KernelFs) -> Capability:
         Area.SERVICE,
         False,
         detail,
-        "counters of many workloads do not fit",
+        "the descriptors do not suffice for the counters of many workloads",
         f"LimitNOFILE={MIN_OPEN_FILES} or more in the unit",
     )

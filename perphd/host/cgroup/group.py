@@ -223,7 +223,7 @@ class Cgroup:
 
 
 def _has_controller(fs: KernelFs, directory: str, controller: str) -> bool:
-    """True if this v2 group has the controller; a missing file is then missing from the kernel."""
+    """True if this v2 group has the controller; a file that is missing all the same is one that the kernel lacks."""
     if controller == "freezer":
         return True  # part of the core, not a controller
     try:
@@ -233,7 +233,7 @@ def _has_controller(fs: KernelFs, directory: str, controller: str) -> bool:
 
 
 def io_weight_file(fs: KernelFs, hierarchy: Hierarchy) -> str:
-    """The weight file that takes effect on some disk of this host, or why there is none.
+    """The weight file that takes effect on some disk of this host, or the reason why there is none.
 
     A weight takes effect on disks with the BFQ scheduler and, on v2, on disks with io.cost enabled.
     """

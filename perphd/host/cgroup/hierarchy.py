@@ -57,7 +57,7 @@ class Hierarchies:
     by_controller: Mapping[str, Hierarchy]
 
     def of(self, controller: str) -> Hierarchy | None:
-        """The hierarchy of this controller (v2's ``io`` is v1's ``blkio``); None if it is in none."""
+        """The hierarchy of this controller (v2's ``io`` is v1's ``blkio``); None if no hierarchy has it."""
         return self.by_controller.get(controller)
 
     def all(self) -> tuple[Hierarchy, ...]:

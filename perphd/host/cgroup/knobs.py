@@ -82,7 +82,7 @@ FILES: Final[Mapping[tuple[str, int], tuple[str, ...]]] = {
     ("frozen", 2): ("cgroup.freeze",),
     ("egress_max", 2): (lines.EGRESS,),
 }
-"""(setting, cgroup version) -> its files, the leading one first. ``cpu.cfs_period_us`` is only read."""
+"""(setting, cgroup version) -> the setting's files, the leading one first. ``cpu.cfs_period_us`` is only read."""
 
 BFQ_WEIGHT: Final = "io.bfq.weight"
 """v2's weight file for disks with the BFQ scheduler, which ignore ``io.weight``."""
@@ -122,7 +122,7 @@ FOLLOWERS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
 """Written file -> files that the kernel then sets by itself, with the values that it chooses."""
 
 EMPTY_ALLOWED: Final = frozenset({"cpuset.cpus", "cpuset.mems"})
-"""Files for which an empty line means "no own value"; in others it is destructive (memory.max becomes 0)."""
+"""Files for which an empty line means "no own value". In other files it is destructive (memory.max becomes 0)."""
 
 MAX_LATENCY_US: Final = 60_000_000
 MIN_EGRESS_BYTES: Final = 10_000
@@ -159,7 +159,7 @@ def weight_text(weight: int, version: int) -> str:
 
 
 def faint_weight_text(version: int) -> str:
-    """The closest to SCHED_IDLE without ``cpu.idle``: v2's minimum weight, or 3 shares on v1."""
+    """The weight closest to SCHED_IDLE without ``cpu.idle``: v2's minimum weight, or 3 shares on v1."""
     return "1" if version == 2 else "3"
 
 
@@ -184,7 +184,7 @@ def decode_limit(text: str) -> Limit:
 
 
 def io_weight(weight: int, file: str) -> int:
-    """A weight of 1..10000 for this file; BFQ's are capped at 1000.
+    """A weight of 1..10000 for this file; weights for BFQ are capped at 1000.
 
     Raises:
         ParseError: outside 1..10000.

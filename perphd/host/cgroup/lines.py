@@ -2,7 +2,7 @@
 ``egress.max``.
 
 A text of such a file represents a table disk -> value. The kernel accepts one line per write, and disks that
-it does not name keep their value. Going from one text to another therefore takes one write per changed disk.
+the line does not name keep their value. Going from one text to another therefore takes one write per changed disk.
 Pure.
 """
 
@@ -212,7 +212,7 @@ def _numbers(path: str, value: str | None) -> tuple[float, ...]:
 
 
 def _number(word: str) -> float:
-    """The amount that this grants; ``max`` and a throttle of 0 mean unlimited."""
+    """The amount that this word grants; ``max`` and a throttle of 0 mean unlimited."""
     if word == "default":
         return 100.0
     number = math.inf if word == "max" else float(word)

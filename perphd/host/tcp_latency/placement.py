@@ -37,8 +37,8 @@ _MOST_PROCESSES: Final = 64
 class Place:
     """Place to attach the programs.
 
-    ``inode``: identity of the directory. ``ports``: restriction; empty: all ports. ``why``: why it is not the
-    workload's own group; empty if it is.
+    ``inode``: identity of the directory. ``ports``: the only ports that count; empty: all ports. ``why``: why the
+    place is not the workload's own group; empty if it is.
     """
 
     directory: str
@@ -51,9 +51,10 @@ class Place:
 class Facts:
     """Facts about one workload and the host.
 
-    - ``directory``: of the group in cgroup v2, empty if it has none there; ``mount``: of cgroup v2.
+    - ``directory``: the group's directory in cgroup v2, empty if it has none there; ``mount``: where cgroup v2 is
+      mounted.
     - ``own_ids``: cgroup ids of the group and its descendants.
-    - ``socket_unit_id``: cgroup id of its .socket unit's group; 0 without.
+    - ``socket_unit_id``: cgroup id of its .socket unit's group; 0 if it has no such unit.
     - ``held``: inodes of sockets held by its processes, as far as readable.
     - ``systemd``: the manager's version; None if there is no systemd, or its filters are not exclusive.
     """
@@ -69,7 +70,7 @@ class Facts:
 
 
 Placement = Place | str
-"""The place to attach, or why there is none."""
+"""The place to attach the programs, or the reason why there is none."""
 
 
 def decide(facts: Facts, ports: Sequence[int], directory_of: Callable[[int], str]) -> Placement:

@@ -2,8 +2,8 @@
 
 A request begins with the first data segment received after the last answer, and ends with the first data
 segment sent. Its latency is measured from its last received segment, and from its first. The ingress program
-runs before the server is woken, the egress program within the server's own send(). The time between is the
-server's, including its waiting for a processor.
+runs before the server is woken, the egress program within the server's own send(). The time in between is the
+server's, including the time that it waits for a processor.
 
 A connection's state is in the socket's own storage (``State``), the counts are in two arrays (``counts``).
 The side that opened a connection is determined once: if no socket listens on the local port, this side is the
@@ -189,7 +189,7 @@ class _Program:
         return self._finished()
 
     def _read_headers(self, ends: int) -> None:
-        """Emit code that reads payload size and sequence number, and leaves for "pass" without payload.
+        """Emit code that reads payload size and sequence number, and jumps to "pass" if there is no payload.
 
         ``ends``: flags that end a request in a segment without payload.
         """
@@ -239,7 +239,7 @@ class _Program:
         code.arithmetic("add", R8, R7, bits=32)
 
     def _check_port(self) -> None:
-        """Emit code that restricts to these local ports, if any are given. R2: the TCP header."""
+        """Emit code that jumps to "pass" for other local ports than the given ones, if any. R2: the TCP header."""
         if not self._ports:
             return
         self.code.load(2, R0, R2, 0 if self._out else 2)
