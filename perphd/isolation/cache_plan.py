@@ -20,7 +20,7 @@ KNOB: Final = "llc_masks"
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """A plan for resctrl groups, its writes in a form for reports.
+    """A plan for resctrl groups, with its writes in the form that reports use.
 
     ``pending``: knobs that these writes set. ``waiting``: workloads whose writes wait for resctrl's lock.
     """
@@ -60,7 +60,7 @@ class Look:
 class Draft:
     """A plan under construction.
 
-    ``locked``: why nothing can be changed, when another program holds resctrl's lock; else empty.
+    ``locked``: reason why nothing can be changed while another program holds resctrl's lock; else empty.
     """
 
     look: Look

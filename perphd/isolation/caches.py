@@ -268,10 +268,10 @@ class Caches:
                 if best and (inside := tids & look.seen[best].tasks):
                     self._changes.filled(name, best, inside)
 
-    # -- what one workload is to have ----------------------------------------------------------------------------
+    # -- the settings of one workload ----------------------------------------------------------------------------
 
     def _want(self, draft: Draft, spec: WorkloadSpec, now_s: float) -> Want | None:
-        """Schemata for online domains; settings that cannot be applied keep their value. None: none can be."""
+        """Schemata for online domains; settings that cannot be applied keep their value. None: no setting can."""
         look, target = draft.look, draft.targets[spec.name]
         info = look.groups.resctrl.info
         home = look.seen.get(self._changes.home(spec.name))
@@ -395,7 +395,7 @@ class Caches:
         made: Sequence[Original],
         now_s: float,
     ) -> None:
-        """Plan the removal of unused groups and the release of workloads that want none.
+        """Plan the removal of unused groups and the release of workloads that want no group.
 
         Groups whose members do not move to another one are removed first, since their CLOSIDs may be needed.
         """
@@ -435,7 +435,7 @@ class Caches:
         draft.writes += [*planned, *last]
 
     def _returning(self, draft: Draft, write: Write, job: Job, now_s: float, writes: list[Write]) -> None:
-        """Add a write that restores: it waits for the lock and for retries like others, but is never dropped."""
+        """Add a write that restores. It waits for the lock and for retries like other writes, but is never dropped."""
         refused = draft.locked or self._refusals.why_not(write.key, KEEP, now_s)
         if refused:
             draft.skipped.append(NotEnforceable(write.workload, KNOB, f"not restored: {refused}"))
@@ -466,7 +466,7 @@ class Caches:
         """Execute these writes of the last plan. A group whose write fails is rolled back; other groups are kept."""
         return self._jobs.run(writes)
 
-    # -- giving back ---------------------------------------------------------------------------------------------
+    # -- restoring -----------------------------------------------------------------------------------------------
 
     def release(self, names: frozenset[str], specs: Mapping[str, WorkloadSpec]) -> None:
         """Move these workloads out of their groups and remove groups that become empty. Does not wait for locks.

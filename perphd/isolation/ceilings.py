@@ -30,9 +30,9 @@ STEP_SHARE: Final = 0.1
 LEAST_STEP_BYTES: Final = 16 << 20
 """Smallest step in bytes."""
 STEP_EVERY_S: Final = 5.0
-"""Pause after a step, in which its effect shows."""
+"""Seconds between two steps, in which the effect of the first one shows."""
 HOLD: Final = BackoffRule(60.0, 960.0)
-"""Backoff of the next step after trouble."""
+"""Backoff of the next step after trouble, in seconds."""
 STALLED_PCT: Final = 10.0
 """PSI memory "some avg10" in percent above which throttling counts as trouble."""
 COMES_BACK_SHARE: Final = 0.5
@@ -169,7 +169,7 @@ class Ceilings:
 
     @staticmethod
     def max(high: Limit, target: Limit, use: MemoryUse) -> Aim:
-        """The lowest ``memory.max`` that lets ``memory.high`` slow the group down before it kills."""
+        """The lowest ``memory.max`` at which ``memory.high`` still slows the group down before a kill."""
         if target is NO_LIMIT:
             return Aim(target)
         if high is NO_LIMIT:

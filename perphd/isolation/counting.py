@@ -23,11 +23,11 @@ log = logging.getLogger("perphd")
 
 MOVED: Final = Unavailable("its threads are being moved to another resctrl group")
 LEAST_PAUSE_S: Final = 0.9
-"""Least interval between the starts of two looks."""
+"""Minimum number of seconds between the starts of two looks."""
 LOOK_S: Final = 4.0
-"""Time after which a look's result is discarded; the look itself still finishes."""
+"""Seconds after which a look's result is discarded; the look itself still finishes."""
 PATIENCE_S: Final = 1.0
-"""Time that a restore waits for a look in progress, which ends at its next workload or when the lock is held."""
+"""Seconds that a restore waits for a look in progress, which ends at its next workload or when the lock is held."""
 
 Placement: TypeAlias = Mapping[str, Placed]
 
@@ -36,7 +36,7 @@ class Counting:
     """The event loop's interface to ``MonitorGroups``.
 
     Args:
-        groups: does the work.
+        groups: the monitor groups.
         placement: returns the control groups into which perphd has put workloads.
         in_thread: False runs looks inline.
         background: True lets looks run beside the ticks; False waits for each (virtual time).

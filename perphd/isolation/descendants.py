@@ -45,8 +45,8 @@ class DescendantList:
 def descendant_lists(fs: KernelFs, journal: Journal, top: FileState) -> tuple[DescendantList, ...]:
     """The lists named like ``top`` in all descendants, parents first; empty lists are left out.
 
-    In a new cgroup, a copy cannot be told from an equal list set by hand. Cgroups that existed before the confinement
-    are in the journal, regardless of their lists.
+    In a new cgroup, a copy cannot be distinguished from an equal list set by hand. Cgroups that existed before the
+    confinement are in the journal, regardless of their lists.
     """
     name = basename(top.path)
     files = {dirname(top.path): top}

@@ -55,7 +55,7 @@ class Ender:
     def end(self, workload: str, cgroup: str, identity: Identity | None) -> str:
         """Kill every process of this cgroup; returns why that failed, or an empty text.
 
-        ``identity``: of the cgroup meant. A different cgroup at the same path is left alone.
+        ``identity``: the intended cgroup's. A different cgroup at the same path is left alone.
         """
         if reason := self._refuse(cgroup):
             return reason
@@ -76,7 +76,7 @@ class Ender:
         return problem
 
     def _is_whole(self, unified: Hierarchy, cgroup: str) -> bool:
-        """True if the cgroup2 cgroup holds the processes; on hybrid hosts only the v1 cgroup may."""
+        """True if the cgroup2 cgroup holds the processes; on hybrid hosts they may be only in the v1 cgroup."""
         with suppress(KernelError):
             return bool(self._pids(unified.path(cgroup))) or self._hierarchies.of("memory") in (None, unified)
         return False

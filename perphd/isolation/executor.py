@@ -374,7 +374,7 @@ class Executor:
         )
 
     async def settle(self) -> None:
-        """Finish the last transaction: note what its files read, close what holds its original, call ``on_write``.
+        """Finish the last transaction: record its files' texts, close restored originals, call ``on_write``.
 
         None of this is needed for the written values to take effect, nor to restore them after a crash. ``plan`` and
         ``restore`` do the same if this was not called.

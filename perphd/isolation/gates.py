@@ -78,7 +78,7 @@ def hold_unpaired(changes: ChangeSet, plan: PlanContext) -> ChangeSet:
 
 
 class RateLimiter:
-    """A token bucket per knob: enough for every rescue, too few for a loop that oscillates.
+    """A token bucket per knob. Its tokens suffice for every urgent reaction, but not for an oscillating controller.
 
     Args:
         per_s: tokens added per second; None: no limit.
@@ -124,10 +124,10 @@ class TransactionSize:
     """Splits a plan that exceeded the deadline into smaller transactions.
 
     The order of a plan's writes makes this safe: stopping after any write leaves no LRA worse off. The remaining writes
-    are planned again from values read afresh.
+    are planned again from values that are read again.
 
     Args:
-        deadline_s: for the writes of one transaction.
+        deadline_s: time for the writes of one transaction.
         is_apart: True for writes that are not part of the transaction.
     """
 

@@ -35,7 +35,7 @@ Undo = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The work behind one write of a plan.
+    """The work that carries out one write of a plan.
 
     ``keys``: the knobs that it sets. ``values``: their targets, by which refusals are remembered. ``do`` returns the
     rollback, or None if there is nothing to roll back.
@@ -101,7 +101,7 @@ class GroupJobs:
         )  # hashing a write takes longer than the rest of the lookup
 
     def locked(self, groups: rdt.Groups) -> str:
-        """Why no write is tried now: the holder of the lock. Empty if a try is due.
+        """Reason why no write is tried now, with the holder of the lock; empty if a try is due.
 
         Does not wait for the lock.
         """
@@ -116,7 +116,7 @@ class GroupJobs:
             return ""
         return self._lock.reason
 
-    # -- doing it ------------------------------------------------------------------------------------------------
+    # -- execution -----------------------------------------------------------------------------------------------
 
     def run(self, writes: Sequence[Write]) -> Result:
         """Execute these writes.
@@ -274,7 +274,7 @@ class GroupJobs:
             self._changes.released(name)
         self._note(name)
 
-    # -- giving back ---------------------------------------------------------------------------------------------
+    # -- restoring -----------------------------------------------------------------------------------------------
 
     def releasing(self, groups: rdt.Groups, spec: WorkloadSpec) -> Callable[[], Undo | None]:
         """The job that moves a workload's threads back to the default group."""

@@ -57,7 +57,7 @@ class GroupWatch:
         Args:
             seen: perphd's groups that exist, by key.
             members: the workloads assigned to each group.
-            threads: of each workload, read after the groups, so that threads that end in between are not missed.
+            threads: each workload's threads, read after the groups, so that threads that end in between are not missed.
             foreign: threads that are in other programs' groups.
         """
         for key, left in list(self._left.items()):

@@ -180,7 +180,7 @@ class _Claim:
 class OtherInstances:
     """Originals recorded on this kernel by instances with other state directories.
 
-    ``fs`` and ``hierarchies``: the ones being written. ``sleep``, ``wall_clock_ns``: replaced in tests.
+    ``fs`` and ``hierarchies``: the files that this instance writes. ``sleep``, ``wall_clock_ns``: replaced in tests.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class OtherInstances:
             self._register.forget(self._state_dir)
 
     def look(self) -> None:
-        """Read other instances' records if they may have changed; looks at every entry, so once for all groups."""
+        """Read other instances' records if they may have changed. Reads every entry, so call it once for all groups."""
         known = self._known
         entered = self._version(self._register.directory)
         if entered is None or entered != known.get(self._register.directory):

@@ -1,7 +1,7 @@
 """Runs batch jobs as processes in control groups, on hosts without systemd.
 
 A job has one group in every hierarchy, below ``/perphd-jobs`` or, for silver, ``/perphd-jobs-silver``. perphd creates
-and removes these groups. ``job_launcher`` starts the job's process and records its fate in the state directory, where a
+and removes these groups. ``job_launcher`` starts the job's process and records its end in the state directory, where a
 later daemon finds it.
 """
 
@@ -41,7 +41,7 @@ LEAST: Final[Mapping[tuple[str, int], tuple[tuple[str, str], ...]]] = {
 }
 """Settings of copper's parent group, by controller and cgroup version. Files that this kernel lacks are skipped."""
 PATIENCE_S: Final = 20.0
-"""Time limit for a launcher's answer. A slower launcher is left running; its records report the fate of the job."""
+"""Time limit for a launcher's answer. A slower launcher is left running; its records show how the job ended."""
 _KILL_ROUNDS: Final = 20
 
 

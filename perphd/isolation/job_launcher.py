@@ -1,4 +1,4 @@
-"""Starts one job and waits for it, where there is no systemd. Runs by its path, with the standard library alone.
+"""Starts one job and waits for it, where there is no systemd. Run by its path; uses only the standard library.
 
 It reads one JSON object from standard input and writes one line to standard output: ``started``, ``exists`` or the
 reason for its failure. It outlives the daemon. Two files tell the daemon about the job:
@@ -63,7 +63,7 @@ def _for_owner(path: str, flags: int) -> int:
 
 
 def become(asked: dict) -> None:  # type: ignore[type-arg]
-    """Turn this process into the job by exec. Never returns; it raises an exception if it fails."""
+    """Replace this process by the job with exec. Never returns; raises an exception if that fails."""
     for file in asked["procs"]:
         with open(file, "w") as procs:
             procs.write("0")

@@ -1,4 +1,5 @@
-"""Journal of original values: what each kernel file held before perphd's first write, synced to disk before it.
+"""Journal of original values: the content of each kernel file before perphd's first write, synced to disk before that
+write.
 
 Intents are values about to be written. They must survive a killed process but not a power cut, which also ends the
 cgroup values. Originals of an earlier boot no longer apply, so their journal is moved aside. ``journal_format`` defines
@@ -113,7 +114,7 @@ class Journal:
         return tuple(self._intents.get(path, ()))
 
     def remembers(self, path: str, value: str) -> bool:
-        """True if this is such a value and newer values will not displace it soon."""
+        """True if ``intents`` has this value and newer values will not displace it soon."""
         values = self._intents.get(path)
         return values is not None and value in values and 2 * len(values) <= _KEPT_INTENTS
 
@@ -323,7 +324,7 @@ class Journal:
     # -- writing -------------------------------------------------------------------------------------------------
 
     def _fresh(self, intents: Iterable[tuple[str, str]], renewed: set[str]) -> list[tuple[str, str]]:
-        """Intents without those equal to the latest of their file."""
+        """The intents that differ from the latest intent for their file."""
         latest: dict[str, str] = {}
         fresh: list[tuple[str, str]] = []
         for path, value in intents:
@@ -406,4 +407,3 @@ def this_boot() -> str:
 def _write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]
-

@@ -48,7 +48,7 @@ class Original:
 
 
 numbered = changer(Original, "sequence")
-"""The same original with this sequence."""
+"""Copies an original with another sequence number."""
 
 
 def header_line(boot: str) -> str:
@@ -102,7 +102,7 @@ def parse(line: bytes) -> Record | None:
 
 
 def follow(originals: dict[str, Original], record: Record) -> None:
-    """Update ``originals``, the originals still open by path, with one record."""
+    """Apply one record to ``originals``, the originals not yet restored, by path."""
     if record["kind"] == "original":
         entry = as_original(record)
         originals.pop(entry.path, None)
@@ -129,9 +129,9 @@ COPY: Final = "originals.copy.jsonl"
 class JournalCopy:
     """A second file with the same lines as the journal, so that damage to one loses no original.
 
-    The journal is repaired from the copy after disk errors or truncation. No operation waits for the copy or fails with
-    it, and it lags by at most one append. It is shortened before the journal and lengthened after it, so the longer of
-    the two is right.
+    The journal is repaired from the copy after disk errors or truncation. No operation waits for the copy or fails
+    because of it, and it lags by at most one append. It is shortened before the journal and lengthened after it, so
+    the longer of the two is right.
     """
 
     def __init__(self, state_dir: str) -> None:

@@ -238,7 +238,7 @@ class KnobStates:
                     self._report((spec.name, setting)).pending = True
 
     def _report(self, key: Key) -> KnobState:
-        """The record of a knob about which the next plan reports again."""
+        """The record of a knob, noted so that the next plan clears what this plan reports about it."""
         state = self.of(key)
         if not (state.pending or state.held or state.limited):
             self._reported.append(state)

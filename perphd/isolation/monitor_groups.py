@@ -43,15 +43,15 @@ VERIFY_S: Final = 60.0
 Only other programs could have moved them.
 """
 WHOLE_SHARE: Final = 0.9
-"""Least share of its workload's threads that a group must hold to count for it."""
+"""Minimum share of a workload's threads that must be in a group for its counts to be used."""
 TURN_S: Final = 20.0
 """Length of one rotation when RMIDs are short."""
 TURNING_SHARE: Final = 4
-"""One RMID in this many rotates among the workloads without one of their own."""
+"""One in ``TURNING_SHARE`` RMIDs rotates among the workloads that have none of their own."""
 SPARE_RMIDS: Final = 2
 """RMIDs left to other programs."""
 LOOK_AGAIN_S: Final = 30.0
-"""Interval at which resctrl monitoring is looked for when it is unavailable."""
+"""Seconds after which resctrl monitoring is searched again if it is unavailable."""
 LOCK_WAIT_S: Final = 0.2
 """Time that a look waits for resctrl's lock. Short, because looks repeat and a restore waits for them."""
 REFUSED: Final = BackoffRule(1.0, 30.0)
@@ -96,7 +96,7 @@ class _State:
 
     ``threads``: as last listed, at ``listed_s``. ``verified``: the threads when the group's task list was last read, at
     ``verified_s``. ``why_not``: why the group does not count the workload; None: it does. ``since``: number that
-    changes whenever the counted threads do.
+    changes whenever the counted threads change.
     """
 
     group: rdt.GroupRef
@@ -112,8 +112,8 @@ class _State:
 class _Rotation:
     """Rotation state when RMIDs are short.
 
-    ``names`` and ``slots``: the workloads and RMIDs it was made for. ``chosen``: workloads counted now. ``ring``:
-    workloads that rotate. ``counted_s``: when each of them was last chosen.
+    ``names`` and ``slots``: the workloads and the number of RMIDs of this rotation. ``chosen``: workloads counted
+    now. ``ring``: workloads that rotate. ``counted_s``: when each of them was last chosen.
     """
 
     until_s: float = -math.inf

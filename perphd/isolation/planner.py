@@ -39,7 +39,7 @@ class FileState:
 class KnobReading:
     """One setting of one workload as read back.
 
-    ``files``: those of ``knob`` in its order; for a v1 cpuset then the ``cpuset.cpus`` of all descendants, parents
+    ``files``: the files of ``knob`` in its order; for a v1 cpuset, the lists of all descendants follow, parents
     first. ``around``: the parent's CPUs as text (cpuset only). ``foreign``: another program has changed the value since
     perphd did, so the original is not restored. ``lra``: the workload is an LRA.
     """
@@ -201,7 +201,9 @@ def _plan_weight(state: KnobReading, target: Value) -> list[Write]:
 
 
 def _plan_list(state: KnobReading, target: Value) -> list[Write]:
-    """Plan the CPUs or memory nodes of a group; on v1 also of its descendants, whose lists must lie within."""
+    """Plan the CPUs or memory nodes of a group; on v1 also of its descendants, whose lists must lie within the
+    group's.
+    """
     root = state.files[0]
     around = CpuSet.parse(state.around)
     if target is KEEP and all(file.original is None for file in state.files):

@@ -1,8 +1,8 @@
 """Assigns workloads to control groups; the most similar ones share if there are too few CLOSIDs.
 
 LRAs have priority: as long as batch jobs can share, each LRA has its own group. An LRA never shares with batch, which
-is restricted for its benefit. Sharing batch jobs get the strictest of their settings, so that no protected LRA loses
-anything; sharing LRAs get the widest of theirs. Existing sharing is kept where possible.
+is restricted for the LRA's benefit. Sharing batch jobs get the strictest of their settings, so that no protected LRA
+loses anything; sharing LRAs get the widest of theirs. Existing sharing is kept where possible.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def assign(wanted: Mapping[str, Want], present: Mapping[str, frozenset[str]], ro
     """Assign workloads to at most ``room`` groups, but at least one for LRAs and one for batch.
 
     Args:
-        wanted: by workload.
+        wanted: the schemata wanted for each workload.
         present: the members of each existing group, by its key.
         room: control groups that perphd may have.
     """
@@ -79,7 +79,9 @@ def _alike(wanted: Mapping[str, Want], home: Mapping[str, str], excess: int) -> 
 
 
 def _cost(one: _Part, other: _Part, home: Mapping[str, str]) -> tuple[bool, int, bool, int, tuple[str, ...]]:
-    """Sort key for mergers: batch before LRAs, then similar, already together, and small before large."""
+    """Sort key for mergers: batch before LRAs, then similar schemata, parts already together, and small before large
+    parts.
+    """
     homes = {home.get(name, "") for name in (*one.names, *other.names)}
     apart = len(homes) > 1 or "" in homes
     names = tuple(sorted((*one.names, *other.names)))

@@ -1,4 +1,5 @@
-"""Restores every file's original value, from the journal alone: after stop, crash, kill -9, or by ``perphd restore``.
+"""Restores every file's original value, from the journal alone: after a stop, a crash or kill -9, or by ``perphd
+restore``.
 
 Needs no daemon. Each value is verified by reading it back. A value that is neither the original nor one that perphd
 wrote was set by another program and is left alone.
@@ -127,7 +128,7 @@ def _swept(
         try:
             fs.sweep()
         except KernelError as exc:
-            return (f"traffic classes of perphd's may be left (tc qdisc, /sys/fs/bpf/perphd): {exc}",)
+            return (f"perphd's traffic classes may remain (see tc qdisc and /sys/fs/bpf/perphd): {exc}",)
     return ()
 
 
@@ -206,7 +207,7 @@ class _Run:
         self._give_back_files([entry for entry in below if not entry.path.startswith(stuck)])
         for entry in below:
             if entry.path.startswith(stuck):
-                self._not_tried(entry, "it follows the unit above it, which is not restored")
+                self._not_tried(entry, "its value depends on the unit above it, which is not restored")
 
     def _give_back_files(self, entries: Sequence[Original]) -> None:
         """Restore files, CPU and memory-node lists last and together.

@@ -98,8 +98,8 @@ class Survey:
     ) -> None:
         """Start a new plan.
 
-        ``claimed``: cgroups of all workloads. ``changed``: (directory, knob) of all originals. ``held``: workloads of
-        which nothing is restored. ``thorough``: look at descendants even of groups that have their target.
+        ``claimed``: cgroups of all workloads. ``changed``: (directory, knob) of all originals. ``held``: workloads
+        whose settings are not restored. ``thorough``: look at descendants even of groups that have their target.
         """
         self._held, self._thorough = held, thorough
         self._claimed, self._changed, self._now_s = set(claimed), set(changed), now_s

@@ -89,7 +89,7 @@ class Transaction:
     def run(self, writes: Sequence[Write]) -> Result:
         """Execute the writes.
 
-        Raises no KernelError, and no Exception after the first write, since that would leave the rest half done.
+        Raises no KernelError, and no Exception after the first write, since that would leave the transaction half done.
         """
         result = self.result
         try:
@@ -279,7 +279,7 @@ class Transaction:
             raise Broken(path, "write", errno.EINVAL, text, str(exc)) from exc
 
     def _undo(self) -> None:
-        """Restore the previous text of every touched file, newest first; failures remain for the journal.
+        """Restore the previous text of every touched file, newest first. Files that fail stay in the journal.
 
         Needs no intents: the previous text is the original, a value that perphd wrote, or another program's.
         """
@@ -291,7 +291,7 @@ class Transaction:
                 continue  # the replaced cgroup was never changed
             if write.knob in LIST_SETTINGS and stuck not in ("", write.workload):
                 # Do not assign CPUs that a workload could not release: LRAs are narrowed last and rolled back first.
-                told = f"{write.path}: not rolled back, because {stuck} could not be: run perphd restore"
+                told = f"{write.path}: not rolled back, because the rollback of {stuck} failed: run perphd restore"
                 self.result.undo_problems.append(told)
                 continue
             try:

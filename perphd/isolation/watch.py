@@ -23,7 +23,7 @@ ADOPT_S: Final = 60.0
 reconciliation, with which perphd would compete, comes at least once a minute.
 """
 RETRY: Final = BackoffRule(2.0, 60.0)
-"""Backoff of retries."""
+"""Backoff of retries, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)

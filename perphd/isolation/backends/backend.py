@@ -21,7 +21,7 @@ class Backend:
         """Restore a value whose cgroup does not exist; False if nothing persists.
 
         Raises:
-            KernelError: it was refused.
+            KernelError: the kernel or systemd refused it.
         """
         return False
 

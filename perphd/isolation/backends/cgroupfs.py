@@ -29,7 +29,7 @@ class FoundCgroup(Enum):
 
 
 def found_at(fs: KernelFs, path: str, identity: Identity | None) -> FoundCgroup:
-    """Whether this file's cgroup still exists at its path. ``identity``: of the known cgroup; None accepts any."""
+    """Whether this file's cgroup still exists at its path. ``identity``: the known cgroup's; None accepts any."""
     try:
         now = fs.identity(dirname(path))
     except Gone:
@@ -40,7 +40,7 @@ def found_at(fs: KernelFs, path: str, identity: Identity | None) -> FoundCgroup:
 
 
 def put(fs: KernelFs, path: str, data: bytes, identity: Identity | None = None) -> str:
-    """Write one value and return the text read back. ``identity``: of the directory that must contain the file.
+    """Write one value and return the text read back. ``identity``: the directory that must contain the file.
 
     An empty value is written as an empty line where that means "no list of its own", and only there. If the kernel
     refuses because the cgroup has processes, the parent's list is written instead. A file with one line per disk takes

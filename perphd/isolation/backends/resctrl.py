@@ -1,4 +1,4 @@
-"""Resctrl groups: restored by removal, after which their tasks are in the group above."""
+"""Resctrl groups: they are restored by removal, and their tasks then belong to the parent group."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_control_group(entry: Original) -> bool:
 
 
 class ResctrlGroups:
-    """Removes perphd's groups. ``ignore_lock``: also while another program holds resctrl's lock."""
+    """Removes perphd's groups. ``ignore_lock``: remove them even while another program holds resctrl's lock."""
 
     def __init__(self, fs: KernelFs, ignore_lock: bool) -> None:
         self._fs = fs

@@ -13,7 +13,7 @@ class TrafficClasses(Backend):
         self._fs = egress
 
     def why_not_now(self, path: str) -> str:
-        """Why a device cannot get classes: it is gone, or has another program's qdisc."""
+        """Reason why a device cannot get classes, such as another program's qdisc; empty if it can."""
         return self._fs.why_not_now(path)
 
     def tidy(self, path: str) -> str:
