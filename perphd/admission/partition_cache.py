@@ -164,7 +164,7 @@ class CacheTick:
         self.state = replace(self.state, ways=trial.ways, pct=trial.pct)
         return trial.name
 
-    # -- giving back ----------------------------------------------------------------------------------
+    # -- restoring ------------------------------------------------------------------------------------
 
     def judge_loosened(self, members: Mapping[str, Member], looks: Mapping[str, Look]) -> tuple[str, ...]:
         """Evaluate the reduction on trial; if LRAs need it, revert it and return them."""

@@ -80,7 +80,7 @@ class Out:
 def command(group: click.Group, name: str | None = None) -> Callable[[Callable[..., None]], click.Command]:
     """Like ``group.command``, with ``--json`` and ``--socket`` before or after the command's own arguments.
 
-    The function gets an ``Out`` first. Every PerphError becomes one sentence and an exit code.
+    The function's first argument is an ``Out``. Every PerphError becomes one sentence and an exit code.
     """
 
     def decorate(function: Callable[..., None]) -> click.Command:

@@ -99,7 +99,7 @@ def add_calibrate_command(group: click.Group) -> None:
     ) -> None:
         """Measure the bandwidth that each throttling level delivers.
 
-        Streams of memory run on idle cores, in a separate resctrl group that is removed at the end; meanwhile every
+        Memory streams run on idle cores, in a separate resctrl group that is removed at the end; meanwhile every
         other program on the machine gets less memory bandwidth. The command states the duration and asks before it
         begins. It refuses while perphd enforces any setting or while a quarter of a domain's cores are busy. The result
         is kept in the state directory; a running daemon uses it within a minute.
@@ -145,7 +145,7 @@ def plan_for(
 
     Raises:
         CannotCalibrate: the host is busy.
-        rdt.ResctrlError: bandwidth cannot be throttled here, or it would take too long.
+        rdt.ResctrlError: bandwidth cannot be throttled here, or the calibration would take too long.
     """
     from rdt.calibrate import plan
     from rdt.probe import idle_cores, l3_domains
@@ -180,10 +180,10 @@ def described(plan: Plan) -> list[str]:
 
 
 def run(bench: Bench, plan: Plan, path: Path, told: Callable[[str], None]) -> tuple[Curve, ...]:
-    """Measure and save, keeping the file's curves of other domains. SIGTERM and SIGHUP end it like Ctrl-C.
+    """Measure and save, keeping the file's curves of other domains. SIGTERM and SIGHUP end the calibration like Ctrl-C.
 
     Raises:
-        rdt.ResctrlError: it failed; nothing is saved, the streams have ended, the group is removed.
+        rdt.ResctrlError: the calibration failed; nothing is saved, the streams have ended, the group is removed.
     """
     from rdt import Gone, Groups, ResctrlError
     from rdt.calibrate import PREFIX, Calibrator
@@ -227,7 +227,8 @@ def _refuse_while_enforcing(out: Out) -> None:
     if names or data["mode"] == "enforce":
         who = f" ({', '.join(names)})" if names else ""
         raise CannotCalibrate(
-            f"perphd enforces{who}: calibration would disturb what it protects; first: perphctl mode observe"
+            f"perphd enforces{who}: calibration would disturb the protected applications; "
+            "first run perphctl mode observe"
         )
 
 
@@ -244,7 +245,9 @@ def _numbers(text: str | None, option: str) -> list[int] | None:
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no list of numbers such as 0,1", param_hint=option) from None
+        raise click.BadParameter(
+            f"{text!r} is not a list of numbers such as 0,1", param_hint=option
+        ) from None
 
 
 def _as_json(curve: Curve) -> dict[str, Any]:

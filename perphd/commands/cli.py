@@ -92,7 +92,7 @@ add_calibrate_command(cli)
 
 @command(cli)
 @click.option(
-    "-v", "--verbose", is_flag=True, help="Also reasons, memory, cache and disk, and perphd's own cost."
+    "-v", "--verbose", is_flag=True, help="Also show reasons, memory, cache and disk, and perphd's own cost."
 )
 def status(out: Out, verbose: bool) -> None:
     """Show the host, LRAs, batch, changes, and problems."""
@@ -206,7 +206,7 @@ def doctor(out: Out, local: bool, require: str, config_path: str) -> None:
 @click.argument(
     "wanted", metavar="[observe|enforce]", type=click.Choice(["observe", "enforce"]), required=False
 )
-@click.option("--workload", metavar="NAME", help="Only for this workload.")
+@click.option("--workload", metavar="NAME", help="Apply only to this workload.")
 def mode(out: Out, wanted: str | None, workload: str | None) -> None:
     """Show or set the mode.
 
@@ -221,7 +221,7 @@ def mode(out: Out, wanted: str | None, workload: str | None) -> None:
     data = out.client.get("status")
     modes = {item["spec"]["name"]: item["mode"] for item in data["workloads"]}
     if workload is not None and workload not in modes:
-        # the daemon refuses it, in its own words
+        # let the daemon refuse the unknown name
         out.client.get("explain", workload=workload)
     shown = {workload: modes[workload]} if workload is not None else modes
     lines = [f"{name}: {value}" for name, value in shown.items()]
@@ -231,10 +231,10 @@ def mode(out: Out, wanted: str | None, workload: str | None) -> None:
 @command(cli)
 @click.argument("workload")
 @click.option(
-    "--at", metavar="TIME", help="Decisions up to this time: 14:03, 2025-11-21T14:03, 90s, 5m, 2h (ago)."
+    "--at", metavar="TIME", help="Show decisions up to this time: 14:03, 2025-11-21T14:03, 90s, 5m, 2h (ago)."
 )
 @click.option("--limit", type=click.IntRange(1, 1000), help="List this many decisions, newest first.")
-@click.option("-v", "--verbose", is_flag=True, help="Also targets, scores and rejected candidates.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show targets, scores and rejected candidates.")
 def explain(out: Out, workload: str, at: str | None, limit: int | None, verbose: bool) -> None:
     """Explain a workload's present settings.
 
@@ -262,7 +262,7 @@ def explain(out: Out, workload: str, at: str | None, limit: int | None, verbose:
 @click.option(
     "--ignore-lock",
     is_flag=True,
-    help="Remove resctrl groups although another program holds the lock, which may see half a change.",
+    help="Remove resctrl groups even while another program holds the lock; it may see half a change.",
 )
 @click.option("--state-dir", metavar="DIR", help="Folder of the journal [default: as configured].")
 @click.option(
@@ -328,13 +328,13 @@ def reload(out: Out) -> None:
 @click.option(
     "--kind",
     metavar="KIND",
-    help="Only these kinds, separated by commas: decision, outcome, change, problem ...",
+    help="Show only these kinds, separated by commas: decision, outcome, change, problem ...",
 )
-@click.option("--workload", metavar="NAME", help="Only events of this workload.")
+@click.option("--workload", metavar="NAME", help="Show only events of this workload.")
 def events(out: Out, kind: str | None, workload: str | None) -> None:
     """Follow the daemon's events.
 
-    One line per event (with --json one JSON object), until Ctrl-C or the daemon stops.
+    Prints one line per event (with --json one JSON object) until Ctrl-C or until the daemon stops.
     """
     import json
 
@@ -412,9 +412,13 @@ def show(out: Out) -> None:
 
 @command(cli)
 @click.option(
-    "--limit", type=click.IntRange(1, 100_000), default=2000, show_default=True, help="Most groups to list."
+    "--limit",
+    type=click.IntRange(1, 100_000),
+    default=2000,
+    show_default=True,
+    help="Maximum number of groups.",
 )
-@click.option("--all", "everything", is_flag=True, help="Also groups without processes.")
+@click.option("--all", "everything", is_flag=True, help="Also list groups without processes.")
 @_host_of
 def groups(out: Out, limit: int, everything: bool, config_path: str) -> None:
     """List the host's control groups and their programs.

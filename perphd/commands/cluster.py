@@ -30,8 +30,8 @@ def add_cluster_command(cli: click.Group) -> None:
     def cluster(out: Out, extender: str, pod: str | None) -> None:
         """Show the fleet as the extender of kube-scheduler sees it.
 
-        Nodes with degraded LRAs come first, then those where copper may take most. Needs a running perphd-extender, but
-        no daemon on this host.
+        Nodes with degraded LRAs come first, then those where copper may take the most. Needs a running
+        perphd-extender, but no daemon on this host.
         """
         from perphd.commands.render_cluster import explained_parts, fleet_parts  # slow to import
 
@@ -48,7 +48,7 @@ def _answer(url: str) -> Any:
     import urllib.request
 
     if not url.startswith(("http://", "https://")):
-        raise Unreachable(f"{url}: allowed are http:// and https://")
+        raise Unreachable(f"{url}: must begin with http:// or https://")
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
             return json.loads(answer.read())

@@ -24,9 +24,9 @@ def add_contribution_commands(model: click.Group) -> None:
 def contribute(out: Out, folder: str) -> None:
     """Export what models have learned, for other hosts.
 
-    One file in FOLDER, named after this host: estimates at fixed points with the evidence for each, no samples. The
-    saved models and forecast scores are read. With "contribute" in [federated] the daemon does the same whenever they
-    are saved.
+    Writes one file into FOLDER, named after this host. It contains estimates at fixed points with the evidence for
+    each, but no samples. Reads the saved models and forecast scores. With "contribute" in [federated], the daemon does
+    the same whenever it saves them.
     """
     import time
 
@@ -43,7 +43,7 @@ def contribute(out: Out, folder: str) -> None:
             except ModelFileError as exc:
                 problems.append(f"{path}: left out: {exc}")
     except PermissionError as exc:
-        raise NotPermitted(f"{models}: this user may not read it; be root") from exc
+        raise NotPermitted(f"{models}: this user may not read it; run as root") from exc
     except OSError as exc:
         raise PerphError(f"{models}: cannot be read: {exc.strerror}") from exc
     target = ContributionFolder(folder)
@@ -63,7 +63,7 @@ def contribute(out: Out, folder: str) -> None:
 @click.argument("host")
 @click.option("--undo", is_flag=True, help="Use the host's contribution again.")
 def withdraw(out: Out, folder: str, host: str, undo: bool) -> None:
-    """Stop using what HOST has contributed.
+    """Stop using the contribution of HOST.
 
     Writes HOST.withdrawn into FOLDER. Models that start later ignore HOST entirely. A model that already started from
     it keeps learning; "perphctl model reset" starts it again.
@@ -79,5 +79,5 @@ def withdraw(out: Out, folder: str, host: str, undo: bool) -> None:
         return
     path = target.withdraw(host)
     if not target.has(host):
-        out.warn([f"{folder} has no file of {host} now: is the name right?"])
+        out.warn([f"{folder} has no file of {host} now: check the name"])
     out.say({"host": host, "withdrawn": True, "file": str(path)}, f"{host} is no longer used: {path}")

@@ -173,7 +173,7 @@ def _rows(chart: Chart) -> list[str]:
 
 def _scale(name: str, value: float) -> str:
     if name == "cpu_share":
-        return f"{value:.1f} cores, what it uses undisturbed"
+        return f"{value:.1f} cores, its undisturbed use"
     if name == "memory_share":
         return f"{value / (1 << 30):.1f} GiB"
     if name == "llc_share":

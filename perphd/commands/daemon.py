@@ -35,7 +35,7 @@ def main() -> None:
 _ignore_lock_option = click.option(
     "--ignore-lock",
     is_flag=True,
-    help="Remove resctrl groups although another program holds the lock, which may see half a change.",
+    help="Remove resctrl groups even while another program holds the lock; it may see half a change.",
 )
 _config_option = click.option(
     "--config", "config_path", default=DEFAULT_PATH, show_default=True, help="Configuration file."
@@ -47,7 +47,7 @@ _config_option = click.option(
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Overrides the configuration.",
+    help="Log level; overrides the configuration.",
 )
 def run(config_path: str, log_level: str | None) -> None:
     """Run the daemon in the foreground until SIGTERM or Ctrl-C."""

@@ -32,16 +32,16 @@ _ACTIONS = {
     Action.GROW: "protected it more",
     Action.SHRINK: "gave one step back to batch",
     Action.EXPLORE: "tried a step that the model cannot judge yet",
-    Action.ROLLBACK: "took its last change back",
-    Action.RELEASE: "gave everything back",
+    Action.ROLLBACK: "rolled back its last change",
+    Action.RELEASE: "restored everything",
 }
 _OBSERVED = {
     Action.HOLD: "would leave everything as it is",
     Action.GROW: "would protect it more",
     Action.SHRINK: "would give one step back to batch",
     Action.EXPLORE: "would try a step that the model cannot judge yet",
-    Action.ROLLBACK: "would take its last change back",
-    Action.RELEASE: "would give everything back",
+    Action.ROLLBACK: "would roll back its last change",
+    Action.RELEASE: "would restore everything",
 }
 
 
@@ -161,7 +161,13 @@ def summary_parts(
     if place:
         times = "once" if place == 1 else f"{place} times"
         parts.append(
-            text(Styled(f"Since then nothing changed; the reason or health did {times}. The latest:", "dim"))
+            text(
+                Styled(
+                    f"Since then no setting changed; the reason or the health changed {times}. "
+                    "The latest decision:",
+                    "dim",
+                )
+            )
         )
         parts += explain_parts(decisions[:1], offset_s, verbose=verbose, after=after)
     return parts
@@ -179,7 +185,7 @@ def batch_parts(item: WorkloadStatus, decisions: Sequence[Decision], offset_s: f
         lines.append(f"  Lately: {item.outcome.text}.")
     parts: list[Part] = [text(*lines)]
     if not decisions:
-        parts.append(text("No decision that changed it is remembered."))
+        parts.append(text("perphd remembers no decision that changed it."))
         return parts
     return [*parts, *explain_parts(decisions, offset_s)]
 

@@ -116,7 +116,9 @@ def predict(
 
 
 @_facts
-@click.option("--run-time", "run_time_s", type=Duration(), metavar="TIME", help="Its run time: 90s, 2h.")
+@click.option(
+    "--run-time", "run_time_s", type=Duration(), metavar="TIME", help="Run time of the job: 90s, 2h."
+)
 @click.option("--cpu-time", "cpu_time_s", type=Duration(), metavar="TIME", help="CPU time that it used.")
 @click.option("--peak-memory", "peak_bytes", type=Bytes(), metavar="SIZE", help="Peak of its memory use.")
 @click.option("--instructions", type=Number(0), help="Number of instructions that it executed.")
@@ -142,7 +144,9 @@ def record(
     }
     outcome = {quantity: float(amount) for quantity, amount in took.items() if amount is not None}
     if not outcome:
-        raise click.UsageError("give what it used: --run-time, --cpu-time, --peak-memory or --instructions")
+        raise click.UsageError(
+            "give at least one of --run-time, --cpu-time, --peak-memory and --instructions"
+        )
     features = feature_values(facts)
     with _open(out, path) as found:
         found.complete(facts, outcome, time.time())
@@ -243,7 +247,7 @@ def _write(found: JobHistory, target: str) -> int:
 
 
 def _said(source: str, rows: int) -> str:
-    return f"{source}: {rows} rows" if rows else f"{source}: taken in before, nothing changed"
+    return f"{source}: {rows} rows" if rows else f"{source}: imported before, nothing changed"
 
 
 _TITLES: Final = {

@@ -28,7 +28,7 @@ _PASSWORD_MODE = 0o600
 
 
 def add_init_command(cli: click.Group) -> None:
-    """Add it to perphctl."""
+    """Add the command to perphctl."""
 
     @command(cli, "init")
     @click.option("--yes", is_flag=True, help="Write without asking.")
@@ -55,7 +55,7 @@ def run(out: Out, main: Path, *, yes: bool, dry_run: bool, force: bool) -> None:
     """Run the command ``init``.
 
     Raises:
-        ConfigError: the configuration that is there is refused, or the file cannot be written.
+        ConfigError: the present configuration is invalid, or the file cannot be written.
     """
     import asyncio  # slow to import, and rarely needed
 
@@ -80,7 +80,7 @@ def run(out: Out, main: Path, *, yes: bool, dry_run: bool, force: bool) -> None:
         click.echo(json.dumps(data, indent=2, ensure_ascii=False))
         return
     out.show(data, lambda: _parts(proposal, measured, passwords))
-    click.echo(f"\n{target} would hold:\n")
+    click.echo(f"\n{target} would contain:\n")
     click.echo("".join(f"    {line}\n" if line else "\n" for line in text.splitlines()), nl=False)
     if not sure:
         click.echo(
@@ -185,7 +185,7 @@ def _load(main: Path) -> None:
 
 def _agreed(target: Path, passwords: dict[str, str]) -> bool:
     if not sys.stdin.isatty():
-        click.echo("\nNobody can be asked here: add --yes to write it, or --dry-run.", err=True)
+        click.echo("\nNo terminal to ask on: add --yes to write the file, or --dry-run.", err=True)
         return False
     more = f" and {', '.join(passwords)}" if passwords else ""
     return click.confirm(f"\nWrite {target}{more}?", default=True)

@@ -67,8 +67,8 @@ def answers(measured: Measured) -> bool:
 
 
 def with_what_exists(spec: SliSpec) -> SliSpec:
-    """The source without a password file that does not exist yet, since some servers admit root without one,
-    without tcp, and with time for each answer.
+    """The source as init queries it: without tcp, with a longer time-out, and without a password file that does not
+    exist yet, because some servers admit root without a password.
     """
     path = spec.get("password_file")
     missing = {"password_file"} if path and not Path(path).exists() else set()

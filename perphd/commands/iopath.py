@@ -235,7 +235,7 @@ def _parts(
         notes.append("Numbers of copies are the usual ones of each system: this host cannot see them.")
     if skipped:
         notes.append(
-            f"{skipped} processes or descriptors were not looked at: too many, gone, or not permitted."
+            f"{skipped} processes or descriptors were not examined: too many, gone, or not permitted."
         )
     if notes:
         yield text(*notes)
@@ -257,7 +257,9 @@ def _parts(
             ],
             right=(0, 1, 2, 3, 4),
         )
-        yield text(f"In threads: 1 is all the time of one thread. Block I/O: {times.block_source}.")
+        yield text(
+            f"Figures are in threads: 1 is all the time of one thread. Block I/O: {times.block_source}."
+        )
         yield text("STALLED%: share of the time in which at least one thread waited for I/O.")
     if said:
         yield text(*(f"Flaw: {sentence}" for sentence in said))

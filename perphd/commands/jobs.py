@@ -46,9 +46,9 @@ def add_job_commands(cli: click.Group) -> None:
 
 
 @click.option("--cores", type=Number(), help="CPUs that the job is expected to use [default: 1].")
-@click.option("--memory", metavar="SIZE", help="Memory that it needs, and may have at most: 512M, 4G.")
+@click.option("--memory", metavar="SIZE", help="Memory that the job needs; also its limit: 512M, 4G.")
 @click.option(
-    "--deadline", type=Duration(), metavar="TIME", help="Time within which it should end: 30m, 2h ..."
+    "--deadline", type=Duration(), metavar="TIME", help="Time within which the job should end: 30m, 2h ..."
 )
 @click.option("--best-effort", is_flag=True, help="No deadline (the default).")
 @click.option(
@@ -60,12 +60,14 @@ def add_job_commands(cli: click.Group) -> None:
 @click.option(
     "--env", multiple=True, metavar="K=V", help="An environment variable; K alone passes its present value."
 )
-@click.option("--retries", type=int, default=0, show_default=True, help="Most restarts after a failure.")
+@click.option(
+    "--retries", type=int, default=0, show_default=True, help="Maximum number of restarts after a failure."
+)
 @click.option("--array", type=int, metavar="N", help="Submit N jobs with PERPHD_ARRAY_INDEX 0 to N-1.")
 @click.option("--elastic", metavar="MIN:MAX", help="Run the command as MIN to MAX workers.")
 @click.option("--hints", is_flag=True, help="The job reads PERPHD_HINTS_FILE and backs off on request.")
 @click.option("--number", "bare", is_flag=True, help="Print only the job's number, for scripts.")
-@click.option("--wait", "waits", is_flag=True, help="Wait until it has ended, and exit with its status.")
+@click.option("--wait", "waits", is_flag=True, help="Wait until the job has ended, and exit with its status.")
 @click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     out: Out,
@@ -128,7 +130,7 @@ def run(
             line = f"{first}" if len(numbers) == 1 else f"{first}-{last}"
         else:
             what = f"job {first}" if len(numbers) == 1 else f"jobs {first} to {last}"
-            line = f"{what} ({answer['name']}): perphctl job {first} says when and why"
+            line = f"{what} ({answer['name']}): perphctl job {first} shows when and why"
         out.say(answer, line)
         return
     _wait(out, numbers)
@@ -136,7 +138,7 @@ def run(
 
 @click.option("--all", "everything", is_flag=True, help="Include jobs that have ended.")
 @click.option(
-    "--limit", type=click.IntRange(1, 100_000), default=500, show_default=True, help="Most rows to list."
+    "--limit", type=click.IntRange(1, 100_000), default=500, show_default=True, help="Maximum number of rows."
 )
 @click.argument("number", metavar="[JOB]", type=int, required=False)
 def jobs(out: Out, everything: bool, limit: int, number: int | None) -> None:

@@ -67,10 +67,10 @@ def add_model_file_commands(model: click.Group) -> None:
     def merge(out: Out, target: str, files: tuple[str, ...], name: str | None, seed: int) -> None:
         """Merge several profiles, or several models, into one.
 
-        Merges FILES, from several hosts, into TARGET. It is written only if, on held-out samples of each file, it
-        predicts as well as the best single model (within 5 % and chance). The result is not used automatically: put a
-        profile into the folder where perphd searches for the application's profile; load a model (from "perphctl model
-        export") with "perphctl model import" on each host that should have it.
+        Merges FILES, from several hosts, into TARGET. TARGET is written only if, on held-out samples of each file, the
+        merged model predicts as well as the best single model (within 5 % and chance). The result is not used
+        automatically: put a profile into the folder where perphd searches for the application's profile; load a model
+        (from "perphctl model export") with "perphctl model import" on each host that should have it.
         """
         if is_model(files[0]):
             told, shown, accepted = _merged(target, files, name)
@@ -106,7 +106,7 @@ def add_model_file_commands(model: click.Group) -> None:
 
 
 CONTEST_HEADS = ("HELD OUT OF", "ROWS", "CHAMPION", "ITS LOG-RMSE", "MERGED", "")
-NOT_WRITTEN = "not written: it is worse than a champion"
+NOT_WRITTEN = "not written: the merged model is worse than a champion"
 
 
 def contest_row(contest: Contest) -> tuple[str, ...]:
@@ -244,9 +244,9 @@ def _evaluated_live(file: str, others: Sequence[str]) -> tuple[dict[str, Any], C
         )
     elif work.boosted is not None:
         own |= {"mean_error": work.boosted.mape, "drift_alarms": work.boosted.alarms}
-        said += f"; one step ahead its trees were off by {work.boosted.mape:.1%} of late"
+        said += f"; recent error of its trees one step ahead: {work.boosted.mape:.1%}"
     else:
-        said += "; it holds cells alone"
+        said += "; it contains cells only"
     data = {
         "file": file,
         "provenance": asdict(source),

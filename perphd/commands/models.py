@@ -41,7 +41,7 @@ def list_models(out: Out) -> None:
 @click.argument("name", metavar="NAME|FILE")
 @click.option("--all", "everything", is_flag=True, help="Show every allocation that could be enforced.")
 @click.option(
-    "--curves", is_flag=True, help="Curves instead of tables: the effect of one variable at a time."
+    "--curves", is_flag=True, help="Show curves instead of tables: the effect of one variable at a time."
 )
 @click.option("--png", metavar="FILE", help="Also draw the curves into this PNG file.")
 def show(out: Out, name: str, everything: bool, curves: bool, png: str | None) -> None:

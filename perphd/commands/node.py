@@ -37,7 +37,7 @@ def _parts(data: Any) -> Iterator[Part]:
 
     doc = decode(NodeDocument, data)
     yield text(
-        f"generation {doc.generation}, mode {doc.mode}, confidence {doc.confidence:.2f}, good for {doc.ttl_s:.0f} s"
+        f"generation {doc.generation}, mode {doc.mode}, confidence {doc.confidence:.2f}, valid for {doc.ttl_s:.0f} s"
     )
     rows = [
         ("capacity", *_cells(doc.capacity)),

@@ -38,7 +38,7 @@ def dashboard(out: Out, port: int, admin: bool, url_file: str | None, extender: 
     from perphd.commands.dashboard.serving import serve
 
     if extender and not extender.startswith(("http://", "https://")):
-        raise PerphError(f"--extender {extender}: allowed are http:// and https://")
+        raise PerphError(f"--extender {extender}: must begin with http:// or https://")
     try:
         asyncio.run(serve(out.client, port, admin, url_file, click.echo, extender))
     except OSError as exc:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _EXIT_FAILED = 1
 _TELLING = 5
-"""Number of allocations after which the remaining time is estimated; the first one follows the reference."""
+"""Number of allocations after which the remaining time is estimated from the measured pace, not from the plan."""
 _EVERY_S = 10.0
 """Time between two lines of progress without a terminal."""
 
@@ -68,7 +68,7 @@ _EVERY_S = 10.0
     type=click.Choice(["stop", "skip"]),
     default="stop",
     show_default=True,
-    help="When it suffers: end, or continue with less tight allocations.",
+    help="What to do when APP suffers: end, or continue with less tight allocations.",
 )
 @click.option("--fresh", is_flag=True, help="Start again instead of continuing an earlier run.")
 @click.option(
@@ -130,7 +130,7 @@ def profile(app: str, config_path: str, simulated: bool, out: str | None, **aske
         teller.close()
     if result.outcome.stop is Stop.SUFFERED:
         click.echo(
-            f"{app} suffered ({result.outcome.reason}): everything was restored at once, and exploring ended."
+            f"{app} suffered ({result.outcome.reason}): everything was restored at once, and the exploration ended."
         )
         click.echo("The same command continues, and skips allocations as tight as this one.")
     elif result.outcome.stop is Stop.INTERRUPTED:
@@ -146,7 +146,7 @@ def profile(app: str, config_path: str, simulated: bool, out: str | None, **aske
         f"held out (10-fold): R2 {metrics.r2:.4f}, mean error {metrics.mape:.1%}"
     )
     if metrics.refusal:
-        click.echo(f"not signed off: {metrics.refusal}. It is kept, and is no warm start")
+        click.echo(f"not signed off: {metrics.refusal}. It is saved, but not used as a warm start")
     click.echo(f"saved: {result.path}")
 
 
@@ -163,10 +163,10 @@ class _Lines:
             self.say(f"explored: {axis}")
         for why in plan.left_out:
             self.say(f"not explored: {why}")
-        again = f", {plan.known} of them known from before" if plan.known else ""
+        again = f", {plan.known} of them known from an earlier run" if plan.known else ""
         minutes = math.ceil(plan.takes_s / 60.0)
         self.say(
-            f"{plan.points} of {plan.cells} allocations{again}: about {minutes} min if {self._app} bears them all"
+            f"{plan.points} of {plan.cells} allocations{again}: about {minutes} min if {self._app} tolerates them all"
         )
         self._each_s = plan.takes_s / max(plan.points - plan.known, 1)
         self._known, self._began_s = plan.known, time.monotonic()

@@ -78,7 +78,7 @@ def _publisher_parts(data: Any) -> Iterator[Part]:
     untold = sum(not each["version"] for each in publishers)
     if publishers:
         silent, failing = sum(each["silent"] for each in odd), sum(bool(each["problem"]) for each in odd)
-        told = f", {untold} of versions without a state" if untold else ""
+        told = f", {untold} whose version reports no state" if untold else ""
         yield text(f"{len(publishers)} publishers, {silent} silent, {failing} with a problem{told}")
     rows = [
         (
@@ -92,7 +92,7 @@ def _publisher_parts(data: Any) -> Iterator[Part]:
     ]
     if rows:
         yield table(
-            "Publishers in trouble", ("NODE", "VERSION", "HEARD", "LAST ERROR", "DOCUMENT REFUSED"), rows
+            "Publishers with problems", ("NODE", "VERSION", "HEARD", "LAST ERROR", "DOCUMENT REFUSED"), rows
         )
 
 

@@ -86,12 +86,10 @@ def event_text(event: EventStatus, now_s: float) -> str:
     why = f" ({event.reason})" if event.reason else ""
     if now_s >= event.ends_unix_s:
         back_s = max(0.0, event.over_unix_s - now_s)
-        return (
-            f"event{why}: ended; copper gets {event.share:.0%} of its offer, all of it in {duration(back_s)}"
-        )
+        return f"event{why}: ended; copper gets {event.share:.0%} of its offer now, and all of it in {duration(back_s)}"
     left_s, ramp_s = event.ends_unix_s - now_s, event.over_unix_s - event.ends_unix_s
     return (
-        f"event{why}: copper gets {event.share:.0%} of its offer for {duration(left_s)} more, and comes back within "
+        f"event{why}: copper gets {event.share:.0%} of its offer for {duration(left_s)} more, and all of it within "
         f"{duration(ramp_s)} after that"
     )
 
@@ -109,7 +107,9 @@ def offer_text(offer: CopperOffer) -> str:
 def _checked(offer: CopperOffer) -> str:
     if not offer.cpus.windows and not offer.memory.windows:
         return "no offer has been compared with actual use yet"
-    return f"earlier ones were too much in {_missed(offer.cpus)} (CPUs) and {_missed(offer.memory)} (memory)"
+    return (
+        f"earlier offers were too high in {_missed(offer.cpus)} (CPUs) and {_missed(offer.memory)} (memory)"
+    )
 
 
 def event_parts(event: EventStatus | None, offer: CopperOffer | None, now_s: float) -> Iterable[Part]:

@@ -21,7 +21,7 @@ from perphd.domain.reading import available
 BAR = 20
 """Width of a bar in characters."""
 KNOWN_SUPPORT = 2.0
-"""Least number of supporting samples from which a prediction counts as more than an expectation."""
+"""Minimum number of supporting samples for a prediction to be shown as learned from samples."""
 _SHOWN_WEIGHTS = (100, IDLE)
 _LIST_HEADS = ("LRA", "VERSION", "SAMPLES", "CELLS", "LOAD", "SAVED", "ORIGIN")
 _ORIGIN_HEADS = ("HOST", "SHARE", "DISTANCE", "AGE", "VERSION")
@@ -46,7 +46,7 @@ def origin_parts(found: ModelOrigin) -> list[Part]:
     if found.outcome:
         lines.append(f"the start from other hosts: {found.outcome}")
     if found.looked_unix_s and found.points:
-        lines.append(f"{found.points} places at which at least three of them had an estimate")
+        lines.append(f"{found.points} points at which at least three of them had an estimate")
     parts: list[Part] = [text(*lines)]
     if found.looked_unix_s:
         parts += _host_parts("Hosts that counted", "Hosts that did not count", found)
@@ -59,9 +59,9 @@ def origin_parts(found: ModelOrigin) -> list[Part]:
 
 def _forecast_line(found: ForecastOrigin) -> str:
     if not found.ranked:
-        return f"forecasts of {found.series}: from this host alone; too few others know them"
-    told = f"forecasts of {found.series} began as on other hosts: {', '.join(found.ranked)}"
-    return told if found.in_force else f"{told}; by now this host's own scores decide"
+        return f"forecasts of {found.series}: from this host alone, because too few other hosts have them"
+    told = f"forecasts of {found.series} began with the ranking of other hosts: {', '.join(found.ranked)}"
+    return told if found.in_force else f"{told}; this host's own scores decide now"
 
 
 def _host_parts(counted: str, not_counted: str, found: ModelOrigin | ForecastOrigin) -> Iterator[Part]:
@@ -96,8 +96,8 @@ def model_parts(view: ModelView, everything: bool = False) -> Iterator[Part]:
         )
     else:
         yield text(
-            f"What {s.lra} does undisturbed is not known yet: it takes a while in which batch rests, or {s.lra} is "
-            "well protected."
+            f"The undisturbed performance of {s.lra} is not known yet: perphd needs time in which batch "
+            f"rests or {s.lra} is well protected."
         )
     context = view.context
     yield table(
@@ -109,15 +109,15 @@ def model_parts(view: ModelView, everything: bool = False) -> Iterator[Part]:
     )
     yield text(
         Styled(
-            "*: in force. Bars: █ at least, ▒ between the bounds. Support: samples that speak for a prediction; with "
-            "few, physics alone speaks.",
+            "*: in force. Bars: █ at least, ▒ between the bounds. Support: number of samples behind a prediction; with "
+            "few samples, it comes from physics alone.",
             "dim",
         )
     )
 
 
 def bar(low: float, high: float, most: float) -> str:
-    """``low`` of ``most`` filled, up to ``high`` shaded."""
+    """A bar, filled up to ``low`` and shaded up to ``high``; its full length is ``most``."""
     if not most > 0:
         return "·" * BAR
     full, shaded = (round(BAR * min(max(v / most, 0.0), 1.0)) for v in (low, high))

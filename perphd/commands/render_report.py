@@ -25,7 +25,7 @@ def verdict(report: Report) -> str:
     """The result in one sentence."""
     said = [_observed(lra) for lra in report.lras if lra.observed is not None and lra.predicted is not None]
     said += [
-        f"{lra.lra} was on target in {lra.enforced.pct:.0f} % of the time with perphd enforcing"
+        f"{lra.lra} was on target for {lra.enforced.pct:.0f} % of the time with perphd enforcing"
         for lra in report.lras
         if lra.enforced is not None
     ]
@@ -47,12 +47,12 @@ def facts(report: Report) -> tuple[str, ...]:
     known_h = max((lra.observed.hours for lra in report.lras if lra.observed is not None), default=0.0)
     if report.is_predicted and known_h < LITTLE_H:
         lines.append(
-            f"This is little: the predictions rest on {duration(3600.0 * known_h)} that could be judged, and hold for "
-            "that time alone. A day or more holds the load and the batch that come every day."
+            f"This is a short time: the predictions rest on {duration(3600.0 * known_h)} that could be judged, "
+            "and hold for that time alone. A day or more covers the daily load and batch."
         )
     if report.is_predicted:
         lines.append(
-            f"Predictions for observed time have bands that held in {100 * BAND:.0f} % of simulated weeks and more; "
+            f"Predictions for observed time have bands that held in at least {100 * BAND:.0f} % of simulated weeks; "
             "a trial (perphctl trial) measures instead."
         )
     return tuple(lines)
@@ -84,8 +84,8 @@ def size_tables(sizes: Sequence[SizeRow]) -> list[Part]:
     parts: list[Part] = [table("Sizes", heads, rows, right=range(2, 7)), wrapped(*_confidences(sizes))]
     free = [f"{amount(size, resource)} of {resource}" for resource, size in saved(sizes).items() if size > 0]
     if free:
-        said = "The recommendations reserve less than what is reserved now, by "
-        parts.append(text(f"{said}{' and '.join(free)}. perphctl size says why."))
+        said = "The recommendations would reduce the present reservations by "
+        parts.append(text(f"{said}{' and '.join(free)}. perphctl size gives the reasons."))
     return parts
 
 
@@ -155,7 +155,7 @@ def tables(report: Report) -> list[Part]:
         (lra.lra, str(lra.kept), str(lra.rolled_back)) for lra in report.lras if lra.kept or lra.rolled_back
     ]
     if judged:
-        parts.append(table("What came of it", ("LRA", "KEPT", "ROLLED BACK"), judged, right=(1, 2)))
+        parts.append(table("Outcomes of the actions", ("LRA", "KEPT", "ROLLED BACK"), judged, right=(1, 2)))
     return parts
 
 
@@ -199,9 +199,9 @@ def _observed(lra: LraSummary) -> str:
     assert lra.predicted is not None
     was, band = lra.observed.pct, lra.predicted
     if band.low_pct <= was + _CLEAR_PCT:
-        return f"{lra.lra} was on target in {was:.0f} % of the time, and perphd might not have changed that"
+        return f"{lra.lra} was on target for {was:.0f} % of the time, and perphd might not have changed that"
     return (
-        f"{lra.lra} was on target in {was:.0f} % of the time, with perphd it would have been about {band.pct:.0f} % "
+        f"{lra.lra} was on target for {was:.0f} % of the time, with perphd it would have been about {band.pct:.0f} % "
         f"({band.low_pct:.0f} to {band.high_pct:.0f} %)"
     )
 

@@ -171,7 +171,7 @@ def _score_row(name: str, of: str, score: ModelScore, acting: str) -> tuple[str,
 
 def _scores(rows: Sequence[tuple[str, ...]]) -> Table:
     columns = ("SERIES", "MODEL", "SCORED", "LOSS", "COVERED", "")
-    return table("Models: pinball loss of the 99% bound, and what it covered", columns, rows, right=(2, 3, 4))
+    return table("Models: pinball loss of the 99% bound, and its coverage", columns, rows, right=(2, 3, 4))
 
 
 def _predictor_row(each: PeakOutlook, of: str) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ def _headroom_lines(host: HostHeadroom) -> Iterable[str]:
     for reason, names in absent.items():
         yield f"{', '.join(names)}: {reason}"
     if host.outlook.picked is None:
-        yield f"picked: none: {host.outlook.reason}"
+        yield f"selected: none: {host.outlook.reason}"
     else:
         yield f"picked: {host.outlook.reason}"
     if isinstance(host.headroom, Unavailable):
@@ -208,17 +208,17 @@ def _headroom_lines(host: HostHeadroom) -> Iterable[str]:
         peak, capacity = cell(host.outlook.peak, name), cell(host.capacity, name)
         if host.headroom < 0:
             more = amount(-host.headroom, name)
-            yield f"headroom: none: a peak of {peak} needs {more} more than the {capacity} that there are"
+            yield f"headroom: none: a peak of {peak} needs {more} more than the capacity of {capacity}"
         else:
             yield f"headroom: {amount(host.headroom, name)} of {capacity}, with a peak of {peak}"
         if isinstance(host.others_now, Unavailable):
-            yield "leave room: the store does not have what others than perphd's workloads use"
+            yield "leave room: the store does not contain the use of anything but perphd's workloads"
         elif host.others_now > 0:
             others = amount(host.others_now, name)
-            yield f"leave room: others than perphd's workloads use {others} now, which is not in the store"
+            yield f"leave room: everything but perphd's workloads uses {others} now, which is not in the store"
 
 
 def _notes(ended: Sequence[str], stale: str) -> list[Part]:
-    lines = [f"Not sampled in the last hour: {', '.join(ended)}; name one to see it"] if ended else []
+    lines = [f"Not sampled in the last hour: {', '.join(ended)}; name a workload to see it"] if ended else []
     lines += [stale] if stale else []
     return [wrapped(*lines)] if lines else []

@@ -53,7 +53,9 @@ def report(out: Out, since_s: float, html_path: str | None, store: str | None) -
         found = summarise(read_history(path, since_s))
         sizes = size_rows(histories(place, since_s))
     except PermissionError as exc:
-        raise NotPermitted(f"{path}: this user may not read the store; be root or the daemon's user") from exc
+        raise NotPermitted(
+            f"{path}: this user may not read the store; run as root or as the daemon's user"
+        ) from exc
     if not found.lras:
         text = "no decision about an LRA is stored for this time; declare an LRA, or take a longer --since"
         raise PerphError(f"{path}: {text}")

@@ -46,10 +46,10 @@ def commit(
     """Write one dataset, which becomes readable only when it is complete.
 
     Args:
-        place: where; must hold no committed dataset.
+        place: the destination, which must not contain a committed dataset.
         store: the file of the time-series store; models are in ``models`` beside it.
         what: tables, and ``models``.
-        form: of the tables: csv, jsonl or parquet.
+        form: format of the tables: csv, jsonl or parquet.
         window: rows from the first until before the second of these seconds since the epoch; None: all.
 
     Raises:
@@ -82,20 +82,20 @@ def is_committed(place: Store) -> bool:
 
 
 def ship(to: str, store: str, host: str, every_s: float, form: str, now_s: float) -> Iterator[str]:
-    """Commit every complete window that is missing at the destination, oldest first; a sentence for each.
+    """Commit every complete window that is missing at the destination, oldest first. Yields a sentence for each.
 
     The models go with the newest window.
 
     Args:
         to: folder or URL below which each host has its own.
         store: the file of the time-series store.
-        host: names this host.
-        every_s: length of a window; windows begin at multiples of it since the epoch.
-        form: of the tables.
+        host: name of this host in ``to``.
+        every_s: length of a window in seconds; windows begin at multiples of it since the epoch.
+        form: format of the tables.
         now_s: seconds since the epoch.
 
     Raises:
-        PerphError: as of ``commit``; earlier commits stay.
+        PerphError: see ``commit``; datasets committed before stay.
     """
     if not host or "/" in host or host in (".", ".."):
         raise PerphError(f"{host!r} cannot name a host in a path (allowed: a name without a slash)")

@@ -34,7 +34,11 @@ _config_option = click.option(
     "--machine", default="rdt", show_default=True, help="The machine; perphd sim machines lists them."
 )
 @click.option(
-    "--batch-after", type=Number(0.0), default=30.0, show_default=True, help="Seconds after which batch starts."
+    "--batch-after",
+    type=Number(0.0),
+    default=30.0,
+    show_default=True,
+    help="Seconds after which batch starts.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the simulated noise.")
 @click.option(
@@ -59,7 +63,7 @@ def mount(
 ) -> None:
     """Mount a simulated server on DIRECTORY (empty) until Ctrl-C, SIGTERM or umount.
 
-    Below it lie proc, sys/fs/cgroup, sys/fs/resctrl (machines that have it) and sys/devices/system; a daemon whose
+    It then contains proc, sys/fs/cgroup, sys/fs/resctrl (machines that have it) and sys/devices/system; a daemon whose
     configuration says [host] root = DIRECTORY controls it.
     """
     from perphd.agent.simulated_mount import ServerPlan, machine_names

@@ -154,7 +154,7 @@ def size(out: Out, workload: str | None, form: str | None, last_s: float, store:
 @click.argument("workload", metavar="[WORKLOAD]", required=False)
 @click.option(
     "--horizon", "horizon_s", type=Duration(), default="60s", show_default=True, metavar="TIME",
-    help="How far ahead; only one window, 60s, is supported.",
+    help="Time to forecast; only one window, 60s, is supported.",
 )  # fmt: skip
 @_last("1d")
 @_store
@@ -234,7 +234,7 @@ def read_store(
     """Reservations, and the windows of one workload or of all. ``store``: a file to read instead of the daemon's store.
 
     Raises:
-        UsageError: less than a window.
+        UsageError: ``last_s`` is less than one window.
         PerphError: the store or the daemon cannot be read, or there is no such workload.
     """
     from perphd.commands.reservations import find
@@ -247,7 +247,7 @@ def read_store(
         found = read_windows(place.store, last_s, workload, series)
     except PermissionError as exc:
         raise NotPermitted(
-            f"{place.store}: this user may not read the store; be root or the daemon's user"
+            f"{place.store}: this user may not read the store; run as root or as the daemon's user"
         ) from exc
     if workload is not None and not found.workloads:
         known = ", ".join(found.names)
@@ -328,4 +328,4 @@ def stale(found: StoreWindows) -> str:
     if age_s <= STALE_AFTER_S:
         return ""
     age = f"{age_s / DAY_S:.1f} days" if age_s > DAY_S else f"{age_s / 60:.0f} minutes"
-    return f"The newest sample is {age} old: 'now' and 'next' follow that sample, not the clock"
+    return f"The newest sample is {age} old: 'now' and 'next' refer to the time of that sample"

@@ -24,7 +24,7 @@ def add_store_commands(cli: click.Group) -> None:
         type=click.IntRange(1, 100_000),
         default=1000,
         show_default=True,
-        help="Most rows to return.",
+        help="Maximum number of rows.",
     )
     @click.option("--store", metavar="FILE", help="Read this file instead of asking the daemon.")
     def query(out: Out, sql: str, limit: int, store: str | None) -> None:
@@ -167,7 +167,7 @@ def _configured_store() -> str:
 
 
 def _no_right(store: str) -> NotPermitted:
-    return NotPermitted(f"{store}: this user may not read the store; be root, or use perphctl query")
+    return NotPermitted(f"{store}: this user may not read the store; run as root, or use perphctl query")
 
 
 def _show(out: Out, data: dict[str, Any]) -> None:
@@ -182,4 +182,4 @@ def _show(out: Out, data: dict[str, Any]) -> None:
     shown = [["" if cell is None else str(cell) for cell in row] for row in rows]
     out.show(data, lambda: [table("", data["columns"], shown, right=numbers)])
     if data["truncated"]:
-        out.warn([f"there is more than these {len(rows)} rows: raise --limit, or narrow the query"])
+        out.warn([f"the result has more than these {len(rows)} rows: raise --limit, or narrow the query"])

@@ -16,7 +16,7 @@ _TICKS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """A series. ``style``: a class of the page's style sheet. None breaks the line."""
+    """A series. ``style``: a class of the page's style sheet. A value of None breaks the line."""
 
     label: str
     style: str

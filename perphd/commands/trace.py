@@ -60,7 +60,7 @@ def add_trace_commands(cli: click.Group) -> None:
         try:
             manifest = export_trace(found.store, to, called, requests, every_s)
         except PermissionError as exc:
-            raise NotPermitted(f"{found.store}: this user may not read the store; be root") from exc
+            raise NotPermitted(f"{found.store}: this user may not read the store; run as root") from exc
         rows = {part.source: part.rows for part in manifest.parts}
         out.say(
             {"place": str(to), "node": called, "format": form, "rows": rows, "bytes": manifest.bytes},

@@ -47,7 +47,7 @@ def trial() -> None:
     "bound_pct",
     type=Number(),
     metavar="PERCENT",
-    help="Excess over the target that ends the trial [default: 25].",
+    help="Excess over the target, in per cent, that ends the trial [default: 25].",
 )
 @click.option("--seed", type=int, help="Seed of the random order [default: random, and recorded].")
 def start(

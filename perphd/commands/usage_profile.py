@@ -93,7 +93,7 @@ def _own(out: Out, path: str | None) -> UsageProfile:
     try:
         there = file.exists()
     except PermissionError as exc:
-        raise NotPermitted(f"{file}: this user may not read it; be root") from exc
+        raise NotPermitted(f"{file}: this user may not read it; run as root") from exc
     if not there:
         raise PerphError(
             f"{file}: there is no usage profile yet; the forecast worker writes it every half hour"

@@ -46,7 +46,7 @@ class Share(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Workloads that may use the same CPUs or ways. ``letter`` replaces the colour if there is none."""
+    """Workloads that may use the same CPUs or ways. ``letter`` replaces the colour on displays without colours."""
 
     letter: str
     name: str

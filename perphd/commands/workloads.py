@@ -101,7 +101,9 @@ def add_lra(
     type=Number(),
     help="Guaranteed CPU time, in CPUs [default: no guarantee, but it keeps one core].",
 )
-@click.option("--min-memory", metavar="SIZE", help="Never limit its memory below this, e.g. 1G [default: 0].")
+@click.option(
+    "--min-memory", metavar="SIZE", help="Never limit its memory below this size, e.g. 1G [default: 0]."
+)
 def add_batch(out: Out, name: str, cgroup: str, **keys: Any) -> None:
     """Let the work in CGROUP give way to LRAs.
 
@@ -152,7 +154,7 @@ def push(out: Out, name: str, **readings: float | None) -> None:
     if not given:
         raise click.UsageError("give at least one reading, e.g. --work-rate 1200")
     answer = out.client.send("POST", f"workloads/{_quoted(name)}/sli", given)
-    out.say(answer, f"{name}: taken")
+    out.say(answer, f"{name}: readings accepted")
 
 
 def _add(out: Out, body: dict[str, Any]) -> None:

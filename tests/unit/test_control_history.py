@@ -67,7 +67,7 @@ def test_exports_are_taken_in_once_and_merge_beside_the_history(history: str, tm
     )
     assert "written" in ok(run("history", "export", export, "--file", history))
     assert "rows" in ok(run("history", "import", export, "--file", other))
-    assert "taken in before, nothing changed" in ok(run("history", "import", export, "--file", other))
+    assert "imported before, nothing changed" in ok(run("history", "import", export, "--file", other))
     assert "written" in ok(run("history", "merge", both, export, export))
     assert Path(both).read_text() == Path(export).read_text()
     one = ok(run("predict", "--file", history, "--name", "report"))
@@ -75,7 +75,7 @@ def test_exports_are_taken_in_once_and_merge_beside_the_history(history: str, tm
     assert "deleted: 4 rows" in ok(run("history", "clear", "name=report", "--file", other))
     assert run("predict", "--file", other, "--name", "report").exit_code == 1
     ok(run("history", "clear", "--all", "--file", other))
-    assert "taken in before" not in ok(run("history", "import", export, "--file", other))
+    assert "imported before" not in ok(run("history", "import", export, "--file", other))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_exports_are_taken_in_once_and_merge_beside_the_history(history: str, tm
         (("predict",), 2, "describe the job: --user"),
         (("predict", "--command", "'"), 2, "No closing quotation"),
         (("predict", "--hour", "24"), 2, "--hour"),
-        (("history", "record", "--user", "ada"), 2, "give what it used: --run-time"),
+        (("history", "record", "--user", "ada"), 2, "give at least one of --run-time"),
         (("history", "clear",), 2, "give either a PREFIX or --all"),
         (("history", "clear", "x", "--all"), 2, "give either a PREFIX or --all"),
         (("history", "import", "/nowhere.jsonl"), 1, "/nowhere.jsonl: cannot be read: No such file"),

@@ -148,9 +148,9 @@ def test_refusals(store: str, words: tuple[str, ...], code: int, says: str):
 def test_headroom_that_is_none_and_use_by_others_are_said(store: str, served: Served):
     shown = " ".join(ok(run("headroom", "--store", store, "--cores", "0.5")).split())
     assert re.search(
-        r"headroom: none: a peak of \S+cores needs \S+cores more than the 0.50cores that there are", shown
+        r"headroom: none: a peak of \S+cores needs \S+cores more than the capacity of 0.50cores", shown
     )
-    assert "the store does not have what others" in shown
+    assert "the store does not contain the use of anything but" in shown
     made(Path(served.config.store_path), 700, {"db": usual(constant(1.0), constant(GIB))})
     known = served.agent.status()
     held = sum(value_or(each.sample.memory_current_bytes, 0.0) for each in known.workloads if each.sample)
@@ -160,8 +160,8 @@ def test_headroom_that_is_none_and_use_by_others_are_said(store: str, served: Se
     )
     served.agent.status = lambda: replace(known, host=account)  # type: ignore[method-assign]
     said = " ".join(ok(run("headroom", socket=served.socket)).split())
-    assert "others than perphd's workloads use 2.00cores now, which is not in the store" in said
-    assert "others than perphd's workloads use 7.0GiB now" in said
+    assert "everything but perphd's workloads uses 2.00cores now, which is not in the store" in said
+    assert "everything but perphd's workloads uses 7.0GiB now" in said
 
 
 def test_a_format_is_printed(store: str):
@@ -183,7 +183,7 @@ def test_too_short_a_history(tmp_path: Path):
     assert "cpu: no recommendation: 12 of 60 windows: 48 more minutes of samples" in shown
     assert "db: no forecast" in ok(run("forecast", "--store", path))
     headroom = ok(run("headroom", "--store", path))
-    assert "picked: none: 12 of 121 windows" in headroom
+    assert "selected: none: 12 of 121 windows" in headroom
     refused = run("size", "--format", "yarn", "--store", path)
     assert refused.exit_code == 1
     assert "nothing can be recommended: 12 of 60 windows" in refused.stderr

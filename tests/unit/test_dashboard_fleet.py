@@ -53,7 +53,7 @@ async def test_without_an_extender_the_page_says_so() -> None:
         await FleetPage("http://127.0.0.1:9").read()
     told = CliRunner().invoke(cli, ["dashboard", "--extender", "ftp://x"])
     assert told.exit_code != 0
-    assert "allowed are http:// and https://" in told.output
+    assert "must begin with http:// or https://" in told.output
 
 
 @asynccontextmanager

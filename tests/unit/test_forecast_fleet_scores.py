@@ -477,11 +477,11 @@ def test_forecast_origins_are_shown(tmp_path: Path, fleet: list[Contribution]) -
     found = ModelOrigin("pi", "batch has no model", forecasts=worker.origins("db"))
     shown = plain(origin_parts(found))
     assert "pi: batch has no model" in shown
-    assert "forecasts of cpu_usage_cores began as on other hosts: " in shown
+    assert "forecasts of cpu_usage_cores began with the ranking of other hosts: " in shown
     assert "Hosts that counted for the forecasts of cpu_usage_cores" in shown
     assert "h5" in shown
     over = replace(found.forecasts[0], in_force=False)
-    assert "by now this host's own scores decide" in plain(origin_parts(replace(found, forecasts=(over,))))
+    assert "this host's own scores decide now" in plain(origin_parts(replace(found, forecasts=(over,))))
     assert decode(ModelOrigin, encode(found)) == found
     assert worker.origins("nobody") == ()
 

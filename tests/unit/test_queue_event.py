@@ -105,7 +105,7 @@ async def test_an_event_outlives_the_daemon_and_can_be_ended(tmp_path: Path) -> 
     left = await queue.end_event()
     assert left is not None
     assert left.over_unix_s == world.now_s + 300.0
-    assert "ended; copper gets 10% of its offer, all of it in 5 m" in event_text(left, world.now_s)
+    assert "ended; copper gets 10% of its offer now, and all of it in 5 m" in event_text(left, world.now_s)
     world.now_s += 301.0
     assert queue.copper_share == 1.0
     queue.close()
@@ -194,7 +194,7 @@ async def test_what_is_published(tmp_path: Path) -> None:
     assert summary.counts == {"running": 1, "queued": 1}
     assert queue_lines(summary, world.now_s) == [
         "queue: 1 queued, 1 running (perphctl jobs)",
-        "event (sale): copper gets 50% of its offer for 10 min more, and comes back within 60 s after that",
+        "event (sale): copper gets 50% of its offer for 10 min more, and all of it within 60 s after that",
     ]
     page = Page()
     add_queue(page, summary)

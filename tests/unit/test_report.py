@@ -110,11 +110,11 @@ def test_in_observe_it_says_what_was_and_what_would_have_been(tmp_path: Path) ->
 def test_predictions_from_little_time_say_so(tmp_path: Path) -> None:
     store = store_of(tmp_path / "s.db", Mode.OBSERVE, lambda s: 5.0)
     report = summarise(read_history(store, 1e6))
-    assert any("This is little: the predictions rest on" in line for line in facts(report))
+    assert any("This is a short time: the predictions rest on" in line for line in facts(report))
     (db,) = report.lras
     assert db.observed is not None
     whole = replace(report, lras=(replace(db, observed=replace(db.observed, windows=24 * 3600)),))
-    assert not any("This is little" in line for line in facts(whole))
+    assert not any("This is a short time" in line for line in facts(whole))
 
 
 def test_in_enforce_it_says_what_happened_and_predicts_nothing(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_in_enforce_it_says_what_happened_and_predicts_nothing(tmp_path: Path) -
     assert not report.is_predicted
     assert report.batch.predicted_pct is None
     assert (
-        verdict(report) == f"db was on target in {db.enforced.pct:.0f} % of the time with perphd enforcing."
+        verdict(report) == f"db was on target for {db.enforced.pct:.0f} % of the time with perphd enforcing."
     )
 
 

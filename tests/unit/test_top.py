@@ -72,7 +72,7 @@ def test_cores_fit_any_terminal(count: int, width: int, most: int) -> None:
 def test_ways_of_a_cache() -> None:
     found = replace(status(pi=Settings(llc_masks=((0, 0b0011),))), llc_ways=6, llc_shareable=0b100000)
     line = ways_strip(view_of(found, TOPOLOGY, 0.0), 73)
-    assert text_of(line) == "L3 0 ++####  underlined: devices, too"
+    assert text_of(line) == "L3 0 ++####  underlined: used by devices, too"
     assert [style for piece, style in line if "underline" in style]
 
 
@@ -363,7 +363,7 @@ async def test_without_a_store_everything_else_is_shown(tmp_path: Path) -> None:
         async with Top(Source(Client(served.socket)), 0.1).run_test(size=(80, 24)) as pilot:
             app = pilot.app
             assert isinstance(app, Top)
-            await until(pilot, lambda: "without the past: " in shown(app, "message"))
+            await until(pilot, lambda: "the past is unavailable: " in shown(app, "message"))
             assert row_of(app, "lras", "db")[1] == "slow: CPU"
 
 

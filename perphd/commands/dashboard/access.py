@@ -58,7 +58,7 @@ class Sessions:
     """Tokens and sessions of one server.
 
     Args:
-        on_used: called with the next token after one was used; None: there is no next one.
+        on_used: called with the next token after a token was used; None: there is only one token.
         now_s: a monotonic clock.
     """
 
@@ -72,7 +72,7 @@ class Sessions:
 
     @property
     def token(self) -> str:
-        """The token of the valid link; empty if it was used and there is no next one."""
+        """The token of the valid link; empty if it was used and there is no next token."""
         return self._token
 
     def exchange(self, token: str) -> str:
@@ -121,7 +121,7 @@ def check_host(host: str) -> None:
     if name.lower() not in LOOPBACK_NAMES:
         allowed = ", ".join(sorted(LOOPBACK_NAMES))
         raise RequestRefused(
-            403, f"The dashboard answers to {allowed} alone, not to {host[:80] or 'no name'}."
+            403, f"The dashboard answers only to {allowed}, not to {host[:80] or 'no name'}."
         )
 
 

@@ -73,7 +73,7 @@ class Api:
     async def _explain(self, query: Mapping[str, str]) -> Any:
         """Explain a workload now, or the decision in force at a moment, from the daemon or the store."""
         name = query.get("workload", "")
-        # The time of a decision is rounded: search slightly later, or an earlier decision is found.
+        # The time of a decision is rounded: search slightly later; otherwise an earlier decision is found.
         at_s = number(query, "at", 0.0, 1.0, 1e12) + ROUNDED_S if "at" in query else None
         at = None if at_s is None else f"{at_s:.3f}"
         data = await self._daemon.get("explain", workload=name, at=at, limit=REMEMBERED)
@@ -96,7 +96,7 @@ class Api:
         return explain_parts([item for item in found if item is not None], offset_s, verbose=True)
 
     async def _then(self, at_s: float) -> tuple[AgentStatus, float, float]:
-        """The stored status at a moment, the daemon's clock then, and its offset to the epoch."""
+        """The stored status at a moment, the daemon's clock at that moment, and its offset to the epoch in seconds."""
         data = await self._daemon.get("past", at=f"{at_s:.3f}")
         clock = data["clock"]
         return (

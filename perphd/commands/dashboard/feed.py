@@ -38,7 +38,7 @@ class Feed:
     """Distributes the daemon's events to viewers.
 
     Args:
-        socket: the daemon's.
+        socket: path of the daemon's socket.
         picture: queries the daemon and makes the page's data.
         announced: converts an event for the page, or returns None to hide it; its second argument is the
             offset to the epoch.

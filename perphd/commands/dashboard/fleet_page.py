@@ -21,7 +21,7 @@ KEPT_S: Final = 2.0
 
 
 class FleetPage:
-    """Queries the extender at this address, which is empty if the operator named none."""
+    """Queries the extender at ``url``, which is empty if no extender is configured."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")

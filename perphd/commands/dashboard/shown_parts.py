@@ -22,7 +22,7 @@ TONES: Final = {
 
 
 def shown(parts: Iterable[Part], caption: str = "") -> list[dict[str, Any]]:
-    """The parts in order. ``caption``: for tables without a title."""
+    """The parts in order. ``caption``: title of the tables that have none."""
     return [_table(part, caption) if isinstance(part, Table) else _lines(part.lines) for part in parts]
 
 

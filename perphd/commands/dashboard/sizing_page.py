@@ -23,7 +23,9 @@ from perphd.sizing.shaper import Resource
 
 LAST_S: Final = 7 * 86_400.0
 KEPT_S: Final = 60.0
-"""Lifetime of a computed page; forecasts cover one window of 60 s, so more frequent updates would show nothing new."""
+"""Seconds for which a page is reused; forecasts cover one window of 60 s, so more frequent updates would show nothing
+new.
+"""
 COLUMNS: Final = (
     "WORKLOAD", "RESERVED", "NOW", "P50", "P95", "P99", "MAX", "NEXT 60 S", "RECOMMENDED", "RECLAIMABLE",
 )  # fmt: skip

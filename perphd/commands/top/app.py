@@ -34,7 +34,7 @@ RETRY_S: Final = 2.0
 """Pause before the next attempt to reach a daemon that does not answer."""
 HISTORY_EVERY_S: Final = 10.0
 STEPS: Final = 60
-"""Step through the past, as a part of the visible span."""
+"""Number of steps through the past that make up the visible span."""
 JUST_AFTER_S: Final = 0.01
 """Seconds after a change at which it is shown."""
 _STYLES: Final = """
@@ -60,7 +60,7 @@ class Top(App[None]):
     """The screen.
 
     Args:
-        source: asks the daemon. interval_s: time between two updates.
+        source: queries the daemon. interval_s: seconds between two updates.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -158,7 +158,7 @@ class Top(App[None]):
         try:
             return await asyncio.to_thread(ask)
         except PerphError as exc:
-            self.state.said = f"without the past: {clean(str(exc))}"
+            self.state.said = f"the past is unavailable: {clean(str(exc))}"
             return None
 
     def _hear(self) -> None:
@@ -207,7 +207,7 @@ class Top(App[None]):
         except PerphError as exc:
             self.say(str(exc))
             return
-        self.push_screen(Reading.of_parts(f" why {clean(name)} has what it has ", parts))
+        self.push_screen(Reading.of_parts(f" settings of {clean(name)}, explained ", parts))
 
     def action_help(self) -> None:
         """Show the keys."""
@@ -274,7 +274,7 @@ class Top(App[None]):
         if before:
             self._go(before[-1] + JUST_AFTER_S)
         else:
-            self.say(f"no change in the {self.state.span} before; + looks further back")
+            self.say(f"no change in the {self.state.span} before this moment; + looks further back")
 
     async def action_change_after(self) -> None:
         """Go to the next change, or back to now."""

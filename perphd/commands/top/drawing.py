@@ -16,7 +16,7 @@ BARS: Final = "▁▂▃▄▅▆▇█"
 LINE_BARS: Final = len(BARS) // 2
 """Number of bar glyphs below the target line."""
 SCALE: Final = 4 / 3
-"""Multiple of the target at which a bar is full; it is empty at the target divided by it."""
+"""Multiple of the target at which a bar is full. At the target divided by this number, the bar is empty."""
 GOOD: Final = "green"
 BAD: Final = "red"
 _LRA_STYLES: Final = (
@@ -78,7 +78,7 @@ def ways_strip(view: View, width: int) -> Line:
         line += [("  ", "")] if line else []
         line += [(f"L3 {strip.domain} ", "dim"), *_ways(strip, view.owners, styles)]
     if any(any(strip.shareable) for strip in view.ways):
-        line.append(("  underlined: devices, too", "dim"))
+        line.append(("  underlined: used by devices, too", "dim"))
     return _cut(line, width)
 
 

@@ -18,7 +18,7 @@ from perphd.control.table import Part, rich_parts
 KEYS = """\
  q            quit                      ?          this page
  arrows       choose a workload         Tab        LRAs or batch
- Enter        why it has what it has, with the alternatives
+ Enter        explain its settings, with the alternatives
  s            sort: as configured, attention, name, use
  /            show only names that contain a text; Esc shows all
  + -          length of the history: 15m, 1h, 6h, 24h, 7d
@@ -31,7 +31,7 @@ KEYS = """\
 
  HISTORY: a bar per time slot. Bars in the upper half (green) are on target,
  in the lower half (red) below it. A full bar is 4/3 of the target.
- CORES, WAYS: a letter for whoever may use it; + is shared by LRAs and batch.
+ CORES, WAYS: the letter of its user; + is shared by LRAs and batch.
 """
 
 

@@ -34,7 +34,7 @@ class State:
         return list(self.heard)
 
     def take_stored(self, stored: list[EventLine]) -> None:
-        """Events from before this program started or while the daemon did not answer, newest first."""
+        """Add events from before this program started, or from a time when the daemon did not answer; newest first."""
         known = {(round(item.at_unix_s), item.text) for item in self.heard}
         missed = [item for item in stored if (round(item.at_unix_s), item.text) not in known]
         self.heard = deque(
