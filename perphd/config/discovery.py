@@ -21,7 +21,7 @@ from perphd.host.fs import KernelFs
 from perphd.host.lookup import Container, Lookup, Pod
 
 MAX_INSTANCES: Final = 64
-"""Maximum number of workloads from one match with wildcards: the first by path."""
+"""Maximum number of workloads from one match with wildcards; the first ones by path are accepted."""
 _SHOWN: Final = 3
 
 
@@ -203,9 +203,9 @@ class Discovery:
             else:
                 safe.append(hit)
         if refused:
-            more = f" (nor are {len(refused) - 1} more)" if len(refused) > 1 else ""
+            more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
             said = (
-                f"not every group found by {match} is not all taken: {refused[0]}{more}; rename or remove it"
+                f"not every group found by {match} can be accepted: {refused[0]}{more}; rename or remove it"
             )
             problem = f"{problem}; {said}" if problem else said
         return safe, problem
@@ -269,7 +269,7 @@ class Discovery:
 
 
 def _refusal(cgroup: str, name: str, own: Sequence[str], taken: Mapping[str, str], names: set[str]) -> str:
-    """Why this control group is refused; empty if it is accepted. ``name``: of one of many instances."""
+    """Why this control group is refused; empty if it is accepted. ``name``: the name of one of many instances."""
     for path in own:
         if path == cgroup or is_inside(path, cgroup):
             return f"{cgroup} contains perphd itself (it runs in {path})"

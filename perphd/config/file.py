@@ -69,7 +69,7 @@ class DaemonConfig:
     period_s: float = setting(1.0, "time between two samples", low=0.1, high=60.0, unit="s")
     attentive_period_s: float = setting(
         0.25,
-        "the same after an event (batch has started, a change is being judged, an LRA degrades), if that is shorter; "
+        "time between samples after an event (batch starts, a change is judged, an LRA degrades), if it is shorter; "
         "not while an LRA's indicators are pushed, come from a file or a command, or have few requests behind them",
         low=0.1,
         high=60.0,
@@ -100,7 +100,7 @@ class DaemonConfig:
     )
     on_restart: Literal["restore", "keep"] = setting(
         "keep",
-        "the same when systemd stops the daemon only to start it again (systemctl restart; an upgrade of "
+        "like on_stop, when systemd stops the daemon only to start it again (systemctl restart; an upgrade of "
         "the Debian package restores everything)",
     )
     pause_file: str = setting(

@@ -62,7 +62,7 @@ def _take_out(raw: dict[str, Any], key: str, *, whole: bool) -> bool:
         return False
     holder, step = path[-1]
     if isinstance(holder, list) and isinstance(step, int):
-        # Later elements keep their numbers: a valid placeholder takes its place.
+        # Later elements must keep their numbers, so a valid placeholder takes the place of the removed one.
         name = f"taken-out-{path[-2][1]}-{step}"
         stand_in = {"name": name, "cgroup": f"/{name}"}
         if path[-2][1] == "notify":
@@ -72,9 +72,7 @@ def _take_out(raw: dict[str, Any], key: str, *, whole: bool) -> bool:
         holder[step] = stand_in
     else:
         del holder[step]
-        if (
-            step == "match" and "cgroup" not in holder
-        ):  # a workload without either would be another mistake
+        if step == "match" and "cgroup" not in holder:  # a workload without either would be another mistake
             holder["cgroup"] = f"/taken-out-{key}"
     for place, step in path:
         if step == "sli":  # a latency objective is not checked without its source

@@ -4,11 +4,11 @@ Their keys are read like those of a ``[[lra]]`` or ``[[batch]]`` table, with the
 the operator permits each kind in ``[opt_in]``, and some keys are reserved for the operator in any case.
 
 * A unit's files in the system's folders belong to root: anybody who can write them can run commands as root anyway.
-Even so, only the operator may set keys that rank a workload above others (``priority``, ``mode``, floors of batch,
-other bands) and which commands perphd runs. * Anyone who may start a container or a pod can write labels and
-annotations, without rights on the host. They cannot make perphd read a file or open a connection, and cannot ask for
-more than the defaults. In Kubernetes the pod is the workload, with all of its containers; keys may be written with
-dashes there (``perphd.io/tolerance-pct``).
+  Even so, only the operator may set keys that rank a workload above others (``priority``, ``mode``, floors of batch,
+  other bands) and keys that name commands for perphd to run.
+* Anyone who may start a container or a pod can write labels and annotations, without rights on the host. They cannot
+  make perphd read a file or open a connection, and cannot ask for more than the defaults. In Kubernetes the pod is the
+  workload, with all of its containers; keys may be written with dashes there (``perphd.io/tolerance-pct``).
 """
 
 from __future__ import annotations
@@ -273,12 +273,12 @@ def _check_grants(spec: WorkloadSpec, origin: _Origin) -> None:
         raise ConfigError("", _LATENCY, problem, "only with the operator's consent")
     if asked_ms is not None and asked_ms < least_ms:
         problem = f"{asked_ms:g} is less than least_latency_ms allows in {DECLARATION}"
-        raise ConfigError("", _LATENCY, problem, f"a number from {least_ms:g} on")
+        raise ConfigError("", _LATENCY, problem, f"{least_ms:g} or more")
     for item in fields(Objective):
         usually, asked = getattr(Objective(), item.name), getattr(spec.objective, item.name)
         if item.name.endswith("tolerance_pct") and asked < usually:
             problem = f"{asked:g} is stricter than the default, which is reserved for the operator"
-            raise ConfigError("", item.name, problem, f"a number from {usually:g} on")
+            raise ConfigError("", item.name, problem, f"{usually:g} or more")
 
 
 def _reserved(origin: _Origin) -> str:

@@ -23,7 +23,7 @@ ABOUT = {
     "daemon": "How the daemon runs.",
     "isolation": "How settings are written.",
     "store": "The local time-series store behind perphctl query and perphctl export.",
-    "policy": "What the policy may do, and with which confidence. Its thresholds and delays are below Tuning.",
+    "policy": "What the policy may do, and with which confidence. Its thresholds and delays are under Tuning.",
     "host": "The controlled host.",
     "federated": "Statistics that hosts exchange about the same applications, as files in a folder that you share or "
     "copy. Off by default. See docs/how-to/federated-models.md.",

@@ -59,7 +59,7 @@ def for_restore(
             return RestorePlace(state_dirs, HostConfig().root, not known)
         warn(f"{exc}; using the state directory {named}, which it names or which is the default")
     if kind == _SIMULATED:
-        # Only daemons of real hosts register. What one of them left is restored, whatever the file says by now.
+        # Only daemons of real hosts register. The values that they left are restored, regardless of the present file.
         return RestorePlace(known) if known else RestorePlace((named,), root, is_simulated=True)
     others = () if root else tuple(other for other in known if other != os.path.realpath(named))
     return RestorePlace((named, *others), root)

@@ -378,7 +378,7 @@ _KINDS: Mapping[str, _Text] = {
     "name": _Text(_name, "1 to 63 letters, digits and _ . @ -, beginning with a letter or digit"),
     "devices": _Text(_devices, 'names of network devices between commas, e.g. "eth0"'),
     "rate": _Text(
-        _rate, f'"0", or bytes per second from {MIN_EGRESS_BYTES} on, as a size in quotes, e.g. "100M"'
+        _rate, f'"0", or at least {MIN_EGRESS_BYTES} bytes per second, as a size in quotes, e.g. "100M"'
     ),
     "window": _Text(_window, WINDOW_ALLOWED),
     "optional-command": _Text(

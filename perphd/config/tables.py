@@ -191,7 +191,8 @@ class FederatedConfig:
         kind="optional-path",
     )
     contribute: bool = setting(
-        False, "write this host's own contribution into the folder whenever models are saved: estimates, no samples"
+        False,
+        "write this host's own contribution into the folder whenever models are saved: estimates, no samples",
     )
     expire_days: float = setting(
         30.0, "age from which a contribution is ignored", low=0.01, high=3650.0, unit="days", expert=True
@@ -221,14 +222,19 @@ class NetworkConfig:
         "saturated_pct, until it has been filled to less than release_pct for release_s",
     )
     saturated_pct: float = setting(
-        85.0, "share of a link's speed from which it counts as full", low=10.0, high=100.0, unit="%", expert=True
+        85.0,
+        "share of a link's speed from which it counts as full",
+        low=10.0,
+        high=100.0,
+        unit="%",
+        expert=True,
     )
     release_pct: float = setting(
-        60.0, "share below which it counts as free again", low=1.0, high=100.0, unit="%", expert=True
+        60.0, "share below which a link counts as free again", low=1.0, high=100.0, unit="%", expert=True
     )
     release_s: float = setting(
         30.0,
-        "time for which it must be free before the ceiling is removed",
+        "time for which a link must be free before the ceiling is removed",
         low=0.0,
         high=3600.0,
         unit="s",
@@ -352,7 +358,7 @@ class OptInConfig:
     )
     bands: str = setting(
         "",
-        "the bands that these may claim besides the usual ones (silver for an LRA, copper for batch); empty: none",
+        "further bands that such workloads may claim, besides silver for an LRA and copper for batch; empty: none",
         kind="bands",
     )
 
@@ -460,7 +466,7 @@ class WakeConfig:
     )
     window_ms: int = setting(
         500,
-        "the window; without CAP_SYS_RESOURCE the kernel accepts only multiples of 2000, and 2000 is used "
+        "its length; without CAP_SYS_RESOURCE the kernel accepts only multiples of 2000, and 2000 is used "
         "instead",
         low=500,
         high=10000,

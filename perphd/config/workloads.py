@@ -22,7 +22,7 @@ MAX_VERSION_FROM = 1000
 _NAME_DOC = "its name everywhere: commands, metrics, records"
 _CGROUP_DOC = (
     "its control group: the path below the cgroup root, the same in every hierarchy; perphd waits for it if "
-    "it does not exist. This or match"
+    "it does not exist. Give either cgroup or match"
 )
 _MATCH_DOC = (
     "the search for its control group, as unit:NAME, slice:NAME, cgroup:/PATH, container:NAME, "
@@ -164,7 +164,7 @@ class BatchTable:
         unit="s",
     )
     min_memory_bytes: int = setting(
-        0, "its memory.high is never set below this", kind="size", key="min_memory"
+        0, "its memory.high is never set below this size", kind="size", key="min_memory"
     )
     band: Literal["silver", "copper"] | None = setting(
         None,

@@ -345,7 +345,7 @@ def test_a_name_that_is_no_text_is_told_and_keeps_no_other_from_being_found(
     assert told.isprintable()
     assert looked.look(declared, []).problems == found.problems, "the same sentence, which is logged once"
     os.mkdir(odd + b"2")
-    assert "nor are 1 more" in looked.look(declared, []).problems["job"]
+    assert "and 1 more" in looked.look(declared, []).problems["job"]
 
 
 def test_the_number_of_instances_is_bounded(tmp_path: Path) -> None:

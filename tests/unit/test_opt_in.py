@@ -377,7 +377,7 @@ def test_a_container_asks_for_no_more_than_is_usual_and_names_nothing_to_read(tm
     for key, allowed in (("tolerance_pct", 10), ("delay_tolerance_pct", 50)):
         text = said(kind="lra", **{key: "1"}).problems[DECLARATION]
         assert f"perphd.io/{key}: 1 is stricter than the default" in text
-        assert f"(allowed: a number from {allowed} on)" in text
+        assert f"(allowed: {allowed} or more)" in text
     for key in ("sli__source", "min_work_rate_per_s", "version_from", "cgroup", "name"):
         assert "may not be set by a container" in said(kind="lra", **{key: "mysql"}).problems[DECLARATION]
 
