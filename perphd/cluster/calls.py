@@ -101,7 +101,7 @@ def filter_call(data: bytes) -> SchedulerCall:
 
 
 def json_value(data: bytes) -> Any:
-    """The JSON value of another call. Raises ExtenderError if it is none."""
+    """The JSON value of another call. Raises ExtenderError if it is not JSON."""
     return _read(_ANYTHING, data)
 
 

@@ -41,7 +41,7 @@ class Rewriting:
 
 
 def rewriting(pod: Any, namespace: str) -> Rewriting:
-    """The patch that rewrites a new pod. ``namespace``: where it is created.
+    """The patch that rewrites a new pod. ``namespace``: the pod's namespace.
 
     Raises:
         ExtenderError: it is not a valid pod.
@@ -62,7 +62,7 @@ def rewriting(pod: Any, namespace: str) -> Rewriting:
 
 
 def _rewritten(container: Any) -> dict[str, Any] | None:
-    """The container's new resources; None if they stay."""
+    """The container's new resources; None if they stay unchanged."""
     before = optional(container, "resources") if isinstance(container, Mapping) else {}
     requests, limits = dict(optional(before, "requests")), dict(optional(before, "limits"))
     is_changed = False

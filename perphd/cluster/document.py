@@ -16,8 +16,8 @@ NODE_TTL_S: Final = 30.0
 
 
 def is_current(made_s: float, ttl_s: float, now_s: float) -> bool:
-    """True if less than ``ttl_s`` has passed. False for a time further in the future, which means that the clock was
-    set back.
+    """True if less than ``ttl_s`` has passed. False also if ``made_s`` is more than ``ttl_s`` in the future, because
+    the clock was then set back.
     """
     return abs(now_s - made_s) <= ttl_s
 
@@ -34,8 +34,9 @@ class NodeAmounts:
 class ResourceForecast:
     """Forecast use of ``cpu`` or ``memory`` by all workloads together (CPUs or bytes).
 
-    ``mean``, ``p99``: of the maximum in the next minute, summed over the workloads' own bounds. ``sd``: from both.
-    ``peak``: maximum within the next hour, by the back-tested predictor ``predictor``.
+    ``mean``, ``p99``: mean and 99th percentile of the maximum in the next minute, summed over the workloads. ``sd``:
+    standard deviation that follows from both. ``peak``: maximum within the next hour, by the back-tested predictor
+    ``predictor``.
     """
 
     resource: str
@@ -50,10 +51,10 @@ class ResourceForecast:
 class CopperRoom:
     """Capacity for copper, from reserved but unused resources. Only published; has no effect on the host.
 
-    ``offered``: for all of copper. ``used``: by running copper. ``allocatable``: left for a new pod. ``margin``: held
-    back for forecast errors. ``source``: ``queue`` (the batch queue's back-tested offer) or ``forecast``. ``reason``:
-    why the capacity is less than expected; empty if it is not. ``starved_s``: the longest time, up to now, for which a
-    copper workload has waited for a CPU without getting any.
+    ``offered``: capacity for all of copper. ``used``: the part that running copper uses. ``allocatable``: the part left
+    for a new pod. ``margin``: capacity held back for forecast errors. ``source``: ``queue`` (the batch queue's
+    back-tested offer) or ``forecast``. ``reason``: why the capacity is less than expected; empty if it is not.
+    ``starved_s``: the longest time, up to now, for which a copper workload has waited for a CPU without getting any.
     """
 
     offered: NodeAmounts
@@ -159,9 +160,9 @@ class HeldAmount:
 
 @dataclass(frozen=True, slots=True)
 class PodLoss:
-    """Cost of a pod for one LRA: the share of its predicted score, under the protection in force.
+    """Cost of a pod for one LRA: the share of its predicted score that it loses under the protection in force.
 
-    ``effect``: under the best possible protection; None unless that was requested.
+    ``effect``: the prediction under the best possible protection; None unless that was requested.
     """
 
     lra: str

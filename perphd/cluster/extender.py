@@ -52,7 +52,10 @@ Table: TypeAlias = NDArray[np.float64]
 
 
 class KnownNodes:
-    """The newest document of every node, as profiles in columns, and the slots held there: all replicas agree."""
+    """The newest document of every node, as profiles in columns, and the slots held there.
+
+    All replicas know the same.
+    """
 
     def __init__(self) -> None:
         self.documents: dict[str, NodeDocument] = {}

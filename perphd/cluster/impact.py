@@ -91,7 +91,7 @@ def pod_impact(
 ) -> PodImpact:
     """The effect on every LRA and the node if the pod started now.
 
-    ``use``: that of the snapshot, if the caller knows it. ``scores``: kept from one question to the next.
+    ``use``: the snapshot's use, if the caller knows it. ``scores``: kept from one question to the next.
     """
     scores = scores if scores is not None else PresentScores()
     pod = question.amounts
@@ -114,7 +114,7 @@ def pod_impact(
         after = before * (1.0 - loss)
         suffered += max(0.0, 1.0 - after)
         if answer is None and after < 1.0 and loss > NEGLIGIBLE_LOSS:
-            reasons.append(f"{name} would reach {after:.0%} of its target as it is protected now")
+            reasons.append(f"{name} would reach {after:.0%} of its target with its present protection")
     reasons += _room(question, ledger)
     use = use if use is not None else node_use(snapshot, facts.forecasts, facts.decisions)
     running = [
@@ -151,8 +151,8 @@ def _room(question: PodQuestion, ledger: HostLedger) -> list[str]:
     )
     if question.amounts.fits(left):
         return []
-    words = "copper may still take" if copper else "are not reserved"
-    return [f"it asks for {question.amounts}, and {left} {words}"]
+    words = "copper may still take" if copper else "the unreserved capacity is"
+    return [f"it requests {question.amounts}, and {words} {left}"]
 
 
 def _loss(

@@ -57,7 +57,7 @@ NEXT_S: Final = 60.0
 HORIZON_S: Final = 3600.0
 SERIES: Final = {"cpu": "cpu_usage_cores", "memory": "memory_working_set_bytes"}
 WORKLOADS: Final = "workloads of this node"
-"""Holder in the ledger of the configured workloads' reservations."""
+"""Name under which the ledger holds the configured workloads' reservations."""
 _NO_SAMPLE: Final = Unavailable("it is not running")
 _NO_MODEL: Final = Unavailable("the model has not learned it yet")
 NO_FORECAST: Final = Unavailable("no forecast: [forecast] is off, or none was published yet")
@@ -268,7 +268,7 @@ def node_document(
 ) -> NodeDocument:
     """The node's document.
 
-    ``ledger``: with the offer in force and all holdings. ``use``: that of the snapshot, if the caller knows it.
+    ``ledger``: with the offer in force and all holdings. ``use``: the snapshot's use, if the caller knows it.
     """
     use = use if use is not None else node_use(snapshot, facts.forecasts, facts.decisions)
     members = tuple(_lra(snapshot, view, facts.decisions.get(view.spec.name)) for view in lras(snapshot))

@@ -23,7 +23,7 @@ class PublisherState:
     """One publisher.
 
     Attributes:
-        version: of perphd.
+        version: perphd's version.
         heard_unix_s: time of its last round, by the clock of the process that holds this state.
         ttl_s: time after which it counts as silent.
         problem: the last error; empty if everything was published.

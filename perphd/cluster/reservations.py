@@ -42,7 +42,7 @@ BANDS: Final = (QosBand.COPPER, QosBand.SILVER)
 
 @dataclass(frozen=True, slots=True)
 class NodeLedger:
-    """The ledger, and when its room was last adjusted."""
+    """The ledger, and the time of its last adjustment (monotonic seconds)."""
 
     ledger: HostLedger
     adjusted_s: float

@@ -338,7 +338,7 @@ def test_a_pod_that_nobody_protects_against_is_refused() -> None:
     made.step(20)
     ledger = opened(made.last.host.topology, 0, node_use(made.last, NO), 0.0).ledger
     answer = pod_impact(made.last, PodQuestion(Amounts(2.0, 0)), facts(), ledger, made.settings)
-    assert any("of its target as it is protected now" in reason for reason in answer.reasons)
+    assert any("of its target with its present protection" in reason for reason in answer.reasons)
 
 
 def test_questions_between_two_rounds_share_the_scores_without_a_pod(

@@ -57,8 +57,8 @@ class PlacementSettings:
 class PlacementDecision:
     """The node for a pod.
 
-    ``chosen``: None if there is none now. ``scores``: of all candidates considered. ``why``: how the candidates were
-    chosen.
+    ``chosen``: None if there is none now. ``scores``: the scores of all candidates considered. ``why``: how the
+    candidates were chosen.
     """
 
     pod: str

@@ -109,9 +109,9 @@ class NodeProfile:
     """A node's published profile. Times are in the caller's clock.
 
     ``pods``: in order of arrival. ``used_cores``, ``used_bytes``: recent use of all pods. ``p99_cores``: sum of the
-    pods' own 99th percentiles. ``mean_cores``, ``sd_cores``: of the total over a day. ``running_cores``,
-    ``running_memory``: distributions of all pods' combined use; None: use their requests. ``timelines``: availability
-    of each shared resource over time, by name; ``capacities``: their totals.
+    pods' own 99th percentiles. ``mean_cores``, ``sd_cores``: mean and standard deviation of the total over a day.
+    ``running_cores``, ``running_memory``: distributions of all pods' combined use; None: use their requests.
+    ``timelines``: availability of each shared resource over time, by name; ``capacities``: their totals.
     """
 
     node: str

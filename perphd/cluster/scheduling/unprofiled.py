@@ -25,7 +25,7 @@ def is_unprofiled(pod: Pod, scores: Scores) -> bool:
 
 
 def unprofiled(fleet: Fleet, pod: Pod, rows: Rows, scores: Scores) -> Scores:
-    """The same candidates with the score above. ``scores``: of a policy for which ``is_unprofiled`` holds."""
+    """The same candidates with the score above. ``scores``: those of a policy for which ``is_unprofiled`` holds."""
     by_requests = balanced(fleet, pod, rows)
     terms = {**by_requests.terms, **{name: scores.terms[name] for name in CAUSED}}
     total = np.sum(np.stack(list(terms.values())), axis=0)
