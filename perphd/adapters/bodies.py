@@ -1,4 +1,4 @@
-"""Bodies of HTTP answers, up to a size."""
+"""Reads the bodies of HTTP answers up to a maximum size."""
 
 from __future__ import annotations
 

@@ -446,7 +446,7 @@ def test_a_decision_takes_no_longer_than_published(nodes: int, most_ms: float) -
         (["--documents", "x", "--bind"], "--bind needs NodeProfile objects"),
         (["--token-file", "x"], "need --api-server"),
         (["--api-server", "http://10.0.0.1"], "must be https://"),
-        ([], "this process runs in no pod"),
+        ([], "this process does not run in a pod"),
     ],
 )
 def test_wrong_usage_is_refused_before_anything_starts(options: list[str], complaint: str) -> None:

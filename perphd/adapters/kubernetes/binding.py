@@ -107,7 +107,7 @@ class Binder:
                 reason = str(exc)
                 continue
             return ""
-        return f"no slot within {MOST_TRIES} tries, because others took slots meanwhile: {reason}"
+        return f"no slot within {MOST_TRIES} tries, because other schedulers took slots meanwhile: {reason}"
 
     async def release(self, node: str, uid: str) -> None:
         """Release a pod's slot. If that fails, the node's publisher removes the slot later."""

@@ -33,8 +33,8 @@ WATCH_S: Final = 290.0
 SILENT_S: Final = 330.0
 """Time without a byte after which a watch is considered dead."""
 LEAST_WATCH_S: Final = 1.0
-"""A watch that ends sooner and without an event counts as a failure, such as that of a proxy before a server that
-starts.
+"""A watch that ends sooner and without an event counts as a failure. Proxies in front of a server that is still
+starting end watches in this way.
 """
 PAGE: Final = 500
 _LINE_BYTES: Final = 1 << 22
@@ -106,12 +106,12 @@ class Access:
         """The access that the kubelet gives every pod.
 
         Raises:
-            PerphError: this process runs in no pod.
+            PerphError: this process does not run in a pod.
         """
         host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT")
         if not host or not port:
             raise PerphError(
-                "this process runs in no pod: give --api-server, --token-file and --ca-file "
+                "this process does not run in a pod: give --api-server, --token-file and --ca-file "
                 "(or run kubectl proxy and give --api-server http://127.0.0.1:8001)"
             )
         shown = f"[{host}]" if ":" in host else host
@@ -175,7 +175,7 @@ class ApiClient:
         """Send one request; returns the JSON answer.
 
         Raises:
-            ApiError: of the class that tells the caller what to do.
+            ApiError: its class tells the caller what to do.
         """
         shown = f"{method} {path}"
         data = None if body is None else json.dumps(body)
@@ -258,7 +258,7 @@ async def follow(
 
     Args:
         client: sends the requests.
-        path: of the collection.
+        path: path of the collection.
         replaced: called with all objects after each list.
         changed: called with (ADDED, MODIFIED or DELETED, object).
         troubled: called with each failure and the pause before the next try; an expired version (410) is not a failure.

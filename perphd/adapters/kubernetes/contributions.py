@@ -65,11 +65,11 @@ class Contributions:
     """Exchanges contributions for one node.
 
     Args:
-        client: of the API server.
+        client: client of the API server.
         node: this node's name in the cluster.
-        folder: the daemon's, ``folder`` in ``[federated]``.
+        folder: the daemon's folder (``folder`` in ``[federated]``).
         host: name of this host's own file, where it differs from the node's.
-        namespace: of the ConfigMaps.
+        namespace: namespace of the ConfigMaps.
         clock: seconds since 1970.
     """
 
@@ -130,7 +130,7 @@ class Contributions:
                 await self._unshare()
                 self._shared = (-1, "")
             self._tell(
-                f"nothing to share with the cluster: {self._own}.json in {self._folder.folder} says nothing"
+                f"nothing to share with the cluster: {self._own}.json in {self._folder.folder} has no statistics"
             )
             return
         if self._shared is not None and self._shared[1]:
@@ -188,7 +188,7 @@ class Contributions:
     async def _fetched_of(
         self, wanted: list[Listed], refused: dict[str, str]
     ) -> tuple[dict[str, _Kept], list[str]]:
-        """Fetch the changed ones of these documents into the hidden folder; adds to ``refused``.
+        """Fetch the ``wanted`` documents that have changed into the hidden folder; adds refusals to ``refused``.
 
         Returns all documents that are kept, and the contributors in the hidden folder.
         """

@@ -27,9 +27,9 @@ class Evictor:
     """Checks after each round of a publisher whether to evict a pod.
 
     Args:
-        client: of the API server; its account needs the rights of packaging/kubernetes/rbac-evict.yaml.
+        client: client of the API server; its account needs the rights of packaging/kubernetes/rbac-evict.yaml.
         node: name of the node.
-        pods: of this node, kept current by the caller.
+        pods: the pods of this node, kept current by the caller.
         after_s: how long copper must be short of room.
         clock: monotonic time in seconds.
     """

@@ -2,8 +2,8 @@
 
 A slot is bookkeeping in the cluster. The daemon does not know it, so its document, ``/v1/whatif`` and
 ``/v1/reserve`` would offer the same room again to a scheduler outside Kubernetes. Each round compares the slots with
-the daemon's grants of the same names (``slot:NAMESPACE.POD``). Missing ones are reserved and committed, ended ones
-released. After a restart of the daemon or the publisher, the next round corrects the ledger.
+the daemon's grants of the same names (``slot:NAMESPACE.POD``). Missing grants are reserved and committed; grants of
+ended slots are released. After a restart of the daemon or the publisher, the next round corrects the ledger.
 
 The pod is already bound, so it starts even if the daemon refuses for lack of room. The refusal is logged once, and the
 next round retries.
@@ -24,7 +24,7 @@ _log: Final = logging.getLogger("perphd.publish")
 
 
 class HeldSlots:
-    """Keeps the daemon's grants equal to the slots. ``socket``: the daemon's, with the right to change."""
+    """Keeps the daemon's grants equal to the slots. ``socket``: the daemon's socket, with the right to make changes."""
 
     def __init__(self, socket: NodeSocket) -> None:
         self._socket = socket

@@ -15,7 +15,9 @@ def access_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for the API server's address and credentials; the default is a pod's own access."""
     for option in (
         click.option(
-            "--ca-file", metavar="FILE", help="Authority of its certificate [default: the system's]."
+            "--ca-file",
+            metavar="FILE",
+            help="The API server's certificate authority [default: the system's].",
         ),
         click.option(
             "--token-file", metavar="FILE", help="Token of the account; read again for each request."
@@ -32,7 +34,7 @@ def chosen_access(values: Mapping[str, str | None]) -> Access:
     """The access given by these options.
 
     Raises:
-        PerphError: they contradict each other, or this process runs in no pod.
+        PerphError: they contradict each other, or this process does not run in a pod.
     """
     url, token, authority = values["api_server"], values["token_file"], values["ca_file"]
     if url is None:

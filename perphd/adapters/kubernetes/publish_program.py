@@ -116,7 +116,7 @@ def main() -> None:
     "--share-models",
     "models_folder",
     metavar="FOLDER",
-    help="Exchange learned models with other nodes as ConfigMaps; FOLDER is that of [federated] [default: no].",
+    help="Exchange learned models with other nodes as ConfigMaps; FOLDER is the folder of [federated] [default: no].",
 )
 @click.option(
     "--models-host",

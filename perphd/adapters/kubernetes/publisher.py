@@ -57,10 +57,10 @@ class Publisher:
     """Publishes one node in rounds.
 
     Args:
-        client: of the API server.
-        node: its name there.
+        client: client of the API server.
+        node: the node's name in the cluster.
         look: returns the daemon's document, or why there is none.
-        pods: of this node, kept current by the caller.
+        pods: the pods of this node, kept current by the caller.
         period_s: time between rounds.
         taint_effect: NoSchedule, PreferNoSchedule, or empty: no taint.
         pods_file: where the daemon reads the pods' labels; None: nowhere.

@@ -86,7 +86,7 @@ def group_of(environment: Mapping[str, str], root: Path = Path("/sys/fs/cgroup")
         environment.get("SLURMD_NODENAME", ""),
     )
     if not _NUMBER.fullmatch(user) or not _NODE.fullmatch(node):
-        raise JobError(f"SLURM_JOB_UID is {user!r} and SLURMD_NODENAME is {node!r}: neither may be missing")
+        raise JobError(f"SLURM_JOB_UID is {user!r} and SLURMD_NODENAME is {node!r}: both are required")
     if (root / "cgroup.controllers").is_file():
         for scope in (f"{node}_slurmstepd.scope", "slurmstepd.scope"):
             if (root / "system.slice" / scope).is_dir():
@@ -132,7 +132,7 @@ class JobWatch:
     """Removes workloads of jobs that Slurm no longer runs on this node.
 
     Args:
-        client: of the daemon.
+        client: client of the daemon.
         jobs: numbers of the jobs on this node.
     """
 

@@ -95,7 +95,7 @@ def wanted(level: Level, lras: Capacity, memory_bytes: Reading, vcores_per_cpu: 
     Args:
         level: copper's offer.
         lras: the LRA part.
-        memory_bytes: of the node.
+        memory_bytes: memory of the node.
         vcores_per_cpu: virtual cores that YARN counts for a logical CPU.
     """
     memory_mb = lras.memory_mb + level.memory_bytes // _MIB

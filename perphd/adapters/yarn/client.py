@@ -61,10 +61,10 @@ class YarnClient:
     """Sends requests to a ResourceManager, or the active one of several, and to NodeManagers.
 
     Args:
-        addresses: of the ResourceManagers' web interfaces.
+        addresses: addresses of the ResourceManagers' web interfaces.
         user: sent as ``user.name`` if the cluster has simple authentication; empty: not sent.
         ca_file: certificate authority for https; empty: the system's.
-        timeout_s: of each request.
+        timeout_s: time-out of each request.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class YarnClient:
             await self._session.close()
 
     async def get(self, path: str) -> Any:
-        """Read an object from the active ResourceManager; ``path``: below /ws/v1/cluster/.
+        """Read an object from the active ResourceManager; ``path``: the part after /ws/v1/cluster/.
 
         The address that answered is asked first the next time.
 
         Raises:
-            YarnError: of the class that tells the caller what to do.
+            YarnError: its class tells the caller what to do.
         """
         problems = []
         for address in tuple(self._addresses):
@@ -118,7 +118,7 @@ class YarnClient:
         If no answer comes, the outcome is unknown: read before the next write.
 
         Raises:
-            YarnError: of the class that tells the caller what to do.
+            YarnError: its class tells the caller what to do.
         """
         return await self.request("POST", f"{self._addresses[0]}/ws/v1/cluster/{path}", body)
 
@@ -128,7 +128,7 @@ class YarnClient:
         Redirects are not followed: a standby ResourceManager redirects to the active one, which is in the list.
 
         Raises:
-            YarnError: of the class that tells the caller what to do.
+            YarnError: its class tells the caller what to do.
         """
         assert self._session is not None, "used outside its context manager"
         shown = f"{method} {url}"

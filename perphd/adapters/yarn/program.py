@@ -66,7 +66,7 @@ def main() -> None:
 @click.option("--lra-memory-mb", type=click.IntRange(0), default=0, show_default=True,
               help="Memory kept for LRAs even if they hold less, MiB.")  # fmt: skip
 @click.option(
-    "--lra-vcores", type=click.IntRange(0), default=0, show_default=True, help="Least vcores kept for LRAs."
+    "--lra-vcores", type=click.IntRange(0), default=0, show_default=True, help="Minimum vcores kept for LRAs."
 )
 @click.option("--vcores-per-cpu", type=click.FloatRange(0.1, 100), default=1.0, show_default=True,
               help="Vcores that YARN counts for a CPU.")  # fmt: skip

@@ -68,7 +68,7 @@ class YarnPublisher:
     """Publishes one node in rounds.
 
     Args:
-        client: of the ResourceManagers.
+        client: client of the ResourceManagers.
         settings: how the node is published.
         look: returns the daemon's document, or why there is none.
         period_s: time between rounds.
