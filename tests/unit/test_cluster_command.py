@@ -82,7 +82,9 @@ def test_the_fleet_in_words_and_as_json(extender: str) -> None:
     lines = told.output.splitlines()
     roomy = next(i for i, line in enumerate(lines) if line.startswith("roomy"))
     assert lines[roomy + 1].startswith("tight")  # more room first
-    publishers = lines[lines.index("3 publishers, 0 silent, 1 with a problem, 1 of versions without a state") :]
+    publishers = lines[
+        lines.index("3 publishers, 0 silent, 1 with a problem, 1 whose version reports no state") :
+    ]
     odd, tight = (next(line for line in publishers if line.startswith(name)) for name in ("odd", "tight"))
     assert "document.generation is missing" in odd
     assert "PATCH nodes/tight/status: 403: no (for 65 s)" in tight
@@ -114,7 +116,9 @@ def test_a_publisher_is_silent_by_this_hosts_clock_once_no_round_is_heard() -> N
     assert set(cache.publishers) == {"n"}
 
 
-@pytest.mark.parametrize("status", [None, [], {"publisher": "x"}, {"publisher": {"version": "1", "heardUnix": "x"}}])
+@pytest.mark.parametrize(
+    "status", [None, [], {"publisher": "x"}, {"publisher": {"version": "1", "heardUnix": "x"}}]
+)
 def test_a_profile_without_a_readable_publisher_has_none(status: Any) -> None:
     assert publisher_of({"status": status}) is None
     state = PublisherState("1", 2.0, 3.0, "p" * 400, 4.0)

@@ -39,7 +39,7 @@ def test_a_host_is_withdrawn_and_reinstated(folder: Path) -> None:
 def test_a_name_without_a_file_is_withdrawn_with_a_warning(folder: Path) -> None:
     done = perphctl("model", "withdraw", str(folder), "godo")
     assert done.exit_code == 0
-    assert "has no file of godo now: is the name right?" in done.stderr
+    assert "has no file of godo now: check the name" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["../x", "", "-x", "a b", "a/b", "a\n", "x" * 64])

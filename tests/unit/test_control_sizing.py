@@ -209,7 +209,7 @@ def test_empty_and_absent_stores_and_missing_columns(tmp_path: Path):
 
 def test_an_old_store_says_how_old_it_is(store: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("perphd.commands.sizing.time.time", lambda: START_S + 3 * 86400)
-    assert "The newest sample is 1440 minutes old: 'now' and 'next' follow that" in ok(
+    assert "The newest sample is 1440 minutes old: 'now' and 'next' refer to" in ok(
         run("size", "--store", store)
     )
 

@@ -249,7 +249,7 @@ def test_a_pmu_that_lacks_cache_events_still_gives_mips(tmp_path: Path) -> None:
 def test_resctrl_there_but_not_mounted(tmp_path: Path) -> None:
     files = METAL | {"/proc/self/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0"}
     found = _probe(tmp_path, files)
-    assert found["resctrl"].remedy.startswith("systemctl enable --now sys-fs-resctrl.mount, which lasts;")
+    assert found["resctrl"].remedy.startswith("systemctl enable --now sys-fs-resctrl.mount (permanent);")
     assert "mount -t resctrl" in found["resctrl"].remedy
     assert "the CPU has cat_l3, but resctrl is not mounted" in found["resctrl.l3_cat"].detail
 

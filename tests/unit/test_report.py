@@ -243,9 +243,9 @@ def test_it_ends_with_what_workloads_reserve_use_and_should_reserve(tmp_path: Pa
     shown = plain(size_tables(rows))
     assert re.search(r"db +memory +8.0GiB +2.0GiB +2.0GiB +2.1GiB +5.\dGiB\n", shown), shown
     assert "Confidence low: less than a day of samples (db: cpu and memory)." in shown
-    assert re.search(r"less than what is reserved now, by 2.9\dcores of cpu and 5.9GiB of memory", shown), (
-        shown
-    )
+    assert re.search(
+        r"would reduce the present reservations by 2.9\dcores of cpu and 5.9GiB of memory", shown
+    ), shown
     report = summarise(read_history(store_of(tmp_path / "r.db", Mode.OBSERVE, lambda s: 5.0), 1e6))
     page = html(report, rows)
     assert "<h2>Sizes</h2>" in page

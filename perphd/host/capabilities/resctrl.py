@@ -69,7 +69,7 @@ def _resctrl(fs: KernelFs, flags: frozenset[str], mount: str | None) -> Capabili
     if mount is not None:
         return Capability("resctrl", Area.ENFORCE, True, f"mounted at {mount}")
     if "resctrl" in text_or_empty(fs, "/proc/filesystems").split():
-        remedy = f"permanently: systemctl enable --now {MOUNT_UNIT}; until a reboot: {_MOUNT_COMMAND}"
+        remedy = f"systemctl enable --now {MOUNT_UNIT} (permanent); until a reboot: {_MOUNT_COMMAND}"
         return Capability(
             "resctrl", Area.ENFORCE, False, "the kernel has it, but it is not mounted", cost, remedy
         )
