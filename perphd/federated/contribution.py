@@ -40,9 +40,9 @@ class ContributionRefused(PerphError):
 class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
     """Subject of a statistic.
 
-    ``kind``: correction, jobs, usage or forecast. ``application``: the LRA, workload or feature; of workloads that were
-    found for a declaration, the declaration. ``aspect``: channel,
-    quantity, other workload or resource. ``points``: names the points at which it is estimated.
+    ``kind``: correction, jobs, usage or forecast. ``application``: the LRA, workload or feature; the declaration, for
+    workloads that were found for one. ``aspect``: channel, quantity, other workload or resource. ``points``: names
+    the points at which it is estimated.
     """
 
     kind: _Text
@@ -54,7 +54,7 @@ class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True)
 class Statistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Estimates at the topic's points, and the evidence for each (0: unknown there).
 
-    ``counted_by``: source of the application's SLI; ``version``: of the application; empty: unknown.
+    ``counted_by``: source of the application's SLI; ``version``: the application's version; empty: unknown.
     """
 
     topic: Topic
@@ -113,10 +113,10 @@ def fitting(statistics: Iterable[Statistic]) -> tuple[Statistic, ...]:
 
 
 def spoken(statistics: Iterable[Statistic]) -> tuple[Statistic, ...]:
-    """Of the statistics about each topic the one with the most evidence, the first of equals.
+    """For each topic the statistic with the most evidence, the first of equals.
 
-    Where several workloads of one host are replicas of an application, one of them speaks: they share what is special
-    about their host, so that together they know little more than the one that has seen most.
+    If several workloads of one host are replicas of an application, only one of them is used. They share the
+    particulars of their host, so together they know little more than the replica with the most evidence.
     """
     best: dict[Topic, tuple[float, Statistic]] = {}
     for each in statistics:

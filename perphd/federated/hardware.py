@@ -26,7 +26,7 @@ _SMT: Final = 1.0
 class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The processors of a host. ``cpu``: model name as in /proc/cpuinfo, which begins with the vendor; empty: unknown.
 
-    ``l3_bytes``: of all last-level caches together; 0: unknown.
+    ``l3_bytes``: size of all last-level caches together; 0: unknown.
     """
 
     cpu: Annotated[str, msgspec.Meta(max_length=128)]

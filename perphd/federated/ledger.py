@@ -64,7 +64,7 @@ def merged(ledgers: Iterable[Ledger]) -> Ledger:
 
 
 def withdraw(ledger: Ledger, contributor: str, through: int = EVERY_GENERATION) -> Ledger:
-    """The ledger without what this contributor said up to a generation."""
+    """The ledger without this contributor's documents up to a generation."""
     return merged([ledger, Ledger({}, {contributor: through})])
 
 

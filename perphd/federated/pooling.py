@@ -49,11 +49,11 @@ QUORUM: Final = 3
 FAR: Final = 3.0
 """Robust standard deviations from the median beyond which an estimate is far from the others."""
 ALIKE: Final = 0.05
-"""Least standard deviation for that test: estimates of honest hosts with equal hardware differ by this much (log
-units).
+"""Least standard deviation for the test with ``FAR``: estimates of honest hosts with equal hardware differ by this
+much (log units).
 """
 LEAST_JUDGES: Final = 5
-"""Hosts that must know a point for one of them to be far there; fewer cannot tell which one is wrong."""
+"""Number of hosts that must know a point before one of them can be far there; fewer cannot tell which one is wrong."""
 FAR_AWAY: Final = "its estimates are far from those of the other hosts"
 _NORMAL: Final = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
@@ -78,7 +78,7 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A host whose statistic counts. ``share``: of the weight of all points together."""
+    """A host whose statistic counts. ``share``: its share of the weight of all points together."""
 
     contributor: str
     generation: int

@@ -8,7 +8,7 @@ from typing import Final
 from perphd.federated.contribution import Statistic, spoken
 
 EARLIER: Final = ""
-"""Key, in place of an LRA's name, of what replicas said that are gone, or that an earlier process of perphd served."""
+"""Key, in place of an LRA's name, for replicas that are gone or that an earlier perphd process served."""
 
 
 def of_present(

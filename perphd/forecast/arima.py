@@ -151,7 +151,7 @@ def _differences(values: Floats, d: int, lags: int = GREATEST_P) -> _Differences
 
 
 def _fitted(of: _Differences, p: int, q: int) -> ArimaModel | None:
-    """The model of one order; None if the series is too short for it or it is not invertible."""
+    """The model of one order; None if the series is too short or the model is not invertible."""
     if len(of.w) < of.start + 2 * (p + q + 2):
         return None
     columns = of.columns[:, : of.constants + p]

@@ -52,14 +52,14 @@ class Calibration:
 
     @property
     def rank(self) -> int:
-        """Rank of the residual, from the least one on, that is the multiplier; above their number if none is
-        enough.
+        """Rank of the residual that is the multiplier, counted from the least one; greater than the number of residuals
+        if none is large enough.
         """
         return math.ceil((len(self.residuals) + 1) * min(self.level, 1.0))
 
     @property
     def beyond(self) -> float:
-        """The multiplier if no residual is enough."""
+        """The multiplier if no residual is large enough."""
         n = len(self.residuals)
         if not n:
             return self.first
@@ -70,8 +70,8 @@ class Calibration:
 
 
 def multipliers(calibrations: Sequence[Calibration]) -> list[float]:
-    """The multiplier of each. Calibrations with equally many residuals are sorted together, in a quarter of
-    the time.
+    """The multiplier of each calibration. Calibrations with equally many residuals are sorted together, which takes a
+    quarter of the time.
     """
     found = [0.0] * len(calibrations)
     for places in _of_length([each.residuals for each in calibrations]):

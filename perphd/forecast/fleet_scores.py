@@ -11,13 +11,13 @@ of successive values:
 
     value  log(l / s)      evidence  n           value  q      evidence  n
 
-``pooling`` turns those of many hosts into one of each per model, whatever a minority of them says. Models that cover
-too little on the other hosts are left out. The rest is the prior: model -> pooled l / s. Until the series has
-``LEAST_WINDOWS`` values it counts like ``ladder.PRIOR_SCORES`` scores beside the own ones; from then on these alone
-choose.
+``pooling`` combines the values of many hosts into one of each per model, which no minority of hosts can distort.
+Models that cover too little on the other hosts are left out. The rest is the prior: model -> pooled l / s. Until the
+series has ``LEAST_WINDOWS`` values, the prior counts like ``ladder.PRIOR_SCORES`` scores beside the series' own scores.
+From then on, only the own scores count.
 
-Workloads that were found for one declaration are one application. Of several on this host the one with the most values
-speaks.
+Workloads that were found for one declaration are one application. If this host has several of them, the one with the
+most values contributes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Key = tuple[str, str]
 class Prior:
     """Pooled losses of other hosts on one series: model -> loss relative to the scale; empty if too few know it.
 
-    ``hosts``: those that counted. ``told``: the pooled losses, with what is known about the hosts.
+    ``hosts``: the hosts that counted. ``told``: the pooled losses, with facts about the hosts.
     """
 
     losses: Mapping[str, float]
@@ -64,7 +64,7 @@ class Prior:
 
     @property
     def ranked(self) -> tuple[str, ...]:
-        """The models, that with the least loss first."""
+        """The models by their loss, the least first."""
         return tuple(sorted(self.losses, key=lambda name: self.losses[name]))
 
 
@@ -73,7 +73,7 @@ def contributed(
 ) -> tuple[Statistic, ...]:
     """This host's scores of the models on these series, as statistics for others.
 
-    ``applications``: by workload, where others know it by another name.
+    ``applications``: workload -> its name on other hosts, where the names differ.
     """
     found: list[Statistic] = []
     spoken: set[Key] = set()

@@ -38,9 +38,9 @@ from perphd.forecast.series import NEVER
 LEAST_WINDOWS: Final = 60
 """Number of windows before a series is forecast: an hour. Fewer scores do not distinguish the models."""
 EARLY_WINDOWS: Final = 20
-"""The same for a series with a prior, where other hosts' scores distinguish the models."""
+"""Number of windows before a series with a prior is forecast: other hosts' scores distinguish its models."""
 LONG_GAP: Final = 10
-"""Consecutive missing windows that end a stretch."""
+"""Number of consecutive missing windows after which a series restarts."""
 CHOICE: Final = "ladder"
 HEAVY: Final = frozenset(model.name for model in MODELS if 60 <= model.refit_every < NEVER)
 """Models whose fits take several milliseconds."""
@@ -65,9 +65,9 @@ class ModelScore:
 class NextWindow:
     """Forecast of the next window's maximum.
 
-    ``p99`` is the calibrated bound. ``p90`` lies between it and the mean as if errors were normal. Neither
-    exceeds the host's capacity. Models do not know the capacity, and after a jump their bound may far exceed
-    it: then ``capped`` is true.
+    ``p99`` is the calibrated bound. ``p90`` lies between ``p99`` and the mean as if errors were normal. Neither
+    exceeds the host's capacity. Models do not know the capacity. After a jump, their bound may far exceed it;
+    ``capped`` is then true.
     """
 
     model: str
@@ -96,8 +96,8 @@ def started(
 ) -> Followed | None:
     """Start a series from its history; the latest ``replayed`` windows are forecast one by one.
 
-    ``prior``: the models' losses elsewhere, for the first hour (``fleet_scores``). Returns None without any
-    value.
+    ``prior``: the models' losses elsewhere, for the first hour (``fleet_scores``). Returns None if there are
+    no values.
     """
     first = _latest_start(numbers)
     stretch = np.asarray(values[first:], dtype=np.float64)
@@ -170,7 +170,7 @@ def scores(series: Followed) -> tuple[ModelScore, ...]:
 
 
 def choice_score(series: Followed) -> ModelScore | None:
-    """The score of the ladder's own bounds; None before the first."""
+    """The score of the ladder's own bounds; None before the first score."""
     return _score(CHOICE, series.losses, series.missed)
 
 

@@ -29,12 +29,14 @@ LENGTHS: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 NOISES: Final = (1e-4, 1e-3, 1e-2, 0.05, 0.2, 1.0)
 """Candidate noise shares."""
 _TOGETHER: Final = 8
-"""Number of series forecast in one library call; the kernels of more exceed the cache and the allocator's pool."""
+"""Number of series forecast in one library call; the kernels of more series exceed the cache and the allocator's
+pool.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class GaussianProcess:
-    """``lags`` values per pattern, the latest ``patterns``. The thesis uses 10 and 10; 20 and 50 cover a season."""
+    """Uses the latest ``patterns`` patterns of ``lags`` values. The thesis uses 10 and 10; 20 and 50 cover a season."""
 
     lags: int = 20
     patterns: int = 50
@@ -48,7 +50,7 @@ class GaussianProcess:
 
     @property
     def least(self) -> int:
-        """Number of values that it needs: half the patterns."""
+        """Number of values needed for a fit: enough for half the patterns."""
         return self.lags + self.patterns // 2
 
     def fit(self, values: Floats) -> Fitted | None:
@@ -116,7 +118,7 @@ class GaussianProcess:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Patterns:
-    """Standardised patterns of some series, first axis: series.
+    """Standardised patterns of several series; the first axis enumerates the series.
 
     ``places``: their rows in the input. ``columns``: all patterns; the last one is to be forecast. A value of
     series k is ``middles[k] + scales[k] * target``.
@@ -134,7 +136,8 @@ def conditioned(
 ) -> tuple[Floats, Floats]:
     """Mean and variance of the next observation, given targets of mean 0 (Eqs. 4.1 and 4.2, plus noise).
 
-    ``columns``: the pattern before each target, and last the one before the next observation. Leading axes of
+    ``columns``: the pattern before each target and, as the last one, the pattern before the next observation. Leading
+    axes of
     ``columns`` and ``targets`` enumerate series; the other arguments have one value for each.
     """
     n = targets.shape[-1]

@@ -72,7 +72,7 @@ GREATEST_WIDENING: Final = 1.0
 LEAST_SPREAD_RATIO: Final = 1e-3
 """Least spread for calibration, as a share of the series' greatest absolute value; residuals are in units of it."""
 LEAST_VALUE: Final = 1e-12
-"""Its minimum, for a series of zeros."""
+"""Minimum of the greatest absolute value, for a series of zeros."""
 
 MODELS: Final[tuple[Forecaster, ...]] = (LastValue(), Smoothing(), Arima(), GaussianProcess(), Seasonal())
 _KEPT: Final = max(model.history for model in MODELS) + 1
@@ -159,7 +159,7 @@ def noted(ladder: SeriesLadder, value: float, kept: int = _KEPT) -> SeriesLadder
 
 
 def due(ladder: SeriesLadder, models: Sequence[Forecaster] = MODELS) -> tuple[str, ...]:
-    """Models that need a fit: enough values, and never fitted or ``refit_every`` windows ago."""
+    """Models that need a fit: they have enough values, and the last fit is ``refit_every`` windows old or missing."""
     if len(ladder.values) < GRACE:
         return ()
     return tuple(
@@ -230,12 +230,12 @@ def with_miss(missed: int, miss: bool) -> int:
 
 
 def newest_misses(missed: int, scores: int) -> int:
-    """Misses among the newest scores."""
+    """Number of misses among the newest ``scores`` scores."""
     return (missed & ((1 << scores) - 1)).bit_count()
 
 
 def _greatest(values: Floats) -> float:
-    """The greatest absolute value; 0 where there is none."""
+    """The greatest absolute value; 0 if there are no values."""
     if not len(values):
         return 0.0
     return max(float(np.maximum.reduce(values)), -float(np.minimum.reduce(values)))

@@ -23,8 +23,8 @@ BIN_S: Final = 10.0
 DAY_BIN_S: Final = 300.0
 """Seconds of the second averaging, which finds seasons of a day."""
 KEPT_BINS: Final = 1080
-"""Number of averages to keep: three hours of the first kind, almost four days of the second. A season must
-fit twice.
+"""Number of averages to keep: three hours of ``BIN_S`` averages, almost four days of ``DAY_BIN_S``
+averages. A season must fit twice.
 """
 LEAST_SEASON_BINS: Final = 6
 LEAST_CORRELATION: Final = 0.6

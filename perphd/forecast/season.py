@@ -20,7 +20,7 @@ ABOUT_AS_GOOD: Final = 0.93
 
 
 def season_of(centred: NDArray[np.float64], least_lag: int, least_correlation: float) -> int | None:
-    """The season in values; None if there is none. ``centred``: around 0, and not all 0."""
+    """The season in values; None if there is none. ``centred``: values around 0, not all of them 0."""
     n = len(centred)
     most = n // 2
     if most <= least_lag:

@@ -40,7 +40,7 @@ BATCH_HALF_PCT: Final = 26.6
 
 
 def predicted_on_target(observed_pct: float, inherent_pct: float) -> Banded:
-    """Share of time on target with perphd, from the share without and the time missed even without batch."""
+    """Share of time on target with perphd, from the share without perphd and the time missed even without batch."""
     missed = inherent_pct + (1.0 - RECOVERED) * (100.0 - observed_pct - inherent_pct) + OWN_MISS_PCT
     return _banded(100.0 - missed, ON_TARGET_HALF_PCT * doubt(inherent_pct))
 

@@ -16,7 +16,7 @@ WINDOW_S: Final = 10.0
 class ReportWindow:
     """Means of one workload over a window of ``WINDOW_S`` that ends at ``at_s`` (wall clock).
 
-    ``covered_s``: seconds of samples in it.
+    ``covered_s``: seconds of the window that samples cover.
     """
 
     at_s: float

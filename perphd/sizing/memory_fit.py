@@ -15,8 +15,8 @@ Search. An epoch is one phase of the workload, at least ``LEAST_SAMPLES`` sample
     R(n) = max(estimate of epoch n - 1,  (1 - STEP) R(n - 1))
 
 The plain recursion does not stop by itself and overshoots by half; the step prevents this. The search ends at
-the first epoch in the crash zone, with an immediate return to the last good limit. If more than ``TOLERANCE``
-lies between that and the first bad limit, it continues by bisection. The crash zone is a slowdown of more
+the first epoch in the crash zone, with an immediate return to the last good limit. If the first bad
+limit is more than ``TOLERANCE`` above it, the search continues by bisection. The crash zone is a slowdown of more
 than ``SLOWDOWN`` *and* evidence that memory is its cause:
 
     share of time in garbage collection > .7,   or
@@ -59,7 +59,7 @@ LEAST_SAMPLES: Final = 60
 URGENT_SAMPLES: Final = 8
 """Samples before an urgent verdict. Just after a limit is lowered, the kernel drops some pages that are in use."""
 ATTAINED_RATIO: Final = 1.02
-"""Ratio of use to limit; if use stays above it, the limit cannot be attained."""
+"""Ratio of use to limit. If use stays above this ratio, the limit cannot be attained."""
 PRESSURE_MARGIN: Final = 0.02
 """Memory pressure (share of time) above the pilot's that still counts as equal."""
 EXPLAINED_SHARE: Final = 0.2

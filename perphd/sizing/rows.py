@@ -36,7 +36,7 @@ class History:
 class SizeRow:
     """Sizes of one resource, in cores or bytes.
 
-    ``mean``, ``bound``: forecast of the next minute; ``size_now``: the target for it.
+    ``mean``, ``bound``: forecast of the next minute; ``size_now``: the target for that minute.
     """
 
     workload: str

@@ -22,12 +22,12 @@ per resource. ``guarded`` names the resources whose shortage preempts. A shortag
 kills none, so the default is memory alone.
 
 Preemption moves one rung further in every interval: reclaim, freeze, end. ``patient`` components stay on
-their rung, because freezing is enough while the remains fit. A component without reclaimable memory begins
+their rung, because freezing is enough while frozen components fit. A component without reclaimable memory begins
 with freezing. A frozen component still holds its unreclaimable memory, which counts: if the components
-that stay and these remains exceed the capacity, components end at once, elastic before core, youngest first.
-An unknown value never ends a component: if its remains cannot be read, it makes room only by reclaim and
-freezing. Between two intervals (``early``) no component returns, and components move a rung further only for
-that reason.
+that stay and this memory exceed the capacity, components end at once, elastic before core, youngest first.
+An unknown value never ends a component: if its unreclaimable memory cannot be read, it makes room only by
+reclaim and freezing. Between two intervals (``early``) no component returns, and components move a rung further only
+for that reason.
 
 All results are values; this module carries out nothing.
 """
@@ -129,7 +129,7 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class ShaperSettings:
-    """K1: share of the reservation to keep always. K2: number of spreads to keep, per resource."""
+    """K1: share of the reservation that is always kept. K2: number of spreads that are kept, per resource."""
 
     k1: float = 0.05
     k2: Mapping[Resource, float] = field(default_factory=lambda: {Resource.MEMORY: 3.0, Resource.CPU: 1.0})

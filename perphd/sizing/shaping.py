@@ -81,12 +81,12 @@ REFAULT_FACTOR: Final = 2.0
 LEAST_REFAULTS_PER_S: Final = 100.0
 """Refaults count as rising if they exceed both twice their usual rate and this rate."""
 ENDING_S: Final = 10.0
-"""If a group still uses memory this time after its processes were ended, it has not ended or runs again."""
+"""If a group still uses memory this many seconds after its processes were ended, it has not ended or runs again."""
 USUAL_GAIN: Final = 0.1
 JITTER_SHARE: Final = 0.05
 """Share by which an interval may end early, because passes jitter."""
 LEAST_SHARE: Final = 0.5
-"""The same for an interval that the worker ends, because its first forecasts arrive at any time."""
+"""Share of an interval that must have passed before the worker may end it: its first forecasts arrive at any time."""
 
 
 _AS_FOUND: Final = ShapedLimits()
@@ -211,7 +211,9 @@ def _seen(member: Member, subject: Subject, now_s: float, notes: list[tuple[str,
     if isinstance(used, Unavailable):
         return member
     if used < EMPTY_BYTES:
-        return Member(now_s, kills=member.kills, crashes=member.crashes, reason=_UNUSED, history_restarted=True)
+        return Member(
+            now_s, kills=member.kills, crashes=member.crashes, reason=_UNUSED, history_restarted=True
+        )
     if member.reason == _UNUSED:
         member = replace(member, reason=NOT_YET)
     if member.rung is Rung.END and now_s - member.began_s < ENDING_S:

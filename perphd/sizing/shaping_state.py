@@ -58,9 +58,9 @@ NOT_YET: Final = "no interval has ended yet"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
-    """The shaper's memory of one workload.
+    """The shaper's state of one workload.
 
-    ``target_bytes``: None before the first decision. ``history_restarted``: its history was restarted here.
+    ``target_bytes``: None before the first decision. ``history_restarted``: the shaper restarted its history.
     ``model``: the forecaster in use. ``proposed``: the actions that the last plan proposed for it.
     """
 

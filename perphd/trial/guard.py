@@ -258,7 +258,7 @@ def _harm(name: str, now: _Mean, before: _Mean | None, factor: float) -> str:
 
 
 def _is_beyond(now: _Mean, seen: _Seen, factor: float) -> bool:
-    """True unless the delay is within what observe has shown; a higher load extends that range."""
+    """True unless the delay is within the range seen in observe; a higher load extends that range."""
     if _is_busier(now, seen):
         factor *= BUSIER_DELAY
     return now.delay is None or seen.delay is None or now.delay > seen.delay * factor

@@ -73,8 +73,8 @@ class Running:
         return self._void
 
     def look(self, now_unix_s: float) -> bool:
-        """Advance to the present time; returns True if a block ended. Never goes back, whatever the wall
-        clock does.
+        """Advance to the present time; returns True if a block ended. Never goes back, even if the wall
+        clock is set back.
         """
         if self.record.ending is not None:
             return False

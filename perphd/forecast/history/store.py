@@ -1,6 +1,6 @@
 """The history in an SQLite file: one row per feature value and quantity, constant in size.
 
-A prediction reads one short row per feature value of the job, and the histogram of the best one alone. Times come
+A prediction reads one short row per feature value of the job, and only the best row's histogram. Times come
 from the caller. An export is a file of JSON lines that begins with its own identity: importing it again changes
 nothing.
 """
