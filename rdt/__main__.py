@@ -33,7 +33,7 @@ from rdt.resctrl import Resctrl
 
 
 class Program:
-    """The commands, on a given tree and clock."""
+    """The commands ``show``, ``watch`` and ``calibrate`` on the files ``fs``; ``sleep`` and ``clock`` give the time."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ def _chosen(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m rdt", description="Linux resctrl, for people.")
+    parser = argparse.ArgumentParser(prog="python -m rdt", description="Show and measure Linux resctrl.")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--root",

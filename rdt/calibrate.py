@@ -38,7 +38,7 @@ _NOT_COUNTED = Unavailable(Why.UNSUPPORTED, "bandwidth is not counted here")
 _START_S = 2.0
 """Time to start streams on a slow machine, in seconds."""
 _NEGLIGIBLE = 0.1
-"""Share of the unthrottled bandwidth below which no lower levels of an open range are measured."""
+"""Share of the unthrottled bandwidth. Once a level of an open range delivers less, no lower level is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,8 @@ class Calibrator:
         if abs(again - top) > DISTURBED * max(again, top):
             raise Busy(
                 f"domain {step.domain}", doing="calibrating",
-                reason=f"unthrottled first {top / 1e9:.1f}, at the end {again / 1e9:.1f} GB/s: others use the memory",
+                reason=f"unthrottled first {top / 1e9:.1f}, at the end {again / 1e9:.1f} GB/s: "
+                "another program uses the memory",
             )  # fmt: skip
         return _curve(plan.resource, step, both)
 

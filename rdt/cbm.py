@@ -92,7 +92,7 @@ class Cbm:
         return self.bits & ~other.bits == 0
 
     def __lt__(self, other: Cbm) -> bool:
-        """True if ``other`` holds every way of this mask, and more."""
+        """True if ``other`` holds every way of this mask and at least one more."""
         return self <= other and self != other
 
     def __contains__(self, way: int) -> bool:

@@ -32,7 +32,7 @@ TOLERANCE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A level in the file's own unit, and the bandwidth measured at it."""
+    """A level, in the unit that the schemata file uses, and the bandwidth measured at this level."""
 
     level: int
     bytes_per_s: float
@@ -114,7 +114,7 @@ class Calibration:
     machine: str
     """The CPU's model name; curves of another model are invalid."""
     made: str
-    """Time of the calibration (ISO 8601), for people."""
+    """Time of the calibration (ISO 8601), for display only."""
     unit: BandwidthUnit
     minimum: int
     granularity: int

@@ -96,9 +96,9 @@ class Full(ResctrlError):
 
 
 class Gone(ResctrlError):
-    """The group, task or domain no longer exists. Read again what exists."""
+    """The group, task or domain no longer exists. List groups, tasks or domains again before the next request."""
 
-    advice = "read again what exists"
+    advice = "list groups, tasks or domains again"
 
 
 class Invalid(ResctrlError):

@@ -65,7 +65,7 @@ class BandwidthInfo:
     unit: BandwidthUnit
     minimum: int
     granularity: int
-    """The kernel rounds values up to a multiple of this."""
+    """The kernel rounds values up to a multiple of this value."""
     linear: bool | None
     """``delay_linear``: whether steps have roughly equal effect; None: not reported."""
     thread_throttle_mode: str | None
@@ -138,7 +138,7 @@ class Info:
         return bool(self.caches or self.bandwidths)
 
     def cache(self, level: int = 3) -> tuple[CacheInfo, ...]:
-        """The resources of one cache level: one, DATA and CODE with CDP, or none."""
+        """The resources of one cache level: usually one, with CDP two (DATA and CODE), empty if it has none."""
         return tuple(
             cache for name, cache in self.caches.items() if re.match(rf"L{level}(CODE|DATA)?\Z", name)
         )

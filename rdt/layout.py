@@ -62,7 +62,7 @@ class MaskClass:
 
 @dataclass(frozen=True, slots=True)
 class DomainLayout:
-    """Figures of a layout in one domain."""
+    """Properties of a layout in one domain."""
 
     remapped_ways: int
     """Ways newly given to groups, summed over the groups. All ways of a new group count."""

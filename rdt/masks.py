@@ -43,7 +43,7 @@ __all__ = [
 EFFORT = 100
 """Maximum number of states searched per domain after the first answer.
 
-It keeps 16 groups on 20 ways below 1 ms.
+With this limit, the search for 16 groups on 20 ways takes less than 1 ms.
 """
 
 
@@ -95,7 +95,7 @@ def _check(demands: list[Demand], caches: Mapping[int, CacheDomain]) -> None:
 class _Domain:
     """The layout problem of one domain on plain integers.
 
-    It is mirrored if necessary, so that batch is at the high end.
+    The ways are mirrored if necessary, so that batch is at the high end.
     """
 
     def __init__(

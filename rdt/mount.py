@@ -75,8 +75,8 @@ class Support:
 
     def __str__(self) -> str:
         if not self.kernel:
-            return "the kernel has no resctrl (CONFIG_X86_CPU_RESCTRL or its like; or no CPU feature for it)"
-        flags = " ".join(sorted(self.cpu_flags)) or "no CPU flag of it in /proc/cpuinfo"
+            return "the kernel has no resctrl (built without CONFIG_X86_CPU_RESCTRL, or the CPU lacks the feature)"
+        flags = " ".join(sorted(self.cpu_flags)) or "/proc/cpuinfo shows no CPU flag of resctrl"
         return f"the kernel has resctrl ({flags})"
 
 

@@ -1,4 +1,4 @@
-"""Search for the places of masks in one cache domain, on plain integers (behind ``rdt.masks``).
+"""Search for the places of masks in one cache domain, on plain integers; used by ``rdt.masks``.
 
 Ways form a line, low to high. Exclusive items do not overlap. All others lie in the common segment, which
 begins behind the last exclusive item and reaches to the high end, where batch is anchored. (``rdt.masks``
@@ -22,7 +22,7 @@ WAY_COST = 1 << 12
 NEVER = 1 << 48
 
 _Entry: TypeAlias = tuple[int, int, int, int, int, int, int, int]
-"""Heap entry: priority (two numbers), ticket, bound, cost so far, bound and ways of the rest, state.
+"""Heap entry: priority (two numbers), ticket, bound, cost so far, bound of the items still to place, their ways, state.
 
 The state holds the position reached in its high bits and one bit for each item still to place in its low
 bits.

@@ -63,7 +63,7 @@ class Pool:
         return tuple(member.group for member in self.members)
 
     def ways(self, domain: int, min_cbm_bits: int = 1) -> int | None:
-        """Ways that the pool needs in a domain; None if no member names it."""
+        """Ways that the pool needs in a domain; None if no member has a need there."""
         wanted = [
             max(ways, min_cbm_bits) for each in self.members if (ways := each.ways.get(domain)) is not None
         ]

@@ -41,7 +41,10 @@ class Why(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """No number, and why. Arithmetic with it is a type error by design. Test with isinstance, since 0 is a number."""
+    """A missing number, with the reason. Arithmetic with it raises TypeError by design.
+
+    Test with isinstance, because the number 0 also counts as false.
+    """
 
     why: Why
     reason: str
@@ -51,7 +54,7 @@ class Unavailable:
 
 
 Reading: TypeAlias = float | Unavailable
-"""A number, or why there is none."""
+"""A number, or the reason why there is none."""
 
 
 def total(readings: Mapping[int, Reading]) -> Reading:
@@ -96,7 +99,7 @@ class GroupReading:
     time_s: float
     """Time of reading, by the monitor's clock."""
     interval_s: Reading
-    """Interval of the bandwidths, in seconds."""
+    """Length in seconds of the interval over which the bandwidths are means."""
     domains: FrozenDict[int, DomainReading]
 
     @property

@@ -92,7 +92,7 @@ class Resctrl:
                 finally:
                     self._held = ""
 
-    # --- which groups there are ---------------------------------------------------------------------------
+    # --- existing groups ----------------------------------------------------------------------------------
 
     def list_groups(self) -> tuple[GroupRef, ...]:
         """All groups of all programs: the default group, control groups, and their monitor groups."""
@@ -245,9 +245,9 @@ class Resctrl:
     def set_cpus(self, group: GroupRef, cpus: Iterable[int]) -> CpusChanged:
         """Give a group exactly these CPUs and read them back.
 
-        They leave the group that had them. CPUs that the group loses return to the default group (of a
-        monitor group: to its control group). Raises Invalid for CPUs that are offline or do not exist and,
-        for a monitor group, for CPUs of another group.
+        The CPUs leave the group that had them. CPUs that the group loses return to the default group; those of
+        a monitor group return to its control group. Raises Invalid for CPUs that are offline or do not exist
+        and, for a monitor group, for CPUs that its control group does not have.
         """
         wanted = frozenset(cpus)
         if any(cpu < 0 for cpu in wanted):

@@ -70,7 +70,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Schemata:
-    """Values by resource and domain: capacity bit masks (CBM) for caches, the file's own unit for bandwidths.
+    """Values by resource and domain: capacity bit masks (CBM) of caches; bandwidths in the unit of the schemata file.
 
     ``opaque``: text after the colon of lines that rdt does not understand (a resource of a newer kernel,
     ``uninitialized`` of a group in pseudo-lock set-up). They are shown but never written.

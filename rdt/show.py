@@ -67,7 +67,7 @@ def _bandwidth(bandwidth: BandwidthInfo) -> str:
 def _monitoring(monitoring: MonitoringInfo, taken: int) -> str:
     text = f"monitoring: {', '.join(monitoring.features)}; {taken} of {monitoring.num_rmids} RMIDs taken"
     if monitoring.max_threshold_occupancy_bytes is not None:
-        text += f", free again below {monitoring.max_threshold_occupancy_bytes // 1024} KiB"
+        text += f", reusable below {monitoring.max_threshold_occupancy_bytes // 1024} KiB of occupancy"
     nodes = sum(map(len, monitoring.sub_domains.values()))
     return f"{text}; {_domains(monitoring.domains)}{f', {nodes} sub-NUMA nodes' if nodes else ''}"
 

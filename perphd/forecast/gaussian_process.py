@@ -136,9 +136,8 @@ def conditioned(
 ) -> tuple[Floats, Floats]:
     """Mean and variance of the next observation, given targets of mean 0 (Eqs. 4.1 and 4.2, plus noise).
 
-    ``columns``: the pattern before each target and, as the last one, the pattern before the next observation. Leading
-    axes of
-    ``columns`` and ``targets`` enumerate series; the other arguments have one value for each.
+    ``columns``: the pattern before each target and, as the last one, the pattern before the next observation.
+    Leading axes of ``columns`` and ``targets`` enumerate series; the other arguments have one value for each series.
     """
     n = targets.shape[-1]
     kernel = np.exp(_distances(columns[..., :-1, :], columns) / -np.asarray(length)[..., None, None])

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.requires_vm
 SAVED = "/var/lib/perphd/mba-calibration.json"
 TRIES = 8
 DISTURBED = (
-    "others use the memory",
+    "another program uses the memory",
     "the host is busy",
     "some streams did not start within",
     "twice as long as planned",

@@ -111,7 +111,7 @@ def test_a_machine_that_is_not_quiet_gives_no_curve() -> None:
         taken(seconds)
 
     model.sleep = sleep  # type: ignore[method-assign]
-    with pytest.raises(Busy, match="others use the memory"):
+    with pytest.raises(Busy, match="another program uses the memory"):
         calibrator(world, model).run(a_plan(world))
     assert f"{PREFIX}.probe" not in world.fs.listdir(ROOT)
 
