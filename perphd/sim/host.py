@@ -137,7 +137,7 @@ class SimHost:
             self.now_s = until
 
     def set_online(self, cpus: CpuSet) -> None:
-        """Only these CPUs are online from now on: control groups, sysfs and resctrl follow.
+        """Set the online CPUs. Control groups, sysfs and resctrl show the change.
 
         The physics sees the change through the cpusets.
         """
@@ -166,7 +166,7 @@ class SimHost:
         self._work_done.setdefault(work.name, 0.0)
         self._start(work.name)
 
-    # -- what an observer of the experiment may know -----------------------------------------------------
+    # -- questions of an observer ------------------------------------------------------------------------
 
     def has(self, name: str) -> bool:
         """True if the host has a workload of this name, running or not."""
@@ -373,7 +373,7 @@ def _is_open(node: NodeWorkload) -> bool:
 
 
 def _patience(node: NodeWorkload) -> float:
-    """Number of requests that may wait."""
+    """Maximum number of requests that wait in an application; it refuses further ones. 0 for batch."""
     if node.requests is None:
         return 0.0
     if node.requests.queue_limit:

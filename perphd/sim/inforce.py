@@ -60,9 +60,8 @@ class InForce:
     def again(self, tenants: Sequence[Tenant]) -> Grants:
         """Grants of the same workloads slightly later, if nothing can have been written since ``read``."""
         if self._grants is None or not all(tenant.group.has("cpu") for tenant in tenants):
-            return self.read(
-                tenants
-            )  # the weight of entities without one depends on their number of threads, which varies
+            # A group without the cpu controller weighs as much as its threads, whose number varies.
+            return self.read(tenants)
         self._grants.memory_bytes[0] = [memory.limit(tenant.group) for tenant in tenants]
         return self._grants
 

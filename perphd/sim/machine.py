@@ -100,9 +100,9 @@ def add_proc(
     memory_used_bytes: Callable[[], float],
     more_mounts: Callable[[], str] = str,
 ) -> None:
-    """Write /proc as far as perphd reads it.
+    """Write the files of /proc that perphd reads.
 
-    ``own_cgroup``: the reader's own group; ``more_mounts``: further lines.
+    ``own_cgroup``: path of the reader's own control group. ``more_mounts``: returns further lines of /proc/mounts.
     """
 
     def trigger(data: bytes) -> None:

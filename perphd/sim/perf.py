@@ -15,12 +15,13 @@ from perphd.sim.machine import CGROUP_ROOT
 
 
 class SimPerf:
-    """Opens counters of a cgroup directory. Without ``pmu`` hardware events are ENOENT, as in most VMs.
+    """Opens counters of a cgroup directory. Without ``pmu``, hardware events fail with ENOENT, as in most VMs.
 
     Attributes simulate further behaviour of real PMUs and kernels, as observed on Linux 6.1 and 6.12:
 
     ``counters``: hardware events that the PMU counts at once; a larger group is refused (EINVAL);
-    ``sees_cgroups``: False until something is written to the root's cgroup.subtree_control: ENOENT for every event;
+    ``sees_cgroups``: False: every event fails with ENOENT, as until something is written to the root's
+    cgroup.subtree_control;
     ``counted_share``: share of a workload's running time in which its group has the counters, neither pinned by others
     nor rotated away; ``starved``: CPUs on which it never has them (``EventGroup.starved_cpus``); ``offline``: CPUs that
     are missing from groups opened from now on.
@@ -104,7 +105,7 @@ class SimEventGroup:
 
     @property
     def lost_cpus(self) -> CpuSet:
-        """CPUs that were offline when it was opened."""
+        """CPUs that were offline when the group was opened."""
         return self._lost
 
     @property

@@ -41,11 +41,11 @@ class CgroupThreads:
         return any(tid in process.tids for process in self._cgroups.root.all_processes())
 
     def caller(self) -> int:
-        """The init process, which belongs to no workload."""
+        """PID of the init process, which belongs to no workload."""
         return _INIT_PID
 
     def may_move(self, uid: int, tid: int) -> bool:
-        """Always True for root: all threads belong to root."""
+        """True for root and an existing thread, because all threads belong to root."""
         return uid == 0 and self.exists(tid)
 
 

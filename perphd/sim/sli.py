@@ -25,11 +25,13 @@ class SliWindow:
 
 
 Told: TypeAlias = tuple[float, float, tuple[float, float, float]]
-"""Requests answered, requests offered, and the sums of their latencies."""
+"""Requests answered, requests offered, and the sums over answered requests of their p50, p95 and p99 (ms)."""
 
 
 class SliTotals:
-    """Requests answered, and their latencies weighted by them, since the start."""
+    """Since the start: requests answered (``done``), requests offered (``asked``), and the latencies p50, p95 and p99
+    summed over the answered requests.
+    """
 
     __slots__ = ("_flushed", "_next", "_passed_s", "asked", "done", "every_s", "latency", "open_loop")
 
@@ -42,13 +44,16 @@ class SliTotals:
         self._next = 0
 
     def report_every(self, seconds: float, backends: int = 1) -> None:
-        """From now on show readers only reported values: each backend reports at this interval, in turn."""
+        """Show readers only reported values from now on.
+
+        Each backend reports once per interval (``seconds``), in turn.
+        """
         self.every_s, self._passed_s, self._next = seconds, 0.0, 0
         self._flushed = [(self.done, self.asked, self.latency)] * backends
 
     @property
     def told(self) -> Told:
-        """Values visible to readers: all, or those that the backends have reported, each for its share."""
+        """The totals that readers see: the present ones, or the mean of those that each backend has reported."""
         if not self._flushed:
             return self.done, self.asked, self.latency
         share = 1.0 / len(self._flushed)

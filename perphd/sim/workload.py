@@ -78,7 +78,7 @@ class Lra:
 class Batch:
     """A job of CPU-bound threads. ``work_per_core_s``: work that one undisturbed CPU does in a second.
 
-    ``pollution``: the share of its neighbours' cache that it takes, relative to an ordinary compute job (1).
+    ``pollution``: effect on the private caches of its neighbours, relative to an ordinary compute job (1).
     """
 
     name: str

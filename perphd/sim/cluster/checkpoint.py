@@ -1,17 +1,18 @@
-"""Checkpoints of a simulated fleet: a run that was killed goes on from the last one, with the same results.
+"""Checkpoints of a simulated fleet: a killed run continues from its last checkpoint, with the same results.
 
-A checkpoint is the whole simulator between two cycles, pickled, after a head of four lines:
+A checkpoint file has a header of four lines, followed by the pickled simulator as it was between two cycles:
 
     perphd fleet checkpoint 1
     code       sha256 of the sources of perphd and the versions of Python and numpy
-    run        sha256 of what is simulated: workload and settings, as the caller names them
-    content    sha256 of what follows
+    run        sha256 of the workload and settings that the caller passes to ``run_of``
+    content    sha256 of the pickled simulator
 
-State of other code, or of another run, is refused, since it would go on differently; so is a damaged file. A file is
-replaced as a whole, so that a run that is killed while it writes leaves the one before.
+A checkpoint made by other code or by another run is refused, because the simulation would continue differently. A
+damaged file is refused as well. The file is replaced atomically, so that a run killed while it writes leaves the
+previous checkpoint intact.
 
-To unpickle is to run what the file says, and no checksum helps against that. So only a regular file of this user that
-nobody else may write is read.
+Unpickling can execute arbitrary code from the file, and no checksum prevents that. Therefore only a regular file is
+read that belongs to this user and that nobody else may write.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ _HEAD_BYTES: Final = 512
 
 
 class CheckpointRefused(PerphError):
-    """A checkpoint cannot be used; says why."""
+    """A checkpoint cannot be used. The message gives the path and the reason."""
 
 
 class Checkpoints:
     """The checkpoint of one run, in one file.
 
     Args:
-        path: the file.
-        run: what is simulated, by ``run_of``.
-        every_s: virtual time between two checkpoints.
+        path: the checkpoint file.
+        run: digest of workload and settings, from ``run_of``.
+        every_s: virtual time between two checkpoints, in seconds.
     """
 
     def __init__(self, path: Path, run: str, every_s: float) -> None:
@@ -55,10 +56,11 @@ class Checkpoints:
         self._due_s: float | None = None
 
     def load(self) -> FleetSimulator | None:
-        """The simulator as it was; None without a checkpoint.
+        """The saved simulator; None if there is no checkpoint file.
 
         Raises:
-            CheckpointRefused: it is of other code or of another run, damaged, or somebody else may have written it.
+            CheckpointRefused: other code or another run made the checkpoint, it is damaged or unreadable, or
+                somebody else may have written it.
         """
         try:
             data = self._read()
@@ -68,22 +70,24 @@ class Checkpoints:
             raise CheckpointRefused(f"{self._path}: cannot be read: {exc.strerror}") from exc
         lines = data[:_HEAD_BYTES].split(b"\n", 4)
         if len(lines) < 5 or lines[0] != FORMAT.encode():
-            raise self._refused("it is no checkpoint of a fleet")
+            raise self._refused(f"it does not begin with {FORMAT!r}")
         code, run, content = (line.decode(errors="replace") for line in lines[1:4])
         body = data[sum(len(line) + 1 for line in lines[:4]) :]
         if hashlib.sha256(body).hexdigest() != content:
-            raise self._refused("it is damaged")
+            raise self._refused("it is damaged: its content does not match its checksum")
         if code != code_digest():
-            raise self._refused("other code made it, which may go on differently")
+            raise self._refused("another version of perphd, Python or numpy made it")
         if run != self._run:
             raise self._refused("it is of another run: workload or settings differ")
         found = pickle.loads(body)
         if not isinstance(found, FleetSimulator):
-            raise self._refused("it holds no simulator")
+            raise self._refused("its content is not a fleet simulator")
         return found
 
     def after_cycle(self, simulator: FleetSimulator) -> None:
-        """Save the simulator when it is time; for ``FleetSimulator.run``. Raises OSError."""
+        """Save the simulator if ``every_s`` has passed since the last time. ``FleetSimulator.run`` calls this method
+        after each cycle. Raises OSError.
+        """
         if self._due_s is None:
             self._due_s = simulator.now_s + self._every_s
         if simulator.now_s >= self._due_s:
@@ -91,7 +95,7 @@ class Checkpoints:
             self._due_s = simulator.now_s + self._every_s
 
     def save(self, simulator: FleetSimulator) -> None:
-        """Replace the checkpoint. Raises OSError; the one before is then unchanged."""
+        """Replace the checkpoint. Raises OSError, and then the previous checkpoint is unchanged."""
         body = pickle.dumps(simulator, protocol=pickle.HIGHEST_PROTOCOL)
         head = "\n".join((FORMAT, code_digest(), self._run, hashlib.sha256(body).hexdigest(), ""))
         temporary = self._path.with_name(f".{self._path.name}.new")
@@ -121,7 +125,10 @@ class Checkpoints:
 
 
 def run_of(parts: Iterable[object]) -> str:
-    """The digest of what is simulated: of the texts of these values, which must say all that matters."""
+    """The digest of a run's workload and settings.
+
+    ``parts``: values whose ``repr`` together must show everything that affects the results.
+    """
     found = hashlib.sha256()
     for each in parts:
         found.update(f"{each!r}\n".encode())
@@ -130,7 +137,7 @@ def run_of(parts: Iterable[object]) -> str:
 
 @functools.cache
 def code_digest() -> str:
-    """The digest of the code that simulates."""
+    """The digest of perphd's sources and of the versions of Python and numpy."""
     found = hashlib.sha256(f"{sys.version} {np.__version__}\n".encode())
     root = Path(perphd.__file__).parent
     for path in sorted(root.rglob("*.py")):

@@ -226,8 +226,8 @@ class _Look:
         return Division(divided(self._pool, self._size, self._weight, used).got, entitled), first.got
 
     def _neighbours(self, b: Balance, got: Floats) -> tuple[Floats, Floats, Floats]:
-        """Weight of rivals on the CPU where a service wakes, how often a rival runs there, and foreign work
-        in the service's caches.
+        """For each service: weight of the rivals on the CPU where it wakes, probability that a rival runs there,
+        and foreign work in its private caches.
         """
         t = self._types
         pools = len(self._size)

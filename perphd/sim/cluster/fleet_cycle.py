@@ -1,4 +1,4 @@
-"""Where a run of the fleet simulator is between two cycles, and the law of measured values."""
+"""The state of a fleet simulator's run between two cycles, and the distribution of measured values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from perphd.sim.cluster.division import Floats
 
 @dataclass(slots=True)
 class FleetCycle:
-    """Where a run is: the next cycle, and what is left over from the last one.
+    """The state of a run between two cycles.
 
-    ``tick_s``: when all nodes are evaluated next. ``submitted``: pods so far. ``waiting``: those without a node.
-    ``dirty``: nodes whose pods have changed. ``retry``: waiting pods are tried again.
+    ``now_s``: time of the next cycle. ``tick_s``: time at which all nodes are evaluated next. ``submitted``: number
+    of pods submitted so far. ``waiting``: pods without a node. ``dirty``: nodes whose pods have changed since their
+    last evaluation. ``retry``: whether the next cycle tries to place the waiting pods again.
     """
 
     now_s: float = 0.0
@@ -25,7 +26,7 @@ class FleetCycle:
 
 
 def law_of(values: Floats) -> dict[float, float]:
-    """The chance of each value."""
+    """The relative frequency of each value."""
     found: dict[float, float] = {}
     for value in values.tolist():
         found[value] = found.get(value, 0.0) + 1.0 / len(values)

@@ -38,8 +38,8 @@ LATE_RATIO: Final = 0.03
 LATE: Final = (2.0, 4.0)
 INFLATED_KINDS: Final = 22
 FAIR_KINDS: Final = 6
-"""Number of kinds that request far more than they use, and of those that request a little more; the others
-request too little.
+"""``INFLATED_KINDS`` kinds request far more than they use, ``FAIR_KINDS`` a little more than they use; all other
+kinds request less than they use.
 """
 INFLATION: Final = (2.5, 10.0)
 FAIR: Final = 1.2

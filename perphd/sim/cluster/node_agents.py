@@ -12,7 +12,7 @@ settled state on all nodes at once:
     target    p95 <= (1 + delay tolerance) p95',   rate >= (1 - tolerance) rate'      ': same node and load, no batch
     cores     of each LRA: CPU use' / u, in whole cores, with the greatest u of ``UTILISATIONS`` at which the LRA
               keeps its target; the smallest u if there is none
-    memory    the first of ``MEMORY`` with which all LRAs keep theirs; otherwise the one with the best worst score
+    memory    the first of ``MEMORY`` with which all LRAs keep their targets; otherwise that with the best worst score
 
 The real controller needs time to find these settings, and makes errors. ``tools.bench.fleet.agents`` compares
 this model with the controller on the detailed node, states the errors, and gives ``MISSED_RATIO`` and
@@ -54,8 +54,8 @@ class Held:
 
 
 def scores(told: Conditions, undisturbed: Conditions, objective: Objective) -> Floats:
-    """Performance of each service relative to its target, by the worse of latency and rate; at least 1 meets
-    the target.
+    """Performance of each service relative to its target: the worse of the scores for latency and rate. A score of 1
+    or more meets the target.
     """
     most = undisturbed.p95_s * (1.0 + objective.delay_tolerance_pct / 100.0)
     least = undisturbed.rate * (1.0 - objective.tolerance_pct / 100.0)
@@ -75,9 +75,10 @@ class Judged:
 
 
 class NodeAgents:
-    """Agents on all nodes of one model; inactive ones only judge.
+    """Agents on all nodes of one model.
 
-    ``objective``: the objective of every service. ``active``: the agents apply the settings that they find.
+    ``objective``: the objective of every service. ``active``: the agents choose and apply settings; inactive agents
+    only judge whether the services meet the objective.
     """
 
     def __init__(self, objective: Objective, *, active: bool = True) -> None:
@@ -118,7 +119,7 @@ class NodeAgents:
             node: node of each pod.
             kind: type of each pod.
             load: as in ``NodeModel.evaluate``.
-            weight: likewise.
+            weight: as in ``NodeModel.evaluate``.
             balance: the present state, which is not changed.
             undisturbed: conditions of the services among the pods, in their order.
         """

@@ -63,10 +63,10 @@ _ROUNDING: Final = 1e-9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapedApplication:
-    """A submitted application: components with one reservation each, and its use relative to that in every window.
+    """A submitted application: its components, which reserve the same amount each, and its use over time.
 
-    ``run_s``: run time with all components. ``use``: maxima of windows as ratios of the reservation; repeated
-    if the run is longer.
+    ``run_s``: run time with all components. ``use``: maximum use in each window as a ratio of the reservation;
+    the sequence repeats if the run is longer.
     """
 
     name: str
@@ -137,7 +137,7 @@ class _Served:
 
 
 class ShapedCluster:
-    """A run of one workload in one mode with one forecaster. ``None``: perfect forecasts."""
+    """A run of one workload in one mode with one forecaster. A ``forecaster`` of None gives perfect forecasts."""
 
     def __init__(
         self,
@@ -367,7 +367,7 @@ class ShapedCluster:
         return bool(np.floor((self._free + _ROUNDING) / gib).clip(0).sum() >= count)
 
     def _add(self, served: _Served, count: int, role: Role) -> int:
-        """Place up to ``count`` components, each on the host with the most free memory. Returns how many."""
+        """Place up to ``count`` components, each on the host with the most free memory. Returns the number placed."""
         reserved = served.application.reserved_gib
         for n in range(count):
             host = int(np.argmax(self._free))

@@ -84,7 +84,7 @@ class FleetSettings:
 
 
 class FleetSimulator:
-    """One run, which ``run`` may continue as often as one likes."""
+    """One simulation. Each call of ``run`` continues it."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class FleetSimulator:
         return result
 
     def _cycle(self, here: FleetCycle, on_tick: Callable[[FleetTick], None] | None) -> None:
-        """One cycle; ``here`` is the next one afterwards."""
+        """Simulate one cycle; afterwards ``here`` describes the next cycle."""
         result, pods, now_s = self.result, self.workload.pods, here.now_s
         waiting, dirty = here.waiting, here.dirty
         mark = len(result.events)

@@ -1,7 +1,7 @@
 """The kernel's parsing of text written to its files, lenient exactly where the kernel is.
 
 All functions raise ``OSError`` with the kernel's errno. perphd itself parses strictly (perphd.domain); this
-module plays the kernel.
+module imitates the kernel.
 """
 
 from __future__ import annotations

@@ -50,9 +50,10 @@ class File:
     """One kernel file.
 
     Args:
-        read: returns the content; None: a read fails with EINVAL. write: applies one write; None: a write fails with
-            EINVAL. mode: permission bits; by default 0444, 0644 or 0200, depending on ``read`` and ``write``.
-            strict_open: the file system checks the mode even for root, so that opening a read-only file for
+        read: returns the content; None: a read fails with EINVAL.
+        write: applies one write; None: a write fails with EINVAL.
+        mode: permission bits; by default 0444, 0644 or 0200, depending on ``read`` and ``write``.
+        strict_open: the file system checks the mode even for root, so that opening a read-only file for
             writing is EACCES (resctrl does, cgroupfs does not).
         per_open: creates the writer of one open file, for files whose writes belong to the open file (a PSI trigger);
             it takes precedence over ``write``.
@@ -183,7 +184,7 @@ class Directory:
         mode: int | None = None,
         per_open: Callable[[], Writer] | None = None,
     ) -> File:
-        """Add a file, replacing one of that name; a text is a constant content."""
+        """Add a file, or replace the file of that name. A ``read`` that is a text is the file's constant content."""
         reader = (lambda: read) if isinstance(read, str) else read
         file = File(reader, write, mode=mode, strict_open=self.strict_open, per_open=per_open)
         file.uid, file.gid = self.uid, self.gid
@@ -209,7 +210,7 @@ class Directory:
             for inner in list(child.children):
                 child.remove(inner)
 
-    # -- what a user does -----------------------------------------------------------------------------
+    # -- system calls ---------------------------------------------------------------------------------
 
     def mkdir(self, name: str) -> None:
         """mkdir(2) here; OSError: EEXIST, EACCES, or the error of the object behind the directory."""

@@ -203,7 +203,9 @@ class Balance:
     def follow(
         self, state: State, rows: Grants, flow: Flow, damping: float, dt_s: float | None = None
     ) -> None:
-        """Move the state towards the results; if ``dt_s`` is given, the cache moves only as far as it allows."""
+        """Move the state towards the results. If ``dt_s`` is given, cache contents move only as far as they can in
+        this time (s).
+        """
         people, machine = self._people, self._machine
         is_batch = self._is_batch
         state.rate, state.free_rate = flow.rate, flow.free_rate

@@ -42,8 +42,8 @@ def occupancy_target(people: Population, mask: Array, pressure: Array, way_bytes
 
 
 def settled_share(pressure: Array, size_bytes: float, dt_s: float) -> Array:
-    """Movement of contents towards their target in ``dt_s``: one share per cache [B,1,D], without double
-    allocation.
+    """Share [B,1,D] of the distance to the target by which a cache's contents move in ``dt_s``. All workloads have the
+    same share, so that no line belongs to two of them.
     """
     time_s = _TURNOVERS * size_bytes / np.maximum(pressure.sum(1), 1.0)
     time_s = np.minimum(np.maximum(time_s, _SETTLE_MIN_S), _SETTLE_MAX_S)
@@ -59,10 +59,10 @@ def safe_share(
     size_bytes: float,
     physics: Physics = PRESENT,
 ) -> Array:
-    """The largest share of the distance to the target without overshoot, one per cache [B,1,D].
+    """The largest share [B,1,D] of the distance to the target by which a cache's contents can move without overshoot.
 
-    A target falls as its owner's contents grow (fewer misses, less pressure); the step is Newton's, with the sum of
-    all slopes as bound.
+    A target falls as its owner's contents grow, because there are fewer misses and less pressure. The share is that
+    of a Newton step, bounded by the sum of all slopes.
     """
     curved = 1.0 - people.mpki_floor[:, None] / np.maximum(mpki, 1e-12)
     scale = people.mpki_scale[:, None]

@@ -110,7 +110,10 @@ def fair_shares(room: float, wants: dict[int, float], weights: dict[int, float])
 
 
 def divide(size: Array, member: Array, weight: Array, demand: Array) -> Array:
-    """The same for B alternatives: ``size`` [B,K], ``member`` [B,W,K], ``weight`` and ``demand`` [B,W] -> [B,W,K]."""
+    """``divide_one`` for B alternatives: ``size`` [B,K]; ``member`` [B,W,K]; ``weight``, ``demand`` [B,W].
+
+    Returns the cores of each claim on each class of CPUs, [B,W,K].
+    """
     free = size.copy()
     got = np.zeros_like(member)
     most = np.minimum(demand, np.einsum("bwk,bk->bw", member, size))

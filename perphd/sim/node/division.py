@@ -25,10 +25,10 @@ class Cpu:
 
     ``entitled``: cores that each workload gets if it asks for all that it can use (``most``); ``usage``:
     cores in use at the present demands; ``domain`` [B,W,D]: share of each workload's time in each domain;
-    ``smt``: speed left by busy siblings,
-    ``overlap``: how often they are busy. ``ratio``: weight of the thread running where a waking thread wants to run,
-    over its own; ``hit``: how often there is one; ``idle``: share of its allowed CPUs that are idle (0 where that does
-    not matter); ``mix``, ``near``: foreign work in its private caches, and beside it.
+    ``smt``: speed relative to that with idle siblings; ``overlap``: share of the time in which siblings are busy;
+    ``hit``: probability that another thread runs where a thread of the workload wakes; ``ratio``: that thread's weight
+    relative to the waking thread's; ``idle``: share of the workload's allowed CPUs that are idle (0 where that does
+    not matter); ``mix``: foreign work in its private caches; ``near``: foreign work on adjacent CPUs.
     """
 
     entitled: Array
@@ -108,7 +108,7 @@ class Division:
         return Cpu(entitled, most, usage, domain, smt, overlap, ratio, hit, mix, near, weight, wanted, idle)
 
     def share_out(self, state: State, rows: Grants, cpu: Cpu, used: Array) -> Array:
-        """CPU time of each, [B,W], if LRAs use ``used`` and batch the rest; never more than available."""
+        """Cores of each workload [B,W] if LRAs use ``used`` and batch uses the rest; never more than available."""
         lra = self._is_lra
         if not any(rows.layout.shares):
             return np.where(lra, np.minimum(used, cpu.most), cpu.usage)

@@ -25,9 +25,9 @@ corresponds to 100).
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Resources of one workload. Empty ``cpus``: all CPUs; empty ``masks``/``mba_pct``: all ways, no throttle.
+    """Resources of one workload. Empty ``cpus``: all CPUs; empty ``masks``: all ways; empty ``mba_pct``: no throttle.
 
-    ``weight`` counts on cpu.weight's scale; ``idle``: cpu.idle. ``limit_cores``: cpu.max.
+    ``weight``: on the scale of cpu.weight; ``idle``: cpu.idle. ``limit_cores``: cpu.max.
     ``memory_bytes``: the lower of memory.high and memory.max; ``protected_bytes``: memory.low.
     ``masks`` and ``mba_pct``: one per L3 domain. ``disk_bytes_per_s``, ``net_bytes_per_s``: caps of this
     workload.

@@ -27,7 +27,11 @@ _TINY: Final = 1e-12
 
 @dataclass(slots=True)
 class Loop:
-    """Rate (per s), response time, part of it that waits for a CPU, and the burst tail of the waiting time (s)."""
+    """Performance of an LRA's requests. Times are in seconds.
+
+    ``rate``: requests per second; ``response_s``: mean response time; ``cpu_wait_s``: part of it spent waiting for a
+    CPU; ``queued``: share of the requests that wait; ``burst_s``: mean wait of these.
+    """
 
     rate: Array
     response_s: Array
@@ -37,7 +41,9 @@ class Loop:
 
 
 def pace(busy: Array, entitled: Array, servers: Array, power: float = 2.0) -> Array:
-    """Speed of one running thread: full while its group uses little, its fair share when it wants everything."""
+    """Speed of one running thread relative to a whole CPU: 1 while its group uses little, and the group's fair share
+    per CPU when the group wants everything.
+    """
     share: Array = 1.0 - (1.0 - np.minimum(1.0, entitled / servers)) * np.minimum(1.0, busy) ** power
     return share
 

@@ -78,7 +78,9 @@ class Bursts:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Real arrivals, counted in bins: the factor is a bin's count over the mean count. Repeats at the end."""
+    """Recorded arrivals, counted in bins of ``bin_s``. The factor is a bin's count relative to the mean count. The
+    trace repeats after its end.
+    """
 
     counts: tuple[float, ...]
     bin_s: float

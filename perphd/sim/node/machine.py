@@ -22,9 +22,8 @@ class Machine:
 
     CPUs are numbered as x86 firmware does: first one thread of every core, then the others.
     ``l3_bytes``, ``llc_ways``, ``memory_bytes_per_s``: values of one socket. ``core_bytes_per_s``: bandwidth
-    that a single core can draw. ``mba_levels_pct``: the throttle levels that the hardware has (it rounds a
-    request up to one of them).
-    ``physics``: the laws of this machine.
+    that a single core can draw. ``mba_levels_pct``: throttle levels of the hardware, which rounds a request up to
+    the next level. ``physics``: the laws of this machine.
     """
 
     sockets: int = 1

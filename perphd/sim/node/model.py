@@ -101,12 +101,12 @@ class Node:
         The caller maintains ``state.resident`` (page cache in memory), because it knows limits and reclaim.
 
         Args:
-            state: changed in place; one alternative.
-            in_force: the grants.
-            dt_s: seconds.
+            state: state of one alternative, changed in place.
+            in_force: the grants in force.
+            dt_s: time to advance, in seconds.
             loads: factor on each load, [W].
             needs: factor on the CPU time of an operation, [W].
-            max_backlog: requests that may wait; an application refuses more.
+            max_backlog: maximum number of requests that wait; an application refuses further ones.
         """
         load = loads[None, :]
         cpu = self._division.divide(state, in_force, load)

@@ -50,12 +50,12 @@ class Waiting(StrEnum):
 class Physics:
     """One set of laws.
 
-    ``overlap_power``: exponent of the loss to a busy sibling over the share of time in which it is busy.
-    ``pace_power``: how soon a group's limited share slows its threads. ``mix_half``: share of foreign CPU
-    time at which half of the damage to private caches is done: near 0, a little foreign work is enough, and
-    only exclusive CPUs keep warm caches;
-    ``mix_scale``: factor on that damage. ``halt_ms``: delay of a request for waking a halted CPU, if all of its CPUs
-    are idle; CPUs that batch keeps awake respond at once.
+    ``overlap_power``: exponent of the share of time in which a sibling is busy, in the loss that the sibling causes.
+    ``pace_power``: exponent of a group's use in the slowdown of its threads (``latency.pace``).
+    ``mix_half``: share of foreign CPU time at which half of the damage to private caches is done. Near 0, a little
+    foreign work does all the damage, and only exclusive CPUs keep warm caches. ``mix_scale``: factor on that damage.
+    ``halt_ms``: delay of a request for waking a halted CPU, if all of the workload's CPUs are idle. CPUs that batch
+    keeps awake respond at once.
     """
 
     misses: MissCurve = MissCurve.EXPONENTIAL

@@ -17,7 +17,9 @@ _INSTRUCTIONS = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A single-threaded program. ``error_pct``: median relative error of its IPC over all numbers of ways."""
+    """A single-threaded program. ``error_pct``: median relative error of its fitted IPC over all numbers of ways;
+    ``held_out_error_pct``: that for numbers of ways that were left out of the fit.
+    """
 
     name: str
     code: Code

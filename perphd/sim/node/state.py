@@ -24,14 +24,13 @@ _SHARED = frozenset({"channels", "disk", "link"})  # fields of the node, not of 
 class State:
     """State for B alternatives of W workloads in D domains: [B,W] unless stated otherwise.
 
-    ``rate``: operations per second; ``free_rate``: the same if the workload had all CPUs that it may use;
+    ``rate``: operations per second; ``free_rate``: that rate if the workload had all CPUs that it may use;
     ``occupancy``: bytes of cache [B,W,D]; ``channels`` [B,D], ``disk``, ``link`` [B,1]: congestion;
     ``mix_cost``: settled ratio of a request's CPU time to that of an undisturbed one; ``runnable``:
     threads that run or wait for a CPU; ``backlog``: requests still waiting; ``resident``: page cache in
-    memory;
-    ``service``: CPU time of an operation (s); ``stalled``: waiting for disk, link and memory per operation
-    (s). ``last``: division of the CPUs in the last step of a single moment, and its grants: a good start for
-    the next step.
+    memory (bytes); ``service``: CPU time of an operation (s); ``stalled``: time per operation spent waiting for disk,
+    link and memory (s). ``last``: the grants of the last step and the resulting division of the CPUs, from which the
+    next step starts; None before the first step.
     """
 
     rate: Array

@@ -33,7 +33,7 @@ def outcomes(
     steady: bool,
     physics: Physics = PRESENT,
 ) -> Outcomes:
-    """The outcomes of a pass for every workload. ``steady``: nothing changes, so an overload lasts."""
+    """The outcomes of a pass for every workload. ``steady``: the state is a steady one, in which an overload lasts."""
     loop = flow.loop
     lra = people.lra > 0
     is_open = lra & (people.closed < 1)

@@ -16,8 +16,7 @@ class Code:
     """The program's use of a processor and its caches.
 
     ``instructions``: instructions of one operation. ``cpi``: cycles per instruction without last-level-cache
-    misses;
-    ``miss_cycles``: cycles that each miss adds on an idle memory bus (the part that other work does not
+    misses. ``miss_cycles``: cycles that each miss adds on an idle memory bus (the part that other work does not
     hide). Misses per kilo-instruction with ``x`` bytes of last-level cache are ``mpki_floor + mpki_swing *
     exp(-x / mpki_scale_bytes)``: the form that fits measured programs best.
     ``refs_pki``: requests that leave the private caches; ``writeback``: bytes written per byte missed.
@@ -47,7 +46,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """The load of an LRA, and effects on its requests other than the processor's.
+    """The load of an LRA, and the costs of a request apart from those in ``Code``.
 
     Exactly one of ``clients`` (closed loop: this many clients send the next request ``think_ms`` after each answer)
     and ``rate_per_s`` (open loop: requests arrive at a fixed rate) is set. ``serial_ms``: time in a section that admits
@@ -57,9 +56,8 @@ class Requests:
     run on the same CPUs between its own bursts (private caches), ``mix_relief`` of it saved when they are
     equals with long slices; ``neighbour_cost``: CPU time added by neighbours on other CPUs of the same
     last-level cache, in addition to the cache model. ``spread``: standard deviation of the logarithm of
-    undisturbed latencies;
-    ``bursts``: (1 + cv^2) / 2 of arrivals and service. ``queue_limit``: requests of an open loop that may
-    wait; its clients send no more until some are answered (0: as many as arrive in two seconds).
+    undisturbed latencies. ``bursts``: (1 + cv^2) / 2 of arrivals and service. ``queue_limit``: requests of an open
+    loop that may wait; its clients send no more until some are answered (0: as many as arrive in two seconds).
     """
 
     clients: int | None = None
@@ -88,7 +86,7 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Memory use: ``anon_bytes`` that cannot be reclaimed (there is no swap), and page cache that can.
+    """Memory use. There is no swap: ``anon_bytes`` cannot be reclaimed, ``cache_bytes`` (page cache) can.
 
     ``pages_per_op`` of the page cache are touched by one operation; a share ``hot_hits`` of them falls into
     the first ``hot_share`` of the cache, and the rest is spread evenly, so the working set has a knee.

@@ -28,7 +28,7 @@ class Controller(Protocol):
 
 
 Factory = Callable[["V1Group", Controller | None], Controller]
-"""Makes a controller's state for a group; the second argument is the parent's, None in the root."""
+"""Makes a controller's state for a group. The second argument is the parent group's state, None for the root."""
 
 
 class V1Group:
@@ -127,7 +127,9 @@ class V1Group:
 
 
 class V1Hierarchy:
-    """One mounted hierarchy: ``factories`` are the controllers bound to it, ``tree`` is where work is done.
+    """One mounted hierarchy of cgroup v1.
+
+    ``factories``: the controllers bound to the hierarchy. ``tree``: the v2 tree, in which the work is simulated.
 
     Groups of the v2 tree appear and disappear here as they do there; a group created only here has no
     simulated work until one with that path is created.

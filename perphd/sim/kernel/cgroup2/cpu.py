@@ -13,7 +13,7 @@ from perphd.sim.kernel.vfs import refuse
 IDLE_SHARES: Final = 3
 """Weight of a group with cpu.idle = 1 (the kernel's WEIGHT_IDLEPRIO); an ordinary group weighs 1024."""
 IDLE_WEIGHT: Final = 100 * IDLE_SHARES / 1024
-"""The same on cpu.weight's scale."""
+"""``IDLE_SHARES`` converted to the scale of cpu.weight, on which an ordinary group weighs 100."""
 _LEAST_NICE: Final = -20
 _SHARES_OF_NICE: Final = (
     *(88761, 71755, 56483, 46273, 36291, 29154, 23254, 18705, 14949, 11916),

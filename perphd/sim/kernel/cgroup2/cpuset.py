@@ -73,7 +73,7 @@ class Cpuset:
 
     @property
     def effective_mems(self) -> CpuSet:
-        """Memory nodes: the written ones within the parent's; the parent's if that is empty."""
+        """Effective memory nodes: the nodes of ``mems`` that the parent has; if there are none, all the parent's."""
         above = self._machine.nodes if self._parent is None else self._parent.effective_mems
         return (self.mems & above) or above
 

@@ -28,7 +28,7 @@ _RESOURCES = ("cpu", "memory", "io")
 
 
 class SimCgroup:
-    """One control group. ``tree`` is its hierarchy, ``directory`` the one that shows it.
+    """One control group. ``tree``: its hierarchy; ``directory``: the directory with its files.
 
     The simulation of the work fills in the counters (``cpu``, ``memory``, ``io``, ``perf``, ``pressure``).
     Memory events are counted in the group where they happen; the files add up those of descendants.

@@ -31,7 +31,7 @@ class Kernel:
 
     @property
     def is_6_12(self) -> bool:
-        """At least 6.12."""
+        """True for Linux 6.12 and later."""
         return self.version >= (6, 12)
 
 

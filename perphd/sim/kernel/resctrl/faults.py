@@ -53,11 +53,11 @@ class FaultPlan:
         self._inside = False
 
     def add(self, event: Fault | Interference) -> None:
-        """Activate a fault from now on."""
+        """Activate a fault or an interference."""
         self.waiting.append(event)
 
     def clear(self) -> None:
-        """Remove all faults."""
+        """Remove all faults and interferences."""
         self.waiting.clear()
 
     def pass_through(self, operation: Operation, path: str, say: Callable[[str], None]) -> None:

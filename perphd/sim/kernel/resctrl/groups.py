@@ -63,7 +63,7 @@ class Group:
 
     @property
     def path(self) -> str:
-        """Its path below the mount point; empty for the root."""
+        """The group's path below the mount point; empty for the root."""
         if self.kind is Kind.CONTROL or self.parent is None:
             return self.name
         above = self.parent.path
@@ -134,10 +134,10 @@ class Closids:
 
 
 class Rmids:
-    """Monitoring identifiers: first freed, first reused; those still in the cache wait in limbo.
+    """Free RMIDs, reused in the order in which they were freed. An RMID that still owns cache lines waits in limbo.
 
-    The kernel checks limbo once a second (``look_s``) from the moment the first RMID entered it. The owner of
-    the occupancies decides through ``is_dirty(rmid)`` which ones still have too much in the cache.
+    The kernel checks limbo every ``look_s`` seconds from the moment when the first RMID enters it. The caller decides
+    at each check which RMIDs own few enough lines (``release``).
     """
 
     look_s: Final = 1.0

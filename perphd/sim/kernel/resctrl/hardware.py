@@ -140,7 +140,7 @@ LINUX_6_15: Final = Kernel(release="6.15", padded_values=False)
 
 @dataclass(frozen=True, slots=True)
 class RdtMachine:
-    """A machine from the view of resctrl. ``source``: origin of its facts; ``options``: its mount options."""
+    """A machine from the view of resctrl. ``source``: source of these facts; ``options``: usual mount options."""
 
     name: str
     source: str
@@ -158,7 +158,7 @@ class RdtMachine:
 
     @property
     def supports_mba_mbps(self) -> bool:
-        """The kernel's software controller needs a linear MB and the local bandwidth counter."""
+        """True if ``-o mba_MBps`` works: the kernel's controller needs a linear MB and the local bandwidth counter."""
         linear = any(b.name == "MB" and b.delay_linear for b in self.bandwidths)
         return linear and self.monitoring is not None and LOCAL in self.monitoring.events
 

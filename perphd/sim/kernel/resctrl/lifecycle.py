@@ -21,7 +21,10 @@ class Lifecycle:
         self._tree = tree
 
     def make_control(self, name: str) -> None:
-        """A directory in the root; OSError: ENOSPC (CLOSIDs, cache), EBUSY or ENOSPC (RMIDs), EINVAL."""
+        """Make a control group: mkdir in the root.
+
+        OSError: ENOSPC without a free CLOSID, cache part or RMID; EBUSY if RMIDs are in limbo; EINVAL for the name.
+        """
         tree = self._tree
         tree.arrive(Operation.MKDIR, name)
         if "\n" in name:
@@ -38,7 +41,10 @@ class Lifecycle:
         self._settle(group, tree.directory)
 
     def make_monitor(self, parent: Group, place: Directory, name: str) -> None:
-        """A directory in a control group's ``mon_groups``; OSError: EBUSY, ENOSPC (RMIDs), EINVAL, EPERM."""
+        """Make a monitor group: mkdir in a control group's ``mon_groups``.
+
+        OSError: EBUSY if RMIDs are in limbo, ENOSPC without a free RMID, EINVAL for the name, EPERM.
+        """
         tree = self._tree
         group = Group(name, Kind.MONITOR, Directory(strict_open=True), parent)
         tree.arrive(Operation.MKDIR, group.path)
@@ -75,7 +81,7 @@ class Lifecycle:
         tree.directory.remove(group.name)
 
     def remove_all(self) -> None:
-        """Unmount: every identifier is free again."""
+        """Free the RMIDs of all groups except the root, at unmount."""
         for group in self._tree.registry.walk():
             if not group.is_root:
                 self._free_rmid(group)

@@ -39,7 +39,7 @@ class Counter:
     local_bytes: float = 0.0
 
     def value(self, event: str) -> float:
-        """One of the three values."""
+        """The value of this event, in bytes."""
         if event == OCCUPANCY:
             return self.occupancy_bytes
         return self.total_bytes if event == TOTAL else self.local_bytes
@@ -197,7 +197,7 @@ class Monitor:
         self.threshold_bytes = self.machine.rounded(value)
 
     def show_config(self, event: str) -> str:
-        """``mbm_total_bytes_config``, ``mbm_local_bytes_config``."""
+        """The content of ``mbm_total_bytes_config`` or ``mbm_local_bytes_config``."""
         return ";".join(f"{d.id}=0x{self._config[event, d.id]:02x}" for d in self.domains()) + "\n"
 
     def write_config(self, event: str, data: bytes) -> None:

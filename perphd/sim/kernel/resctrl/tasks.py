@@ -22,7 +22,7 @@ class TaskSource(Protocol):
         """True for a live thread and for a zombie."""
 
     def caller(self) -> int:
-        """The calling thread of the present system call, which ``0`` means in a tasks file."""
+        """TID of the thread that makes the present system call; ``0`` written to a tasks file means this thread."""
 
     def may_move(self, uid: int, tid: int) -> bool:
         """True if this user may move the thread, as root or as its owner."""
@@ -51,7 +51,7 @@ class Threads:
         return self._caller
 
     def may_move(self, uid: int, tid: int) -> bool:
-        """True for every thread: all belong to ``owner_uid``."""
+        """True for an existing thread if ``uid`` is root or ``owner_uid``, which owns all threads."""
         return uid in (0, self.owner_uid) and self.exists(tid)
 
     def start(self, pid: int, *more_tids: int) -> None:

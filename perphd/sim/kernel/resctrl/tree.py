@@ -124,7 +124,7 @@ class ResctrlTree:
             return self.machine.supports_mba_mbps
         return option in _OPTIONS and (option != "debug" or self.machine.kernel.debug_option)
 
-    # -- what others ask ------------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------------------
 
     def now(self) -> float:
         """The machine's time."""
@@ -157,7 +157,7 @@ class ResctrlTree:
                 return f"res:{'/' if control.is_root else control.name}\nmon:{monitor}\n"
         return "res:\nmon:\n"
 
-    # -- what happens to the machine ----------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------
 
     def forked(self, parent_tid: int, child_tid: int) -> None:
         """Put a new child thread into its parent's groups."""
@@ -197,7 +197,7 @@ class ResctrlTree:
         mbm_total_bytes: float = 0.0,
         mbm_local_bytes: float = 0.0,
     ) -> None:
-        """The same by RMID, for physics that knows where each thread runs (``ids_of``)."""
+        """Like ``account``, for an RMID in place of a group. The physics finds it by ``ids_of``."""
         if self.monitor is None:
             return
         if llc_bytes is not None:
@@ -221,7 +221,7 @@ class ResctrlTree:
             if group.mon_data is not None:
                 fill_mon_data(self, self.monitor, group, group.mon_data)
 
-    # -- what the other modules need ------------------------------------------------------------------------
+    # -- for the other modules of this package --------------------------------------------------------------
 
     def arrive(self, operation: Operation, path: str) -> None:
         """Begin an operation; OSError: from an injected fault."""
