@@ -34,7 +34,7 @@ SETTLE_S, MEASURE_S = 0.2, 0.3
 LIMIT_S = 120.0
 DISTURBED = 0.2
 """Relative difference between the first and last unthrottled measurement that counts as a disturbance."""
-_NOT_COUNTED = Unavailable(Why.UNSUPPORTED, "bandwidth is not counted here")
+_NOT_COUNTED = Unavailable(Why.UNSUPPORTED, "this machine does not count memory bandwidth")
 _START_S = 2.0
 """Time to start streams on a slow machine, in seconds."""
 _NEGLIGIBLE = 0.1

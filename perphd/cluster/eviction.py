@@ -1,6 +1,6 @@
-"""Selects the copper pod to evict from a node, if any. Pure; called once per look.
+"""Selects the copper pod to evict from a node, if any. Pure; called once per check.
 
-A look is short of room if one of these holds without a break for ``after_s``:
+Copper is short of room if one of these holds without a break for ``after_s`` seconds:
     starved   a copper workload has waited for a CPU for ``after_s`` without getting any
     memory    copper uses more memory than the node offers to it, by more than 2 % of the node
 
@@ -49,11 +49,11 @@ class CopperPod:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """State between looks. Times in seconds of one monotonic clock.
+    """State kept between checks. Times are in seconds of one monotonic clock.
 
-    ``since_s``: the beginning of the present shortage of memory; None: memory is not short. ``last_s``, ``last_uid``:
-    the last eviction. ``pause_s``: pause before the next one. ``refused``: UID -> time until which the pod is left
-    alone.
+    ``since_s``: beginning of the present shortage of memory; None: memory is not short. ``last_s``, ``last_uid``: time
+    and pod of the last eviction; None and empty: there was none yet. ``pause_s``: pause before the next eviction.
+    ``refused``: UID of a pod whose eviction was refused -> time until which it is left alone.
     """
 
     since_s: float | None = None
@@ -116,13 +116,13 @@ def considered(
     now_s: float,
     after_s: float = AFTER_S,
 ) -> tuple[Eviction | None, Shortage]:
-    """Decide after one more look; also returns the state to keep.
+    """Decide after a new document of the node; also returns the state to keep.
 
     Args:
         look: the node's document.
         pods: API objects of this node's pods.
         present: UIDs of all pods that are still on the node.
-        before: the state after the last look.
+        before: the state after the last check.
         now_s: monotonic time.
         after_s: how long copper must be short of room.
     """

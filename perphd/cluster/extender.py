@@ -154,7 +154,7 @@ class Judged:
         return failed
 
     def priorities(self) -> list[int]:
-        """0 to 10 for each candidate."""
+        """The score of each candidate, from 0 to 10."""
         given = np.full(len(self.names), NEUTRAL_PRIORITY)
         for places, scores in ((self.places, self.scores), (self.stale, self.fallback)):
             feasible = scores.feasible
@@ -175,7 +175,10 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Summary of a call for a person. ``verb``: the call; ``refused``: number of candidates by reason."""
+    """A call and its result, as logged and shown. ``verb``: the call. ``fresh``, ``stale``, ``unknown``: numbers of
+    candidates with a fresh document, a stale one, and none. ``refused``: number of refused candidates by reason.
+    ``best``: the candidates with the highest scores.
+    """
 
     pod: str
     band: str

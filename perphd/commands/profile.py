@@ -173,7 +173,7 @@ class _Lines:
 
     def step(self, step: Any) -> None:
         if step.complaint:
-            self.say(f"it suffers: {step.complaint}; everything is restored")
+            self.say(f"{self._app} suffers: {step.complaint}; all settings are restored")
         now_s = time.monotonic()
         if now_s - self._told_s >= _EVERY_S or step.done == step.total:
             self._told_s = now_s
@@ -213,7 +213,7 @@ class _Bar(_Lines):
 
     def step(self, step: Any) -> None:
         if step.complaint:
-            self.say(f"it suffers: {step.complaint}; everything is restored")
+            self.say(f"{self._app} suffers: {step.complaint}; all settings are restored")
         work = "" if step.work is None else f"work {step.work:.0%}"
         self._bar.update(self._task, completed=step.done, work=work)
 

@@ -26,7 +26,7 @@ def host_lines(account: HostAccount, workloads: Sequence[WorkloadStatus] = ()) -
     parts = f"LRAs {_two(cpu.lras)}, batch {_two(cpu.batch)}, undeclared {_two(cpu.undeclared)}"
     busy = f"{_two(cpu.capacity - cpu.idle)} of {cpu.capacity:g} CPUs busy"
     lines = [f"host: {busy}: {parts}, kernel {_two(cpu.kernel)}"]
-    if cpu.steal >= 0.005:  # a virtual machine that has to wait
+    if cpu.steal >= 0.005:  # only a virtual machine whose CPUs wait for the hypervisor
         lines[0] += f", steal {_two(cpu.steal)}"
     if names := _names(account):
         lines.append(f"  undeclared: {names}")

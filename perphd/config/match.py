@@ -228,4 +228,4 @@ def _set(body: str) -> str:
 
 
 def _error(text: str) -> ParseError:
-    return ParseError("a way to find control groups", text, ALLOWED)
+    return ParseError("a matcher of control groups", text, ALLOWED)

@@ -16,7 +16,7 @@ def of_present(
     present: Mapping[str, str],
     taken_back: Collection[tuple[str, str]],
 ) -> dict[str, dict[str, tuple[Statistic, ...]]]:
-    """Statements about the applications that are here; those of replicas that are gone become ``EARLIER``."""
+    """Statements about the applications present on this host. Those of replicas that are gone become ``EARLIER``."""
     found: dict[str, dict[str, tuple[Statistic, ...]]] = {}
     reset = {application for application, _ in taken_back}
     for application in sorted(set(present.values()) & said.keys()):

@@ -43,7 +43,9 @@ def errors(predicted: Floats, actual: Floats) -> Floats:
 
 
 def horizon_peaks(usage: Floats, horizon: int) -> Floats:
-    """The peak of the ``horizon`` samples from each sample on, where all of them are known."""
+    """For each sample, the peak of the ``horizon`` samples that begin with it; samples with too few successors are
+    left out.
+    """
     if horizon < 1 or len(usage) < horizon:
         return np.empty(0)
     return np.asarray(np.lib.stride_tricks.sliding_window_view(usage, horizon).max(axis=1), dtype=np.float64)

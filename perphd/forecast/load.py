@@ -21,14 +21,14 @@ from perphd.forecast.season import season_of
 BIN_S: Final = 10.0
 """Seconds over which loads are averaged."""
 DAY_BIN_S: Final = 300.0
-"""Seconds of the second averaging, which finds seasons of a day."""
+"""Seconds of a second, longer averaging, which is needed to find daily seasons."""
 KEPT_BINS: Final = 1080
 """Number of averages to keep: three hours of ``BIN_S`` averages, almost four days of ``DAY_BIN_S``
 averages. A season must fit twice.
 """
 LEAST_SEASON_BINS: Final = 6
 LEAST_CORRELATION: Final = 0.6
-"""Least autocorrelation of a load with a season."""
+"""Autocorrelation from which a load counts as seasonal."""
 LEAST_VARIANCE: Final = 1e-4
 """Least variance of the log load for a season; a steady load has none."""
 SEARCH_EVERY_BINS: Final = 30

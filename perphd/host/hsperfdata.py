@@ -146,7 +146,7 @@ def _user(fs: ReadsStrangers, root: str, uid: str) -> str:
 
 @dataclass(slots=True)
 class _Jvm:
-    """A JVM: its file, and its figures at the last look."""
+    """A JVM: its file, and its figures at the last reading."""
 
     path: str
     at_s: float
@@ -154,9 +154,9 @@ class _Jvm:
 
 
 class CollectionShare:
-    """Share of time that the JVMs of one group spend in garbage collection, between two looks.
+    """Share of time that the JVMs of one group spend in garbage collection, between two readings.
 
-    The cost of a look is bounded: at most ``MOST_JVMS`` are read, and ``SEARCHED`` other processes are
+    The cost of a reading is bounded: at most ``MOST_JVMS`` are read, and ``SEARCHED`` other processes are
     examined, each again after a pause that doubles.
     """
 
@@ -166,7 +166,7 @@ class CollectionShare:
         self._others: dict[int, RetryPause] = {}
 
     def read(self, pids: tuple[int, ...], now_s: float) -> Reading:
-        """The largest share among these processes since the last look; Unavailable if none is a JVM."""
+        """The largest share among these processes since the last reading; Unavailable if none is a JVM."""
         present = frozenset(pids)
         self._jvms = {pid: jvm for pid, jvm in self._jvms.items() if pid in present}
         self._others = {pid: known for pid, known in self._others.items() if pid in present}
@@ -185,7 +185,7 @@ class CollectionShare:
         return Unavailable("first look at the JVM: a share needs two") if self._jvms else _NO_JVM
 
     def _search(self, pids: tuple[int, ...], now_s: float) -> None:
-        """Search for JVMs among processes that are unknown, or due for another look."""
+        """Search for JVMs among processes that are unknown, or due for another check."""
         left = SEARCHED
         for pid in pids:
             if not left or len(self._jvms) >= MOST_JVMS:

@@ -23,7 +23,7 @@ PREFIX: Final = "perphd"
 CALIBRATION_PREFIX: Final = "rdtcal"
 """Prefix of the groups of ``perphctl calibrate``. It equals ``rdt.calibrate.PREFIX``, whose import is slow."""
 LOOK_AGAIN_S: Final = 30.0
-"""Seconds between two looks at the mount table for a resctrl mounted elsewhere."""
+"""Seconds between two checks of the mount table for a resctrl mounted elsewhere."""
 LOCK_WAIT_S: Final = 2.0
 """Seconds for which a change, in its own thread, waits for the tree's lock."""
 
@@ -109,7 +109,7 @@ class Mounted:
         self._shown: frozenset[rdt.Cell] = frozenset()
 
     def look(self, now_s: float) -> bool:
-        """True if a different resctrl (or none) is mounted than at the last look."""
+        """True if a different resctrl (or none) is mounted than at the last check."""
         before = self._found
         seen = self._identity()
         stale = isinstance(before, str) and not 0 <= now_s - self._looked_s < LOOK_AGAIN_S
@@ -125,12 +125,12 @@ class Mounted:
 
     @property
     def found_or_why(self) -> rdt.Groups | str:
-        """Perphd's groups at the last look, or why there were none."""
+        """Perphd's groups at the last check, or why there were none."""
         return self._found if self._found is not None else ""
 
     @property
     def found(self) -> rdt.Groups | None:
-        """Perphd's groups at the last look; None if there were none."""
+        """Perphd's groups at the last check; None if there were none."""
         return self._found if isinstance(self._found, rdt.Groups) else None
 
     def follow(self, shown: rdt.Schemata) -> rdt.Groups | None:

@@ -62,7 +62,7 @@ def read_topology(fs: KernelFs) -> Topology:
 
 
 class Processors:
-    """Detects CPU hotplug. One file is kept open and read once per look."""
+    """Detects CPU hotplug. One file is kept open and read once per check."""
 
     def __init__(self, fs: KernelFs) -> None:
         self._fs = fs
@@ -70,14 +70,14 @@ class Processors:
         self._last = self._online()
 
     def look(self) -> Topology | None:
-        """The new topology if other CPUs are online than at the last look; None if unchanged or unreadable."""
+        """The new topology if other CPUs are online than at the last check; None if unchanged or unreadable."""
         now = self._online()
         if now is None or now == self._last:
             return None
         try:
             found = read_topology(self._fs)
         except (KernelError, ParseError):
-            return None  # a hotplug operation is in progress; the next look retries
+            return None  # a hotplug operation is in progress; the next check retries
         self._last = now
         return found
 

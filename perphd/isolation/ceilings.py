@@ -109,7 +109,7 @@ def read_use(fs: KernelFs, directory: str) -> MemoryUse | str:
 
 
 class Ceilings:
-    """The last step and the present hold of every memory ceiling."""
+    """For every memory ceiling: the last step down, and the level below which it is not lowered for now."""
 
     def __init__(self) -> None:
         self._steps: dict[Key, _Step] = {}

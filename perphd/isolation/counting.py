@@ -1,6 +1,6 @@
 """Runs updates of the monitor groups in a separate thread; the event loop reads the last result.
 
-A workload whose control group has changed since the last look is not counted until the next look. Its threads may still
+A workload whose control group has changed since the last update is not counted until the next. Its threads may still
 be moving, so a rate over that interval would belong to neither group.
 """
 
@@ -23,11 +23,11 @@ log = logging.getLogger("perphd")
 
 MOVED: Final = Unavailable("its threads are being moved to another resctrl group")
 LEAST_PAUSE_S: Final = 0.9
-"""Minimum number of seconds between the starts of two looks."""
+"""Minimum number of seconds between the starts of two updates."""
 LOOK_S: Final = 4.0
-"""Seconds after which a look's result is discarded; the look itself still finishes."""
+"""Seconds after which an update's result is discarded; the update itself still finishes."""
 PATIENCE_S: Final = 1.0
-"""Seconds that a restore waits for a look in progress, which ends at its next workload or when the lock is held."""
+"""Seconds that a restore waits for an update in progress, which ends at its next workload or when the lock is held."""
 
 Placement: TypeAlias = Mapping[str, Placed]
 
@@ -38,8 +38,8 @@ class Counting:
     Args:
         groups: the monitor groups.
         placement: returns the control groups into which perphd has put workloads.
-        in_thread: False runs looks inline.
-        background: True lets looks run beside the ticks; False waits for each (virtual time).
+        in_thread: False runs updates inline.
+        background: True lets updates run beside the ticks; False waits for each (virtual time).
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Counting:
 
     @property
     def counted(self) -> CountedGroups:
-        """Counted workloads and their groups as of the last look, without those whose group has changed since."""
+        """Counted workloads and their groups as of the last update, without those whose group has changed since."""
         now = _plain(self._placement())
         if now == self._placed:
             return self._result
@@ -70,7 +70,7 @@ class Counting:
         return self._hidden[1] if moved else self._result
 
     async def follow(self, asked: Sequence[Asked], now_s: float) -> None:
-        """Start a look at the groups if one is due, and wait for it unless looks run in the background."""
+        """Start an update of the groups if one is due, and wait for it unless updates run in the background."""
         names = frozenset(one.spec.name for one in asked)
         placement = dict(self._placement())
         changed = names != self._names or any(one.fresh for one in asked) or _plain(placement) != self._placed
@@ -107,7 +107,7 @@ class Counting:
         self._anew = True
 
     async def idle(self) -> None:
-        """Stop a running look at its next workload and wait for that, at most ``PATIENCE_S``."""
+        """Stop a running update after its present workload, and wait at most ``PATIENCE_S`` for its end."""
         if self._task is not None:
             self._groups.stopping = True
             await asyncio.wait({self._task}, timeout=PATIENCE_S)
@@ -117,7 +117,7 @@ class Counting:
         self._names, self._result, self._placed = frozenset(), NOTHING_COUNTED, {}
 
     def close(self) -> None:
-        """End the thread; a running look ends at its next workload."""
+        """End the thread; a running update ends at its next workload."""
         self._closed = self._groups.stopping = True
         self._worker.close()
 

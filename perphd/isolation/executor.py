@@ -43,7 +43,7 @@ from perphd.isolation.worker import GroupWriter, Worker
 from perphd.isolation.write_audit import OnWrite, WriteAudit
 
 DISKS_S = 10.0
-"""Interval between looks at the disks' I/O schedulers."""
+"""Interval between checks of the disks' I/O schedulers."""
 _RECLAIM_FILE = f"/{RECLAIM}"
 
 
@@ -186,7 +186,7 @@ class Executor:
         return self._knobs.pending(name).intersection(RESCTRL_SETTINGS)
 
     def groups_disturbed(self) -> bool:
-        """True if another program has removed or changed one of perphd's resctrl groups since the last look."""
+        """True if another program has removed or changed one of perphd's resctrl groups since the last check."""
         return not self._groups.is_busy and self._caches.disturbed()
 
     def conflicts(self) -> tuple[Conflict, ...]:

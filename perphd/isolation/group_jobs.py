@@ -27,7 +27,7 @@ from perphd.isolation.refusals import Refusals
 from perphd.isolation.transaction import Result, as_failure
 
 LOCK_RETRY: Final = BackoffRule(1.0, 8.0)
-"""Backoff when another program takes the lock at every try, although each look finds it free."""
+"""Backoff when another program takes the lock at every try, although each check finds it free."""
 
 
 Undo = Callable[[], object]
@@ -49,7 +49,7 @@ class Job:
 
 @dataclass(slots=True)
 class _Lock:
-    """The last failure to get the lock: reason, time, and pause before the next try."""
+    """The last failure to get the lock: reason, time (s, monotonic), and pause in seconds before the next try."""
 
     reason: str
     at_s: float

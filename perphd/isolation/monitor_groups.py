@@ -53,7 +53,7 @@ SPARE_RMIDS: Final = 2
 LOOK_AGAIN_S: Final = 30.0
 """Seconds after which resctrl monitoring is searched again if it is unavailable."""
 LOCK_WAIT_S: Final = 0.2
-"""Time that a look waits for resctrl's lock. Short, because looks repeat and a restore waits for them."""
+"""Time that an update waits for resctrl's lock. Short, because updates repeat and a restore waits for them."""
 REFUSED: Final = BackoffRule(1.0, 30.0)
 """Backoff after refusals; the kernel checks RMIDs in limbo once a second."""
 FULL_S: Final = 60.0
@@ -145,7 +145,7 @@ class MonitorGroups:
         self.next_s = -math.inf
         """Time at which ``look`` must run again even if nothing changes."""
         self.stopping = False
-        """True makes a look end at its next workload."""
+        """True makes an update end at its next workload."""
 
     def look(
         self, asked: Sequence[Asked], placement: Mapping[str, Placed], now_s: float, anew: bool = False
@@ -158,7 +158,7 @@ class MonitorGroups:
             asked: the workloads to count; perphd's other monitor groups are removed.
             placement: the control groups into which perphd has put workloads.
             now_s: monotonic time.
-            anew: the resctrl mount may have changed since the last look.
+            anew: the resctrl mount may have changed since the last update.
         """
         if anew and isinstance(self._groups, str):
             self._groups = None
@@ -212,7 +212,7 @@ class MonitorGroups:
             self._epoch += 1
         self._domains = domains
 
-    # -- one look ------------------------------------------------------------------------------------------------
+    # -- one update ----------------------------------------------------------------------------------------------
 
     def _look(self, asked: Sequence[Asked], placement: Mapping[str, Placed], now_s: float) -> CountedGroups:
         groups = self._open(now_s)

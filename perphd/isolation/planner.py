@@ -241,7 +241,7 @@ def _plan_list(state: KnobReading, target: Value) -> list[Write]:
         move(order, wanted, Stage.GROW)
     else:
         if len(order) > 1:
-            # Disjoint sets: parents must hold old and new CPUs while their children move.
+            # The old and new sets have no CPU in common, so parents must hold both while their children move.
             move(order, {path: now[path] | wanted[path] for path in order}, Stage.GROW)
         move(reversed(order), wanted, Stage.GROW)
     return writes

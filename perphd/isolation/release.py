@@ -116,7 +116,7 @@ class Release:
                 self._holds_original(entry, written, texts) for entry in group
             ]  # a list, not a generator: every entry must be noted
             if late is not None and key == (late.workload, late.knob):
-                self._watch.forget(late.path)  # the next look compares with the intents
+                self._watch.forget(late.path)  # the next check compares with the intents
             elif all(holds) and not self._has_copies(key, planned):
                 closed += [entry.path for entry in group]
                 for entry in group:

@@ -40,7 +40,7 @@ from perphd.isolation.watch import ConflictWatch
 Refuse: TypeAlias = Callable[[str], str | None]
 """Maps a cgroup path to the reason why its files must not be written directly (a systemd unit), or None."""
 BELOW_S = 60.0
-"""Interval between looks at the descendants of a confined cgroup (v1); each descendant costs 45 us."""
+"""Interval between checks of the descendants of a confined cgroup (v1); each descendant costs 45 us."""
 _make_state, _make_wanted = maker(KnobReading), maker(Wanted)
 
 

@@ -57,7 +57,7 @@ STEP: Final = 0.05
 TOLERANCE: Final = 0.08
 LEAST_SAMPLES: Final = 60
 URGENT_SAMPLES: Final = 8
-"""Samples before an urgent verdict. Just after a limit is lowered, the kernel drops some pages that are in use."""
+"""Number of samples that an urgent verdict needs. Just after a limit is lowered, the kernel drops some pages in use."""
 ATTAINED_RATIO: Final = 1.02
 """Ratio of use to limit. If use stays above this ratio, the limit cannot be attained."""
 PRESSURE_MARGIN: Final = 0.02

@@ -38,7 +38,7 @@ DAY_WINDOWS: Final = 1368
 """Number of windows that counts as a day: 95 % of 1440, because some are always missing."""
 WEEK_WINDOWS: Final = 7 * DAY_WINDOWS
 HELD_BACK_RATIO: Final = 0.95
-"""Share of the reservation above which the reservation may limit use."""
+"""Ratio of use to reservation above which the reservation may limit the use."""
 GREATEST_RATIO: Final = 2.0
 """A forecast and its buffer count only up to this multiple of the greatest use."""
 SETTINGS: Final = ShaperSettings()
@@ -136,7 +136,7 @@ def _ahead(resource: Resource, used: Usage, found: NextWindow) -> float:
 def _target(
     resource: Resource, used: Usage, found: NextWindow, reservation: Reservation, samples: int
 ) -> float:
-    """The shaper's target for an advisory component."""
+    """The target that the shaper would choose for a component with this use and forecast."""
     wanted = _ahead(resource, used, found) / (1 - SETTINGS.k1)
     held = reservation.amount
     reserved = max(wanted, reservation.least) if isinstance(held, Unavailable) else held

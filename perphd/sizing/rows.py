@@ -94,7 +94,7 @@ def row(workload: str, found: Recommendation) -> SizeRow:
 
 
 def saved(rows: Iterable[SizeRow]) -> dict[str, float]:
-    """Reserved less recommended amounts by resource, over rows that have both."""
+    """Reserved minus recommended amounts by resource, summed over rows that have both."""
     found: dict[str, float] = {}
     for each in rows:
         if available(each.reserved) and available(each.recommended):

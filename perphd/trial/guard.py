@@ -147,7 +147,7 @@ class _Watched:
         return _Seen(worst, work), _Seen(max(delays, default=None), work)
 
     def sigmas(self) -> tuple[float, float]:
-        """Standard deviations of log delay of an observed minute, and of an observed block."""
+        """Standard deviations of the logarithm of the delay: of one observed minute, and of one observed block."""
         blocks = [math.log(block.mean.delay) for block in self.observed if block.mean.delay]
         if not blocks:
             return 0.0, 0.0

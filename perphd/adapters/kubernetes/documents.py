@@ -66,7 +66,7 @@ class DocumentCache:
         self._said: dict[str, float] = {}
 
     def put(self, node: str, read: Callable[[], NodeDocument]) -> None:
-        """Accept a document. An unreadable one is refused; the previous one stays and grows stale."""
+        """Accept a node's document. An unreadable document is refused; the previous one stays and becomes stale."""
         try:
             document = read()
             arrived = self._arrived(node, document)

@@ -30,7 +30,7 @@ class Evictor:
         client: client of the API server; its account needs the rights of packaging/kubernetes/rbac-evict.yaml.
         node: name of the node.
         pods: the pods of this node, kept current by the caller.
-        after_s: how long copper must be short of room.
+        after_s: seconds for which copper must be short of room before a pod is evicted.
         clock: monotonic time in seconds.
     """
 

@@ -16,7 +16,7 @@ from perphd.cluster.scheduling.packing import balanced
 from perphd.cluster.scheduling.profile import Pod, PodKind
 
 CAUSED = ("services here", "batch here")
-"""Terms of Optum's score: interference that the pod causes."""
+"""The terms of Optum's score that count the interference caused by the pod."""
 
 
 def is_unprofiled(pod: Pod, scores: Scores) -> bool:
@@ -25,7 +25,7 @@ def is_unprofiled(pod: Pod, scores: Scores) -> bool:
 
 
 def unprofiled(fleet: Fleet, pod: Pod, rows: Rows, scores: Scores) -> Scores:
-    """The same candidates with the score above. ``scores``: those of a policy for which ``is_unprofiled`` holds."""
+    """Rescore the candidates as this module describes. ``scores``: scores for which ``is_unprofiled`` holds."""
     by_requests = balanced(fleet, pod, rows)
     terms = {**by_requests.terms, **{name: scores.terms[name] for name in CAUSED}}
     total = np.sum(np.stack(list(terms.values())), axis=0)

@@ -140,7 +140,7 @@ def _hanging(filled: int) -> str:
 
 
 def _base(above: bool, away: int, score: float | None) -> str:
-    """The glyph without a bar: the target line, under the first row above it."""
+    """The glyph of a cell without a bar: the target line in the row just above the target, else blank."""
     if above and away == 0:
         return "▁" if score is not None else "_"
     return " "

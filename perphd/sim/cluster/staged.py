@@ -71,7 +71,7 @@ class StagedSettings:
 
 @dataclass(frozen=True, slots=True)
 class AppStage:
-    """A stage: its length when alone, and its demand on each device in MB/s."""
+    """A stage: its length in seconds when it runs alone, and its demand on each device in MB/s."""
 
     length_s: float
     demands: Mapping[str, float]
