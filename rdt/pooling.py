@@ -41,7 +41,7 @@ class Demand:
 
     @classmethod
     def of(cls, group: str, ways: Mapping[int, int], use: Use = Use.SHARED) -> Demand:
-        """From a plain mapping of domain id to ways."""
+        """Make a demand. ``ways``: number of ways by domain id."""
         return cls(group, FrozenDict(ways), use)
 
     def __post_init__(self) -> None:

@@ -142,7 +142,7 @@ def pod_impact(
 
 
 def _room(question: PodQuestion, ledger: HostLedger) -> list[str]:
-    """Why the ledger has no room for the pod; empty if it has."""
+    """The reason why the ledger has no room for the pod; empty if it has."""
     copper = question.band is QosBand.COPPER
     left = (
         ledger.copper_allocatable

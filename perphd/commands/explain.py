@@ -174,7 +174,10 @@ def summary_parts(
 
 
 def batch_parts(item: WorkloadStatus, decisions: Sequence[Decision], offset_s: float) -> list[Part]:
-    """Why a batch workload has its settings. ``decisions``: those that changed its settings, newest first."""
+    """The reason why a batch workload has its settings.
+
+    ``decisions``: those that changed its settings, newest first.
+    """
     lines: list[Cell] = [Styled(f"{item.spec.name}: {settings_text(item.in_force)}", "bold")]
     if item.condition:
         lines.append(f"  It is {item.condition}{_for_how_long(item)}.")

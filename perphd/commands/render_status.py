@@ -339,7 +339,7 @@ def _name(item: WorkloadStatus, status: AgentStatus) -> str:
 
 
 def why_lines(item: WorkloadStatus, status: AgentStatus, now_s: float, verbose: bool) -> list[Cell]:
-    """Why an LRA needs attention, or what enforce would do; with ``verbose``, the reason in every case."""
+    """The reason why an LRA needs attention, or what enforce would do; with ``verbose``, the reason in every case."""
     if not item.present:
         return []  # the table shows it, and the problems of the status name the cgroup
     if item.problem:

@@ -269,7 +269,10 @@ class Discovery:
 
 
 def _refusal(cgroup: str, name: str, own: Sequence[str], taken: Mapping[str, str], names: set[str]) -> str:
-    """Why this control group is refused; empty if it is accepted. ``name``: the name of one of many instances."""
+    """The reason why this control group is refused; empty if it is accepted.
+
+    ``name``: the name of one of many instances.
+    """
     for path in own:
         if path == cgroup or is_inside(path, cgroup):
             return f"{cgroup} contains perphd itself (it runs in {path})"

@@ -30,7 +30,7 @@ class RestorePlace:
     is_simulated: bool = False
 
     def nothing_to_do(self) -> str:
-        """Why there is nothing to restore; empty if there may be."""
+        """The reason why there is nothing to restore; empty if there may be."""
         said = "nothing to restore: host.kind is 'simulated', and a simulated host ends with its daemon"
         return said if self.is_simulated else ""
 

@@ -324,7 +324,7 @@ def check_workloads(declared: Sequence[Declared]) -> None:
             )
         names[spec.name] = item
         if not spec.cgroup:
-            continue  # found at run time, and compared with the others then
+            continue  # its group is found at run time, and is compared with the other workloads' groups then
         for path, other in cgroups.items():
             if (relation := relation_of(spec.cgroup, path)) is not None:
                 raise ConfigError(

@@ -277,7 +277,7 @@ def _with_forecast(track: Track, found: SeriesForecast, multiplier: float, scale
 
 
 def _bound(track: Track, widening: float) -> float:
-    """The acting model's bound, at the distance from its mean that the misses of the choice require."""
+    """The acting model's bound, moved away from its mean: the distance is multiplied by exp(``widening``)."""
     distance = track.bound - track.forecast.mean if track.forecast else 0.0
     return track.bound + max(0.0, distance) * math.expm1(widening)
 

@@ -182,7 +182,7 @@ class CollectionShare:
         self._search(pids, now_s)
         if shares:
             return max(shares)
-        return Unavailable("first look at the JVM: a share needs two") if self._jvms else _NO_JVM
+        return Unavailable("first reading of the JVM: a share needs two") if self._jvms else _NO_JVM
 
     def _search(self, pids: tuple[int, ...], now_s: float) -> None:
         """Search for JVMs among processes that are unknown, or due for another check."""

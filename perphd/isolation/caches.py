@@ -75,7 +75,7 @@ class Caches:
     # -- what can be set -----------------------------------------------------------------------------------------
 
     def missing(self, setting: str, now_s: float) -> str:
-        """Why this setting cannot be set here; empty if it can."""
+        """The reason why this setting cannot be set here; empty if it can."""
         groups = self.groups(now_s)
         return groups if isinstance(groups, str) else why_not(groups, setting)
 

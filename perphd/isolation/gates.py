@@ -100,7 +100,7 @@ class RateLimiter:
         return changes.without([NotEnforceable(*key, why) for key, why in held.items()])
 
     def wait(self, key: Key, now_s: float) -> str:
-        """Why this knob may not change now; empty if it may."""
+        """The reason why this knob may not change now; empty if it may."""
         if self._per_s is None or self._left(key, now_s) >= 1.0:
             return ""
         return (

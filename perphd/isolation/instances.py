@@ -237,7 +237,10 @@ class OtherInstances:
         self._known, self._records = seen, records
 
     def refusal(self, cgroup: str) -> str:
-        """Why this cgroup must not be changed, as of the last check; empty if it may be. ``recording`` checks again."""
+        """The reason why this cgroup must not be changed, as of the last check; empty if it may be.
+
+        ``recording`` checks again.
+        """
         if not self._known:
             self.look()
         return self._why_taken(cgroup)

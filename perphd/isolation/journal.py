@@ -85,7 +85,10 @@ class Journal:
         self._compact_above = _COMPACT_ABOVE_BYTES
         self._kept = False
         self.unreadable: KernelError | None = None
-        """Why the existing journal could not be read. Nothing is recorded then, so that it is not overwritten."""
+        """The reason why the existing journal could not be read.
+
+        Nothing is recorded then, so that it is not overwritten.
+        """
         self._copy = JournalCopy(self.state_dir)
         self._lock_fd = lock(self.state_dir)
         try:

@@ -36,7 +36,7 @@ class Refusals:
         self._retried: frozenset[Key] = frozenset()
 
     def why_not(self, key: Key, target: Value, now_s: float) -> str:
-        """Why this target is not retried now; empty if it is."""
+        """The reason why this target is not retried now; empty if it is."""
         refusal = self._of(key, target)
         return str(refusal) if refusal is not None and refusal.waits(now_s) else ""
 

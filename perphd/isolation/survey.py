@@ -118,7 +118,7 @@ class Survey:
             self._ceilings.forget((workload, setting))
 
     def why_closed(self, group: Cgroup) -> str:
-        """Why this cgroup cannot be changed; empty if it can."""
+        """The reason why this cgroup cannot be changed; empty if it can."""
         if not group.exists():
             return f"the cgroup {group.path} does not exist"
         return (None if self._refuse is None else self._refuse(group.path)) or ""

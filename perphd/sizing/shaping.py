@@ -84,7 +84,7 @@ ENDING_S: Final = 10.0
 """If a group still uses memory this many seconds after its processes were ended, it has not ended or runs again."""
 USUAL_GAIN: Final = 0.1
 JITTER_SHARE: Final = 0.05
-"""Share by which an interval may end early, because passes jitter."""
+"""Share of its length by which an interval may end early, because the time between two passes varies."""
 LEAST_SHARE: Final = 0.5
 """Share of an interval that must have passed before the worker may end it: its first forecasts arrive at any time."""
 

@@ -10,7 +10,7 @@ class Backend:
     """True if a value may still take effect after its write has failed."""
 
     def why_not_now(self, path: str) -> str:
-        """Why the knob cannot be set at present, although it can be read; empty if it can be set."""
+        """The reason why the knob cannot be set at present, although it can be read; empty if it can be set."""
         return ""
 
     def persists(self, path: str) -> bool:

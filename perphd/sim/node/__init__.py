@@ -1,4 +1,5 @@
-"""The node model: grants in; performance, usage and pressure out. Pure, in virtual time, without kernel files.
+"""The node model: computes performance, usage and pressure of workloads from their grants.
 
-Start with ``model.Node``; ``grant`` describes the settings in force, ``workload`` and ``machine`` what they apply to.
+It works in virtual time, without kernel files. Start with ``model.Node``. ``grant`` describes the settings in force;
+``workload`` and ``machine`` describe what the settings apply to.
 """

@@ -31,7 +31,7 @@ _WAKE_POWER: Final = 1.9
 _WAKE_FLOOR_S: Final = 0.12e-3  # the time to preempt even an idle-class task
 _WAKE_CEILING: Final = 6.0  # time slices end, so that a larger ratio adds no delay
 _STUCK_SPEED: Final = 0.15  # over its limit with nothing to reclaim
-_RUNNABLE_DAMPING: Final = 0.4  # close to saturation queues are steep in the rate
+_RUNNABLE_DAMPING: Final = 0.4  # close to saturation, a small change of the rate changes queues a lot
 _TINY: Final = 1e-12
 
 

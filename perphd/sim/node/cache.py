@@ -13,7 +13,7 @@ from perphd.sim.node.population import Population
 LINE: Final = 64
 _TURNOVERS: Final = 2.0  # multiple of a cache's size that must be loaded until its contents have settled
 _SETTLE_MIN_S: Final = 0.02
-_SETTLE_MAX_S: Final = 5.0  # a quiet cache ages slowly
+_SETTLE_MAX_S: Final = 5.0  # contents settle within this time even in a cache with little traffic
 
 
 def misses_pki(people: Population, occupancy: Array, physics: Physics = PRESENT) -> Array:

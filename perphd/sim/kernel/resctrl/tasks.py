@@ -47,7 +47,7 @@ class Threads:
         return any(tid in tids for tids in self._processes.values())
 
     def caller(self) -> int:
-        """The thread given at the start."""
+        """TID of the thread that was passed to the constructor."""
         return self._caller
 
     def may_move(self, uid: int, tid: int) -> bool:
