@@ -223,7 +223,7 @@ class Schemata:
 
 
 def _written_order(resource: str) -> tuple[bool, int, str]:
-    """Masks before bandwidths, then the kernel's order, then by name."""
+    """Sort key for the lines of a write: caches first, then the kernel's order of resources, then the name."""
     known = SHOWN_ORDER.index(resource) if resource in SHOWN_ORDER else len(SHOWN_ORDER)
     return not is_cache(resource), known, resource
 

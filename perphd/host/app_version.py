@@ -196,7 +196,7 @@ class AppVersions:
         title = said.split(" ")[0].rstrip(":")
         name = basename(title)
         if not chosen and (not name or name in _STARTERS):
-            return Unavailable("it only started another program")
+            return Unavailable("the process only started another program")
         exe = f"/proc/{running.pid}/exe"
         for path in (exe, *_places(said, title)):
             if path not in seen:

@@ -86,7 +86,7 @@ class EgressFs:
 
     @property
     def raw(self) -> rdt.Fs:
-        """Like ``fs``; resctrl is not affected."""
+        """The file system through which resctrl is accessed. It is that of ``fs``, without the files added here."""
         return self._fs.raw  # type: ignore[attr-defined,no-any-return]
 
     @property

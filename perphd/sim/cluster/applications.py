@@ -2,9 +2,9 @@
 
 Problem. Which allocation rule and which queue order let applications complete soonest on a given capacity?
 
-Model. An application has C core and E elastic components' worth of units and takes T seconds with all of them. Its
-work is W = T (C + E), and with G elastic units it proceeds at the rate C + G. Events are submissions and completions.
-Nothing changes between events, so each completion time is computed exactly, without time steps:
+Model. An application has C units of core components and E units of elastic components. With all of them it takes T
+seconds. Its work is W = T (C + E), and with G elastic units it proceeds at the rate C + G. Events are submissions and
+completions. Nothing changes between events, so each completion time is computed exactly, without time steps:
 
     remaining -= (C + G) (now - since)          at every event
     next completion = now + min over applications in service of remaining / (C + G)
