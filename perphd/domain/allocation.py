@@ -157,7 +157,9 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class IoLimit:
-    """Limits of one disk, each per second; None: unlimited. ``device``: ``MAJOR:MINOR`` of the whole disk."""
+    """Limits of one disk, in bytes or operations per second. None: no limit. ``device``: ``MAJOR:MINOR`` of the
+    disk.
+    """
 
     device: str
     read_bytes: int | None = None
@@ -170,7 +172,7 @@ class IoLimit:
 class Settings:
     """Settings for one workload's cgroup. KEEP restores the original value.
 
-    The operator's own settings are bounds: perphd never raises an upper limit above them and never lowers a
+    The operator's own settings are bounds. perphd never raises an upper limit above them and never lowers a
     protection below them. docs/knobs.md explains each knob, where it is written and how it is restored.
 
     - ``cpus``, ``mems``: the logical CPUs and the memory nodes that the group may use.
@@ -178,14 +180,15 @@ class Settings:
     - ``memory_low_bytes``: not reclaimed while other groups have reclaimable memory; ``memory_min_bytes``:
       never reclaimed.
     - ``memory_high_bytes``: above it the kernel throttles the group and reclaims; perphd lowers it in steps.
-    - ``memory_max_bytes``: above it the kernel kills; always set above current use and ``memory.high``.
+    - ``memory_max_bytes``: above it the kernel kills processes of the group. perphd always sets it above current
+      use and ``memory.high``.
     - ``io_weight``: share of contended disks, 1..10000, default 100.
     - ``io_max``: limits by disk; ``io_latency_us``: pairs (device, latency target); above the target the
       kernel throttles other groups.
     - ``egress_max``: pairs (network device, bytes per second) of send rate. All groups with such a limit
       together send at most the largest of their limits.
     - ``frozen``: True stops every process of the group until the knob is restored.
-    - ``llc_masks``, ``mba_pct``: pairs (domain id, value).
+    - ``llc_masks``, ``mba_pct``: pairs of an L3 domain's id and its way mask, or its MBA throttle in %.
     """
 
     cpus: CpuSet | Keep = KEEP

@@ -1,4 +1,4 @@
-"""Exponential backoff: the pause that follows a pause, and the time of the next try."""
+"""Exponential backoff: pauses that double after each failed attempt."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ class BackoffRule:
     longest_s: float
 
     def after(self, pause_s: float) -> float:
-        """The pause that follows one of ``pause_s``; 0: there was none."""
+        """The next pause in seconds, after a pause of ``pause_s`` seconds (0: after the first failure)."""
         return min(2 * pause_s, self.longest_s) if pause_s else self.first_s
 
 
 @dataclass(slots=True)
 class RetryPause:
-    """The pause before the next try: ``pause_s`` seconds, until ``until_s``."""
+    """The pause before the next attempt. ``pause_s``: its length in seconds; ``until_s``: its end (monotonic)."""
 
     rule: BackoffRule
     pause_s: float = 0.0
     until_s: float = -math.inf
 
     def failed(self, now_s: float) -> None:
-        """Begin the next pause."""
+        """Record a failed attempt: begin the next, longer pause."""
         self.pause_s = self.rule.after(self.pause_s)
         self.until_s = now_s + self.pause_s
 
     def succeeded(self) -> None:
-        """Forget the failures."""
+        """Record a successful attempt: end the pause and forget earlier failures."""
         self.pause_s, self.until_s = 0.0, -math.inf

@@ -11,12 +11,12 @@ from perphd.domain.reading import Reading
 
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
-    """One model in summary.
+    """Summary of one model.
 
     - ``samples``: number of samples learned; ``cells``: distinct allocations and regimes among them.
     - ``closed``: the load is a closed loop (``ResPerfModel.is_closed``).
     - ``origin``: where the model started from, in words.
-    - ``saved_ago_s``: age of its newest file.
+    - ``saved_ago_s``: seconds since its newest file was written.
     - ``version``: version of the application; empty if unknown. ``earlier_versions``: number of other
       versions with a stored model.
     """
@@ -35,8 +35,9 @@ class ModelSummary:
 class OriginHost:
     """A host from whose contribution a model started.
 
-    ``age_s``: of the contribution, at that time. ``distance``: difference of its hardware, from 0 (the same) to 2 (not
-    used). ``version``: of the application there. ``share_ratio``: its share of the weight of all hosts.
+    ``age_s``: age of the contribution when the model started. ``distance``: how far its hardware differs from this
+    host's, from 0 (the same) to 2 (not used). ``version``: version of the application on that host.
+    ``share_ratio``: its share of the weight of all hosts.
     """
 
     contributor: str
@@ -57,10 +58,11 @@ class OriginLeftOut:
 
 @dataclass(frozen=True, slots=True)
 class ForecastOrigin:
-    """Other hosts' scores of the forecasters, from which forecasts of one series of a workload began.
+    """Origin of the forecasts of one series of a workload: the scores of the forecasters on other hosts.
 
-    ``ranked``: the forecasters that they know, best first; empty: too few hosts know the series. ``in_force``: False
-    once the workload's own scores decide. ``looked_unix_s``: when the contributions were read.
+    ``ranked``: the forecasters that those hosts have scored, best first; empty if too few hosts have scored this
+    series. ``in_force``: False once the workload's own scores decide. ``looked_unix_s``: when perphd read the
+    contributions.
     """
 
     series: str
@@ -73,11 +75,12 @@ class ForecastOrigin:
 
 @dataclass(frozen=True, slots=True)
 class ModelOrigin:
-    """Where a workload's model, and its forecasts, started from.
+    """The origin of a workload's model and of its forecasts.
 
-    ``lra``: the workload. ``origin``: of the model, in words. ``outcome``: the result of a start from other hosts, in
-    words; empty without one. ``points``: number of places at which enough hosts had an estimate. ``looked_unix_s``:
-    when their contributions were read. ``application``: the name by which other hosts know it; empty: the same.
+    ``lra``: name of the workload. ``origin``: origin of the model, in words. ``outcome``: the result of a start
+    from other hosts, in words; empty if there was no such start. ``points``: number of points of the model for
+    which enough hosts had an estimate. ``looked_unix_s``: when perphd read their contributions. ``application``:
+    the name by which other hosts know the workload; empty if it is the same name.
     """
 
     lra: str
@@ -96,8 +99,8 @@ class ReferenceBelief:
     """A value that the model expects at the reference allocation, with its band.
 
     ``load_per_s``: middle of the load bucket; Unavailable: the value holds for all loads. ``signal``: as in
-    ``domain.policy.ResPerfModel.reference``, but stall shares are in % as measured. ``provisional``: learned
-    while undeclared work filled the host.
+    ``domain.policy.ResPerfModel.reference``, but stall shares are in % as measured. ``low``, ``high``: ends of the
+    band. ``provisional``: the value was learned while undeclared work filled the host.
     """
 
     signal: str

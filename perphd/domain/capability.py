@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Area(StrEnum):
-    """Purpose of a capability."""
+    """The purpose for which perphd needs a capability."""
 
     MEASURE = "measure"
     ENFORCE = "enforce"
@@ -19,8 +19,8 @@ class Area(StrEnum):
 class Capability:
     """One thing the host can or cannot do.
 
-    ``detail``: what was found or, if absent, the evidence (errno, missing file). ``cost``: what perphd cannot
-    do without it. ``remedy``: how to get it. Both are empty when present.
+    ``detail``: what was found or, if the capability is absent, the evidence (errno, missing file). ``cost``: what
+    perphd cannot do without the capability. ``remedy``: how to get it. Cost and remedy are empty if it is present.
     """
 
     name: str
@@ -48,5 +48,5 @@ class Capabilities:
         raise KeyError(name)
 
     def has(self, name: str) -> bool:
-        """True if present; an unknown name is False."""
+        """True if this host has the capability; False for an unknown name."""
         return any(item.present for item in self.items if item.name == name)

@@ -22,7 +22,7 @@ class BatchCondition(StrEnum):
     """Conditions of a batch workload."""
 
     RUNNING = "running"
-    STARVED = "starved"  # it waits for a CPU and gets none
+    STARVED = "starved"  # the workload waits for a CPU and gets none
     THROTTLED = "throttled"  # its own quota holds it back
     FROZEN = "frozen"  # perphd has stopped it
     IDLE = "idle"  # it demands no CPU time
@@ -51,9 +51,9 @@ def batch_condition(sample: Sample | None, in_force: Settings) -> BatchCondition
 
 
 def lra_condition(sample: Sample | None, decision: Decision | None, percentile: str) -> LraCondition | None:
-    """The condition of an LRA; None if its health says enough.
+    """The condition of an LRA; None if its health already describes it.
 
-    ``sample``: the last one that holds a new report of its SLI.
+    ``sample``: the last sample that holds a new report of the LRA's SLI.
     """
     if sample is None or sample.has(Quality.GONE):
         return None

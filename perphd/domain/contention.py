@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class ContendedShare:
     """Restriction of one antagonist on a contended device.
 
-    ``rung``: its present restriction, mildest first: ``hint``, ``device ceiling``, ``cpu ceiling`` or
-    ``freeze cycle``. ``limit_bytes_s``: bandwidth in bytes per second to which it is limited on this device.
+    ``rung``: the kind of the present restriction; from the mildest on, ``hint``, ``device ceiling``, ``cpu ceiling`` or
+    ``freeze cycle``. ``limit_bytes_s``: bandwidth in bytes per second to which the antagonist is limited on this
+    device.
     """
 
     workload: str

@@ -1,4 +1,4 @@
-"""Operators' requests: the author of a change, and pauses."""
+"""Operators' requests: who asked for a change, and pauses of perphd's control."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Actor:
 class Pause:
     """A time in which perphd changes no settings of a workload (empty name: of any workload).
 
-    Times are seconds since the epoch, because a pause outlives restarts. ``until_unix_s`` None: until
-    ``resume``.
+    Times are seconds since the epoch, because a pause outlives restarts. ``until_unix_s`` None: the pause lasts
+    until an operator calls ``resume``.
     """
 
     workload: str
@@ -42,5 +42,5 @@ class Pause:
         return self.until_unix_s is None or now_unix_s < self.until_unix_s
 
     def covers(self, workload: str, declaration: str | None) -> bool:
-        """True if it applies to every workload, to this one, or to the declaration that matched it."""
+        """True if the pause applies to every workload, to this one, or to the declaration that matched it."""
         return self.workload in ("", workload, declaration)

@@ -62,7 +62,7 @@ class Action(StrEnum):
 
 
 AWAITED: Final = "events"
-"""The signal of the evidence that states the missing input of a judgement."""
+"""Name of the signal under which evidence states which input a judgement still lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Score of a candidate that a rule gave instead of the model. It has no band."""
+    """Score of a candidate from a rule instead of the model. Such a score has no band."""
 
     score: float
     basis: str
@@ -117,7 +117,7 @@ class Estimate:
 class Candidate:
     """An allocation that was considered.
 
-    ``batch_cores_lost``: its cost to batch, in CPUs. ``prediction``: the model's answer, None if no model was
+    ``batch_cores_lost``: CPUs that batch would lose under it. ``prediction``: the model's answer, None if no model was
     asked. ``estimate``: the score used instead of the prediction, if any. ``verdict``: why it was chosen or
     not.
     """
@@ -169,7 +169,7 @@ def target_reachable(decision: Decision) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Evaluation of a decision after the settle time: scores before and after, kept or rolled back."""
+    """Evaluation of a decision after the settle time: scores before and after it, and whether it was kept."""
 
     at_s: float
     workload: str
@@ -184,8 +184,8 @@ class Outcome:
 class Consequences:
     """Consequences of a decision: the writes with their result, and the outcome.
 
-    ``written``: texts "path: before -> after"; empty if nothing was written. ``outcome``: None until the
-    decision has been evaluated, or if the outcome is no longer remembered.
+    ``written``: texts "path: before -> after"; empty if nothing was written. ``outcome``: None before the decision
+    has been evaluated, or if perphd no longer stores the outcome.
     """
 
     decided_at_s: float

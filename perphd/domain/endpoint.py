@@ -26,5 +26,5 @@ def parse_endpoint(text: str) -> tuple[str, int]:
 
 
 def endpoint_text(address: str, port: int) -> str:
-    """The text that ``parse_endpoint`` reads back."""
+    """The text of an address and a port, as ``parse_endpoint`` accepts it."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

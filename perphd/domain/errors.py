@@ -7,14 +7,14 @@ import os
 
 
 class PerphError(Exception):
-    """Base of every error that perphd raises on purpose; its text is meant for a person."""
+    """Base of every error that perphd raises on purpose. Its text is written for an operator."""
 
 
 class ConfigError(PerphError):
     """A configuration value is refused.
 
     Args:
-        source: the file (or request) the value came from.
+        source: the file or the request that holds the value.
         key: dotted path of the key, e.g. ``lra[0].cgroup``.
         problem: what is wrong with it, in words.
         allowed: what would be accepted, in words.
@@ -47,7 +47,7 @@ class KernelError(PerphError):
         errno: the kernel's error number.
         value: the value that was to be written, if any.
         detail: the kernel's own message, if any (resctrl's last_cmd_status).
-        advice: what a person can do.
+            advice: what the operator can do; empty if nothing is known.
     """
 
     def __init__(
@@ -74,31 +74,31 @@ class KernelError(PerphError):
 
 
 class Gone(KernelError):
-    """The object vanished (ENOENT, ENODEV, ESRCH): drop it and look for its successor."""
+    """The object no longer exists (ENOENT, ENODEV, ESRCH). The caller drops it and looks for a new one."""
 
 
 class Busy(KernelError):
-    """The object is busy (EBUSY, EAGAIN): retry later, with a deadline."""
+    """The object is busy (EBUSY, EAGAIN). The caller retries later, up to a deadline."""
 
 
 class Full(KernelError):
-    """A kernel or disk resource is used up (ENOSPC, ENOMEM, EMFILE)."""
+    """A resource of the kernel or of the disk is exhausted (ENOSPC, ENOMEM, EMFILE)."""
 
 
 class Unsupported(KernelError):
-    """This kernel cannot do it (EOPNOTSUPP, ENOSYS): do without, and report it."""
+    """This kernel does not support the operation (EOPNOTSUPP, ENOSYS). The caller does without it and reports that."""
 
 
 class Denied(KernelError):
-    """Not permitted (EACCES, EPERM, EROFS): a person must grant access."""
+    """The operation is not permitted (EACCES, EPERM, EROFS). The operator must grant access."""
 
 
 class Invalid(KernelError):
-    """The value is refused (EINVAL, ERANGE, E2BIG): a bug in perphd; never retry."""
+    """The kernel refuses the value (EINVAL, ERANGE, E2BIG). This is a bug in perphd; retrying does not help."""
 
 
 class Broken(KernelError):
-    """Any other error (EIO ...): keep the last good state and report."""
+    """Any other error (EIO ...). The caller keeps the last good state and reports the error."""
 
 
 _CLASSES: dict[int, type[KernelError]] = {

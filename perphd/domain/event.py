@@ -20,7 +20,7 @@ class EventKind(StrEnum):
     TRIAL = "trial"  # a trial began, entered its next block, or ended
     PAUSE = "pause"  # a pause began or ended
     WORKLOAD = "workload"  # a workload was added, removed, appeared or vanished
-    JOB = "job"  # a job of the batch queue was started, or ended
+    JOB = "job"  # a job of the batch queue started or ended
     SIZING = "sizing"  # the shaper reclaimed memory from a workload or let it resume; or a crash was observed
     RESTORE = "restore"  # original values were restored
     HOST = "host"  # the host itself changed, e.g. CPU hotplug
@@ -32,8 +32,8 @@ class EventKind(StrEnum):
 class Event:
     """One event.
 
-    ``at_s`` is monotonic. ``text`` is a sentence. ``workload`` empty: the event concerns the host. ``by``: the user or
-    program that requested it; empty without a request.
+    ``at_s``: monotonic time. ``text``: one sentence. ``workload``: empty if the event concerns the whole host.
+    ``by``: the user or program that requested the change; empty if nobody requested it.
     """
 
     at_s: float

@@ -10,16 +10,18 @@ from perphd.domain.reading import Reading
 PUBLISHED_FILE: Final = "forecasts.json"
 SUMMARY_FILE: Final = "summary.json"
 MEMORY_FILE: Final = "memory.json"
-"""Files in which the worker publishes ``Forecasts``, ``ForecastSummary``, and ``MemoryForecast`` by workload."""
+"""Names of the files in which the worker publishes ``Forecasts``, ``ForecastSummary`` and each workload's
+``MemoryForecast``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesForecasts:
     """Forecast of one series of a workload: its maximum in the next window.
 
-    ``model``: the model in use; empty if there is none, and ``mean``, ``p90``, ``p99`` then say why. ``p99``
+    ``model``: the model in use; empty if there is none. ``mean``, ``p90`` and ``p99`` then hold the reason. ``p99``
     is the calibrated bound. ``scored``: number of past forecasts compared with the actual values. ``loss``: mean
-    pinball loss of the last bounds; ``covered_ratio``: share of values within them.
+    pinball loss of the recent bounds; ``covered_ratio``: share of the actual values within those bounds.
     """
 
     series: str
@@ -37,8 +39,8 @@ class SeriesForecasts:
 class MemoryForecast:
     """A workload's maximum working set in one window, for the resource shaper.
 
-    ``number``: the window, in minutes since the epoch. ``bound_bytes``: calibrated; 99 % of the windows do
-    not exceed it. ``model``: the model in use.
+    ``number``: the window, in minutes since the epoch. ``bound_bytes``: calibrated bound that 99 % of the windows
+    do not exceed. ``model``: the model in use.
     """
 
     number: int
@@ -61,8 +63,9 @@ class WorkloadForecasts:
 class PredictorForecast:
     """One peak predictor: its newest prediction, and its back-test against the peaks that followed.
 
-    ``predictions``: number of back-tested ones. ``under_ratio``: share of predictions more than 10 % too low;
-    ``under_bound``: upper bound of that share, by which predictors are accepted.
+    ``predictions``: number of predictions that were back-tested. ``under_ratio``: share of predictions that were more
+    than 10 % too low. ``under_bound``: upper confidence bound of that share, which decides whether the predictor is
+    accepted.
     """
 
     predictor: str
@@ -77,7 +80,7 @@ class PredictorForecast:
 class HostForecast:
     """Predicted peak of one resource of the host within the next hour.
 
-    ``picked``: the predictor in use; empty if none is good enough, and ``reason`` says why.
+    ``picked``: the predictor in use. If no predictor is good enough, it is empty and ``reason`` says why.
     """
 
     resource: str
@@ -93,8 +96,8 @@ class HostForecast:
 class ForecastSummary:
     """Figures about the last run of the forecast worker.
 
-    ``made_unix_s``: time of the run. ``newest_unix_s``: time of the newest sample used. ``cpu_pct``: mean
-    over the last hour, of one CPU. ``problem``: why there is no newer forecast.
+    ``made_unix_s``: time of the run. ``newest_unix_s``: time of the newest sample used. ``cpu_pct``: the worker's
+    mean CPU use over the last hour, in % of one CPU. ``problem``: why there is no newer forecast.
     """
 
     made_unix_s: float

@@ -1,4 +1,4 @@
-"""The stored past of a host: values in equal time slots, and the changes made meanwhile."""
+"""The stored history of a host: values in equal time slots, and the changes made in that time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from perphd.domain.workload import Kind
 class WorkloadHistory:
     """One workload's history, one value per slot; None where nothing is stored.
 
-    Values are means over the slot's samples. ``score``: median of performance divided by target, 1 is on
-    target; ``lowest``: the lowest score. ``health``: the worst; empty where there was no decision. Only the CPU
-    values are filled for batch. ``*_source``: the signals behind work and delay (``domain.signals``).
+    Values are means over the slot's samples. ``score``: median of performance divided by target (1: exactly on target);
+    ``lowest``: the lowest score of the slot. ``health``: the worst health of the slot; empty where there was no
+    decision. For batch, only the CPU values are present. ``*_source``: the signals behind work and delay
+    (``domain.signals``).
     """
 
     workload: str
@@ -50,7 +51,7 @@ class HostHistory:
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """An event as stored, without its detail. ``workload`` empty: it concerned the host."""
+    """An event as stored, without its detail. ``workload``: empty if the event concerned the whole host."""
 
     at_s: float
     kind: EventKind
@@ -62,7 +63,7 @@ class StoredEvent:
 class History:
     """``slots`` slots of ``step_s`` seconds each, starting at ``since_unix_s``.
 
-    ``stored_since_unix_s``, ``stored_until_unix_s``: the whole time range of the store; None if it is empty.
+    ``stored_since_unix_s``, ``stored_until_unix_s``: the time range that the store covers; None if it is empty.
     ``changes``: newest first. Their ``at_s`` is on the daemon's monotonic clock, negative for changes before
     its start.
     """

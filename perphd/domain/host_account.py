@@ -29,7 +29,7 @@ class GroupUse:
 
 @dataclass(frozen=True, slots=True)
 class CpuAccount:
-    """CPU time of the interval in CPUs. The other six parts add up to ``capacity``.
+    """CPU time of the interval, as a mean number of CPUs. The other six fields add up to ``capacity``.
 
     ``capacity``: CPUs usable by workloads. ``undeclared``: groups that no configuration names. ``kernel``:
     interrupts and kernel threads. ``steal``: taken by the hypervisor.
@@ -76,10 +76,10 @@ class Shares:
 
 
 def divided(total: Reading, lras: Sequence[Reading], batch: Sequence[Reading]) -> Shares | None:
-    """Divide a total by kind of workload; None if it, or the use of all workloads of a kind, is not measured.
+    """Divide a total by kind of workload.
 
-    The samples are some seconds apart, so that LRAs and batch may add up to slightly more than the total. The
-    rest is 0 then.
+    Returns None if the total is not measured, or if no workload of one kind is measured. Samples are some seconds
+    apart, so LRAs and batch may add up to slightly more than the total. The share of everything else is then 0.
     """
     if not available(total):
         return None
@@ -95,7 +95,7 @@ def divided(total: Reading, lras: Sequence[Reading], batch: Sequence[Reading]) -
 def mean_account(accounts: Sequence[HostAccount]) -> HostAccount:
     """The account of several consecutive intervals, weighted by their lengths.
 
-    Readings are the latest. Raises ValueError if there are no accounts.
+    Readings such as pressure are those of the latest account. Raises ValueError if there are no accounts.
     """
     if not accounts:
         raise ValueError("no account")

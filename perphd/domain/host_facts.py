@@ -32,7 +32,7 @@ class GroupFact:
 
     @property
     def cpu_cores(self) -> float:
-        """CPU use of its processes."""
+        """CPU use of all its processes together."""
         return sum(process.cpu_cores for process in self.processes)
 
     @property
@@ -42,7 +42,7 @@ class GroupFact:
 
     @property
     def main(self) -> ProcessFact | None:
-        """The process with the highest CPU use, then memory; None in an empty group."""
+        """The process with the highest CPU use; among equals, the one with the most memory. None in an empty group."""
         return max(self.processes, key=lambda p: (p.cpu_cores, p.memory_bytes, -p.pid), default=None)
 
     @property
@@ -55,8 +55,8 @@ class GroupFact:
 class HostFacts:
     """Findings about a host.
 
-    ``timed``: units that a timer starts. ``slices``: paths of systemd slices. ``own``: perphd's own groups.
-    ``tcp_latency``: perphd can measure rate and latency of any TCP server here.
+    ``timed``: names of units that a timer starts. ``slices``: paths of systemd slices. ``own``: paths of perphd's own
+    groups. ``tcp_latency``: True if perphd can measure rate and latency of any TCP server here.
     """
 
     cpus: int

@@ -1,4 +1,4 @@
-"""Incidents to report outside: their beginnings and ends, and the rate limit of notices."""
+"""Incidents that perphd reports to other systems: their beginning, their end, and the rate limit of notices."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class IncidentKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing that is wrong now.
+    """One condition that is wrong at present.
 
-    ``workload`` empty: the whole host. ``about`` distinguishes conditions of the same kind and workload.
+    ``workload``: empty if the condition concerns the whole host. ``about`` distinguishes conditions of the same
+    kind and workload.
     """
 
     kind: IncidentKind
@@ -46,8 +47,8 @@ class Condition:
 class Notice:
     """Notice that a condition began or, if ``began`` is False, ended.
 
-    ``since_s``: when it was first seen. ``left_out``: notices suppressed by the rate limit since the last
-    one.
+    ``since_s``: when the condition was first seen. ``left_out``: number of notices that the rate limit has
+    suppressed since the last notice.
     """
 
     condition: Condition
@@ -90,8 +91,8 @@ class NoticeFilter:
     def look(self, now_s: float, conditions: Iterable[Condition]) -> tuple[Notice, ...]:
         """The notices that are due, given all current conditions.
 
-        The end of a condition is reported exactly if its beginning was, regardless of the rate limit, so that
-        a receiver can close what it opened.
+        The end of a condition is reported if and only if its beginning was reported. The rate limit does not apply to
+        ends, so a receiver can close every incident that it opened.
         """
         now = {c.key: c for c in conditions if c.kind in self.rule.kinds}
         notices = [*self._ended(now_s, now)]
@@ -127,7 +128,7 @@ class NoticeFilter:
         if len(self._sent_s) < self.rule.most_per_h:
             return True
         if key not in self._told_s:
-            # Recorded as reported, so that left_out counts a suppressed notice once and not at every call.
+            # Treated as reported from now on, so that left_out counts a suppressed notice once and not at every call.
             self._told_s[key] = now_s
             self._left_out += 1
         return False

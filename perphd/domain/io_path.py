@@ -86,8 +86,8 @@ class IoUse:
     """Files or connections of a workload that share one path.
 
     ``what``: a mount point with its file system, or a peer's address. ``count``: open files or connections.
-    ``example``: one of the files; empty for connections. ``peer``: the address; empty for files. ``note``: parts that
-    are invisible from this host.
+    ``example``: path of one of the files; empty for connections. ``peer``: address of the peer; empty for files.
+    ``note``: parts of the path that are not visible from this host.
     """
 
     what: str
@@ -113,7 +113,7 @@ _FARTHER: Final = tuple(Place)
 
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
-    """Time of a workload's threads by activity, in threads (0.5: half of one thread's time).
+    """Time of a workload's threads by activity, as a mean number of threads (0.5: half of one thread's time).
 
     ``cpu``: running. ``block``: waiting for block devices; ``block_source``: how that was measured.
     ``network``: waiting for remote storage. ``stalled_pct``: share of the time in which some thread waited

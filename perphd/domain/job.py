@@ -14,8 +14,9 @@ HISTORY_FILE: Final = "jobs.sqlite"
 class EndedJob:
     """One lifetime of a batch control group. Unknown values are empty or None.
 
-    ``uid``, ``argv``: of its first process. ``image``: its container's image, else its unit. ``hour``: hour
-    of the day of its start. ``took``: amounts used, by their names in the job history.
+    ``uid``, ``argv``: user and command line of its first process. ``image``: its container's image; without a
+    container, its unit. ``hour``: hour of the day at which it started. ``took``: amounts used, by their names in
+    the job history.
     """
 
     name: str

@@ -22,7 +22,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One write of one kernel file. ``knob``: its name for people. ``before``: the value read before."""
+    """One write of one kernel file. ``knob``: name of the setting. ``before``: the value read before the write."""
 
     workload: str
     knob: str
@@ -63,7 +63,7 @@ class ChangeSet:
         return bool(self.writes)
 
     def without(self, left_out: Collection[NotEnforceable]) -> ChangeSet:
-        """The change set without the writes of these knobs, which become skipped ones."""
+        """The change set without the writes of these knobs. They are added to the skipped settings."""
         if not left_out:
             return self
         keys = {left.key for left in left_out}

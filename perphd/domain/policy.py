@@ -59,8 +59,8 @@ RESEMBLING: Final = 4.0
 class Band:
     """A predicted positive quantity: its value, and ``sd``, the standard deviation of its logarithm.
 
-    ``support``: effective number of samples near this point. ``provisional``: based on a reference that was
-    learned while the host was contended, with a wider ``sd``.
+    ``support``: effective number of samples near this point. ``provisional``: the value is based on a reference
+    that was learned while the host was contended; its ``sd`` is then wider.
     """
 
     value: float
@@ -69,13 +69,13 @@ class Band:
     provisional: bool = False
 
     def at(self, z: float) -> float:
-        """The quantile ``z`` standard deviations away (negative: below)."""
+        """The quantile that lies ``z`` standard deviations above the median (negative ``z``: below)."""
         return self.value * math.exp(z * self.sd)
 
     def level(self, z: float) -> float:
-        """The value to measure against: if provisional, ``z`` standard deviations of its mean away.
+        """The value to judge against; a provisional one is moved by ``z`` standard deviations of its mean.
 
-        ``support`` samples know the mean better than one of them does. Consecutive ones resemble each other, so
+        The mean of ``support`` samples is more certain than one sample. Consecutive samples resemble each other, so
         ``RESEMBLING`` of them count as one.
         """
         if not self.provisional:
@@ -108,7 +108,7 @@ class WorkloadView:
     - ``sample``: None while the workload's cgroup does not exist.
     - ``model``, ``protection`` (the allocation in force), ``protected_since_s`` (monotonic): LRAs only.
     - ``enforceable``: knobs (fields of Settings) that can be written for this workload.
-    - ``enforced``: the operator wants it enforced; else it is only observed.
+    - ``enforced``: the operator lets perphd write its settings; otherwise it is only observed.
     - ``allowed``: CPUs that its cgroup may use; None: unknown.
     - ``seen_domains``: L3 domains in which its threads ran lately; empty: unknown.
     - ``waiting``: knobs whose last wanted value is not written yet.
@@ -156,7 +156,7 @@ class HostView:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything a policy may look at, at one tick. ``at_s`` is monotonic; ``tick`` counts from 0."""
+    """The input of a policy at one tick. ``at_s``: monotonic time. ``tick``: number of the tick, from 0."""
 
     tick: int
     at_s: float
@@ -168,7 +168,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class TargetState:
-    """Settings to be in force. Workloads absent from ``settings`` get their original settings.
+    """The settings that should be in force. Workloads absent from ``settings`` get their original settings.
 
     ``decisions``: one per LRA and tick. ``outcomes``: evaluations of earlier decisions that fell due. ``newcomer``:
     settings of a batch workload that starts before the next tick.
@@ -182,11 +182,11 @@ class TargetState:
 
 
 class Policy(Protocol):
-    """A way to divide the host. Implementations are pure: same snapshot, same target state."""
+    """A rule that divides the host. Implementations are pure: the same snapshot gives the same target state."""
 
     @property
     def name(self) -> str:
-        """Its name in config, CLI, metrics and records."""
+        """Name of the policy in configuration, command line, metrics and records."""
 
     def decide(self, snapshot: Snapshot) -> TargetState:
         """The state to enforce after this tick."""

@@ -1,4 +1,4 @@
-"""Progress of batch: its CPU time over the last seconds, and how long it has made none."""
+"""Progress of batch: its CPU time over the last seconds, and for how long it has made no progress."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ OVER_S: Final = 10.0
 IDLE_CORES: Final = 0.01
 """CPU use, in cores, below which a workload makes no progress."""
 WAITS_PCT: Final = 20.0
-"""CPU pressure from which a workload wants more CPU than it gets."""
+"""CPU pressure, in %, from which a workload is assumed to want more CPU than it gets."""
 STARVES_PCT: Final = 50.0
-"""CPU pressure from which a workload without progress is starved rather than idle."""
+"""CPU pressure, in %, from which a workload without progress counts as starved rather than idle."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageInterval:
-    """CPU time that a workload used within ``seconds`` before ``at_s``. ``waits``: it wanted more."""
+    """CPU time that a workload used in the ``seconds`` before ``at_s``. ``waits``: it wanted more than it got."""
 
     at_s: float
     seconds: float
@@ -32,7 +32,7 @@ class UsageInterval:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The last ``OVER_S`` seconds of one workload.
+    """CPU use of one workload over the last ``OVER_S`` seconds.
 
     ``starved_since_s``: when it began to wait for a CPU without getting any; None if it does not.
     """
@@ -74,13 +74,13 @@ def waits_pct(sample: Sample) -> float:
 
 
 def is_starved(sample: Sample) -> bool:
-    """True if it waits for a CPU most of the time and gets next to none."""
+    """True if the workload waits for a CPU most of the time and gets less than ``IDLE_CORES``."""
     used = sample.cpu_usage_cores
     return available(used) and used < IDLE_CORES and waits_pct(sample) >= STARVES_PCT
 
 
 def advance(before: Progress, sample: Sample | None) -> Progress:
-    """Progress after one more sample. No sample, or one of a missing or new control group, resets it."""
+    """Progress after one more sample. A missing sample resets it, as does a control group that is new or gone."""
     if sample is None or sample.has(Quality.GONE, Quality.RESTARTED, Quality.FIRST):
         return NO_PROGRESS
     used = sample.cpu_usage_cores
@@ -96,6 +96,6 @@ def advance(before: Progress, sample: Sample | None) -> Progress:
 
 
 def _kept(spells: Sequence[UsageInterval]) -> tuple[UsageInterval, ...]:
-    """The spells of the last ``OVER_S`` seconds, the newest last."""
+    """The intervals of the last ``OVER_S`` seconds, the newest last."""
     oldest_s = spells[-1].at_s - OVER_S + 1e-6
     return tuple([spell for spell in spells if spell.at_s > oldest_s])

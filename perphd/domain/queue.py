@@ -12,10 +12,10 @@ from perphd.domain.reading import NOT_MEASURED, Reading
 class OfferedResource:
     """One resource's offer to copper jobs, in CPUs or bytes, and the accuracy of earlier offers.
 
-    ``copper``: the amount offered. ``predicted``: a high quantile of everything else's use in the next five
-    minutes. ``margin``: added for the errors of earlier predictions. ``windows``: five-minute windows that
-    are over; ``exceeded_ratio``: share of them in which everything else used more than was left to it;
-    ``given_ratio``: share of the host that was offered.
+    ``copper``: the amount offered. ``predicted``: a high quantile of the use by everything else in the next five
+    minutes. ``margin``: reserve for the errors of earlier predictions. ``windows``: number of completed five-minute
+    windows. ``exceeded_ratio``: share of those windows in which everything else used more than the offer had left
+    to it. ``given_ratio``: share of the host that was offered.
     """
 
     capacity: float

@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeGuard
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """No value, and why. Arithmetic with it is a type error by design."""
+    """A missing value, with the reason. Arithmetic with it is a type error by design."""
 
     reason: str
 
@@ -38,7 +38,7 @@ def value_or(reading: Reading, default: float) -> float:
 
 
 def ratio(numerator: Reading, denominator: Reading, what: str) -> Reading:
-    """``numerator / denominator``; Unavailable if either is, or if the denominator is not > 0.
+    """``numerator / denominator``; Unavailable if one of them is Unavailable, or if the denominator is not above 0.
 
     ``what`` names the ratio in the reason.
     """

@@ -12,7 +12,7 @@ from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 
 
 class Quality(StrEnum):
-    """Reasons to read a sample with care. A sample without any is fit for learning."""
+    """Flags for limited trust in a sample. Models learn from samples without a flag."""
 
     FIRST = "first"  # no earlier reading: no rates
     LATE = "late"  # the interval is much longer than the period
@@ -20,7 +20,7 @@ class Quality(StrEnum):
     RESTARTED = "restarted"  # same path, another cgroup: counters restarted
     SLI_MISSING = "sli-missing"  # an SLI is configured and did not answer
     BETWEEN = "between"  # the SLI's next reading is not due yet: the last one stays valid
-    MULTIPLEXED = "multiplexed"  # perf counters ran less than the accepted share, or not on all CPUs
+    MULTIPLEXED = "multiplexed"  # perf counters ran for too small a share of the time, or not on all CPUs
     SETTLING = "settling"  # perphd's own change is still taking effect
     ROTATED = "rotated"  # too few monitoring ids: cache and bandwidth are measured in rotation
 
@@ -47,10 +47,10 @@ class Sample:
     - ``llc_occupancy_bytes``, ``mbw_bytes_per_s``: sums over ``domains``, which is empty where they are not
       measured.
     - ``work_events``, ``latency_events``: requests behind the SLI's work rate and behind the objective's
-      latency percentile. A rate of n events has a relative noise of 1/sqrt(n). A less certain rate has a
-      lower number.
-    - ``sli_window_s``: seconds that the SLI covers; ``sli_resolution_s``: its reporting period, or how long
-      ago the window ended.
+      latency percentile. A rate of n events has a relative noise of 1/sqrt(n). A rate that is less
+        certain than that has a lower number.
+    - ``sli_window_s``: seconds that the SLI covers; ``sli_resolution_s``: its reporting period, or the seconds
+      since its window ended.
     """
 
     workload: str

@@ -27,7 +27,7 @@ READINGS: Final = (
 )
 """The readings of a sample that ``performance`` needs, by name."""
 SERVICE_PART = 0.1
-"""Share of CPU time added to waiting time, which keeps a doubling of a negligible wait negligible."""
+"""Share of CPU time that is added to waiting time. With it, a negligible wait that doubles stays negligible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Performance:
     """Work rate and delay of one sample.
 
     ``work``: units of ``work_source`` per second (higher is better). ``delay``: units of ``delay_source``
-    (lower is better). ``load``: requests per second that arrive, or Unavailable. ``in_flight``: mean number
-    of its threads that ran or waited for a processor.
+    (lower is better). ``load``: requests per second that arrive, or Unavailable. ``in_flight``: mean number of the
+    workload's threads that ran or waited for a processor.
     """
 
     work: Reading
@@ -47,7 +47,7 @@ class Performance:
     in_flight: Reading = NOT_MEASURED
 
     def in_flight_ratio(self, reference: float | None) -> float | None:
-        """Threads in flight relative to the reference's; None if either is unknown."""
+        """Threads in flight, as a ratio to ``reference``; None if one of them is unknown."""
         return self.in_flight / reference if available(self.in_flight) and reference else None
 
 
@@ -112,9 +112,9 @@ NO_MISSES = (
     "cache misses are not counted: slower instructions are detected, but cache, memory bandwidth "
     "and hyperthreads are distinguished only by memory traffic and busy siblings"
 )
-"""Warnings to show wherever CPU time stands for work, since contention then looks like more work."""
+"""Warnings for displays where CPU time is used as work. Contention then looks like more work."""
 WAITING_RATIO = 1.15
-"""Growth of delay from which threads count as waiting."""
+"""Ratio of the delay to its reference from which threads count as waiting."""
 SAME_LOAD_RATIO = 0.7
 """Threads in flight, relative to the reference, from which the load counts as unchanged."""
 

@@ -18,15 +18,15 @@ from perphd.domain.workload import Mode, WorkloadSpec
 
 @dataclass(frozen=True, slots=True)
 class WorkloadStatus:
-    """One workload now.
+    """The present state of one workload.
 
     - ``present``: its cgroup exists; ``in_force``: the settings that perphd has applied to it.
-    - ``full_sample``: the last sample that holds a new report of its SLI.
+    - ``full_sample``: the last sample that holds a new report of the workload's SLI.
     - ``not_enforceable``: settings that cannot be applied here.
     - ``limited``: settings wanted last that are not, or only partly, in force; and settings not restored yet.
       Each has its reason.
-    - ``expected_false_alarms_per_day``: false alarms that an LRA's noise lets the detector expect.
-    - ``pause``: why perphd changes nothing; ``mode`` is then observe.
+    - ``expected_false_alarms_per_day``: false alarms per day that the detector expects from the LRA's noise.
+    - ``pause``: why perphd changes nothing at present, and ``mode`` is observe; None without a pause.
     - ``sli_resolution``: reporting period of its SLI, in words; empty without an SLI.
     - ``condition``: see ``domain.condition``.
     - ``starved_s``: seconds for which batch has waited for a CPU without getting any; ``recent_cores``: its
@@ -70,7 +70,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class SelfCost:
-    """The daemon's own resource use, as it measures it."""
+    """The daemon's own resource use, as the daemon measures it."""
 
     cpu_pct: Reading
     rss_bytes: Reading
@@ -85,8 +85,9 @@ class SelfCost:
 class DetectorTest:
     """Self-test of the detector's arithmetic on synthetic noise, at start.
 
-    ``accepted_per_day``: accepted false alarms. ``expected_per_day``: false alarms that this noise causes.
-    ``found_after_samples``: median number of samples after which a drop of two sigma was found.
+    ``accepted_per_day``: false alarms per day that the configuration accepts. ``expected_per_day``: false alarms
+    per day that the synthetic noise causes. ``found_after_samples``: median number of samples after which the
+    detector found a drop of two standard deviations.
     """
 
     accepted_per_day: float
@@ -96,8 +97,10 @@ class DetectorTest:
 
 @dataclass(frozen=True, slots=True)
 class TrialStatus:
-    """A running trial. ``block`` 0 is the run-in. ``void``: why the present block does not count; empty if it
-    does.
+    """A running trial.
+
+    ``block``: number of the present block; 0 is the run-in. ``void``: why this block does not count; empty if it
+    counts.
     """
 
     trial: str
@@ -110,18 +113,18 @@ class TrialStatus:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """The agent as a whole.
+    """The state of the agent as a whole.
 
     - ``problems``: sentences that an operator should act on. ``notes``: measurements that this host cannot provide.
     - ``period_s``: usual time between samples. ``pace_s``: time until the next sample, shorter during fast
-      sampling. ``attentive``: reason for fast sampling; empty at the usual pace.
+      sampling. ``attentive``: reason for the fast sampling; empty at the usual pace.
     - ``extra_ticks``: early ticks requested by pressure, starting batch or a pushed reading.
     - ``configured_mode``: mode in the configuration, which applies again after a restart.
     - ``pauses``: all pauses in force. ``trial``: the running trial, None if there is none.
-    - ``host``: use of the host; None until the second tick.
+    - ``host``: CPU use and pressure of the whole host; None until the second tick.
     - ``forecast``: summary of the forecast worker; None: it is disabled.
     - ``changes``: latest changes, newest first.
-    - ``window``: the change window while it is closed; else empty.
+    - ``window``: text of the change window while it is closed; empty while it is open.
     - ``llc_ways``: allocatable ways of each last-level cache; 0: none. ``llc_shareable``: mask of the ways
       that devices fill as well.
     - ``queue``: the batch queue; None: there is none.

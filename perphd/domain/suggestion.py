@@ -11,8 +11,8 @@ from perphd.domain.reading import Reading
 class Gain:
     """Predicted gain of one LRA if perphd had restricted the group as batch.
 
-    ``named_s``: seconds in which the group was the LRA's antagonist. ``work_ratio``, ``delay_ratio``:
-    relative to what was observed in that time.
+    ``named_s``: seconds for which the group was identified as the LRA's antagonist. ``work_ratio``, ``delay_ratio``:
+    predicted work and delay, as ratios to the values observed in that time.
     """
 
     lra: str
@@ -23,7 +23,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """One undeclared group worth declaring.
+    """One undeclared group that the operator should declare.
 
     ``cpu_cores``: its mean use over ``seen_s`` seconds. ``config``: configuration lines to paste.
     """

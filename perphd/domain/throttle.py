@@ -1,4 +1,4 @@
-"""Bandwidth that the levels of memory bandwidth throttling (MBA) deliver, and the source of that knowledge."""
+"""Memory bandwidth at each throttle level (MBA), and the origin of these figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ class ThrottleSource(StrEnum):
     """Origin of a host's throttle levels."""
 
     CALIBRATED = "calibrated"  # measured on this machine: bytes per second are known
-    SHIPPED = "shipped default"  # known for this CPU family: levels that equal another one are left out
+    SHIPPED = (
+        "shipped default"  # known for this CPU family: levels without an effect of their own are left out
+    )
     NOMINAL = "nominal"  # unknown: percentages as the hardware names them
 
 
@@ -35,7 +37,7 @@ def curve_for(curves: Iterable[ThrottleCurve], domain: int, cores: float) -> Thr
 
 
 def whole_bandwidth(curves: Iterable[ThrottleCurve], cores: Mapping[int, int]) -> float | None:
-    """Bytes per second that the host's memory moves at most, as calibrated; None unless all of it was measured.
+    """The host's calibrated memory bandwidth in bytes per second; None unless every L3 domain was measured.
 
     ``cores``: physical cores by L3 domain. A measurement with fewer than half of a domain's cores does not count,
     because they may not fill its memory channels.

@@ -63,7 +63,7 @@ class Topology:
 
     @cached_property
     def most(self) -> dict[str, float]:
-        """The host's capacity, by the name of a sample's reading. Unknown sizes are absent."""
+        """The host's capacity for each reading of a sample, by the reading's name. Unknown sizes are absent."""
         found = {
             "cpu_usage_cores": float(len(self.online)),
             "memory_working_set_bytes": float(self.memory_bytes),

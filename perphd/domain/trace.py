@@ -19,7 +19,7 @@ from perphd.domain.workload import Kind
 
 @dataclass(frozen=True, slots=True)
 class TraceMachine:
-    """A machine since ``at_s``. ``in_service`` False: it left the fleet then."""
+    """A machine from ``at_s`` on. ``in_service``: False if it left the fleet at that time."""
 
     at_s: float
     machine: str
@@ -35,7 +35,7 @@ class TraceWorkload:
     - ``app``: the application that similar workloads share.
     - ``qos``, ``state``: as published.
     - ``submitted_s``: time of its request. ``start_s``, ``end_s``: time range of its run.
-    - ``*_mean``, ``*_max``: over its whole life.
+    - ``*_mean``, ``*_max``: mean and maximum over its whole run.
     """
 
     workload: str
@@ -81,7 +81,9 @@ class MachineUse:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadUse:
-    """Resource use and performance of a workload at ``at_s``. Stall shares (PSI): in % of 10, 60 and 300 s."""
+    """Resource use and performance of a workload at ``at_s``. Stall shares (PSI) are in % of the last 10, 60 and
+    300 s.
+    """
 
     at_s: float
     workload: str

@@ -1,7 +1,7 @@
 """Sizes and durations as people write them, parsed strictly.
 
-The kernel itself is lenient in harmful ways (an empty line sets memory.max to 0, ``100 `` means 100 bytes),
-so values are checked here first.
+The kernel itself is lenient in harmful ways (an empty line sets memory.max to 0, ``100 `` means 100 bytes), so
+perphd checks values before it writes them.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from perphd.domain.errors import ParseError
 _SIZE = re.compile(r"([0-9]{1,19})(?:([KMGT])(?:iB?)?)?")
 _FACTOR = {None: 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 SECONDS_PER_UNIT = {None: 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-"""Units of a duration; without a unit it is in seconds."""
+"""Seconds per unit of a duration. A duration without a unit is in seconds."""
 MAX_BYTES = 1 << 62
 PAGE_BYTES = 4096
 _ALLOWED = "a whole number, optionally followed by K, M, G or T (powers of 1024; also Ki, KiB ...), e.g. 512M"
 
 
 def parse_size_bytes(text: str) -> int:
-    """Parse ``512M``-like text as bytes; ``512Mi`` and ``512MiB`` are the same.
+    """Parse a size such as ``512M`` as bytes; ``512Mi`` and ``512MiB`` are the same size.
 
     Raises:
-        ParseError: blanks, fractions, empty text, unknown suffixes, or more than 2**62.
+        ParseError: the text has blanks, a fraction or an unknown suffix, is empty, or means more than 2**62 bytes.
     """
     found = _SIZE.fullmatch(text) if text.isascii() else None
     if found is None:
@@ -35,7 +35,7 @@ def parse_size_bytes(text: str) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """``1.5 GiB``-like text for people."""
+    """A number of bytes as text for people, such as ``1.5 GiB``."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:

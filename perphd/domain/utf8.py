@@ -1,7 +1,7 @@
 """Names that are not valid UTF-8: control groups and files may be named by any bytes.
 
-Python holds such bytes as lone surrogates (PEP 383), so that the file is found by its name. Text to be
-stored, sent or logged must be made encodable first.
+Python represents such bytes as lone surrogates (PEP 383), so that such a name still finds its file. Text that
+perphd stores, sends or logs must be made encodable first.
 """
 
 from __future__ import annotations

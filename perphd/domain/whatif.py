@@ -12,7 +12,7 @@ from perphd.domain.units import parse_size_bytes
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Batch work that asks to start: its CPU demand and memory need."""
+    """Batch work that may be started: its CPU demand in CPUs and its memory in bytes."""
 
     cpu_cores: float
     memory_bytes: int = 0
@@ -44,11 +44,11 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Effect on one LRA.
+    """Effect of the additional work on one LRA.
 
     ``as_is``: its prediction under the settings in force; ``with_best``: under ``best``, the best allocation
     that perphd could apply. Both are None if its undisturbed performance is unknown. ``chance``: probability
-    of meeting its target under ``best``. ``bearable``: this LRA tolerates the work.
+    of meeting its target under ``best``. ``bearable``: True if this LRA tolerates the additional work.
     """
 
     lra: str

@@ -33,7 +33,7 @@ class ChangeWindow:
     spans: tuple[Span, ...] = ()
 
     def is_open(self, day: int, minute: int) -> bool:
-        """True if that minute of that day of the week lies in a span."""
+        """True if minute ``minute`` of day ``day`` (0 is Monday) lies in one of the spans."""
         return not self.spans or any(
             span.day == day and span.start_min <= minute < span.end_min for span in self.spans
         )

@@ -55,7 +55,7 @@ class WireError(PerphError):
 
 
 def encode(value: object) -> Any:
-    """The JSON value (dict, list, str, int, float, bool, None) of a domain value.
+    """A domain value as a JSON value (dict, list, str, int, float, bool, None).
 
     Raises:
         TypeError: a type that no domain value holds.
@@ -114,8 +114,8 @@ def from_json(text: str, hint: type[T]) -> T:
 def json_of(value: Any) -> str:
     r"""Strict JSON text of a JSON value. Raises ValueError for numbers that are not finite.
 
-    Bytes of a kernel path that are not UTF-8 are sent as the plain characters ``\udcff``. The JSON escape of
-    the same spelling is a lone surrogate, which many readers refuse.
+    A byte of a kernel path that is not UTF-8 is sent as six plain characters such as ``\udcff``. As a JSON escape, the
+    same characters would be a lone surrogate, which many readers refuse.
     """
     text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     try:
@@ -209,7 +209,7 @@ def _decode_union(choices: tuple[Any, ...], data: object, where: str) -> Any:
 
 @functools.cache
 def _ordered(choices: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Literals first, because "max" and "idle" are also valid text."""
+    """The types of a union, literals first, because "max" and "idle" are also valid text."""
     return tuple(sorted(choices, key=lambda choice: str(typing.get_origin(choice)) != str(typing.Literal)))
 
 
@@ -251,7 +251,7 @@ def _decode_object(hint: Any, data: object, where: str) -> Any:
 
 
 class Components:
-    """Schemas of types; every dataclass is described once, by name."""
+    """JSON schemas of domain types. Each dataclass has one schema, under its name."""
 
     def __init__(self) -> None:
         self.schemas: dict[str, Schema] = {}

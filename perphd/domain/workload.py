@@ -34,7 +34,7 @@ class Touch(StrEnum):
 
 
 class Exploration(StrEnum):
-    """Steps that may be tried although the model cannot predict them yet.
+    """Steps that perphd may try although the model cannot predict them yet.
 
     ``batch``: only steps that change batch's settings alone and are not predicted to harm the LRA. perphd
     then stops trying to reach an unreachable target after a few changes.
@@ -50,8 +50,8 @@ class Objective:
     """Performance target of an LRA.
 
     ``tolerance_pct``: accepted loss of work, relative to the model's prediction at the reference allocation
-    under the present load (V* = (1 - tolerance) x prediction). ``delay_tolerance_pct``: accepted growth of
-    delay, likewise. Absolute objectives replace them when given.
+    under the present load (V* = (1 - tolerance) x prediction). ``delay_tolerance_pct``: accepted growth of delay,
+    relative to the same prediction. Absolute objectives replace these tolerances if the operator sets them.
     """
 
     tolerance_pct: float = 10.0
@@ -103,21 +103,21 @@ class WorkloadSpec:
     - ``cgroup``: empty until the workload is found. ``match``: how to find it (docs/config.md); empty if the
       path was given.
     - ``app_class``: kind of application, from which its model starts; ``none`` if undeclared.
-    - ``policy``: thresholds, rates and delays that differ from the host's for this LRA, as validated, sorted
-      pairs.
+    - ``policy``: thresholds, rates and delays of this LRA that differ from the host's, as sorted pairs of name and
+      value.
     - ``version_from``: source of the application's version: ``auto``, ``none``, ``file:PATH`` or
       ``label:KEY``.
     - ``band``: gold, silver or copper; None: silver for an LRA, copper for batch.
-    - ``reserved_memory_bytes``: 0 if undeclared. ``reserved_cpus`` (LRAs with a band): likewise.
+    - ``reserved_memory_bytes``, ``reserved_cpus`` (LRAs with a band): reservations; 0 if undeclared.
     - ``io_latency_ms`` (LRAs, silver batch): target of ``io.latency`` on every disk; 0: none.
-    - ``shape``: ``no``, ``core`` or ``elastic``.
-    - ``application``: the application that it is part of; empty if it stands alone.
+    - ``shape``: whether the resource shaper may size its memory: ``no``, ``core`` or ``elastic``.
+    - ``application``: the application of which it is a part; empty if it is an application of its own.
     - ``touch``, ``exploration``: what perphd may change and try to protect an LRA. If declared in a file or
       by request, the default is ``batch``.
     - ``declared_by``: where the workload declared itself; empty if the operator declared it.
     - ``min_cores`` (batch): guaranteed CPU, averaged over ten seconds; None: no guarantee.
     - ``max_starvation_s`` (batch): longest time without progress while it waits for a CPU.
-    - ``takes_hints`` (batch): it uses less of a contended device on request.
+    - ``takes_hints`` (batch): it uses less of a contended device when perphd's hint asks for it.
     """
 
     name: str
@@ -147,7 +147,7 @@ class WorkloadSpec:
 
     @property
     def gives_way(self) -> bool:
-        """True if LRAs may restrict it: batch that is not paid for as silver."""
+        """True if perphd may restrict the workload for LRAs: all batch except silver."""
         return self.kind is Kind.BATCH and self.band != "silver"
 
     @property
