@@ -21,7 +21,8 @@ from perphd.qos.division import SYSTEM, Division, takes_part
 class BandMember:
     """A workload that declares its band.
 
-    ``enforced``: perphd may write its settings. ``knobs``: settings that it has here. ``in_force``: those of perphd.
+    ``enforced``: perphd may write its settings. ``knobs``: settings that the host has for it. ``in_force``: the
+    settings that perphd has written.
     """
 
     spec: WorkloadSpec
@@ -47,7 +48,7 @@ class HostControls:
 
 
 def report(members: Iterable[BandMember], division: Division | None, host: HostControls) -> tuple[str, ...]:
-    """The lines; none if no workload declares a band."""
+    """The lines of the report; empty if no workload declares a band."""
     everybody = tuple(members)
     if not everybody:
         return ()
@@ -77,7 +78,7 @@ def latency_line(
     words = [f"io.latency of {spec.io_latency_ms:g} ms on {', '.join(disks) or 'no disk'}"]
     words.append(f"the kernel slows down sibling groups for it: {', '.join(peers) or 'no workload'}")
     if apart:
-        words.append(f"it has no effect on {', '.join(apart)}, whose parent group is another one")
+        words.append(f"it has no effect on {', '.join(apart)}, which is below another parent group")
     return f"{head}{'; '.join(words)}"
 
 

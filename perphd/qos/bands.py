@@ -55,7 +55,7 @@ class Aspect(StrEnum):
 
 
 class Size(StrEnum):
-    """A value that depends on the workload's grant or on the host."""
+    """A value of a setting that depends on the workload's grant or on the host, in words."""
 
     OWN_CORES = "cores of its own"
     SHARED_CORES = "all cores that no gold workload owns"
@@ -100,7 +100,7 @@ class Choice:
 
 
 MEMORY_LIMIT_RATIO: Final = 0.8
-"""Share of the host's memory above which copper gets none."""
+"""Share of the host's memory that protected use and copper together may fill. Copper gets no memory beyond it."""
 OOM_SCORE_GOLD: Final = -997
 OOM_SCORE_SYSTEM: Final = -900
 OOM_SCORE_SILVER: Final = 0

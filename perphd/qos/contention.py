@@ -42,7 +42,8 @@ MAX_HELD_ROUNDS: Final = 12
 FIRST_PAUSE_S: Final = 60.0
 MAX_PAUSE_S: Final = 3600.0
 PEAK_DECAY: Final = 0.01
-"""Share of the difference by which the peak declines while the device is busy and not contended, because hardware ages.
+"""Share of the difference between peak and present throughput by which the peak falls at each sample while the device
+is busy and not contended. The peak falls because hardware ages.
 """
 FIRST_SHARE: Final = 0.3
 """Share of its demand that an antagonist keeps in the first round, and of that limit in each further round, if all
@@ -153,7 +154,7 @@ def observed(
 
 
 def _judged(state: DeviceContention, busy: float, moved: float) -> DeviceContention:
-    """The state with its counters and peak updated."""
+    """The state after a sample: its counters of successive samples, and the peak throughput."""
     low = busy >= BUSY_RATIO and moved < THETA * state.peak_bytes_s
     calm = busy < CALM_BUSY_RATIO or moved >= RECOVERED * state.peak_bytes_s
     peak = max(state.peak_bytes_s, moved)
@@ -214,7 +215,7 @@ def _restriction(antagonist: Contender, rung: RestrictionRung, ratio: float) -> 
 
 
 def _told(restriction: Restriction) -> str:
-    """The rung and its limit in words."""
+    """A restriction in words: the antagonist, the rung and the limit."""
     left = f"{restriction.limit_bytes_s / 1e6:.1f} MB/s, {restriction.limit_ratio:.0%} of its demand"
     return f"{restriction.name} by {restriction.rung} ({left})"
 

@@ -48,7 +48,7 @@ SYSTEM: Final = "the host's own daemons"
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Cache masks of one L3 domain: of silver, and of copper."""
+    """Cache masks of one L3 domain: one for silver, and one for copper."""
 
     silver: int
     copper: int
@@ -67,7 +67,7 @@ class Division:
     """The grants of all workloads.
 
     - ``ledger``: all grants. ``shared``: CPUs that gold leaves.
-    - ``cores``: CPUs kept for each gold workload; ``own``: those of them that are confined to their cores.
+    - ``cores``: CPUs kept for each gold workload; ``own``: names of the gold workloads that are confined to theirs.
     - ``refused``: why a workload has no share of the CPUs, by name; ``without_memory``: why its memory does not fit.
     """
 
@@ -116,8 +116,9 @@ def divided(
 def _granted(
     ledger: HostLedger, holder: str, band: QosBand, asked: Amounts
 ) -> tuple[HostLedger, dict[str, str], dict[str, str]]:
-    """The ledger with as much of this as fits: everything, only the CPUs, or only the memory; and the reason for the
-    rest, by holder.
+    """Grant as much of ``asked`` as fits: everything, only the CPUs, or only the memory.
+
+    Returns the ledger, and by holder why no CPUs and why no memory were granted.
     """
     cpus, memory, held = Amounts(asked.cpus), Amounts(0.0, asked.memory_bytes), Amounts()
     reasons: dict[Amounts, str] = {}
@@ -166,11 +167,11 @@ def over(
     knobs: frozenset[str],
     least_bits: int = 1,
 ) -> Settings:
-    """``wanted`` within the division.
+    """``wanted``, restricted to the workload's share of the division.
 
     The policy's settings for batch stay in force within batch's share, since they can only be stricter. If all of the
     policy's CPUs belong to gold, batch gets the same number of CPUs elsewhere. An LRA with ``touch = "batch"`` is never
-    narrowed. ``least_bits``: of a cache mask.
+    narrowed. ``least_bits``: least number of bits of a cache mask.
     """
     if spec.name in division.own:
         return replace(wanted, cpus=division.cores[spec.name])
@@ -201,7 +202,7 @@ def _as_many(division: Division, cpus: int) -> CpuSet:
 
 
 def _within_ways(wanted: Settings, masks: Mapping[int, Masks], copper: bool, least_bits: int) -> Settings:
-    """``wanted`` with a band's masks: of a policy's mask for copper, the part that lies within."""
+    """``wanted`` with the band's cache masks. A policy's mask for copper is reduced to its part within the band's."""
     had = {} if wanted.llc_masks is KEEP else dict(wanted.llc_masks)
     if had and not copper:
         return wanted  # the policy has separated this LRA's ways from others'

@@ -20,8 +20,8 @@ from perphd.qos.ledger import Amounts
 
 @dataclass(frozen=True, slots=True)
 class CopperEvent:
-    """From ``begins_s`` on, copper gets ``copper_share`` of its offer for ``duration_s``, then more for
-    ``ramp_s``.
+    """From ``begins_s`` on, copper gets ``copper_share`` of its offer for ``duration_s``. The share then grows to 1
+    over ``ramp_s``.
     """
 
     begins_s: float
@@ -60,7 +60,7 @@ def share_at(event: CopperEvent | None, now_s: float) -> float:
 
 
 def scaled(offer: Amounts, event: CopperEvent | None, now_s: float) -> Amounts:
-    """Copper's offer under ``event``."""
+    """Copper's offer, reduced to the share that ``event`` leaves at ``now_s``."""
     share = share_at(event, now_s)
     return Amounts(offer.cpus * share, int(offer.memory_bytes * share))
 

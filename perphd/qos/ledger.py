@@ -49,11 +49,11 @@ class Amounts:
         return Amounts(self.cpus - other.cpus, self.memory_bytes - other.memory_bytes)
 
     def fits(self, room: Amounts) -> bool:
-        """True if it is at most ``room`` in both resources."""
+        """True if both resources are at most those of ``room``."""
         return self.cpus <= room.cpus + _ROUNDING and self.memory_bytes <= room.memory_bytes
 
     def at_least_nothing(self) -> Amounts:
-        """The same with 0 in place of negative values."""
+        """The same amounts, with 0 in place of negative values."""
         return Amounts(max(0.0, self.cpus), max(0, self.memory_bytes))
 
     def __str__(self) -> str:
@@ -296,24 +296,24 @@ def commit(ledger: HostLedger, holder: str, token: int, now_s: float) -> LedgerR
 def violations(ledger: HostLedger) -> tuple[str, ...]:
     """Descriptions of all invariants that ``ledger`` breaks; empty for every ledger that this module returns."""
     room, reserved = ledger.capacity.amounts, ledger.reserved
-    found = [] if reserved.fits(room) else [f"{reserved} are reserved of {room}"]
+    found = [] if reserved.fits(room) else [f"{reserved} are reserved, but the host has only {room}"]
     owned = CpuSet()
     for held in ledger.grants:
         if held.band is QosBand.GOLD and len(held.cores) + _ROUNDING < held.amounts.cpus:
-            found.append(f"{held.holder} owns {len(held.cores)} CPUs of {held.amounts.cpus:g}")
+            found.append(f"{held.holder} owns {len(held.cores)} CPUs, but was granted {held.amounts.cpus:g}")
         if held.band is not QosBand.GOLD and held.cores:
-            found.append(f"{held.holder} owns cores as {held.band}")
+            found.append(f"{held.holder} owns cores, which {held.band} must not")
         if owned & held.cores:
             found.append(f"{held.holder} owns cores of another gold workload: {owned & held.cores}")
         owned = owned | held.cores
     shared = sum(held.amounts.cpus for held in ledger.grants if held.band in (QosBand.SILVER, QosBand.SYSTEM))
     if shared > len(ledger.shared_cores) + _ROUNDING:
-        found.append(f"{shared:g} CPUs are guaranteed on {len(ledger.shared_cores)} shared ones")
+        found.append(f"{shared:g} CPUs are guaranteed, but only {len(ledger.shared_cores)} are shared")
     if (
         not ledger.copper_offered.fits(room)
         or ledger.copper_offered.at_least_nothing() != ledger.copper_offered
     ):
-        found.append(f"copper is offered {ledger.copper_offered} of {room}")
+        found.append(f"copper is offered {ledger.copper_offered}, but the host has {room}")
     return tuple(found)
 
 
@@ -344,7 +344,7 @@ def _fitted(ledger: HostLedger, request: CapacityRequest) -> Holding | Refusal:
     if request.band is QosBand.COPPER:
         if request.amounts.fits(ledger.copper_allocatable):
             return Holding(request.holder, request.band, request.amounts)
-        return _full(request, ledger.copper_allocatable, "copper may take")
+        return _full(request, ledger.copper_allocatable, "are left for copper")
     room = ledger.capacity.amounts - ledger.reserved
     if request.band is not QosBand.GOLD:
         if request.amounts.fits(room):
@@ -358,7 +358,7 @@ def _fitted(ledger: HostLedger, request: CapacityRequest) -> Holding | Refusal:
 
 
 def _full(request: CapacityRequest, room: Amounts, words: str) -> Refusal:
-    text = f"{request.holder} asks for {request.amounts} in {request.band}, and {room} {words}"
+    text = f"{request.holder} asks for {request.amounts} in {request.band}, but only {room} {words}"
     return Refusal(request.holder, RefusalCause.FULL, text)
 
 

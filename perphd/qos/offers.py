@@ -30,7 +30,7 @@ class FollowedResource:
 
 @dataclass(frozen=True, slots=True)
 class FollowedOffer:
-    """Offers of CPUs and memory, and the length of the present window so far."""
+    """Offers of CPUs and memory, and the seconds of the present window that have passed."""
 
     cpus: FollowedResource
     memory: FollowedResource

@@ -14,9 +14,9 @@ from typing import Final
 from perphd.qos.bands import MEANINGS, Aspect, QosBand
 
 _DIES: Final = {QosBand.COPPER: 0, QosBand.SILVER: 1, QosBand.SYSTEM: 2, QosBand.GOLD: 3}
-"""Copper dies first, gold last."""
+"""Order in which bands should be killed when memory runs out: copper first, gold last."""
 _NAMED: Final = 3
-"""Number of daemons that a sentence names."""
+"""Greatest number of daemons that one message names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,11 @@ FIRST_MARGIN_RATIO: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Backtest:
-    """Completed windows, those in which use exceeded its bound, and the capacity given, in units times windows."""
+    """Number of completed windows, number of those in which use exceeded its bound, and sums over all windows.
+
+    ``given``: capacity offered to copper; ``reserved``: reserved capacity. Both are in the resource's unit times
+    windows.
+    """
 
     windows: int = 0
     exceeded: int = 0
@@ -71,7 +75,7 @@ class Overcommit:
 
 @dataclass(frozen=True, slots=True)
 class Slack:
-    """Copper's offer of one resource and its sources, in CPUs or bytes."""
+    """Copper's offer of one resource and the parts of which it consists, in CPUs or bytes."""
 
     reclaimed: float
     unreserved: float

@@ -120,7 +120,7 @@ def test_only_siblings_are_slowed_down() -> None:
         WorkloadSpec("lost", Kind.BATCH, ""),
     ]
     line = latency_line(asked, True, ("8:0",), "", others)
-    assert "for it: near; it has no effect on far, whose parent group is another one" in line
+    assert "for it: near; it has no effect on far, which is below another parent group" in line
     assert latency_line(asked, False, (), "", others).endswith("nothing is set: it is only observed")
     assert "does not exist" in latency_line(WorkloadSpec("x", Kind.LRA, ""), True, (), "", ())
     assert "no workload" in latency_line(asked, True, ("8:0",), "", ())

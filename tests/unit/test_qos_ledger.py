@@ -129,7 +129,7 @@ def test_gold_and_silver_share_the_capacity() -> None:
     assert isinstance(refused, Refusal)
     assert (
         refused.reason
-        == "c asks for 0.6 CPUs and 1024 MiB in silver, and 0.5 CPUs and 63488 MiB are not reserved"
+        == "c asks for 0.6 CPUs and 1024 MiB in silver, but only 0.5 CPUs and 63488 MiB are not reserved"
     )
     assert _cause(grant(ledger, _request("c", QosBand.SYSTEM, 0.5, 63))) is RefusalCause.FULL
     assert violations(_granted(ledger, _request("c", QosBand.SYSTEM, 0.5))) == ()
