@@ -5,7 +5,7 @@
     P(running = x) = sum over k of P(first = k) P(rest = x - k)                                    (5.2)
 
 The n tasks of one job share one draw of their usage. A job is admitted if P(over) is at most epsilon for
-every resource; epsilon is the tunable. ``conditioned`` updates the distribution of a running job with its
+every resource. Epsilon is the accepted risk. ``conditioned`` updates the distribution of a running job with its
 observed usage: it truncates the prior to values of at least the observed peak, mixes it with the observed
 usage, and drops a prior that the job has exceeded.
 
@@ -142,7 +142,7 @@ def _comonotone(first: GridDistribution, second: GridDistribution) -> GridDistri
     levels.sort()
     levels = np.minimum(levels, 1.0)
     middles, widths = (levels[:-1] + levels[1:]) / 2, np.diff(levels)
-    # past the end of the grid: exceeds the capacity
+    # Cells past the end of the grid stand for sums above the capacity.
     places = steps[0].searchsorted(middles) + steps[1].searchsorted(middles)
     shares = np.bincount(np.minimum(places, cells + 1), widths, cells + 2).astype(np.float64)
     return GridDistribution(first.capacity, shares[: cells + 1], float(shares[cells + 1]))
@@ -202,8 +202,8 @@ def expected_utility(
 ) -> float:
     """E[U(T)] of a job of ``work_cpu_s`` beside the running jobs (5.3); ``utility`` takes the run time.
 
-    ``cpu`` and ``running`` map outcomes to probabilities; ``requests`` are those of the job and of the
-    running jobs.
+    ``cpu`` and ``running`` map outcomes (CPUs needed) to probabilities. ``requests``: CPUs requested by the job, and
+    by the running jobs together.
     """
     total = 0.0
     for needed, p in cpu.items():
@@ -242,7 +242,7 @@ class Reliability:
 
 
 def with_prediction(reliability: Reliability, predicted: float, happened: bool) -> Reliability:
-    """A copy with one more verified prediction."""
+    """A copy with one more prediction. ``happened``: whether the predicted event occurred."""
     place = min(DECILES - 1, int(predicted * DECILES))
 
     def raised(values: Sequence[float], by: float) -> tuple[float, ...]:

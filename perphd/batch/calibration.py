@@ -32,16 +32,16 @@ from perphd.forecast.grid import GridDistribution
 from perphd.forecast.histogram import Histogram, share_to
 
 KEPT_PRIOR: Final = 2.0
-"""Weight of the prior (a half) for the weight of observed usage, in jobs."""
+"""Number of jobs for which the prior value of ``kept``, one half, counts."""
 KEPT_RATIO: Final = 1.05
-"""A job that grows by less than this factor has kept to its usage."""
+"""A job whose peak is at most this multiple of its first minute's usage has kept to that usage."""
 CORRELATION_PRIOR: Final = 0.2
 PAIRS_PRIOR: Final = 20.0
 LEVELS_PRIOR: Final = 20.0
 MOST_JOBS: Final = 200.0
 MOST_PAIRS: Final = 2000.0
 MOST_LEVELS: Final = 400
-"""Limits beyond which older jobs, pairs and levels lose their weight, since hosts and programs change."""
+"""Greatest numbers of jobs, pairs and levels that count. Older ones lose weight, since hosts and programs change."""
 FULL: Final = 0.98
 """Utilisation from which a divisible resource counts as full: demand may have exceeded what was observed."""
 _OUTER: Final = 0.01

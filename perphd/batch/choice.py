@@ -6,9 +6,9 @@
     4  jobs that the plan starts later, those with a deadline ahead first
 
 Jobs without a deadline ahead are ordered as in Prophet (``fairness``). They become overdue after three times the
-average wait. In 3 and 4 the half of them that has waited longest goes before the rest. Within each half, the job goes
-first that best fits the disk and memory bandwidth that the running jobs leave free over its run (``start_score``). Of
-equal jobs, the older one goes first. Every start changes these scores.
+average wait. In tiers 3 and 4, the half of the jobs that has waited longest goes before the rest. Within each half,
+the job goes first that best fits the disk and memory bandwidth that the running jobs leave free over its run
+(``start_score``). Among equal jobs, the oldest goes first. Every start changes these scores.
 
 Admission decides whether the job starts.
 """
@@ -154,7 +154,7 @@ class StartChoice:
     def _best(self, group: Sequence[QueuedJob]) -> QueuedJob:
         """The job of a tier that fits best; ``group`` is sorted by arrival."""
         near = self._distances(group)
-        job = min(group, key=lambda each: near[each.id])  # of equal jobs, the older one
+        job = min(group, key=lambda each: near[each.id])  # the oldest among equal jobs
         older = [each for each in group[: group.index(job)] if each.submitted_s < job.submitted_s]
         if older:
             number = older[0].id

@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 class ElasticRequest:
     """One job: units of its core and of its elastic part, its priority, and its elastic units in use (``granted``).
 
-    ``unit``: elastic units are granted in multiples of this, one component each.
+    ``unit``: units of one elastic component; elastic units are granted in multiples of it.
     """
 
     name: str

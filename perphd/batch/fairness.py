@@ -63,7 +63,10 @@ def longest_waiting(waiting: Sequence[StartCandidate], among: int | None = None)
 
 
 def tiers(waiting: Sequence[StartCandidate], now_s: float, among: int | None = None) -> StartTiers:
-    """Divide the waiting jobs into tiers; the half is that of all jobs. ``among``: as for ``longest_waiting``."""
+    """Divide the waiting jobs into tiers. The longest-waiting half is half of all jobs, overdue ones included.
+
+    ``among``: as for ``longest_waiting``.
+    """
     order, longest = sorted(waiting, key=_by_arrival), longest_waiting(waiting, among)
     return StartTiers(
         tuple(job for job in order if now_s > job.overdue_s),

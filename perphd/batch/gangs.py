@@ -43,7 +43,7 @@ class Gang:
 
     @property
     def one(self) -> QueuedJob:
-        """Any worker; all are alike."""
+        """One worker of the gang. All workers have the same specification."""
         return (*self.core, *self.elastic)[0]
 
     def in_state(self, state: JobState) -> list[QueuedJob]:

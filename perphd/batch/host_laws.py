@@ -1,8 +1,8 @@
 """Distributions of the host's usage, job by job, for admission, plans and preemptions.
 
 A waiting job has the distribution of its history; a running one has that distribution conditioned on its
-observed usage (``admission``). A job without either counts by its request. ``HostLaws`` also answers for
-hypothetical hosts, with jobs added, frozen or removed.
+observed usage (``admission``). A job without history and observations counts by its request. ``HostLaws`` also
+answers for hypothetical hosts, with jobs added, frozen or removed.
 
 A scheduling pass asks about many sets of jobs that differ in a few members. Sums are therefore kept in a
 binary tree over the positions of the jobs: a set that differs in k of n jobs costs at most k log n pairwise
@@ -134,16 +134,16 @@ class HostLaws:
         self._sums.clear()
 
     def expected_share(self, resource: str, number: int) -> float:
-        """Mean use of a running job, as a share of the host."""
+        """Mean use of a running job, as a share of the host's capacity; 0 for an unknown job."""
         law = self._jobs[resource].get(number)
         return 0.0 if law is None else mean_of(law) / law.capacity
 
     def expected_use(self, resource: str, number: int) -> float:
-        """Mean use of a running job."""
+        """Mean use of a running job, in the resource's unit."""
         return self.expected_share(resource, number) * self._capacity[resource]
 
     def planned_uses(self, resource: str) -> dict[int, float]:
-        """90 % quantile of each running job's use, at most the capacity."""
+        """90 % quantile of each running job's use in the resource's unit, by job number; at most the capacity."""
         return {
             number: min(law.capacity, quantile_of(law, PLANNED_SHARE))
             for number, law in self._jobs[resource].items()
@@ -154,11 +154,11 @@ class HostLaws:
         return self._capacity[resource]
 
     def expected_need(self, resource: str, job: QueuedJob) -> float:
-        """Mean use of a waiting job."""
+        """Mean use that a waiting job would have, in the resource's unit."""
         return mean_of(self._task(resource, job))
 
     def margin(self, resource: str) -> float:
-        """Excess of the total over its mean at the accepted probability."""
+        """How far the total may exceed its mean: its quantile at 1 - epsilon, less the mean, in the resource's unit."""
         law = self._running(resource)
         return max(0.0, quantile_of(law, 1.0 - self._view.epsilon[resource]) - mean_of(law))
 
@@ -247,7 +247,10 @@ class HostLaws:
         )
 
     def _asked(self, resource: str, job: QueuedJob, least: float) -> GridDistribution:
-        """A job's request, or ``least``. Shared resources cannot be requested; their share follows that of the CPUs."""
+        """Distribution of a job without a history: its request, but at least ``least``.
+
+        Shared resources cannot be requested. The job's share of them is assumed to equal its share of the CPUs.
+        """
         amounts = {CPU: job.spec.cpus, MEMORY: float(job.spec.memory_bytes)}
         capacity = self._capacity[resource]
         amount = amounts.get(resource, min(1.0, job.spec.cpus / self._capacity[CPU]) * capacity)

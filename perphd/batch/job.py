@@ -107,7 +107,7 @@ class JobSpec:
             raise ValueError(f"a job must be copper or silver, not {self.band}")
         if self.elastic is not None and not 1 <= self.elastic[0] <= self.elastic[1]:
             raise ValueError(
-                "an elastic job needs at least 1 worker, and a greatest number not below the least"
+                "an elastic job needs at least 1 worker, and its greatest number of workers must not be below its least"
             )
         if self.retries < 0:
             raise ValueError("retries must not be negative")
@@ -206,7 +206,10 @@ class Thawed:
 
 @dataclass(frozen=True, slots=True)
 class RequeuedFor:
-    """The job was stopped to run again later. ``preempted``: for another job, which needs the backoff to be over."""
+    """The job was stopped to run again later.
+
+    ``preempted``: it makes room for another job, which is allowed only after its backoff.
+    """
 
     at_s: float
     reason: str

@@ -33,7 +33,7 @@ DEADLINE_WORTH: Final = 10.0
 PATIENCE_S: Final = 24 * 3600.0
 """Time after which best-effort work has lost all its utility."""
 PREEMPTION_COST: Final = 1.0
-"""Cost of a preemption in best-effort jobs; the same again for each hour of work that may be lost."""
+"""Cost of a preemption, in best-effort jobs. Each hour of work that may be lost costs the same again."""
 UNKNOWN_RUN_S: Final = (60.0, 3600.0)
 """Run time of a job without history: uniform up to an hour."""
 LEAST_COST: Final = 1e-3
@@ -69,7 +69,7 @@ def run_time_with_basis(outlook: JobOutlook, given: float = math.inf) -> tuple[R
 
 
 def left_of(active: ActiveJob, now_s: float) -> RunTime:
-    """Distribution of a running job's remaining time. Without history, it is about the run time so far."""
+    """Distribution of a running job's remaining time. Without a history, its mean is about the run time so far."""
     return left_with_basis(active, now_s)[0]
 
 
@@ -102,7 +102,7 @@ def both_ends(active: ActiveJob, now_s: float) -> tuple[float, float] | None:
 
 
 def _by_work(active: ActiveJob, ran_s: float) -> tuple[WorkOutlook, float, float] | None:
-    """The kind of work to count, work done and rate; None if the job's work is not known."""
+    """The work of earlier jobs, this job's work so far and its rate per second; None if its work is not known."""
     for work in active.outlook.works:
         found = active.done.of(work.kind, ran_s)
         if found is not None:
@@ -150,7 +150,7 @@ def preemption_cost(view: QueueView, active: ActiveJob, requeued: bool = False) 
 
 
 def demand_of(job: QueuedJob, outlook: JobOutlook) -> dict[str, float]:
-    """Demand of a job by resource, as plans count it."""
+    """Demand of a job by resource: the quantile of usage that plans count."""
     return {
         CPU: planned_use(outlook.cpus, job.spec.cpus),
         MEMORY: planned_use(outlook.memory_bytes, float(job.spec.memory_bytes)),

@@ -46,7 +46,7 @@ class JobOutlook:
     works: tuple[WorkOutlook, ...] = ()
 
     def of(self, resource: str) -> Histogram:
-        """Usage of one resource."""
+        """Usage of one resource by similar jobs."""
         known = {CPU: self.cpus, MEMORY: self.memory_bytes}
         return known[resource] if resource in known else self.shared.get(resource, Histogram())
 

@@ -56,13 +56,14 @@ class Window:
 
     @property
     def whole(self) -> Histogram:
-        """Both halves."""
+        """Distribution of the values of both halves together."""
         return merge(self.before, self.now) if self.before.count else self.now
 
 
 @dataclass(slots=True)
 class JobUse:
-    """Usage of one attempt so far. ``first``: peaks of the first minute; ``scores``: relative to its history.
+    """Usage of one attempt so far. ``first``: peak usage in the first minute, by resource; ``scores``: normal
+    scores of those peaks in the history.
 
     ``predicted``: its run time as predicted by its work and by the clock, at 1, 2, 4, 8 ... minutes.
     """

@@ -37,7 +37,7 @@ from perphd.forecast.histogram import Floats
 DRAWS: Final = 64
 LEAST_DRAWS: Final = 8
 MOST_STARTS: Final = 20_000
-"""Maximum number of simulated starts per answer, over all draws: some 0.1 s."""
+"""Maximum number of simulated starts per answer, over all draws. They take about 0.1 s."""
 _GRID: Final = 256
 
 
@@ -73,7 +73,7 @@ def forecast_of(
 
 
 def _ahead(view: QueueView, number: int) -> list[QueuedJob]:
-    """The jobs that the scheduler considers before this one."""
+    """The jobs that the scheduler considers before job ``number``."""
     first = candidates(view)
     named = {job.id for job in first}
     order = [*first, *(job for job in view.waiting if job.id not in named)]
@@ -122,7 +122,7 @@ def _start(
     busy: list[tuple[float, float, float]],
     waiting: list[tuple[float, float, float]],
 ) -> float:
-    """The time at which the last of ``waiting`` starts; all jobs are (seconds, CPUs, bytes).
+    """Seconds until the last of ``waiting`` starts. Each job is a tuple of seconds, CPUs and bytes.
 
     A job too large for the host runs alone.
     """

@@ -1,7 +1,7 @@
 """Plans of the batch queue: the start time of each job within a plan-ahead window (3Sigma, 4.3).
 
-Time is divided into slots. An option is a job with a start slot. Its worth is E[U(s)]. The amount that it holds t
-seconds after its start is its demand times P(T > t), the expected consumption. The plan maximises
+Time is divided into slots. An option is a job with a start slot. Its worth is E[U(s)]. Its expected consumption t
+seconds after the start is the job's demand times P(T > t). The plan maximises
 
     sum of E[U_jo] I_jo - sum of cost_r P_r                  I_jo: option o of job j; P_r: running job r is preempted
 
@@ -96,9 +96,9 @@ class IntegerProgram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tables:
-    """Jobs by name: worth by start slot, the consumption of a start in each slot, and that of running jobs.
+    """By job name: the worth of each start slot, the consumption of a start in each slot, and that of running jobs.
 
-    A consumption is a row of all slots of the first resource, then of the next one.
+    A consumption is one row: all slots of the first resource, then all slots of the next one.
     """
 
     worth: Mapping[str, Floats]
@@ -108,7 +108,7 @@ class _Tables:
 
 
 def greedy(window: PlanWindow, waiting: Sequence[WaitingJob], running: Sequence[RunningJob] = ()) -> JobPlan:
-    """A feasible plan, found quickly."""
+    """A feasible plan by the greedy rule of this module, which is fast and not always optimal."""
     tables = _tables(window, waiting, running)
     jobs = sorted(waiting, key=lambda job: -float(np.max(tables.worth[job.name])))
     best, order = _improved(window, tables, jobs, running, ())
@@ -122,7 +122,7 @@ def greedy(window: PlanWindow, waiting: Sequence[WaitingJob], running: Sequence[
         passed.append(victim.name)
         needed = [victim.name]
         if not gains(needed):
-            needed = list(passed)  # one job may need the room of several
+            needed = list(passed)  # a waiting job may need the room of several running jobs
             if len(passed) == 1 or not gains(needed):
                 continue
             for name in passed[:-1]:

@@ -1,10 +1,10 @@
 """Selects the copper jobs that make room for a job with a deadline that is not admitted.
 
-Problem. A plan uses expected consumption, while admission uses its distribution. A job may therefore be
-planned to start now and not be admitted. It then waits for room while its deadline approaches.
+Problem. A plan counts expected consumption, while admission counts the whole distribution. A job may therefore be
+planned to start now and not be admitted. Such a job waits for room while its deadline approaches.
 
-Approach. Without preemption it is admitted after ``wait_s``, when enough running jobs are expected to have
-ended. Waiting costs it
+Approach. Without preemption, the job is admitted after ``wait_s``, when enough running jobs are expected to have
+ended. Waiting costs the job
 
     gain = E[U(0)] - E[U(wait_s)]
 

@@ -26,7 +26,7 @@ _ROUNDING: Final = 1e-6
 def question(
     stated: IntegerProgram, plan: JobPlan, slot_s: float, time_limit_s: float = TIME_LIMIT_S
 ) -> dict[str, Any]:
-    """Input for the solver process; ``plan`` is where HiGHS starts."""
+    """Input for the solver process. HiGHS starts its search from ``plan``."""
     return {
         "worth": stated.worth.tolist(),
         "rows": stated.rows.tolist(),

@@ -41,7 +41,7 @@ CHOSEN_BY: Final = (BANDWIDTH, DISK)
 knows their distributions. A fit that counted them would prefer large jobs, and the mean wait would grow.
 """
 _DECIMALS: Final = 9
-"""Candidates whose norms differ by less than a rounding error are equal."""
+"""Decimals to which norms are rounded. Candidates whose norms differ only by a rounding error are equal."""
 NOT_STATED: Final = "the candidate's use of it is not known"
 NO_BANDWIDTH: Final = "the host's memory bandwidth is not known: set [queue] memory_bandwidth, or calibrate"
 NO_DISK: Final = "perphd has not observed any traffic of this host's disks yet"

@@ -67,8 +67,9 @@ def of_history(history: Histogram) -> RunTime:
 
 
 def remaining(history: Histogram, elapsed_s: float, overrun: Overrun) -> RunTime:
-    """Distribution of the remaining time of a job after ``elapsed_s``; if the job outlived all history, its extended
-    end.
+    """Distribution of the remaining time of a job after ``elapsed_s``.
+
+    For a job that has run longer than every earlier one, it is the time up to the extended end.
     """
     beyond = survival(history, elapsed_s) if history.count else 0.0
     if beyond > 0.0:

@@ -23,7 +23,7 @@ class Times:
 class JobForecast:
     """Predicted start and end of a job, and the probability of meeting its deadline (Unavailable: it has none).
 
-    ``basis``: the basis of the predicted run time.
+    ``basis``: whether the predicted run time follows from work or from the clock, and why.
     """
 
     start: Times
@@ -38,8 +38,8 @@ class JobDetail:
 
     Times are in seconds since 1970. ``ran_s``: run time of the present attempt; ``lost_s``: of earlier ones.
     ``array``: index and size. ``output``: the file that the job's owner named. ``failures``: attempts with a
-    status other than 0. ``elastic``: least and greatest number of workers, for a worker of an elastic job. ``order``:
-    position of a waiting job, with the reason; empty unless it is one of the next.
+    status other than 0. ``elastic``: least and greatest number of workers, for a worker of an elastic job.
+    ``order``: position of a waiting job in the queue, with the reason; empty unless the next pass considers the job.
     """
 
     user: str

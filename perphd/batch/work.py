@@ -41,7 +41,7 @@ NEAR: Final = 1.15
 LEAST_CPUS: Final = 0.05
 """CPU use, in CPUs, below which a job waits for other resources: its CPU time does not predict its end."""
 LEAST_RATE_RATIO: Final = 0.01
-"""Least share of the usual rate that a running job counts with."""
+"""Least rate that is assumed for a running job, as a share of the usual rate."""
 FIRST_LOOK_S: Final = 60.0
 """Seconds of observation after which a rate counts as measured and the first scored prediction is made."""
 SEEN_SHARE: Final = 0.9
@@ -50,7 +50,7 @@ UNSEEN_S: Final = 15.0
 """Seconds of a run of any length that may be missing, because measurements come every few seconds."""
 RATE_SHARE: Final = 0.25
 RATE_S: Final = (60.0, 900.0)
-"""A rate is a mean that fades over this share of the run, within these bounds in seconds."""
+"""A rate is a mean in which older values fade. They fade over this share of the run, within these bounds in seconds."""
 
 
 class WorkKind(StrEnum):
@@ -174,7 +174,7 @@ def by_work(outlook: WorkOutlook, run_time_s: Histogram) -> tuple[bool, str]:
     if outlook.error_share is not None:
         work, clock = outlook.error_share, 1.0 - outlook.error_share
         better = work <= clock
-        ratio = f"{min(work, clock):.0%} of the errors of both were its"
+        ratio = f"its errors made up {min(work, clock):.0%} of the sum of both"
         return better, f"{ratio}, those of {WorkKind.RUN_TIME if better else kind} {max(work, clock):.0%}"
     varies, clock_varies = spread(outlook.law), spread(run_time_s)
     better = varies <= NEAR * clock_varies
@@ -184,7 +184,7 @@ def by_work(outlook: WorkOutlook, run_time_s: Histogram) -> tuple[bool, str]:
 
 
 def spread(law: Histogram) -> float:
-    """The distance of the 10 % and 90 % quantiles over the median; infinite without values."""
+    """Distance between the 10 % and 90 % quantiles, divided by the median; infinite without values."""
     if not law.count:
         return math.inf
     p10, p50, p90 = quantiles(law, np.array([0.1, 0.5, 0.9]))
@@ -192,7 +192,10 @@ def spread(law: Histogram) -> float:
 
 
 def error_share(predicted: Sequence[tuple[float, float]], ran_s: float) -> float | None:
-    """The share of work in the sum of errors; ``predicted``: run times by work and by the clock."""
+    """The share of work's errors in the sum of both errors; None without predictions.
+
+    ``predicted``: pairs of run times in seconds, predicted by work and by the clock.
+    """
     if not predicted:
         return None
     work = sum(abs(by - ran_s) for by, _ in predicted)

@@ -138,7 +138,7 @@ def test_what_varies_less_is_used_until_errors_are_known() -> None:
     assert why.startswith("it varies by")
     assert by_work(outlook(0.2, wide).works[0], CLOCK) == (
         True,
-        "20% of the errors of both were its, those of run time 80%",
+        "its errors made up 20% of the sum of both, those of run time 80%",
     )
     assert not by_work(outlook(0.7).works[0], CLOCK)[0]
     asleep = WorkOutlook(WorkKind.CPU_TIME, STEADY, 0.01, 0.01, 0.02)
