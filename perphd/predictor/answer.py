@@ -21,7 +21,10 @@ _MOST_WAYS: Final = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """Values, standard deviations of their logarithms, and support: each (n,), see ``domain.policy.Band``."""
+    """Predicted values, standard deviations of their logarithms, and support, each of shape (n,).
+
+    ``domain.policy.Band`` explains the three.
+    """
 
     value: Floats
     sd: Floats
@@ -32,7 +35,7 @@ class Answer:
         return tuple(map(Band, self.value.tolist(), self.sd.tolist(), self.support.tolist()))
 
     def at_most(self, most: Floats | float) -> Answer:
-        """The predictions with no value above ``most``."""
+        """The same predictions, with values limited to ``most``."""
         return Answer(np.minimum(self.value, most), self.sd, self.support)
 
     def monotone(
@@ -42,8 +45,8 @@ class Answer:
 
         Contradicting predictions are pooled, weighted by precision, so that measurements outweigh expectations
         (isotonic regression by pooling adjacent violators). ``heavier_is_more``: True for batch's own share,
-        which never falls as its weight grows. More exclusive *cores* need not be better: on a small host a
-        split can cost more than it saves.
+        which never falls as its weight grows. More exclusive *cores* are not assumed to be better: on a small host,
+        a split can cost more than it saves.
         """
         if len(self.value) < 2:
             return self
@@ -70,7 +73,7 @@ def _same_but_weight(allocations: Sequence[Allocation], grants: CpuGrants) -> ND
 
 
 def _pooled(values: Floats, sds: Floats) -> list[float]:
-    """The closest non-decreasing values."""
+    """The non-decreasing values closest to ``values``, weighted by precision (isotonic regression)."""
     pools: list[tuple[float, float, int]] = []  # log value, precision, number of members
     for value, sd in zip(values.tolist(), sds.tolist(), strict=True):
         pool = math.log(max(value, _TINY)), 1.0 / max(sd, 1e-3) ** 2, 1

@@ -3,8 +3,8 @@
     correction(x) = s(x) T(x) + L(x),    L is fitted to the part that s T leaves unexplained at the cells
 
 T is the online boosted model (``ogbrt``), L the local Gaussian process (``residual``), and s(x), from 0 to 1, the trust
-in T. The trust is zero before T has trees, while its error is above the gate, and while it predicts worse
-than the cells alone at places new to them. It falls with the distance of x from places seen since the
+in T. The trust is zero before T has trees, while the error of T is above the gate, and while T predicts worse than
+the cells alone at places new to the cells. The trust falls with the distance of x from places seen since the
 application last changed. Without trust the whole correction comes from the cells, which is the fallback after
 a drift.
 """
@@ -39,14 +39,15 @@ RESIDENT: Final = OgbrtSettings(
 )
 """Settings of the trees beside cells.
 
-The gain hardly moves, because the cells take local effects. The trees are small, because each LRA has several learners
-and a small process serves dozens of LRAs. Together, 40 trees at this rate correct a quarter of an error.
+The gain (the part common to all places) hardly moves, because the cells follow the samples. The trees are small,
+because each LRA has several learners and a small process serves dozens of LRAs. Together, 40 trees at this rate
+correct a quarter of an error.
 """
 NEW_PLACE: Final = 1.0
 """Effective samples below which a place is new to the cells; the layers are compared there."""
 _EVIDENCE: Final = 0.1
 _OLD_S: Final = 86400.0
-"""Time without use after which the places seen no longer show where the model is right."""
+"""Seconds without use after which the places seen no longer count as evidence that the model is right there."""
 
 
 class Correction(Protocol):
@@ -68,7 +69,7 @@ class Correction(Protocol):
         """
 
     def doubt(self) -> None:
-        """Treat present knowledge as a weak prior, because the application has changed."""
+        """Give present knowledge little weight against new samples, because the application has changed."""
 
     def to_state(self, now_s: float) -> ResidualState:
         """The whole state as plain values; times become ages."""
@@ -78,7 +79,7 @@ class Correction(Protocol):
 
     @property
     def cells(self) -> int:
-        """Number of places known."""
+        """Number of places (cells) that have samples."""
 
     @property
     def alarms(self) -> int:
@@ -112,9 +113,9 @@ class Boosted:
         self._with = self._without = 0.0
 
     def begin(self, x: Floats, y: Floats) -> None:
-        """Start from these rows (n, D) and corrections (n,), for example from a profile; NaN: unknown.
+        """Start from rows ``x`` (n, D) and corrections ``y`` (n,), for example from a profile; NaN: unknown.
 
-        Their places count as seen until the application changes.
+        The places of these rows count as seen until the application changes.
         """
         rows = np.where(np.isnan(x), 0.5 * (features.LOW + features.HIGH), x)
         rng = np.random.default_rng(self._settings.seed)
@@ -126,7 +127,7 @@ class Boosted:
         self._trees.take_as_seen(x)
 
     def say(self, x: Floats) -> Floats:
-        """Prediction of the trees alone for rows (n, D), regardless of trust; (n,). 0 without trees."""
+        """Prediction (n,) of the trees alone for rows (n, D), regardless of trust; 0 without trees."""
         return self._trees.predict(x).mean if self._trees is not None else np.zeros(len(x))
 
     def remembered(self) -> tuple[Floats, Floats]:
@@ -263,7 +264,9 @@ def has_trees(state: ResidualState) -> bool:
 
 
 def widened(state: BoostedState) -> BoostedState:
-    """A saved state extended by columns added since, at their low ends, where they have no effect.
+    """A saved state, extended by columns added since it was saved.
+
+    The new columns get the low ends of their ranges, where they have no effect.
 
     Any other state is returned unchanged.
     """

@@ -24,7 +24,7 @@ from perphd.predictor.physics import CpuGrants
 Floats = NDArray[np.float64]
 
 FAINT_WEIGHT: Final = 0.02
-"""Weight ratio below which differences hardly matter."""
+"""Ratio of batch's weight to the LRA's below which differences hardly affect performance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ COLUMNS: Final = (
     Column("neighbours_gb_per_s", 0.0, 20.0, -1),
     Column("neighbours_load", 0.0, 1.0, -1),
 )
-"""Signs are set only for columns that the physics prior ignores, such as cache and bandwidth: only for these
-does the sign of the correction equal the sign of the whole.
+"""Signs are set only for columns that the physics prior ignores, such as cache and bandwidth. Only for these
+columns does the sign of the correction's effect equal the sign of the whole model's effect.
 """
 PLACE: Final = 7
 NAMES: Final = tuple(column.name for column in COLUMNS)
@@ -106,7 +106,9 @@ def features(
     around: Covariates = Covariates(),
     grants: CpuGrants | None = None,
 ) -> Floats:
-    """Feature rows (n, len(COLUMNS)) of these allocations under one context; ``grants``: theirs, if known."""
+    """Feature rows (n, len(COLUMNS)) of these allocations under one context. ``grants``: the allocations' CPU
+    grants, if known.
+    """
     total = max(context.total_cores, 1e-9)
     cpu = CpuGrants.of(allocations) if grants is None else grants
     rows = np.empty((len(allocations), len(COLUMNS)))
@@ -146,7 +148,7 @@ def cell_key(allocation: Allocation, context: ModelContext) -> CellKey:
 
 
 def padded(x: Sequence[float | None]) -> Floats:
-    """A saved row as an array; None and columns added since then become NaN.
+    """A saved row as an array. None becomes NaN, as do columns that were added after the row was saved.
 
     The first ``PLACE`` columns are always known.
     """

@@ -1,12 +1,12 @@
 """A Res-Perf model's contribution to other hosts, and the start of a model from their contributions.
 
-Problem. Hosts have samples at different places (allocations and loads), which cannot be compared directly, and samples
-must not leave a host. The hosts' corrections of the physics prior are comparable, because they are relative
+Problem. Hosts have samples at different places (allocations and loads), which cannot be compared directly. Samples must
+also not leave a host. The hosts' corrections of the physics prior are comparable, because they are relative
 to cores, load and reference.
 
 Approach. The cells of a model (local means and counts, without any prior from other hosts) give the
-posterior of the stages, a linear regression with known prior. At fixed ``ANCHORS`` x it is reduced to the information
-of the cells alone, by dividing out the prior:
+posterior of the stages, a linear regression with known prior. At the fixed points ``ANCHORS`` x, dividing out the
+prior leaves the information of the cells alone:
 
     1 / v0 = prior precision of the correction at x,   1 / v = posterior precision,   mu = posterior mean
     evidence  e = 1 / v - 1 / v0,        estimate  m = (mu / v) / e
@@ -50,25 +50,25 @@ POINTS: Final = f"anchors 1 of {ANCHORS}"
 MOST: Final = 1.5
 """Bound of a correction, log units."""
 LEAST_SAMPLES: Final = 30.0
-"""Least effective samples beside batch for a model to contribute."""
+"""Least number of effective samples beside batch that a model needs to contribute."""
 LEAST_ANCHORS: Final = 24
 """Least number of known anchors for a start from other hosts' estimates."""
 _REPEATED: Final = 5.0
 """Anchors per coefficient of the stages. Neighbouring anchors are redundant, so this factor raises their variance."""
 _SCALE: Final[Mapping[str, float]] = {"work": 1.0, "delay": 0.35 / 0.2}
-"""Uncertainty of the prior relative to that of work, see ``model``."""
+"""Uncertainty of the prior of each channel, relative to that of work (see ``model``)."""
 _SIGN: Final[Mapping[str, int]] = {"work": 1, "delay": -1}
 _CELL_SD: Final = 0.02
-"""Deviation at a cell that stages cannot express (log units)."""
+"""Standard deviation of the part of a cell's correction that stages cannot express (log units)."""
 _LEAST_NOISE: Final = 0.03
 _BEST_SD: Final = 0.03
-"""Least standard deviation of one host's estimate, however many samples it has."""
+"""Least standard deviation of one host's estimate (log units), however many samples the host has."""
 _LEAST_SHARE: Final = 0.25
 """Evidence, as a share of the prior's precision, below which an anchor counts as unknown to a host."""
 
 
 def contributed(file: ModelFile, threads_per_core: float) -> tuple[Statistic, ...]:
-    """This model's contribution, without channels that have too few samples."""
+    """Statistics that this model contributes to other hosts; channels with too few samples are left out."""
     found = []
     source = file.provenance
     for channel in CHANNELS:
@@ -145,8 +145,9 @@ def start(told: Pooled, channel: str, cores: int, threads_per_core: float) -> St
 def anchors(cores: int, threads_per_core: float, channel: str) -> tuple[Floats, Floats]:
     """The anchors as rows of ``features.COLUMNS``, and physics predictions there for a host of this shape (log).
 
-    A low-discrepancy sequence over share of the cores, weight, load of LRA and batch, ways and bandwidth; two fifths
-    with exclusive cores, a third each without protected ways or with all of the bandwidth. Must not be modified.
+    The anchors are a low-discrepancy sequence over share of the cores, weight, load of LRA and batch, ways and
+    bandwidth. Two fifths of them have exclusive cores, a third no protected ways, and a third all of the bandwidth.
+    The caller must not modify the arrays.
     """
     u = _spread(ANCHORS, 7)
     exclusive = u[:, 0] < 0.4

@@ -28,7 +28,7 @@ KEPT_VERSIONS: Final = 4
 KEPT_GONE_S: Final = 30 * 86400.0
 """Time for which version models are kept after their application went away."""
 KEPT_GONE: Final = 32
-"""Maximum number of such applications, latest first."""
+"""Maximum number of applications that are gone and whose version models are kept, the latest first."""
 _VERSIONS: Final = "versions"
 _NEW: Final = ".new"
 _LOST: Final = "everything learned since the last save would be lost with this process"
@@ -132,7 +132,7 @@ class ModelFiles:
     def drop_gone(self, present: Collection[str], now_unix_s: float) -> None:
         """Delete version models of applications that disappeared too long ago, or exceed the maximum number.
 
-        ``present``: applications to keep. Files that cannot be examined stay.
+        ``present``: names of the LRAs whose files stay. Files that cannot be examined stay as well.
         """
         gone = []
         with contextlib.suppress(OSError), os.scandir(f"{self.directory}/{_VERSIONS}") as found:
@@ -161,7 +161,7 @@ class ModelFiles:
         return Loaded(file)
 
     def kept_versions(self, lra: str, but: str) -> int:
-        """Number of versions other than ``but`` with a model."""
+        """Number of versions other than ``but`` whose models are kept."""
         try:
             names = {entry.name for entry in self._version_files(lra)}
         except OSError:

@@ -53,7 +53,7 @@ class Gate:
         return Gate(self._most)
 
     def restore(self, mean: float, closed: bool) -> None:
-        """Restore this state."""
+        """Restore a saved state: the mean error and whether the gate is closed."""
         self.mean, self._closed = mean, closed and self._most > 0
 
     def update(self, error: float) -> None:
@@ -65,7 +65,10 @@ class Gate:
         self._closed = self._most > 0 and self.error > limit
 
     def widen(self, sd: Floats, support: Floats, prior_sd: float) -> Floats:
-        """The standard deviations (n,) to use, given the effective samples (n,) at each place."""
+        """The standard deviations (n,) to use, given the effective samples (n,) at each place.
+
+        While the gate is closed, places that are not well measured get the prior's standard deviation.
+        """
         if not self._closed:
             return sd
         unknown = 1.0 - np.minimum(support / WELL_MEASURED, 1.0)

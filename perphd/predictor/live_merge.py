@@ -3,8 +3,8 @@
 Every host's model is exported (``perphctl model export``), this module merges the files, and an operator
 imports the result on any host. The merge pools the samples that each model remembers, as corrections of the
 physics prior. They are relative to the host's cores, load and reference, so hosts of different size are
-comparable. Stages are fitted to four fifths of each host's samples, with equal weight per host. On *every*
-host's held-out fifth they must perform no worse than the best single host's stages. The result has no local
+comparable. Stages are fitted to four fifths of each host's samples, with equal weight per host. On *every* host's
+held-out fifth, the merged stages must perform no worse than the best single host's stages. The result has no local
 state: no cells, places seen, bands or drift. References are pooled as weak priors that yield to a few samples
 of the importing host.
 """
@@ -189,7 +189,7 @@ def _contest(parts: Sequence[Remembered], channel: str) -> list[ChannelContest]:
 
 
 def _teach(learner: Staged, parts: Sequence[Remembered]) -> None:
-    """Teach samples of several hosts with equal weight per host."""
+    """Let ``learner`` learn samples of several hosts with equal weight per host."""
     rows = sum(len(p.y) for p in parts)
     for p in parts:
         learner.learn_rows(p.x, p.prior, p.y, PROFILE_SD**2 * len(p.y) * len(parts) / rows)
@@ -216,7 +216,7 @@ def _state(files: Sequence[ModelFile], parts: dict[str, Sequence[Remembered]]) -
 
 
 def _pooled(references: Iterable[tuple[RunningState, ...]]) -> tuple[RunningState, ...]:
-    """Means over hosts, weighted by samples; their spread is added to the variance."""
+    """Reference means over hosts, weighted by samples. The spread between hosts is added to the variance."""
     by_key: dict[tuple[str, int | None, bool], list[RunningState]] = {}
     for reference in references:
         for one in reference:

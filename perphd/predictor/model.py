@@ -31,7 +31,7 @@ from perphd.predictor.trial import OnTrial, Start
 WITNESSES = ("cpu_some_pct", "memory_some_pct", "io_some_pct")
 """Readings whose undisturbed level is learned along with work and delay, to tell contention from low load."""
 COUNTED = ("cpi", "llc_mpki", "memory_stall_ratio", "llc_occupancy_bytes", "mbw_bytes_per_s")
-"""Processor counters whose undisturbed level is learned."""
+"""Readings of processor counters whose undisturbed level the model learns."""
 
 _UNFIT = (Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RESTARTED, Quality.SETTLING, Quality.SLI_MISSING,
           Quality.BETWEEN)  # fmt: skip
@@ -47,7 +47,7 @@ _LEAST_RATIO, _MOST_RATIO = 0.02, 50.0
 _MOST_WORK = 1.05
 OUTLIER = "outlier, learned in part"
 BOOTSTRAP_SUPPORT = 10.0
-"""Support of a reference up to which strongly protected samples may substitute for undisturbed ones."""
+"""Support of a reference up to which samples under strong protection may replace undisturbed ones."""
 BOOTSTRAP_LOAD = 0.7
 """Share of the host's cores up to which an LRA's use counts as its demand while it shares all cores with batch."""
 PROTECTED_RATIO = 0.9
@@ -82,7 +82,7 @@ class Observation:
 class LraModel:
     """Learns from observations and implements ``domain.policy.ResPerfModel``. Deterministic; no clock.
 
-    ``samples`` counts learned samples, ``skipped`` the others by reason.
+    ``samples``: number of samples learned. ``skipped``: number of samples not learned, by reason.
 
     Args:
         learner: the kind of correction; None: ``DEFAULT_LEARNER``.
@@ -255,7 +255,7 @@ class LraModel:
     # -- learning -----------------------------------------------------------------------------------
 
     def observe(self, seen: Observation) -> None:
-        """Learn one sample if it is suitable, else count the reason. Never raises for odd readings."""
+        """Learn one sample if it is suitable; otherwise count the reason. Never raises for unusual readings."""
         sample = seen.sample
         self._now_s = sample.at_s
         unfit = next((flag for flag in _UNFIT if sample.has(flag)), None)
@@ -415,7 +415,7 @@ class LraModel:
 
     @property
     def may_act(self) -> bool:
-        """True if predictions at the current allocation are accurate; else it advises, with the prior's bands."""
+        """True if predictions at the current allocation are accurate. Otherwise bands are as wide as the prior's."""
         return self.work_gate.is_open and self.delay_gate.is_open
 
     @property
@@ -444,7 +444,7 @@ class LraModel:
         return answer.bands()
 
     def batch_cores(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
-        """Predicted CPU of batch in cores: what sharing leaves it, with the learned correction."""
+        """Predicted CPU use of batch in cores: the part that sharing leaves it, with the learned correction."""
         asked = self._question(tuple(allocations), context)
         left = np.maximum(asked.prior.batch_cores, _LEAST_CORES)
         answer = self._answer(self._batch, left, asked)
@@ -452,7 +452,7 @@ class LraModel:
         return answer.at_most(most).monotone(asked.allocations, asked.grants, heavier_is_more=True).bands()
 
     def _question(self, allocations: tuple[Allocation, ...], context: ModelContext) -> _Question:
-        """The part shared by the three predictions, cached because they are requested in succession."""
+        """The input that the three predictions share. It is cached, because they are requested in succession."""
         last = self._asked
         same = last is not None and last.around is self._around and last.context == context
         if last is None or not same or last.allocations != allocations:

@@ -22,10 +22,15 @@ from perphd.domain.errors import PerphError
 
 FORMAT: Final = "perphd-model"
 VERSION: Final = 7
-"""Version 2 added the boosted corrections (``BoostedState``); files of version 1 are read as models without any. 3
-added the application's version; older files count as of the running version. 4 added provisional references. 5 added
-the staged correction (``StagedState``); its stages learn from what older files remember. 6 added stages that started
-from other hosts' estimates. 7 added the application; the LRAs of older files are known by their own names."""
+"""Version of the format.
+
+2 added the boosted corrections (``BoostedState``); a file of version 1 is read as a model without them.
+3 added the application's version; an older file is taken to be of the running version.
+4 added provisional references.
+5 added the staged correction (``StagedState``); its stages learn from the samples that an older file remembers.
+6 added stages that started from other hosts' estimates.
+7 added the application; the LRA of an older file is known by its own name.
+"""
 READ_VERSIONS: Final = (1, 2, 3, 4, 5, 6, 7)
 MAX_BYTES: Final = 1024 * 1024
 """Largest size of a model file."""
@@ -42,7 +47,7 @@ _MAX_LOG = 100.0
 
 
 class ModelFileError(PerphError):
-    """A text that is not a usable model; the message says why."""
+    """A text cannot be used as a model. The message says why."""
 
 
 def _number(low: float, high: float) -> Any:
@@ -50,7 +55,7 @@ def _number(low: float, high: float) -> Any:
 
 
 def _added(low: float, high: float) -> Any:
-    """A number that older files lack; it is None for these."""
+    """A field for a number that older files lack. It is None when such a file is read."""
     return field(default=None, metadata={"low": low, "high": high})
 
 
@@ -64,7 +69,7 @@ def _items(low: int, high: int, each: float = math.inf) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CellKey:
-    """Key of a cell of the learned corrections: an allocation, and the levels of load around it."""
+    """Key of a cell of the learned corrections: an allocation, and the levels of load under which it was sampled."""
 
     total_cores: int = _number(1, 65536)
     batch_cores: int = _number(0, 65536)
@@ -102,9 +107,8 @@ class RunningState:
 class CellState:
     """One cell of a correction.
 
-    ``x``: its features (None: unknown). ``mean``: mean of the correction (log). ``count``: effective samples
-    ``age_s`` ago.
-    ``left``: the part of the mean not explained by trees (None: there were none).
+    ``x``: its features (None: unknown). ``mean``: mean of the correction (log). ``count``: effective samples ``age_s``
+    seconds ago. ``left``: the part of the mean that trees do not explain (None: there were no trees).
     """
 
     key: Hashable
@@ -146,9 +150,9 @@ class BoostedState:
         rows: remembered samples, one after the other; ``labels``: the model's error at each (log units); ``numbers``:
             samples learned before each.
         places: places seen since the last change, as fractions of the columns' ranges; ``visits`` of each.
-        age_s: since its last sample (None: unknown).
-        seen, built_at, changed_at, rebuilds: number of samples learned; that number at the last build and at
-            the last drift (None: never); rebuilds that replaced the trees.
+        age_s: seconds since its last sample (None: unknown).
+        seen: number of samples learned; ``built_at``, ``changed_at``: that number at the last build and at the last
+            drift (None: never); ``rebuilds``: number of rebuilds that replaced the trees.
         drift_up, drift_down, drift_since, alarms: the drift detector.
         noise_sd, mape, doubt_var, scale: scatter of a sample, recent mean relative error, error variance far from all
             places, multiplier of the band; ``asked`` bands, ``missed`` of them; ``surprises``: consecutive outliers.
@@ -194,7 +198,7 @@ class StagedState:
         mean: coefficients; ``spread``: lower triangle of their covariance, row by row.
         noise_var: variance of one sample (log units); ``doubt``: multiplier of the band's variance.
         drift_up, drift_down, alarms: the drift detector.
-        seen: samples learned; ``age_s``: since the last (None: unknown).
+        seen: number of samples learned; ``age_s``: seconds since the last sample (None: unknown).
         features: names of the columns of ``rows``, in order.
         rows: remembered samples, one after the other (None: not measured); ``priors``: physics predictions (log);
             ``labels``: measured corrections (log).
@@ -273,8 +277,9 @@ class ModelState:
 class Provenance:
     """Origin of a model: its LRA, and where and when it was learned.
 
-    ``cores``: usable physical cores of that host. ``app_version``: of the application, from ``host.app_version``;
-    empty: unknown. ``application``: the name by which other hosts know the LRA; empty: its own.
+    ``cores``: usable physical cores of that host. ``app_version``: version of the application, from
+    ``host.app_version``; empty: unknown. ``application``: the name by which other hosts know the LRA; empty if they
+    know it by its own name.
     """
 
     lra: str
@@ -312,7 +317,7 @@ class ModelFile:
 
 
 def ranges_of(state: ModelState) -> tuple[Range, ...]:
-    """Ranges in which this model has samples: load (by half octaves), and its cells' features."""
+    """Ranges in which this model has samples: of the load (by half octaves) and of the features of its cells."""
     found: list[Range] = []
     buckets = [s.bucket for s in state.reference if s.bucket is not None]
     if buckets:

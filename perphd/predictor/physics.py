@@ -2,8 +2,8 @@
 
 A fluid model of weighted fair scheduling. Batch occupies up to ``k`` of ``N`` cores at weight ratio ``w`` (batch :
 LRA). The LRA wants ``D`` cores; it gets all of the cores without batch, and its weighted part of the others.
-The rest of the host's use is subtracted first: it can run anywhere, takes up to half of the cores that batch
-uses (greedy work yields to the fair shares of others), and the remainder from the free cores.
+The use by the rest of the host is subtracted first. It takes up to half of the cores that batch uses (greedy work
+yields to the fair shares of others) and the remainder from the free cores.
 
 Two effects that a fluid model lacks are added: the loss on a shared core even with a demoted neighbour
 (preemption, migration, cold private caches), and the wait when a thread wakes on an occupied core. Their size
@@ -25,14 +25,14 @@ from perphd.domain.smt import SIBLING_SPEED
 SHARING_LOSS = 0.2
 """Share of capacity lost if an LRA spends all its time on cores shared with demoted batch."""
 WAKEUP_DELAY_IDLE = 0.3
-"""Growth of delay if every wake-up meets a core that runs idle-class batch."""
+"""Growth of delay, as a ratio, if every wake-up meets a core that runs idle-class batch."""
 WAKEUP_DELAY_EQUAL = 1.0
-"""Further growth of delay towards equal weights."""
+"""Further growth of delay, as a ratio, if batch on that core has the same weight as the LRA."""
 CROWDING, MOST_CROWDING = 0.35, 1.0
-"""Share of the waiting for batch-free cores (computed as if there were no others) that occurs although there
-are other cores.
+"""Share of the waiting on batch-free cores that occurs although the LRA could use other cores as well.
 
-The scheduler keeps an LRA's threads on these cores, in each other's way, rather than beside demoted batch.
+The waiting is computed as if there were no other cores. The scheduler keeps an LRA's threads on batch-free cores, where
+they delay each other, rather than beside demoted batch.
 Measured on 2 CPUs: 1.4 times the delay with batch demoted on both. The second value bounds the added delay.
 """
 OWN_CORES_GAIN = 1.08
@@ -43,7 +43,7 @@ MAX_QUEUEING = 2.0
 _MIN_DEMAND_CORES = 0.05
 _MAX_LOAD = 0.97
 _TAIL = 2.0
-"""Growth of a high percentile per growth of the mean wait."""
+"""Growth of a high percentile of delay per growth of the mean wait."""
 
 Floats = NDArray[np.float64]
 
@@ -124,8 +124,8 @@ def _siblings(
     """SMT effects: speed of the LRA's threads, feasible part of its work, and share of its time on batch's cores.
 
     The first two are relative to the undisturbed host; 1, 1 and 0 without SMT. Undisturbed threads spread over the
-    cores. Beside batch, the sibling runs batch, and no weight prevents that. On exclusive cores the LRA's own
-    threads meet each other, the more the fewer cores there are. Shape (n,) each.
+    cores. Beside batch, the sibling runs batch, and no weight prevents that. On exclusive cores, the LRA's own
+    threads share cores more often, the fewer cores there are. Each result has the shape (n,).
     """
     ones = np.ones_like(free)
     if context.threads_per_core <= 1.0:
@@ -160,7 +160,9 @@ def _waiting(used: Floats, servers: Floats) -> Floats:
 
 
 def _without_others(grants: CpuGrants, other_cores: float) -> tuple[Floats, Floats]:
-    """Cores with and without batch left by the rest of the host; at least a tenth."""
+    """Cores with batch, and cores without batch, that the rest of the host leaves; each at least a tenth of those
+    there are.
+    """
     on_shared = np.minimum(other_cores, 0.5 * grants.batch)
     free = grants.total - grants.batch
     left_free = np.maximum(free - (other_cores - on_shared), 0.1 * free)

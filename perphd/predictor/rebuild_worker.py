@@ -31,7 +31,7 @@ _FOREST: Final = ("table", "place", "valid", "above", "below")
 
 
 class RebuildFailed(PerphError):
-    """A rebuild without a usable result; the message says why."""
+    """A rebuild has produced no usable result. The message says why."""
 
 
 def pack_jobs(jobs: Sequence[RebuildJob]) -> bytes:

@@ -4,8 +4,9 @@ Targets derive from it. It learns only from samples in which batch did not compe
 protected that the model can infer its undisturbed performance.
 
 Samples from a host filled by undeclared work are not undisturbed either. They are kept apart as provisional, with a
-wider band, and used until there are enough quiet samples. Undisturbed performance is at least as good, so once its
-level is known a provisional value follows clear improvements at once and deteriorations slowly.
+wider band, and used until there are enough quiet samples. Undisturbed performance is at least as good as a
+provisional value. Once its level is known, a provisional value therefore follows clear improvements at once and
+deteriorations slowly.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _MIN_SD = 0.01
 _WELL_KNOWN = 5.0
 _CLIP_SD = 4.0
 _REGIME = 5
-"""Number of consecutive surprises that mean a new regime."""
+"""Number of consecutive outliers on one side that count as a new regime."""
 _PATIENT_GAIN = 1.0 / 1200.0
-"""Gain of a sample from a contended host that is no clear improvement: it is followed within twenty minutes."""
+"""Gain of a sample from a contended host that is no clear improvement. The mean follows within twenty minutes."""
 _BETTER_SD = 2.0
 """Scatter of a provisional reference; an improvement beyond it counts with the usual gain."""
 _WIDER = 2.0
@@ -47,8 +48,8 @@ class _Running:
     def follow_best(self, value: float, weight: float, better: int) -> None:
         """Learn a value from a contended host. ``better``: 1 if more is better, -1 if less is, 0 if neither.
 
-        The first samples set the level, except those that are far worse. Had each good sample raised it more than a bad
-        one lowers it, scatter alone would have made it the best sample that was ever seen.
+        The first samples set the level, except those that are far worse. If each good sample raised the level more than
+        a bad one lowers it, scatter alone would drive it to the best sample ever seen.
         """
         gain = (value - self.mean) * better / max(math.sqrt(self.var), _MIN_SD)
         sets_level = self.count < MAX_COUNT and (self.count < 5 or gain > -_CLIP_SD)

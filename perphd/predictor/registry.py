@@ -9,7 +9,7 @@ from perphd.predictor.model import LraModel
 
 
 class Registry:
-    """Holds the models. A restarted workload keeps its model; a removed one loses it.
+    """The models of all LRAs. A restarted workload keeps its model; a removed workload loses it.
 
     ``learner``, ``gate_mape``: settings of new models, see ``LraModel``.
     """

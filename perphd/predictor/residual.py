@@ -20,7 +20,7 @@ from perphd.predictor.persist import MAX_AGE_S, MAX_CELLS, CellState, ResidualSt
 Floats = NDArray[np.float64]
 
 HALF_LIFE_S = 600.0
-"""Half-life of a cell without visits."""
+"""Half-life, in seconds, of the weight of a cell without visits."""
 MAX_COUNT = 30.0
 """Upper bound of effective samples in a cell, which is also the memory of its average in samples."""
 DRIFT_SAMPLES = 3
@@ -51,7 +51,7 @@ class Residual:
 
     def _clear(self) -> None:
         # One row per cell, the first len(self._row) in use. The kernel between them is updated row by row,
-        # because one sample moves one cell.
+        # because one sample changes one cell.
         self._row: dict[Hashable, int] = {}
         self._x: list[Floats] = []
         self._mean, self._left = np.zeros(MAX_CELLS), np.zeros(MAX_CELLS)
@@ -95,7 +95,7 @@ class Residual:
         return float(self._count[row]) if row is not None else 0.0
 
     def rebase(self, below: Callable[[Floats], Floats]) -> None:
-        """Adapt to a new layer below: ``below`` gives its predictions (n,) for rows (n, D)."""
+        """Adapt the cells to a new layer below. ``below`` returns that layer's predictions (n,) for rows (n, D)."""
         if self._row:
             n = len(self._row)
             self._left[:n] = self._mean[:n] - below(np.stack(self._x))
@@ -148,7 +148,7 @@ class Residual:
         return missed
 
     def foretell(self, x: Floats, at_s: float) -> tuple[float, float]:
-        """For one row (D,): the expected correction, and the part of it not explained by the layer below."""
+        """The expected correction for one row (D,), and the part of it that the layer below does not explain."""
         n = len(self._row)
         if not n:
             return 0.0, 0.0

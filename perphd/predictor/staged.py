@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 WALK_VAR: Final = 2e-5
 """Variance added to the level per sample (log units): with 3 % noise it follows within about seven samples."""
 _SHAPE_WALK: Final = 1.0 / 3000.0
-"""Share of the shape's initial variance added per sample: a memory of an hour at one sample per second."""
+"""Share of the shape's initial variance added per sample; at one sample per second, the memory is about an hour."""
 _MOST_PAUSE_S: Final = 600.0
 _SLACK, _ALARM, _CLIP_SDS = 0.5, 8.0, 5.0
 """CUSUM of standardised errors: slack, threshold, and clip of one error, in sigma.
@@ -44,25 +44,26 @@ thousand samples.
 _CHANGED_SD: Final = 0.3
 """Standard deviation added to the level after a change of the application (log units)."""
 _CHANGED_SHAPE: Final = 0.3
-"""Share of the shape's initial variance added after such a change."""
+"""Share of the shape's initial variance added after a change of the application."""
 _OUTLIER_SDS: Final = 4.0
 _NOISE_GAIN: Final = 0.03
 _LEAST_NOISE, _MOST_NOISE = 0.01, 0.5
 _DOUBT_GAIN: Final = 0.05
 _LEAST_DOUBT, _CHANGED_DOUBT, _MOST_DOUBT = 0.25, 2.0, 9.0
-"""Bounds of the factor on the band's variance, and its least value after a change."""
+"""Factor on the band's variance: its lower bound, its least value after a change, and its upper bound."""
 UNSEEN_SD: Final = 0.008
 """Uncertainty at an unvisited place that no stage can express (log units)."""
 _SEEN_SD: Final = 0.004
-"""The same at a visited place."""
+"""Uncertainty at a visited place that no stage can express (log units)."""
 PROFILE_SD: Final = 0.05
 """Noise of a profile's rows beside batch, log units: twice their scatter, plus effects left out."""
 _PROFILE_LEVEL_SD: Final = 0.1
 REMEMBERED: Final = 256
 """Number of samples to keep for other hosts' models, newest first."""
 _OFTEN, _EVERY = 4.0, 8
-"""Number of visits after which a place's samples are thinned, and the thinning factor, so that one place
-cannot displace others.
+"""Number of visits after which only some of a place's samples are remembered, and the interval between these.
+
+This keeps a place that is visited often from displacing other places.
 """
 _ROUNDS: Final = 2 * COUNT
 _OLD_DOUBT: Final = 0.05
@@ -145,7 +146,7 @@ class Staged:
         return rows[:, :-2], rows[:, -2], rows[:, -1]
 
     def say(self, x: Floats, prior: Floats) -> Floats:
-        """The correction for rows (n, D) with physics predictions ``prior`` (log, (n,)); (n,)."""
+        """The correction (n,) for rows (n, D) with physics predictions ``prior`` (log, (n,))."""
         return np.asarray(self._sign * (self._stages(x, prior) @ self._kept_signs()), dtype=np.float64)
 
     # -- a correction ---------------------------------------------------------------------------------------------
@@ -236,7 +237,7 @@ class Staged:
         return stages(x, self._sign * prior)[:, : self._count]
 
     def _walk(self, at_s: float) -> None:
-        """Add the level's and the shape's variance for the time passed."""
+        """Raise the variances of level and shape for the time since the last sample."""
         pause_s = at_s - self._at_s if self._at_s is not None else 1.0
         self._at_s = at_s
         at = np.arange(self._count)
@@ -320,7 +321,7 @@ class Staged:
             return
         if len(kept.mean) != self._count or len(kept.spread) != self._count * (self._count + 1) // 2:
             raise InvalidModel(
-                f"stages: {len(kept.mean)} means and {len(kept.spread)} entries of their spread"
+                f"stages: {len(kept.mean)} means do not fit {len(kept.spread)} entries of their spread"
             )
         self._mean = np.array(kept.mean)
         lower = np.zeros((self._count, self._count))
@@ -359,9 +360,9 @@ def rows_of(kept: StagedState) -> tuple[Floats, Floats, Floats]:
     """
     count, had = len(kept.labels), len(kept.features)
     if len(kept.rows) != count * had or len(kept.priors) != count:
-        raise InvalidModel(f"stages: {len(kept.rows)} entries of {count} remembered rows")
+        raise InvalidModel(f"stages: {len(kept.rows)} entries do not fit {count} remembered rows")
     if kept.features != features.NAMES[:had] or had < features.PLACE:
-        raise InvalidModel(f"stages: columns {', '.join(kept.features)}")
+        raise InvalidModel(f"stages: the columns {', '.join(kept.features)} are not those of this version")
     rows: Sequence[float | None] = kept.rows
     x = [features.padded(rows[i * had : (i + 1) * had]) for i in range(count)]
     made = np.array(x).reshape(count, len(features.NAMES))

@@ -9,8 +9,8 @@ construction.
 
 The cost of batch is expressed as losses (batch's share of the cores, times the part that is not withheld from
 it), so that fewer cores for batch beside an LRA with exclusive cores never reduce its performance. The number
-of cores shared by batch and LRA has no sign: whether to confine batch or to let it spread depends on the
-host.
+of cores shared by batch and LRA has no sign: whether confining batch is better than letting it spread depends on
+the host.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ The last two are for effects that grow with load.
 _FEW_WAYS: Final = 6
 _BANDWIDTH: Final[Floats] = np.array([(0.1, 0.5), (0.5, 0.8), (0.8, 1.0)])
 _WEIGHTS: Final[Floats] = np.array([(-1.65, -1.1), (-1.1, -0.5), (-0.5, 0.0), (0.0, 0.6), (-1.0, 0.0)])
-"""Ranges of log10 of batch's weight ratio, from idle to four times the LRA's; the last for effects that grow with load.
+"""Ranges of log10 of batch's weight ratio, from idle to four times the LRA's weight. The last one is for effects that
+grow with load.
 """
 _OWN: Final[Floats] = np.array([(0.0, 0.15), (0.15, 0.3), (0.3, 0.5), (0.5, 0.75), (0.75, 1.0)])
 _WAYS_SCALE: Final = 20.0
@@ -72,9 +73,9 @@ NAMES: Final = tuple(name for name, _, _ in _DOUBT)
 SD: Final[Floats] = np.array([sd for _, sd, _ in _DOUBT])
 """Prior standard deviation of each coefficient, log units.
 
-Found on streams of worlds with seeds from 100 up (``tools.bench.predictor.following``, whose report uses none of them);
-halving them changes the near error by less than a tenth. Together they equal the former uncertainty of the
-prior, 0.2.
+They were found on simulated worlds with seeds from 100 on (``tools.bench.predictor.following``, whose report uses
+none of these seeds). Halving them changes the error near visited places by less than a tenth. Together they equal
+the prior's uncertainty, 0.2.
 """
 LEAST: Final[Floats] = np.array([least for _, _, least in _DOUBT])
 """Lower bound of each coefficient. The prior may lose nine tenths of its weight, but not its sign."""

@@ -1,8 +1,8 @@
 """Trial of a correction that started from other hosts' estimates against one that learns alone.
 
-Both learn every sample. Their squared errors one step ahead are summed, clipped so that one outlier decides
-nothing. The start from other hosts acts first, until it is worse by more than chance; after ``LENGTH``
-samples the winner stays and the other is dropped. A start from hosts that only seem similar therefore costs a
+Both learn every sample. The trial sums their squared errors one step ahead, clipped so that a single outlier cannot
+decide. The start from other hosts acts first, until it is worse by more than chance. After ``LENGTH`` samples, the
+winner stays and the other correction is dropped. A start from hosts that only seem similar therefore costs a
 few samples at most.
 """
 
@@ -45,8 +45,8 @@ class OnTrial:
     """The ``Correction`` described in the module.
 
     Args:
-        told: started from other hosts' estimates.
-        alone: started from physics.
+        told: the correction that started from other hosts' estimates.
+            alone: the correction that started from physics.
         seen: samples of the trial before a restart; ``excess``: excess of squared errors during these.
     """
 
@@ -56,7 +56,7 @@ class OnTrial:
 
     @property
     def acting(self) -> Correction:
-        """The acting correction."""
+        """The correction that predicts at present."""
         return self._told if self.keeps else self._alone
 
     @property
@@ -66,7 +66,7 @@ class OnTrial:
 
     @property
     def is_over(self) -> bool:
-        """True if ``acting`` should replace this."""
+        """True if the trial is over and ``acting`` should replace this object."""
         return self.seen >= LENGTH
 
     def update(self, key: Hashable, x: Floats, residual: float, at_s: float, prior: float = 0.0) -> float:

@@ -161,7 +161,7 @@ def test_a_file_that_does_not_fit_itself_is_refused() -> None:
     assert state.work.staged is not None
     for change, says in (
         ({"mean": (0.0,)}, "1 means"),
-        ({"priors": ()}, "entries of 1 remembered rows"),
+        ({"priors": ()}, "entries do not fit 1 remembered rows"),
         ({"features": ("a",) * len(features.NAMES)}, "columns a, a"),
     ):
         broken = replace(state, work=replace(state.work, staged=replace(state.work.staged, **change)))

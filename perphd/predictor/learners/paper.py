@@ -7,16 +7,17 @@ For a batch of n samples, stage k and node d of its tree, with y standardised by
     lambda^r = (1 - alpha) lambda^r + alpha * sum of w_i y_i over x_i with sigma(x_i) <  phi       (11)
     theta    = sum of w_i (y_i - lambda)^2                                                         (3, 6)
 
-and the candidate for phi with the least theta is chosen, where theta_m is initialised once for the whole
-ensemble (line 1). The paper leaves these details open; this implementation chooses: the candidates are the
-node's present threshold and up to eight of the batch's values of its feature; f_{k-1} is the sum of the
-stages before k, as after the previous batch; the sums of (6) run over the new samples, as the old ones no
-longer exist; only children that are leaves carry a lambda.
+The candidate for phi with the least theta is chosen, where theta_m is initialised once for the whole ensemble
+(line 1). The paper leaves some details open. This implementation makes the following choices:
+* The candidates are the node's present threshold and up to eight of the batch's values of its feature.
+* f_{k-1} is the sum of the stages before k, as after the previous batch.
+* The sums of (6) run over the new samples, because the old ones no longer exist.
+* Only children that are leaves carry a lambda.
 
-Read literally, the algorithm has four defects. It does not divide by the sum of weights, so a leaf goes to n
-times its samples. Left and right are swapped against equation 4. Every stage fits y, so M stages sum to M y.
-And w is a weight for classes -1 and +1. ``normalised`` divides by the sum of weights, which repairs only the
-first of these.
+Read literally, the algorithm has four defects. It does not divide by the sum of weights, so a leaf moves towards n
+times the mean of its samples. Left and right are swapped against equation 4. Every stage fits y, so M stages sum to
+M y. The weight w is one for the classes -1 and +1. ``normalised`` divides by the sum of weights, which repairs only
+the first of these.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ For every batch and every stage k, with the residual r_i = y_i - F_{k-1}(x_i) of
 
     lambda_j <- (1 - alpha) lambda_j + alpha * rate * mean of r_i over the samples in leaf j
 
-Leaves that no sample of the batch visits stay. The structure is frozen.
+Leaves that no sample of the batch visits keep their values. The structure of the trees is frozen.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StageWise:
         return self._forest.predict(x, self._values)
 
     def learn(self, x: Floats, y: float) -> None:
-        """See ``Learner``; every ``batch`` samples the leaves move."""
+        """See ``Learner``. The leaf values are updated once per ``batch`` samples."""
         self._x.append(x)
         self._y.append(y)
         if len(self._y) < self._batch:

@@ -13,7 +13,7 @@ from perphd.predictor.ogbrt.trees import Floats
 _FAR = 0.3
 """Distance, as a fraction of the features' ranges, above which a place counts as never seen."""
 _GRID = 20
-"""Number of distinguishable positions per range."""
+"""Number of positions into which each feature's range is divided."""
 
 
 class Explored:
@@ -66,11 +66,11 @@ class Explored:
         self._visits[row] += 1.0
 
     def distance(self, x: Floats) -> Floats:
-        """For rows (n, F): 0 at a visited place, 1 far from all of them; shape (n,)."""
+        """Distance (n,) of rows (n, F) from the visited places: 0 at a visited place, 1 far from all of them."""
         return self.near(x)[0]
 
     def near(self, x: Floats) -> tuple[Floats, Floats]:
-        """For rows (n, F): distance and support, each (n,).
+        """Distance and support of rows (n, F), each of shape (n,).
 
         The support is the largest number of visits of a place, discounted by its distance.
         """

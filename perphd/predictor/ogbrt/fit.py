@@ -7,8 +7,8 @@ For k = 1..T (Friedman, "Greedy function approximation", 2001, with squared or H
 
 This replaces equations 1, 3, 5, 8 and 9 of the Perph paper, where every stage fits y itself, so that M stages sum to
 M*y, and its equation 2, a loss for two classes. Split points are the edges of quantile histograms. A split on a
-monotone feature is refused if its children are in the wrong order, and values further down are bounded by the middle of
-the two. This suffices for a monotone tree, and a sum of monotone trees is monotone.
+monotone feature is refused if the values of its children are in the wrong order. Values further down are bounded by
+the mean of the two children's values. This suffices for a monotone tree, and a sum of monotone trees is monotone.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def fit(
 
 @dataclass(slots=True, eq=False)
 class _Heap:
-    """A tree in heap order: children of node i are 2i+1 and 2i+2. ``feature`` -1: not split."""
+    """A tree in heap order: the children of node i are 2i+1 and 2i+2. ``feature``: -1 for a node without a split."""
 
     feature: NDArray[np.intp]
     cut: NDArray[np.intp]  # codes <= cut go left
@@ -110,7 +110,7 @@ class _Heap:
 
 
 class _Grower:
-    """Rows as bin codes, and the split search over all nodes of a level at once."""
+    """Grows trees: holds rows as bin codes, and searches the splits of all nodes of a level at once."""
 
     def __init__(self, x: Floats, monotone: Sequence[int], settings: FitSettings) -> None:
         self._settings = settings
@@ -189,7 +189,7 @@ class _Grower:
             tree.feature[parent], tree.cut[parent] = column, cut
             if mass[i, column, -1] > 0:
                 tree.missing_left[parent] = missing == 1
-            else:  # never missing here: follow the majority
+            else:  # no value is missing here: follow the majority
                 tree.missing_left[parent] = left_mass[0, i, column, cut] >= right_mass[0, i, column, cut]
             tree.value[left], tree.value[right] = a, b
             low[left] = low[right] = low[parent]

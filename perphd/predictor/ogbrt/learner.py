@@ -21,7 +21,7 @@ from perphd.predictor.persist import MAX_AGE_S, BoostedState, TreesState
 OUTLIER_SDS = 4.0
 """Standard deviations beyond which an error is an outlier."""
 SURPRISES = 3
-"""Consecutive outliers on one side that show a change of the application instead."""
+"""Number of consecutive outliers on one side that count as a change of the application instead."""
 _JUMP_S = 3600.0
 _MOST_TARGET = 100.0
 """Bound of targets (log units); no performance has larger values."""
@@ -95,9 +95,9 @@ class Ogbrt:
         return self.ask(x)[0]
 
     def ask(self, x: Floats) -> tuple[TreePrediction, Floats]:
-        """Predict like ``predict``, and add each row's distance from the places seen.
+        """The predictions of ``predict``, and each row's distance (n,) from the places seen.
 
-        The distance, (n,), is 0 at a place seen since the last change, and 1 far from all.
+        The distance is 0 at a place seen since the last change, and 1 far from all such places.
         """
         rows = np.array(x, dtype=np.float64)
         unknown = ~np.isfinite(rows)
@@ -141,12 +141,12 @@ class Ogbrt:
 
     @property
     def coverage(self) -> float:
-        """Share of the samples inside their bands."""
+        """Share of all samples so far that were inside their bands."""
         return self._conformal.coverage
 
     @property
     def noise_sd(self) -> float:
-        """Noise of one sample, log units."""
+        """Standard deviation of one sample's noise, in log units."""
         return self._noise.sd
 
     @property
@@ -220,7 +220,7 @@ class Ogbrt:
         fresh: bool = True,
         now_s: float = 0.0,
     ) -> Ogbrt:
-        """Restore the learner with this state.
+        """Restore a learner from a saved state.
 
         ``fresh``: whether the places seen are still valid. ``now_s``: reference time of ages, on the clock of
         future samples.
@@ -346,7 +346,7 @@ class Ogbrt:
         return Learned(error, "", drift, missed, swapped, far)
 
     def _clip(self, error: float) -> float:
-        """The error, clipped to the part that is learned."""
+        """The part of an error that is learned: outliers are clipped, unless they persist."""
         limit = OUTLIER_SDS * self._noise.sd
         if abs(error) <= limit:
             self._surprises = 0

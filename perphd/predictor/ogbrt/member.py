@@ -12,7 +12,7 @@ from perphd.predictor.ogbrt.trees import Floats, Trees
 from perphd.predictor.ogbrt.update import Ensemble, UpdateSettings, replicas
 
 _EVIDENCE = 0.25
-"""Weight of one step into the unknown in the running mean of errors there."""
+"""Weight of one sample at a place not seen before, in the running mean of squared errors at such places."""
 _MOST_DOUBT = 0.5**2
 _OUT_OF_BAG_FACTOR = 1.5
 """Correction of the out-of-bag error, which is optimistic because all rows chose the splits."""
@@ -28,7 +28,7 @@ class Member:
 
     Attributes:
         ensemble: the model and its replicas.
-        doubt_var: that variance as currently estimated.
+        doubt_var: the present estimate of that variance.
     """
 
     def __init__(self, rebuilt: Rebuilt, settings: UpdateSettings, doubt_var: float) -> None:
@@ -74,7 +74,7 @@ class Member:
         return self.ensemble.forest.leaves(x)
 
     def ask(self, leaves: Indices) -> tuple[Floats, Floats]:
-        """Mean, and variance between the replicas: each (n,)."""
+        """Mean predictions and the variances between the replicas, each of shape (n,)."""
         found = self.ensemble.predict(leaves)
         return found[0], spread(found)
 

@@ -2,8 +2,8 @@
 
 Splits are frozen while leaves learn, so after a change thresholds may be in the wrong places. A rebuild
 trains new trees on the reservoir. Samples from before the last change are labelled with the model's present
-prediction plus its error at the time. Later samples keep their measured values, with weights that decay with
-age. The result (the challenger) learns beside the model (the champion) from the same live samples, and
+prediction plus its error when the sample was taken. Later samples keep their measured values, with weights that
+decay with age. The result (the challenger) learns beside the model (the champion) from the same live samples, and
 replaces it only if it predicts them better.
 """
 
@@ -72,7 +72,10 @@ class Trial:
         self._champion = self._challenger = 0.0
 
     def update(self, champion: float, challenger: float, clip: float) -> bool | None:
-        """Process both errors of one sample; None while undecided, then True if the challenger won."""
+        """Process both errors of one sample.
+
+        Returns None while the trial is undecided, then True if the challenger won and False if it lost.
+        """
         self._champion += min(abs(champion), clip) ** 2
         self._challenger += min(abs(challenger), clip) ** 2
         self._left -= 1

@@ -1,7 +1,8 @@
 """Samples kept for the next rebuild, stratified so that staying in one place does not displace the others.
 
-Space is divided into cells. A full reservoir drops the oldest sample of the fullest cell, or among equally full cells
-of the least recently visited one. A policy that stays in one cell for days therefore replaces only that cell's samples.
+Space is divided into cells. A full reservoir drops the oldest sample of the fullest cell. Among equally full cells,
+it chooses the one visited least recently. A policy that stays in one cell for days therefore replaces only that
+cell's samples.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Reservoir:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the samples and (estimated) of their index."""
+        """Size in bytes of the samples and, as an estimate, of their index."""
         return self._x.nbytes + self._y.nbytes + self._number.nbytes + 8 * len(self) + 250 * self.cells
 
     def add(self, x: Floats, y: float, number: float) -> None:

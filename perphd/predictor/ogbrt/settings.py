@@ -27,10 +27,10 @@ class OgbrtSettings:
         first_rebuild: see ``rebuild_every``.
         rebuild_after_drift: samples between an alarm and the rebuild it causes.
         trial_samples, trial_margin: length of a trial, and the relative reduction of squared error with which a
-            challenger wins. The reduction is large, because measured unnecessary rebuilds were equal one step
-            ahead and often worse elsewhere.
+            challenger wins. The reduction is large, because in measurements, unnecessary rebuilds predicted the
+            next sample equally well and were often worse at other places.
         old_weight: weight of a remembered sample from before the last change, relative to a new one.
-        recent_half_life: half-life of newer samples' weights, in samples.
+        recent_half_life: half-life of the weights of samples since the last change, in samples.
         reservoir: maximum number of remembered samples.
         seed: seed of the bootstrap.
     """
@@ -79,7 +79,7 @@ class Learned:
 
     Attributes:
         error: y - F(x) in log units before learning; NaN if the sample was not used.
-        skipped: reason why the sample was not used; empty if it was.
+        skipped: reason why the sample was not used; empty if it was used.
         drift: whether it raised the drift alarm.
         missed: whether it was outside its band.
         swapped: whether a rebuilt model took over after it.

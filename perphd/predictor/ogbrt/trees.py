@@ -75,11 +75,12 @@ class Trees:
         return len(self.leaf_start) - 1
 
     def validate(self) -> Trees:
-        """Return self if every tree is a proper binary tree in which each node and leaf is reached exactly
-        once.
+        """Check that every tree is a proper binary tree in which each node and leaf is reached exactly once.
+
+        Returns itself. With valid arrays, a prediction can neither fail nor loop.
 
         Raises:
-            InvalidModel: a tree is not. Valid arrays cannot make prediction fail or loop.
+            InvalidModel: a tree is not proper.
         """
         trees, nodes, leaves, columns = self.count, len(self.feature), len(self.value), len(self.features)
         _check(0 < columns <= _MAX_FEATURES, f"features: {columns} columns (1..{_MAX_FEATURES} are allowed)")
@@ -129,7 +130,7 @@ class Trees:
         return self
 
     def walk(self, x: Floats) -> Floats:
-        """F for rows ``x`` (n, F), node by node as defined: slow, for cross-checks."""
+        """Prediction for rows ``x`` (n, F), computed node by node. It is slow and serves as a cross-check."""
         out = np.full(len(x), self.base)
         for i, row in enumerate(np.asarray(x, dtype=np.float64)):
             for tree in range(self.count):

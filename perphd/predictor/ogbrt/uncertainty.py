@@ -25,7 +25,7 @@ class Conformal:
 
     Args:
         miss_rate: wanted share of samples outside the band.
-        step: rate of adaptation of q; 0.05 has a memory of some hundred samples.
+        step: rate of adaptation of q; 0.05 corresponds to a memory of about a hundred samples.
     """
 
     def __init__(self, miss_rate: float = 0.1, step: float = 0.06) -> None:
@@ -54,8 +54,8 @@ class Conformal:
 class Noise:
     """Robust running estimate of one sample's standard deviation around the model.
 
-    The mean of |e| over about the last ``memory`` samples, times sqrt(pi/2) as for a normal distribution. Every |e| is
-    clipped at four times the present estimate, so that a burst after a change hardly counts.
+    The estimate is the mean of |e| over about the last ``memory`` samples, times sqrt(pi/2) as for a normal
+    distribution. Every |e| is clipped at four times the present estimate, so that a burst after a change hardly counts.
     """
 
     def __init__(self, sd: float, memory: float = 100.0, floor: float = 0.003) -> None:

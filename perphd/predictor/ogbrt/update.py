@@ -9,9 +9,9 @@ With F(x) = g + base + sum over trees t of v[t, leaf_t(x)] and a sample (x, y) i
 
 The gain follows changes of the whole surface (a new version, another clock rate), the leaves follow local changes.
 n_j is the count of samples in a leaf with exponential forgetting (gamma), so one sample among many has little
-effect, and a rarely visited leaf learns fast; T/N normalises the step to that of 100 trees. The last step
-keeps every tree inside the cone of monotone functions exactly: ``Forest.above`` is transitive, so lifting all
-leaves above to the new value leaves no pair in the wrong order.
+effect, and a rarely visited leaf learns fast; T/N scales the step to that of 100 trees. The last step keeps every
+tree exactly inside the cone of monotone functions. ``Forest.above`` is transitive, so after all leaves above are
+lifted to the new value, no pair is in the wrong order.
 
 Equations 10 and 11 of the Perph paper, (1 - a) lambda + a * sum(w y), lack the division by sum(w), swap left
 and right, and fit y instead of the residual. The update used here applies the same idea (an exponential
@@ -35,16 +35,16 @@ _REPLICA_RATE = 0.12
 
 @dataclass(frozen=True, slots=True)
 class UpdateSettings:
-    """Rates of adaptation.
+    """Rates at which an ensemble adapts to samples.
 
     Attributes:
         gain_walk_var: q, variance added to the gain per sample (log units squared).
         gain_noise: sqrt(R) in multiples of one sample's noise.
         gain_drift_var: least variance of the gain right after an alarm.
         leaf_rate: part of an error that 100 trees together correct at count 1. With many samples the count is
-            1 / (1 - gamma), so the trees correct 0.3 of it. Twice the rate, or a gain that walks faster,
-            hardly adapts sooner (after an alarm counts are low anyway) and attributes one sample's noise to
-            its neighbourhood.
+            1 / (1 - gamma), so the trees correct 0.3 of it. Twice the rate, or a gain that changes faster, hardly
+            adapts sooner, because counts are low after an alarm anyway. It also attributes one sample's noise to
+            the sample's neighbourhood.
         forget: gamma.
         start_count: initial n of a leaf, the trust in the warm start.
         drift_count: largest n of every leaf after an alarm.

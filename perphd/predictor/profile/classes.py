@@ -13,7 +13,7 @@ FOLDERS: Final = (
     Path(__file__).parents[3] / "profiles" / "priors",
     Path("/usr/share/perphd/profiles/priors"),
 )
-"""Folders of these profiles: of a checkout, then of the installed package."""
+"""Folders of the shipped profiles: first that of a checkout, then that of the installed package."""
 CLASSES: Final = ("database", "streaming", "web", "cache")
 
 
@@ -41,7 +41,7 @@ def class_prior(name: str) -> Profile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WarmStart:
-    """Start of an LRA's model: a profile (None: physics alone), its description, and problems found."""
+    """Start of an LRA's model: a profile (None: physics alone), its description in words, and the problems found."""
 
     profile: Profile | None = None
     source: str = ""

@@ -24,11 +24,11 @@ MAX_BYTES: Final = 8 << 20
 MAX_ROWS: Final = 20_000
 LEAST_R2: Final = 0.9
 MOST_MAPE: Final = 0.2
-"""Bounds of held-out errors above which a profile is kept but not used as a warm start."""
+"""Least R2 and greatest mean relative error on held-out samples with which a profile serves as a warm start."""
 
 
 class FileError(PerphError):
-    """A text that is not a usable profile; the message says why."""
+    """A text cannot be used as a profile. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)

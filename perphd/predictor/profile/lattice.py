@@ -21,7 +21,7 @@ Point: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One knob: its steps from tight to generous, in ``unit``. ``slow``: changes take long to take effect."""
+    """One knob: its steps from tight to generous, in ``unit``. ``slow``: True if a change takes long to take effect."""
 
     name: str
     unit: str
@@ -96,7 +96,7 @@ class Lattice:
         return tuple(sorted(points, key=tightness))
 
     def anchor(self, point: Point) -> Point:
-        """The most generous cell reachable at once from this one; slow knobs stay."""
+        """The most generous cell that differs from ``point`` in fast knobs only."""
         return tuple(
             step if axis.slow else len(axis.steps) - 1 for step, axis in zip(point, self.axes, strict=True)
         )

@@ -64,7 +64,7 @@ class Merged:
 
 
 def evaluate(profile: Profile, x: Floats, y: Floats, names: Sequence[str]) -> Metrics:
-    """Accuracy of a profile on samples of another (rows relative like its own).
+    """Accuracy of a profile on another profile's samples (rows in the same relative units).
 
     A column missing from the samples counts as most generous; a column missing from the profile is ignored.
     """

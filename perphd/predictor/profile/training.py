@@ -41,7 +41,7 @@ Predict: TypeAlias = Callable[[Floats, int], Floats]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """Trees, the method of their training, and their held-out errors."""
+    """Trained trees, the engine that trained them, and their held-out errors."""
 
     trees: Trees
     engine: Engine
@@ -162,7 +162,7 @@ def _lightgbm(
     )
 
     def predict(rows: Floats, rounds: int) -> Floats:
-        # A fold that stopped early uses all the trees it has.
+        # A fold whose training stopped early predicts with all of its trees.
         return np.asarray(booster.predict(rows, num_iteration=rounds, num_threads=1), dtype=np.float64)
 
     return predict, int(booster.best_iteration or MOST_ROUNDS)
@@ -183,7 +183,7 @@ def _numpy(
 
 
 def _first(trees: Trees, count: int) -> Trees:
-    """The first ``count`` stages, equal to a shorter training."""
+    """The first ``count`` stages, which equal the result of a shorter training."""
     count = min(count, trees.count)
     nodes, leaves = int(trees.node_start[count]), int(trees.leaf_start[count])
     return replace(
