@@ -16,7 +16,7 @@ from perphd.domain.control import Actor
 from perphd.domain.utf8 import printable
 from perphd.domain.workload import WorkloadSpec
 
-_SO_PEERGROUPS = 59  # asm-generic/socket.h, Linux 4.13; not named in the socket module
+_SO_PEERGROUPS = 59  # asm-generic/socket.h, Linux 4.13; Python's socket module has no name for it
 _UCRED = struct.Struct("3i")
 _PEERGROUPS_BYTES = 1024  # maximum of socket.getsockopt: 256 groups
 _GID = struct.Struct("I")
@@ -33,9 +33,10 @@ class Right(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process at the other end, as of its connect(2): later changes cannot cause a race.
+    """The process at the other end of a connection, as the kernel recorded it at connect(2).
 
-    ``gids``: all its groups. ``gid``: the primary one; None if unknown.
+    Later changes of the process therefore cannot cause a race. ``gids``: all groups of its user. ``gid``: the primary
+    group; None if unknown.
     """
 
     pid: int
@@ -78,7 +79,7 @@ def peer_of(connection: socket.socket) -> Peer:
         groups = {number for (number,) in _GID.iter_unpack(raw)}
     except OSError:
         # Before Linux 4.13, or with more than 256 groups: use the user database. It may differ from the
-        # groups of the process (one joined after login), but the peer cannot forge it.
+        # groups of the process (for example, a group joined after login), but the peer cannot forge it.
         groups = _groups_of_user(uid, gid)
     return Peer(pid, uid, frozenset(groups | {gid}), gid)
 
@@ -92,10 +93,10 @@ def _groups_of_user(uid: int, gid: int) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The access rule. A gid of None: the group does not exist, so it grants nothing.
+    """The access rule.
 
-    ``owner_uid``: the daemon's own user, who could stop it anyway. ``submit_gid``: readers in this group may
-    submit jobs.
+    A gid is None if the group does not exist; it then grants nothing. ``owner_uid``: the daemon's own user, who
+    could stop the daemon anyway. ``submit_gid``: readers in this group may submit jobs.
     """
 
     read_group: str
@@ -127,7 +128,7 @@ class Access:
     def refusal(self, peer: Peer, right: Right) -> str:
         """The message for a peer without the right."""
         verb = {Right.READ: "ask", Right.SUBMIT: "submit jobs", Right.CHANGE: "change anything"}[right]
-        return f"{peer} may not {verb} here: that takes {self.needed(right)}"
+        return f"{peer} may not {verb} here: this is reserved for {self.needed(right)}"
 
     def needed(self, right: Right) -> str:
         """The holders of this right, in words."""

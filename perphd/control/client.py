@@ -36,7 +36,7 @@ class Unreachable(PerphError):
 
 
 class NotPermitted(PerphError):
-    """This user lacks the permission, on the socket or in the daemon."""
+    """This user may not open the socket, or the daemon denies the right."""
 
 
 class Refused(PerphError):
@@ -61,7 +61,7 @@ class Client:
         self.path, self._timeout_s = path, timeout_s
 
     def get(self, route: str, **query: str | int | None) -> Any:
-        """The JSON answer to a GET of ``/v1/ROUTE``. Raises as ``send``."""
+        """The JSON answer to a GET of ``/v1/ROUTE``. Raises the errors of ``send``."""
         chosen = {key: value for key, value in query.items() if value is not None}
         suffix = f"?{urllib.parse.urlencode(chosen)}" if chosen else ""
         return self.send("GET", route + suffix)
@@ -84,7 +84,7 @@ class Client:
             return self._json(response, response.read())
 
     def events(self, **query: str | None) -> Generator[tuple[str, Any], None, None]:
-        """Events of the stream as (kind, data), until it ends. Raises as ``send``."""
+        """Pairs of kind and data of the event stream's events, until the stream ends. Raises the errors of ``send``."""
         chosen = {key: value for key, value in query.items() if value}
         with self._request("GET", f"events?{urllib.parse.urlencode(chosen)}", None) as response:
             if response.status != 200:
@@ -98,7 +98,7 @@ class Client:
                     yield name, json.loads(line[6:])
 
     def recording(self, rounds: int) -> Generator[str, None, None]:
-        """The lines of a recording of the next rounds, as they arrive. Raises as ``send``."""
+        """The lines of a recording of the next decision rounds, as they arrive. Raises the errors of ``send``."""
         with self._request("GET", f"recording?rounds={rounds}", None) as response:
             if response.status != 200:
                 self._json(response, response.read())
@@ -123,7 +123,7 @@ class Client:
         except PermissionError as exc:
             raise NotPermitted(
                 f"{self.path}: this user may not connect: be root or a member of the daemon's read group "
-                "(perphd, unless configured otherwise; changing things takes perphd-admin as well)"
+                "(perphd, unless configured otherwise; changing anything requires the group perphd-admin as well)"
             ) from exc
         except _UNREACHABLE as exc:
             reason = (
@@ -155,11 +155,11 @@ class Client:
 
 
 def socket_path(given: str | None) -> str:
-    """The socket to use: the given one, else from the environment, the configuration, or the default."""
+    """The socket to use: ``given``, else that of the environment, of the configuration, or the default."""
     if given or (given := os.environ.get(SOCKET_VARIABLE)):
         return given
     if not os.path.exists(DEFAULT_SOCKET):
-        # It may be configured; reading the configuration costs more than the request.
+        # The configuration may name another path. It is read only now, because reading it costs more than the request.
         from perphd.config.file import load
         from perphd.domain.errors import ConfigError
 

@@ -34,7 +34,7 @@ class Code(Enum):
 
 
 class ApiError(PerphError):
-    """An error answer. ``key`` and ``allowed`` as in ConfigError."""
+    """An error that is sent to the client. ``key`` and ``allowed`` have the meaning that they have in ConfigError."""
 
     def __init__(self, code: Code, message: str, key: str = "", allowed: str = "") -> None:
         self.code, self.message, self.key, self.allowed = code, message, key, allowed

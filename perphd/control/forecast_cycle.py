@@ -1,6 +1,7 @@
-"""One cycle of the forecast worker: reads new windows from the store, produces forecasts.
+"""One cycle of the forecast worker: reads new windows from the store and produces forecasts.
 
-Separate from its process (``forecast_worker``), so that tests and other commands can run cycles as well.
+This module is separate from the worker's process (``forecast_worker``), so that tests and other commands can run cycles
+as well.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ log = logging.getLogger("perphd.forecast")
 FIRST_S: Final = 12 * 3600.0
 """History read at the first start, in seconds: the history of the longest model."""
 REPLAYED: Final = 60
-"""Windows of that history that are forecast one by one, to obtain scores."""
+"""Number of windows of that history that are forecast one by one, to obtain scores."""
 FORGET_AFTER: Final = 60
-"""Windows without a value after which a series is forgotten."""
+"""Number of successive windows without a value after which a series is forgotten."""
 SERIES_OF: Final = {Resource.CPU: "cpu_usage_cores", Resource.MEMORY: "memory_working_set_bytes"}
 DAY_WINDOWS: Final = 1440
 MEMORY_EVERY: Final = 60
-"""Windows between two updates of the memory part of the usage profile."""
+"""Number of windows between two updates of the memory part of the usage profile."""
 LEAST_FITS: Final = 10
 FITTED_SHARE: Final = 0.05
-"""Share of the series whose heavy models are fitted per cycle: twice the average need, at least ``LEAST_FITS``. The
-others wait, because series that began together would otherwise all be fitted in the same minute.
+"""Share of the series whose heavy models are fitted in one cycle; at least ``LEAST_FITS`` are. It is twice the average
+need. The other series wait, because series that began together would otherwise all be fitted in the same minute.
 """
 FAILURES: Final = (ValueError, ArithmeticError)
 """Errors of a model that cannot use the values; numpy's ``LinAlgError`` is a ``ValueError``."""
@@ -73,7 +74,7 @@ class Costs:
 
     @property
     def cpu_pct(self) -> Reading:
-        """CPU use between the oldest and the newest cycle, in per cent of one CPU."""
+        """CPU use between the oldest and the newest stored cycle, in % of one CPU."""
         if len(self.points) < 2:
             return Unavailable("measured from the second cycle on")
         (first_s, used_s), (last_s, now_s) = self.points[0], self.points[-1]
@@ -104,7 +105,7 @@ class Cycles:
 
     @property
     def known(self) -> Known:
-        """The state for the next process."""
+        """The state from which the next process continues."""
         return Known(self._series, {resource.value: host for resource, host in self._hosts.items()})
 
     def young(self, names: Sequence[str]) -> set[tuple[str, str]]:
@@ -152,7 +153,7 @@ class Cycles:
         self, names: Sequence[str], reserved: Mapping[str, Mapping[Resource, Reading]], made_s: float,
         newest_s: Reading, costs: Costs, rss_bytes: Reading, problem: str = "",
     ) -> Forecasts:  # fmt: skip
-        """The data to publish."""
+        """Forecasts of workloads and host, with figures about the worker, in the published form."""
         workloads = []
         for name in names:
             by = reserved.get(name, {})
@@ -258,7 +259,7 @@ class Cycles:
 
 
 def workloads_of(found: StoreWindows, names: set[str], series: str) -> dict[int, dict[str, float]]:
-    """Values by window and workload."""
+    """Values of one series, by number of the window and name of the workload."""
     windows: dict[int, dict[str, float]] = {}
     for each in found.workloads:
         if each.workload in names:

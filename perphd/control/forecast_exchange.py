@@ -1,8 +1,9 @@
 """The forecast worker's part in the exchange between hosts: it hands over its scores, and reads priors.
 
-Failures never stop forecasts: series then start without a prior. What others say about a series is pooled when the
-series appears, and again when a document changes, until the series has scores enough of its own. From which hosts a
-series began is kept for ``perphctl model origin`` as long as the workload is here.
+Failures never stop forecasts: series then start without a prior. The statements of other hosts about a series are
+pooled when the series appears, and again when a document changes, until the series has enough scores of its own.
+The hosts from which a series started are stored for ``perphctl model origin`` as long as the workload exists on
+this host.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ log = logging.getLogger("perphd.forecast")
 
 
 class Exchange:
-    """Exchanges scores with other hosts. ``folder``: the worker's."""
+    """Exchanges scores with other hosts. ``folder``: the forecast worker's folder."""
 
     def __init__(self, reader: Reader, folder: Path) -> None:
         self._reader, self._folder = reader, folder
@@ -42,9 +43,9 @@ class Exchange:
     def priors(
         self, young: Collection[Key], now_unix_s: float, applications: Mapping[str, str]
     ) -> Mapping[Key, Mapping[str, float]]:
-        """The models' losses on other hosts, of those of these series about which enough hosts speak.
+        """The models' losses on other hosts, for each of these series that enough hosts have scored.
 
-        ``applications``: the workloads that are here, each with the name by which other hosts know it.
+        ``applications``: the workloads on this host, each with the name by which other hosts know it.
         """
         self._applications = applications
         try:
@@ -80,7 +81,7 @@ class Exchange:
             self._say(problems)
             here = self._reader
             for key in new:
-                # What a replica on this host has seen counts as well; a workload never hears itself.
+                # Scores of another replica on this host count as well; a workload's own scores never do.
                 name = here.name if known_as[key] == key else ""
                 asking = Asking(name, here.hardware, now_unix_s, here.expire_s)
                 self._priors[key] = found = prior(ledger, known_as[key], asking)
@@ -98,7 +99,7 @@ class Exchange:
             self._origins.pop(key, None)
 
     def _keep_origins(self, young: Collection[Key]) -> None:
-        """Write where forecasts began, if that has changed: for ``perphctl model origin``."""
+        """Write the origins of the forecasts for ``perphctl model origin``, if they have changed."""
         self._origins = {
             key: found if found.in_force == (key in young) else replace(found, in_force=key in young)
             for key, found in self._origins.items()
@@ -114,7 +115,7 @@ class Exchange:
             write_origins(self._folder, kept)
             self._kept = kept
         except (PerphError, OSError) as exc:
-            log.warning("from which hosts forecasts began is not kept: %s", exc)
+            log.warning("the origins of the forecasts cannot be stored: %s", exc)
 
     def _state(self) -> object:
         """A value that changes whenever a file of the folder changes."""

@@ -44,7 +44,7 @@ log = logging.getLogger("perphd.forecast")
 
 NICENESS: Final = 19
 OOM_SCORE: Final = 500
-"""OOM score of the worker. The worker would otherwise inherit the daemon's, which protects it almost fully."""
+"""OOM score adjustment of the worker. Otherwise it would inherit the daemon's, which protects almost fully."""
 SAVE_EVERY_S: Final = 1800.0
 """Seconds between saves. A killed worker loses nothing: the next one reads the store again."""
 READ_BYTES: Final = 1 << 20
@@ -52,10 +52,10 @@ READ_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A workload.
+    """A workload as the daemon lists it for the worker.
 
-    ``own``: fields of ``Settings`` set by perphd; ``declared_bytes``: reserved memory. ``application``: the name by
-    which other hosts know it; empty: the same.
+    ``own``: names of the fields of ``Settings`` that perphd has set. ``declared_bytes``: reserved memory, 0 if
+    undeclared. ``application``: the name by which other hosts know the workload; empty if it is the same name.
     """
 
     name: str
@@ -74,7 +74,14 @@ def parse(lines: Sequence[bytes]) -> tuple[list[Listed], list[EndedJob], dict[st
     """
     found = [json.loads(line) for line in lines]
     listed = [
-        Listed(str(name), str(cgroup), int(least), frozenset(map(str, own)), int(declared), *map(str, application))
+        Listed(
+            str(name),
+            str(cgroup),
+            int(least),
+            frozenset(map(str, own)),
+            int(declared),
+            *map(str, application),
+        )
         for name, cgroup, least, own, declared, *application in found[-1]["workloads"]
     ]
     jobs = [EndedJob(**{**job, "argv": tuple(job["argv"])}) for message in found for job in message["jobs"]]
@@ -106,7 +113,10 @@ class Worker:
     def cycle(
         self, roster: Sequence[Listed], jobs: Sequence[EndedJob] = (), most: Mapping[str, float] | None = None
     ) -> None:
-        """Read, forecast, publish, record. A failure to read or record becomes a published problem."""
+        """Run one cycle: read the store, forecast, publish, and record ended jobs.
+
+        A failure to read or record is published as a problem.
+        """
         self._cycles.most = most or {}
         names = [each.name for each in roster]
         now_s = time.time()
@@ -164,7 +174,7 @@ class Worker:
             return UsageProfile()
 
     def _merge_imported(self) -> None:
-        """Merge profiles of other nodes; merging one twice changes nothing."""
+        """Merge profiles of other nodes. Merging the same profile twice changes nothing."""
         folder = self._folder / files.IMPORTED
         try:
             paths = sorted(folder.glob("*.json"))
@@ -182,7 +192,10 @@ class Worker:
 
 
 def lines_of(descriptor: int, pending: bytes = b"") -> tuple[list[bytes], bytes]:
-    """The complete lines and the remainder; blocks until there is a line. None at the end of the input."""
+    """Read from the descriptor until there is a complete line.
+
+    Returns the complete lines and the remainder. At the end of the input, it returns no lines.
+    """
     while True:
         *whole, pending = pending.split(b"\n")
         if whole:

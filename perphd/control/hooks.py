@@ -31,7 +31,7 @@ log = logging.getLogger("perphd")
 
 LOOK_EVERY_S: Final = 5.0
 RETRY_S: Final = (2.0, 10.0)
-"""Pauses before the second and the third try."""
+"""Pauses in seconds before the second and the third attempt."""
 MOST_WAITING: Final = 32
 """Maximum number of waiting notices per receiver; beyond it, the oldest is dropped."""
 SCHEMA: Final = 1
@@ -45,9 +45,9 @@ class NoticeHooks:
     """Checks the status every few seconds and delivers due notices, one at a time for each receiver.
 
     Args:
-        receivers: of the configuration.
-        status, tally: present state of the agent.
-        clock, wall: monotonic seconds, and seconds since 1970.
+        receivers: the receivers of the configuration.
+        status, tally: return the present state and the counters of the agent.
+        clock, wall: return monotonic seconds, and seconds since 1970.
         every_s: time between two checks.
     """
 
@@ -140,7 +140,7 @@ async def _deliver_all(receiver: NotifyConfig, queue: asyncio.Queue[dict[str, An
 
 
 async def _deliver_with_retries(receiver: NotifyConfig, body: dict[str, Any]) -> DeliveryError | None:
-    """None on success, else the last error."""
+    """Try to deliver a notice, up to three times. Returns None on success, else the last error."""
     error: DeliveryError | None = None
     for pause_s in (0.0, *RETRY_S):
         await asyncio.sleep(pause_s)

@@ -1,4 +1,7 @@
-"""Files for other programs, replaced while the daemon runs and removed when it stops: metrics, workloads' names."""
+"""Files that other programs read: metrics, and the workloads' names.
+
+The daemon replaces them while it runs, and removes them when it stops.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +61,9 @@ class KeptFile:
 
 
 def replace_file(path: Path, data: bytes, mode: int, gid: int | None = None) -> None:
-    """Replace a file that others read. The file is not synced, because after a crash a new version follows within
-    seconds.
+    """Replace a file that other programs read.
+
+    The file is not synced, because a new version follows within seconds after a crash.
 
     Args:
         path: the file; its folder may belong to another user.
@@ -106,7 +110,7 @@ class Textfile(KeptFile):
         except OSError as exc:
             problem = f"metrics.textfile: {self._path}: cannot be written: {exc.strerror}"
             if problem != self._problem:
-                log.error("%s; tried again every %g s", problem, self._period_s)
+                log.error("%s; retried every %g s", problem, self._period_s)
             self._problem = problem
         else:
             self._problem = ""

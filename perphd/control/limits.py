@@ -20,11 +20,11 @@ class Limits:
     after which a connection is closed. ``body_s``: time for a request's body. ``write_s``: time for the
     client to receive an answer or one event. ``heartbeat_s``: interval of keep-alives on an event stream.
     ``queries_cpu_s``: CPU time that all queries may use within ``queries_cpu_within_s``;
-    ``reserved_queries_cpu_s`` of it is for administrators only. ``query_nice``: niceness of the query
-    threads; not higher, because a thread that batch keeps from its CPU while it holds the interpreter lock
-    delays the loop as well. ``rest``: readers are served one at a time, and after each answer all readers
-    wait for this multiple of the CPU time that it took, at least ``least_answer_s``: a fifth of a core for
-    all readers together.
+    ``reserved_queries_cpu_s`` of it is for administrators only. ``query_nice``: niceness of the query threads. It
+    is not higher, because batch could keep such a thread from its CPU while the thread holds the interpreter lock,
+    which would delay the loop as well. ``rest``: readers are served one at a time. After each answer, all readers
+    wait for this multiple of the answer's CPU time (at least ``least_answer_s``), so that all readers together use
+    at most a fifth of a core.
     """
 
     connections: int = 64

@@ -1,4 +1,4 @@
-"""The listening Unix socket: passed by systemd, else bound here; never taken from a running daemon."""
+"""The listening Unix socket. systemd passes it, or perphd binds it; perphd never takes it from a running daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from perphd.domain.errors import PerphError
 
 BACKLOG = 64
-"""Connections waiting to be accepted; further ones wait in connect(2)."""
+"""Number of connections that may wait to be accepted. Further clients wait in connect(2)."""
 _PROBE_S = 1.0
 
 
@@ -24,7 +24,7 @@ class SocketTaken(PerphError):
 
 @dataclass(slots=True)
 class Listener:
-    """A listening socket and its cleanup. ``notes``: sentences for the operator."""
+    """A listening socket that removes its files when it is closed. ``notes``: sentences for the operator."""
 
     socket: socket.socket
     path: str
@@ -90,7 +90,7 @@ def bind(path: str, read_gid: int | None, read_group: str = "perphd") -> Listene
         listening, notes = _bind_new(path, read_gid, read_group)
     except OSError as exc:
         os.close(lock)
-        raise PerphError(f"{path}: cannot be listened on: {exc.strerror}") from exc
+        raise PerphError(f"{path}: perphd cannot listen on this socket: {exc.strerror}") from exc
     except PerphError:
         os.close(lock)
         raise
@@ -123,7 +123,7 @@ def _clear_leftover(path: str) -> None:
         except FileNotFoundError:
             return
         except OSError as exc:  # a full backlog or a timeout: a process listens
-            raise SocketTaken(f"{path}: something listens there and does not answer ({exc})") from exc
+            raise SocketTaken(f"{path}: a process listens there but does not answer ({exc})") from exc
     raise SocketTaken(f"{path}: another daemon answers on this socket; stop it or set daemon.socket")
 
 
@@ -142,10 +142,14 @@ def _bind_new(path: str, read_gid: int | None, read_group: str) -> tuple[socket.
                 os.chown(path, -1, read_gid)
                 os.chmod(path, 0o660)
             except PermissionError:
-                notes = (f"{path}: its group could not be set (not root): only this user can connect",)
+                notes = (
+                    f"{path}: perphd is not root and could not set its group: only this user can connect",
+                )
         else:
             found = f"{path}: there is no group {read_group!r} (read_group in [daemon])"
-            notes = (f"{found}: only root and this user can connect; groupadd --system {read_group}",)
+            notes = (
+                f"{found}: only root and this user can connect; to add it: groupadd --system {read_group}",
+            )
         listening.listen(BACKLOG)
         listening.setblocking(False)
     except BaseException:

@@ -50,7 +50,7 @@ class ModeRoutes:
         }
 
     async def pause(self, request: web.Request, peer: Peer) -> Any:
-        """POST /v1/pause: restore everything and write nothing for a while."""
+        """POST /v1/pause: restore one workload or all, and write nothing until the pause ends."""
         body = await self._body(request, ("workload", "for_s", "reason"))
         name, for_s, reason = body.get("workload"), body.get("for_s"), body.get("reason", "")
         if name is not None and self._workloads.declared(name) is None:
@@ -59,7 +59,7 @@ class ModeRoutes:
             for_s = reading("for_s", for_s)
             if not 0 < for_s <= MAX_PAUSE_S:
                 allowed = f"more than 0 seconds, at most {MAX_PAUSE_S:.0f} (366 days)"
-                raise ApiError(Code.REFUSED, f"{for_s:g} is not accepted", "for_s", allowed)
+                raise ApiError(Code.REFUSED, f"{for_s:g} s is not accepted", "for_s", allowed)
         if not isinstance(reason, str) or len(reason) > MAX_REASON:
             raise ApiError(
                 Code.REFUSED, "is not accepted", "reason", f"text of at most {MAX_REASON} characters"
@@ -68,7 +68,7 @@ class ModeRoutes:
         return {"pause": encode(pause), "restored": encode(report)}
 
     async def resume(self, request: web.Request, peer: Peer) -> Any:
-        """POST /v1/resume: end pauses."""
+        """POST /v1/resume: end the pause of one workload, or every manual pause."""
         body = await self._body(request, ("workload",))
         name = body.get("workload")
         if name is not None and self._workloads.declared(name) is None:
@@ -92,5 +92,5 @@ class ModeRoutes:
         return {"record": encode(await self._agent.start_trial(request_of(body), peer.actor()))}
 
     async def stop_trial(self, request: web.Request, peer: Peer) -> Any:
-        """DELETE /v1/trial: end the running one."""
+        """DELETE /v1/trial: end the running trial."""
         return {"record": encode(self._agent.stop_trial(peer.actor()))}

@@ -32,7 +32,7 @@ class ModelRoutes:
         self._agent, self._limits, self._check, self._check_lra = agent, limits, check, check_lra
 
     async def list(self, request: web.Request, peer: Peer) -> Any:
-        """GET /v1/models: a summary of each."""
+        """GET /v1/models: a summary of each LRA's model."""
         return {"models": encode(self._agent.models())}
 
     async def show(self, request: web.Request, peer: Peer) -> Any:

@@ -38,7 +38,7 @@ from perphd.qos.ledger import (
 
 MOST_CPUS: Final = 1e5
 MOST_HOLDER: Final = 253
-"""Maximum length of a holder's name in characters, that of names in Kubernetes."""
+"""Maximum length of a holder's name in characters; it equals that of names in Kubernetes."""
 MOST_BIDS: Final = 200
 """Maximum number of bids in one bidding window."""
 _GENERATIONS_PER_S: Final = 1000
@@ -47,7 +47,7 @@ _GENERATIONS_PER_S: Final = 1000
 class NodeRoutes:
     """Handlers of ``/v1/node``, ``POST /v1/whatif`` and ``/v1/reserve``.
 
-    ``body`` reads a request's body as an object; ``clock``: now, monotonic and since 1970.
+    ``body``: reads a request's body as an object. ``clock``: returns the present time, monotonic and since 1970.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class NodeRoutes:
         holder = _holder(body.get("holder"))
         generation = body.get("generation")
         if isinstance(generation, bool) or not isinstance(generation, int):
-            text = "that of the node document"
+            text = "the generation that the node document states"
             raise ApiError(Code.REFUSED, f"{show(generation)} is not a generation", "generation", text)
         score = _number(body.get("score", 0.0), "score", -1e18, 1e18)
         node = self._now()[2]
         if len(self._waiting) >= MOST_BIDS:
             raise ApiError(
-                Code.BUSY, f"{MOST_BIDS} bids are waiting already", "holder", "ask again in a second"
+                Code.BUSY, f"{MOST_BIDS} bids are waiting already", "holder", "a new bid after a second"
             )
         wanted = CapacityRequest(holder, _band(body), _amounts(body))
         found = offered_bid(node, wanted, score, generation, self._clock()["monotonic_s"])
@@ -110,7 +110,7 @@ class NodeRoutes:
         body = await self._body(request, ("token",))
         token = body.get("token")
         if isinstance(token, bool) or not isinstance(token, int):
-            raise ApiError(Code.REFUSED, f"{show(token)} is not a token", "token", "that of the reservation")
+            raise ApiError(Code.REFUSED, f"{show(token)} is not a token", "token", "the reservation's token")
         node, now_s = self._now()[2], self._clock()["monotonic_s"]
         holder = request.match_info["name"]
         found = commit(node.ledger, holder, token, now_s)
@@ -136,7 +136,7 @@ class NodeRoutes:
         return node_document(snapshot, facts, node.ledger, self._clock()["monotonic_s"], use)
 
     def _now(self) -> tuple[Snapshot, NodeFacts, NodeLedger, NodeUse]:
-        """The host's snapshot, facts that it lacks, the ledger adjusted to both, and the snapshot's use."""
+        """The host's snapshot, the facts about the node that it lacks, the ledger adjusted to both, and its use."""
         clock, snapshot, forecasts = self._clock(), self._agent.snapshot(), self._forecasts()
         status = self._agent.status()
         decisions = {each.spec.name: each.decision for each in status.workloads if each.decision is not None}

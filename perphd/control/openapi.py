@@ -22,17 +22,17 @@ _STATUSES: Final[Mapping[int, str]] = {
     400: "a value is refused; key names it, and allowed describes valid values",
     403: "the client lacks the right",
     404: "there is no such workload, or no such path",
-    405: "the path has other methods",
+    405: "the path does not support this method",
     408: "the client or the query was too slow",
     409: "the request conflicts with the present state",
     413: "the body is too large",
-    500: "accepted, but the operation failed",
-    503: "too many connections, queries or streams, the queries' CPU budget is used up, or the feature is disabled",
+    500: "the request was accepted, but the operation failed",
+    503: "too many connections, queries or streams, the CPU budget of queries is used up, or the feature is disabled",
 }
 
 
 def document() -> dict[str, Any]:
-    """The whole document."""
+    """The whole OpenAPI document."""
     components = Components()
     paths: dict[str, dict[str, Any]] = {}
     for (method, path), operation in OPERATIONS.items():

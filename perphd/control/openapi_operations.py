@@ -153,7 +153,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         "End a search, or remove its limit", record_of(stopped=TEXT), changes=True
     ),
     ("GET", "/v1/suggest"): Operation(
-        "Undeclared control groups worth declaring as batch", {"suggestions": tuple[Suggestion, ...]}
+        "Undeclared control groups that should be declared as batch", {"suggestions": tuple[Suggestion, ...]}
     ),
     ("GET", "/v1/models"): Operation("Summaries of the LRAs' models", {"models": tuple[ModelSummary, ...]}),
     ("GET", "/v1/models/{name}"): Operation("The state and the predictions of an LRA's model", ModelView),
@@ -170,7 +170,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         record_of(sources=TEXTS, warnings=TEXTS, store_path=TEXT, daemon=OBJECT),
     ),
     ("GET", "/v1/jobs"): Operation(
-        "Jobs of the batch queue: those that run, those that wait and, with all, those that have ended",
+        "Jobs of the batch queue that run or wait and, with all, those that have ended",
         {"jobs": tuple[JobRow, ...], "queue": QueueSummary},
         (
             query("all", {"enum": ["0", "1"]}),
@@ -261,11 +261,11 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         (query("workload", TEXT),),
     ),
     ("GET", "/v1/event"): Operation(
-        "What copper may use now, and the event that cuts it",
+        "The resources that copper may use now, and the event that reduces them",
         {"event": EventStatus | None, "offer": CopperOffer | None},
     ),
     ("POST", "/v1/event"): Operation(
-        "Cut copper to a share of its offer for a stated time",
+        "Reduce copper to a share of its offer for a stated time",
         {"event": EventStatus},
         body={
             "type": "object",

@@ -26,7 +26,10 @@ CLOCK: Schema = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """The requests and answers of a route. ``answer``: a schema, a type of the wire format, or one of these by key."""
+    """Description of a route's requests and answers.
+
+    ``answer``: a schema, a type of the wire format, or a mapping of keys to schemas or types.
+    """
 
     summary: str
     answer: Any = None

@@ -20,7 +20,7 @@ SETTINGS: Final = {
     Resource.CPU: ("cpu_max_cores",),
     Resource.MEMORY: ("memory_max_bytes", "memory_high_bytes"),
 }
-"""Fields of ``Settings`` that act as reservations; the first one that is set counts."""
+"""Fields of ``Settings`` that act as reservations, by resource. The first field that is set counts."""
 
 
 def reserved(
@@ -51,7 +51,7 @@ def reserved(
 
 
 def _own_limit(fs: KernelFs, group: Cgroup, setting: str) -> tuple[float, str]:
-    """The limit and the kernel's file that holds it; no file if there is no readable limit."""
+    """The limit, and the name of the kernel's file that holds it; the name is empty if no limit can be read."""
     knob = group.knob(setting)
     if isinstance(knob, str):
         return 0.0, ""

@@ -1,4 +1,4 @@
-"""Presents a stored moment in the form of the present status, so that the same code shows both. Pure."""
+"""Converts a stored moment to an agent status, so that the same code shows the past and the present. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def subjects_of(specs: Iterable[WorkloadSpec]) -> tuple[Subject, ...]:
 def past_status(now: AgentStatus, moment: Moment) -> AgentStatus:
     """The stored status at a moment, for the workloads that are declared now.
 
-    Settings in force come from the last writes before it; ``as found`` while no LRA was protected.
+    Settings in force are those of the last writes before the moment; there are none while no LRA was protected.
     """
     decided = moment.decisions.values()
     modes = {decision.mode for decision in decided if decision.mode is not None}
@@ -111,7 +111,10 @@ def _version(knob: str, texts: Mapping[str, str]) -> int:
 
 
 def _masks(written: Sequence[Written]) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Cache masks by workload, from the resctrl group to which its tasks were last moved, unless that was removed."""
+    """Cache masks by workload: those of the resctrl group to which the workload's tasks were last moved.
+
+    A group that was removed since then has no mask.
+    """
     schemata: dict[str, str] = {}
     home: dict[str, str] = {}
     for item in written:

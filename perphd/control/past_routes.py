@@ -34,8 +34,8 @@ class PastRoutes:
     Args:
         agent: provides the workloads.
         queries: reads the store.
-        clock: the agent's clock and the time of day.
-        workload: the status of a name, or an error.
+        clock: returns the agent's clock and the time of day.
+        workload: returns the status of the workload with a name, or raises an ApiError.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PastRoutes:
         self._access, self._limits = access, limits
 
     async def query(self, request: web.Request, peer: Peer) -> web.Response:
-        """POST /v1/query: one SELECT on the store."""
+        """POST /v1/query: run one SELECT statement on the store."""
         body = await read_body(request, self._limits.body_s, ("sql", "limit"))
         sql = body.get("sql")
         if not isinstance(sql, str) or not sql.strip():

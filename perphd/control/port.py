@@ -1,4 +1,4 @@
-"""The interface that the control API needs of the agent; the agent and the tests' fake implement it."""
+"""The interface that the control API requires of the agent. The agent and the tests' fake implement it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class AgentPort(Protocol):
         """The host and its workloads as a policy would see them now."""
 
     def suggestions(self) -> tuple[Suggestion, ...]:
-        """Undeclared groups worth declaring, the most harmful first."""
+        """Undeclared groups that the operator should declare, the most harmful first."""
 
     def models(self) -> tuple[ModelSummary, ...]:
         """Summaries of the LRAs' models."""
@@ -110,13 +110,16 @@ class AgentPort(Protocol):
         """The full state of an LRA's model."""
 
     def model_origin(self, workload: str) -> ModelOrigin:
-        """Where a workload's model and its forecasts came from."""
+        """The origin of a workload's model and of its forecasts."""
 
     def export_model(self, lra: str) -> str:
         """The model as the text of a file."""
 
     async def import_model(self, lra: str, text: bytes, rename: bool = False) -> tuple[str, ...]:
-        """Replace an LRA's model by the one in this text; returns warnings. Raises ModelFileError: nothing changed."""
+        """Replace an LRA's model by the model in ``text``, and return warnings.
+
+        Raises ModelFileError if the text is refused; the old model then stays.
+        """
 
     async def reset_model(self, lra: str) -> None:
         """Discard an LRA's model."""
@@ -127,7 +130,10 @@ class AgentPort(Protocol):
     async def pause(
         self, workload: str | None, for_s: float | None, reason: str, by: Actor | None = None
     ) -> Any:
-        """Stop changing and restore; returns the pause and the restore report, as dataclasses."""
+        """Restore the original values and change nothing for ``for_s`` seconds (None: until ``resume``).
+
+        Returns the pause and the restore report, as dataclasses.
+        """
 
     async def start_trial(self, request: Request, by: Actor | None = None) -> TrialRecord:
         """Start a randomised trial. Raises ConfigError if that is impossible now."""
@@ -139,7 +145,7 @@ class AgentPort(Protocol):
         """The running trial, else the last one."""
 
     async def resume(self, workload: str | None, by: Actor | None = None) -> tuple[Pause, ...]:
-        """End a pause (None: every manual one); returns the pauses that were ended."""
+        """End the pause of a workload (None: every manual pause). Returns the pauses that were ended."""
 
     def add_workload(self, spec: WorkloadSpec, by: Actor | None = None) -> Done:
         """Add this workload. Raises ConfigError if it is refused."""
@@ -148,7 +154,7 @@ class AgentPort(Protocol):
         """Restore the workload's settings and forget it."""
 
     def push_sli(self, workload: str, reading: SliReading) -> Done:
-        """A reading from the application itself. Raises ConfigError if its SLI source is not ``push``."""
+        """Accept a reading from the application itself. Raises ConfigError if its SLI source is not ``push``."""
 
     async def restore(self, by: Actor | None = None, ignore_lock: bool = False) -> Any:
         """Restore every original value; returns the report, as a dataclass.

@@ -38,7 +38,7 @@ MAX_EVENT_S: Final = 31 * 86400.0
 DEFAULT_CORES: Final = 1.0
 MAX_ARRAY: Final = 10_000
 MAX_WORKERS: Final = 256
-"""Maximum number of workers of an elastic job, equal to that of concurrently running jobs ([queue] most_running)."""
+"""Maximum number of workers of an elastic job, equal to the maximum number of running jobs ([queue] most_running)."""
 MAX_DEADLINE_S: Final = 366 * 86400.0
 MAX_RETRIES: Final = 1000
 MAX_STAGES: Final = 100
@@ -329,7 +329,10 @@ def _elastic(body: Mapping[str, Any]) -> tuple[int, int] | None:
     bounds = [_whole(each, "elastic", 1, MAX_WORKERS) for each in _list(body, "elastic")]
     if len(bounds) != 2 or bounds[0] > bounds[1]:
         raise ApiError(
-            Code.REFUSED, f"{show(body['elastic'])} is not accepted", "elastic", "[least, most], least first"
+            Code.REFUSED,
+            f"{show(body['elastic'])} is not accepted",
+            "elastic",
+            "numbers of workers as [least, most], least first",
         )
     return bounds[0], bounds[1]
 

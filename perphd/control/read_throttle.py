@@ -1,8 +1,8 @@
 """Serialises and rate-limits read-only requests so that they cannot monopolise the event loop.
 
-The loop that answers also samples and decides. It runs between any two answers and keeps most of the CPU time: after an
-answer, the next reader waits for a multiple of the CPU time that the answer took. A monitoring system that polls every
-few seconds is not affected.
+The event loop that answers requests also samples and decides. It keeps most of the CPU time, because after each answer
+the next reader waits for a multiple of the CPU time that the answer took. A monitoring system that polls every few
+seconds is not affected.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class ReadThrottle:
 
     Args:
         limits: length of the rest period, and maximum number of waiting readers.
-        cpu_s: the CPU time of the loop's thread.
-        later: default: the running loop's.
+        cpu_s: returns the CPU time of the loop's thread, in seconds.
+        later: calls a function after some seconds; default: the running loop's ``call_later``.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class ReadThrottle:
         """Wait for admission.
 
         Raises:
-            ApiError: more requests are waiting than there can be connections, because some clients have disconnected.
+            ApiError: more requests are waiting than there can be connections, because clients of waiting requests
+            have disconnected.
         """
         if self._waiting >= self._limits.connections:
             raise ApiError(Code.BUSY, f"{self._waiting} requests are waiting already; try again")

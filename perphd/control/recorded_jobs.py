@@ -18,11 +18,11 @@ from perphd.forecast.history.store import JobHistory, Quantity
 log = logging.getLogger("perphd.forecast")
 
 _INSTANCE: Final = re.compile(r"(?<=@)[^.]+(?=\.)|[0-9a-f]{12,}|\d+")
-"""The parts of names in which similar units differ: an instance, a number, an invocation."""
+"""The parts in which the names of similar units differ: an instance, a number, an invocation id."""
 
 
 class RecordedJobs:
-    """Records jobs in this file, which keeps ``rows`` rows; 0: recording is off."""
+    """Records jobs in a file. ``rows``: number of rows that the file keeps; 0: recording is off."""
 
     def __init__(self, path: Path, rows: int) -> None:
         self._path, self._rows = path, rows

@@ -167,7 +167,7 @@ def trial_text(trial: TrialStatus) -> str:
 
 
 def self_cost(cost: SelfCost, journal: int) -> list[str]:
-    """The daemon's own cost, in a line or two."""
+    """The daemon's own resource use, in one or two lines."""
     memory = format_bytes(cost.rss_bytes) if available(cost.rss_bytes) else NONE
     words = [f"tick {number(cost.tick_ms_p50)} ms (p99 {number(cost.tick_ms_p99)} ms)"]
     if available(cost.decide_to_written_ms_p99):

@@ -1,8 +1,8 @@
 """Recordings of decisions over the control API: rounds as they happen, one line of JSON each.
 
-The head contains the host, the policy and its memory; each line contains what the policy saw, its queries to
-models and their answers, and its decision. That suffices to repeat a decision bit for bit (``tools/replay``),
-also in another version.
+The head contains the host, the policy and its memory; each line contains the policy's input, its queries to models,
+their answers, and its decision. These suffice to repeat a decision bit for bit (``tools/replay``), also in another
+version of perphd.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ class Recordings:
 def _rounds(request: web.Request) -> int:
     text = request.query.get("rounds", "60")
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MOST_ROUNDS:
-        raise ApiError(Code.REFUSED, f"{text[:40]!r} is not a number of rounds", "rounds", f"1 to {MOST_ROUNDS}")
+        raise ApiError(
+            Code.REFUSED, f"{text[:40]!r} is not a number of rounds", "rounds", f"1 to {MOST_ROUNDS}"
+        )
     return int(text)
 
 
@@ -110,7 +112,7 @@ FORMAT: Final = 2
 
 
 def head(first: Snapshot, policy: str, settings: object = None) -> dict[str, Any]:
-    """The first line. ``settings``: the policy's, if it has any.
+    """The first line of a recording. ``settings``: the policy's settings, if it has any.
 
     Raises:
         TaggedError: the policy's memory contains a value that cannot be encoded.
@@ -131,12 +133,12 @@ def round_out(item: Round) -> dict[str, Any]:
 
 
 def answers_out(asked: tuple[Question, ...]) -> dict[str, Any]:
-    """Answers by question."""
+    """The models' recorded answers, by the text of the question."""
     return {question_key(q.what, *q.parts): encode(q.answer) for q in asked}
 
 
 def question_key(what: str, *parts: object) -> str:
-    """Identical text for identical queries."""
+    """A text that identifies a question; identical questions have identical texts."""
     return json.dumps([what, *(encode(part) for part in parts)], separators=(",", ":"))
 
 
@@ -168,5 +170,5 @@ def snapshot_out(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def line(value: Mapping[str, Any]) -> str:
-    """The JSON line in the file."""
+    """The line of a recording that holds this value as JSON."""
     return json.dumps(value, separators=(",", ":")) + "\n"

@@ -65,7 +65,7 @@ def whole(value: object, key: str, highest: int) -> int:
 
 
 def reading(key: str, value: object) -> float:
-    """A non-negative reading. Raises ApiError."""
+    """A reading of the request: a number from 0, below 1e18. Raises ApiError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
         raise ApiError(Code.REFUSED, f"{show(value)} is not accepted", key, "a number from 0, below 1e18")
     return float(value)

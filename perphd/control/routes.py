@@ -50,8 +50,8 @@ Handler: TypeAlias = Callable[[web.Request, Peer], Awaitable[Any]]
 class Hooks:
     """Functions that the API needs in addition to the agent.
 
-    ``check_host``: raises ConfigError for workloads that this host cannot take (perphd's own cgroup), returns
-    warnings. ``monotonic`` and ``wall``: the agent's clock and the time of day, in s.
+    ``check_host``: raises ConfigError for workloads that this host cannot take (such as perphd's own cgroup), and
+    returns warnings. ``monotonic``, ``wall``: return the agent's clock and the time of day, in seconds.
     """
 
     check_host: Callable[[Sequence[WorkloadSpec]], Sequence[str]]
@@ -74,7 +74,7 @@ class Hooks:
 class Route:
     """One path and method. The handler returns a JSON value (sent with ``status``) or a complete response.
 
-    ``waits``: it takes long, but hardly occupies the loop.
+    ``waits``: True if the request takes long, but hardly occupies the event loop.
     """
 
     method: str

@@ -33,7 +33,7 @@ from perphd.domain.wire import json_of
 _log = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _slot: ContextVar[ReadSlot | None] = ContextVar("perphd_read_slot", default=None)
-"""The slot of the present request."""
+"""The read slot of the request that is being handled."""
 _HTTP_CODES = {404: Code.NO_ROUTE, 405: Code.METHOD, 408: Code.TIMEOUT, 413: Code.TOO_LARGE}
 
 ONE_AT_A_TIME: Final = 1
@@ -159,7 +159,7 @@ class ControlServer:
     async def _outermost(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         slot: ReadSlot | None = None
         try:
-            # Even to learn which paths exist requires the right to read; a route may require more.
+            # Learning which paths exist also requires the right to read. A route may require more.
             peer = self._peer(request)
             self._check(peer, Right.READ)
             if not self._access.allows(peer, Right.CHANGE):

@@ -34,11 +34,11 @@ class SizingRoutes:
         self._agent, self._check, self._body = agent, check, body
 
     async def shaper(self, request: web.Request, peer: Peer) -> Any:
-        """GET /v1/shaper: targets, workloads that make room, reclaimable memory."""
+        """GET /v1/shaper: targets, workloads that give back memory, and reclaimable memory."""
         return encode(self._agent.shaper())
 
     async def fits(self, request: web.Request, peer: Peer) -> Any:
-        """GET /v1/memfit: all searches."""
+        """GET /v1/memfit: all searches for memory limits."""
         return {"searches": encode(self._agent.memory_fits())}
 
     async def start_fit(self, request: web.Request, peer: Peer) -> Any:

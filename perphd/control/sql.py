@@ -1,7 +1,7 @@
 """SQL on the store for the control API, in a few separate threads, so that no query delays a tick.
 
-The daemon has priority on its CPUs (nice -10), from which readers must not benefit. Queries therefore run at
-normal priority and share a budget of CPU time; when it is used up, they are refused for the rest of a minute.
+The daemon has priority on its CPUs (nice -10), from which readers must not benefit. Queries therefore run at normal
+priority and share a budget of CPU time. When the budget is used up, queries are refused for the rest of a minute.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Queries:
     Args:
         config: names the store.
         limits: concurrency, duration, CPU time.
-        now_s: a monotonic clock.
-        cpu_s: the CPU time of the calling thread.
+        now_s: returns monotonic seconds.
+            cpu_s: returns the CPU time of the calling thread, in seconds.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Queries:
         if not self._config.store.enabled:
             raise ApiError(Code.UNAVAILABLE, "the store is disabled", "store.enabled", "true")
         if self._ended:
-            raise ApiError(Code.UNAVAILABLE, "perphd stops")
+            raise ApiError(Code.UNAVAILABLE, "perphd is stopping")
         if self._running >= self._limits.queries - (0 if may_change else self._limits.reserved_queries):
             raise ApiError(Code.BUSY, f"{self._running} queries are running already; try again")
         most_s = self._limits.queries_cpu_s - (0.0 if may_change else self._limits.reserved_queries_cpu_s)
@@ -119,7 +119,7 @@ class Queries:
 
 
 def answer(result: QueryResult) -> dict[str, Any]:
-    """A result in the API's form."""
+    """A query's result in the form in which the API sends it."""
     return {
         "columns": list(result.columns),
         "rows": [[_cell(cell) for cell in row] for row in result.rows],
@@ -152,7 +152,7 @@ def _at_normal_priority(limits: Limits) -> None:
 
 
 class CpuShare:
-    """A sum over the last ``within_s`` seconds, kept by the second. Safe to use from any thread.
+    """CPU time used in the last ``within_s`` seconds, summed by second. Safe to use from any thread.
 
     Args:
         within_s: older usage is forgotten.

@@ -51,7 +51,7 @@ class Streams:
                 request.transport.abort()
         finally:
             self._open -= 1
-            close = getattr(events, "aclose", None)  # a plain iterator need not have it
+            close = getattr(events, "aclose", None)  # a plain iterator may lack this method
             if close is not None:
                 await close()
         return response

@@ -68,7 +68,7 @@ def text(*lines: Cell) -> Text:
 
 
 def plain(parts: Iterable[Part]) -> str:
-    """Everything as plain text; columns are as wide as their content, and nothing is truncated."""
+    """All parts as plain text. Columns are as wide as their content, and nothing is truncated."""
     blocks = []
     for part in parts:
         if isinstance(part, Text):
@@ -92,7 +92,7 @@ def _plain_table(part: Table) -> str:
 
 
 def rich_parts(parts: Iterable[Part], width: int | None = None) -> list[ConsoleRenderable]:
-    """Everything as rich renderables for a terminal. ``width``: its columns, to which bars are shortened."""
+    """All parts as rich renderables for a terminal. ``width``: the terminal's columns, to which bars are shortened."""
     from rich.padding import Padding
     from rich.table import Table as RichTable
     from rich.text import Text as RichText
@@ -131,7 +131,7 @@ def _rich(cell: Cell) -> RichText:  # type: ignore[name-defined]  # noqa: F821
 
 
 def print_parts(parts: Iterable[Part], console: Console) -> None:
-    """Print to a terminal."""
+    """Print all parts on a terminal."""
     for item in rich_parts(parts, console.width):
         console.print(item)
 
@@ -161,7 +161,7 @@ def with_bars_within(part: Table, width: int) -> Table:
 
 
 def _sampled(cell: Cell, width: int) -> Cell:
-    """Evenly spread characters of a bar."""
+    """A bar shortened to ``width`` characters, taken at even distances."""
     content = str(cell)
     shorter = (
         "".join(content[(2 * k + 1) * len(content) // (2 * width)] for k in range(width)) if content else ""

@@ -29,7 +29,7 @@ _MOVED: Final = {
     "perphd.admission.lra_state:Standing": "perphd.admission.lra_state:Settling",
     "perphd.admission.outcomes:Regret": "perphd.admission.outcomes:Cooldown",
 }
-"""Former names of classes, for recordings of earlier versions, with their present location."""
+"""Former names of classes in recordings of earlier versions, each with its present name."""
 _SEQUENCES: Final[dict[str, Callable[[Any], Any]]] = {
     "tuple": tuple,
     "list": list,
@@ -40,7 +40,7 @@ _SEQUENCES: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 class TaggedError(PerphError):
-    """A value cannot be encoded, or a text names a class that may not be created."""
+    """A value cannot be encoded, or a recording names a class that may not be created."""
 
 
 def encode_tagged(value: object) -> Any:
@@ -92,7 +92,7 @@ def decode_tagged(data: Any) -> Any:
         if kind in data:
             items = [decode_tagged(item) for item in data[kind]]
             return deque(items, data.get("most")) if kind == "deque" else make(items)
-    raise TaggedError(f"not a recorded value: {str(data)[:80]}")
+    raise TaggedError(f"{str(data)[:80]} is not a recorded value")
 
 
 def _default(field: Field[Any]) -> Any:

@@ -32,8 +32,8 @@ from perphd.monitor.sli import PUSHED_FIELDS, SLI_FIELDS, told
 class WorkloadRoutes:
     """Handlers of ``/v1/workloads``; also finds workloads for other routes.
 
-    ``check_host``: raises ConfigError for workloads unsuitable for this host, returns warnings. ``body``:
-    reads a request's body.
+    ``check_host``: raises ConfigError for workloads unsuitable for this host, and returns warnings. ``body``: reads a
+    request's body.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class WorkloadRoutes:
         }
 
     async def add(self, request: web.Request, peer: Peer) -> Any:
-        """POST /v1/workloads: add a workload, also for later starts."""
+        """POST /v1/workloads: add a workload, which stays declared after a restart."""
         body = await self._body(request)
         raw_kind = body.pop("kind", None)
         if raw_kind not in tuple(Kind):
@@ -76,7 +76,7 @@ class WorkloadRoutes:
         here = {item.spec.name: item.spec for item in self._agent.status().workloads}
         # A declaration keeps its name even if the workloads found for it have others.
         here = {item.name: item for item in self._agent.declared} | here
-        # A workload that declared itself is displaced by an operator's.
+        # An operator's declaration displaces a workload that declared itself.
         existing = [
             Declared(item, "the running daemon", item.name) for item in here.values() if not item.declared_by
         ]
@@ -143,7 +143,7 @@ class WorkloadRoutes:
         return next((spec for spec in self._agent.declared if spec.name == name), None)
 
     def _refuse_to_remove(self, found: WorkloadSpec) -> None:
-        """Remove a declaration. A single workload found for it cannot be removed, because it would be found again."""
+        """Refuse to remove a workload that was found for a declaration, because perphd would find it again."""
         for spec in self._agent.declared:
             if spec.match == found.match and found.name.startswith(f"{spec.name}."):
                 text = (

@@ -151,7 +151,7 @@ def test_a_query_ends_with_the_daemon(config: Config):
 
     with pytest.raises(ApiError, match="perphd is stopping"):
         asyncio.run(stop_meanwhile())
-    assert "perphd stops" in str(asked(queries, "SELECT 1"))
+    assert "perphd is stopping" in str(asked(queries, "SELECT 1"))
 
 
 # -- turns ----------------------------------------------------------------------------------------------------------

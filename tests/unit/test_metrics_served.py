@@ -193,7 +193,7 @@ def test_tokens_that_are_none_are_refused(tmp_path: Path):
         read_token(str(token))
     token.write_text(TOKEN[:-1])
     token.chmod(0o600)
-    with pytest.raises(ConfigError, match="has no token"):
+    with pytest.raises(ConfigError, match="has no valid token"):
         read_token(str(token))
     token.write_text(TOKEN)
     token.chmod(0o644)

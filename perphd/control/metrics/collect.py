@@ -1,4 +1,4 @@
-"""Fills a page of metrics from the agent's status and tally. A reading that is unavailable is an absent series."""
+"""Fills a page of metrics from the agent's status and tally. An unavailable reading has no series."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _IN_FORCE: Final = (
     "memory_max_bytes", "io_weight", "frozen",
 )  # fmt: skip
 _MOST_GROUPS: Final = 10
-"""Maximum number of undeclared groups with a series, because their names come and go."""
+"""Maximum number of undeclared groups with a series of their own. The limit exists because groups come and go."""
 _NO_CAUSE: Final = (Cause.NONE, Cause.UNKNOWN)
 
 

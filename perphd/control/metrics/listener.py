@@ -28,7 +28,7 @@ from perphd.domain.errors import ConfigError
 log = logging.getLogger("perphd")
 
 AGAIN_S: Final = 30.0
-"""Pause before the next attempt to bind an unavailable address."""
+"""Seconds before the next attempt to bind an unavailable address."""
 MAX_CONNECTIONS: Final = 16
 MAX_HANDSHAKES: Final = 16
 """Maximum number of concurrent TLS handshakes; a further one ends the oldest. A genuine client needs milliseconds."""
@@ -44,7 +44,7 @@ class Listener:
     Args:
         config: the operator's settings; ``listen`` is not empty.
         page: renders the present metrics.
-        limits: of connections and times.
+        limits: limits of connections and times.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class TlsDoor:
         gate: makes the protocol of a connection after its handshake.
         listening: a listening socket; it is closed with this object.
         context: the certificate.
-        patience_s: time for a handshake.
+        patience_s: seconds that a handshake may take.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class TlsDoor:
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._gate, connection, ssl=self._context, ssl_handshake_timeout=self._patience_s
             )
-        except OSError:  # no TLS, another certificate, or too late: the client sees the error
+        except OSError:  # no TLS, another certificate, or a timeout: the client sees the error
             connection.close()
         except asyncio.CancelledError:
             connection.close()
@@ -215,7 +215,9 @@ def read_token(path: str) -> bytes:
     if open_to_all:
         raise ConfigError(path, key, "is world-readable; remove that permission (chmod o=)")
     if len(token) < MIN_TOKEN:
-        raise ConfigError(path, key, "has no token in its first line", f"at least {MIN_TOKEN} characters")
+        raise ConfigError(
+            path, key, "has no valid token in its first line", f"at least {MIN_TOKEN} characters"
+        )
     return token
 
 

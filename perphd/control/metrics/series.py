@@ -87,7 +87,7 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
             "resource", "share",
         ),
         _gauge("perphd_host_memory_bytes", "Memory of the host."),
-        _gauge("perphd_host_memory_available_bytes", "Memory still available."),
+        _gauge("perphd_host_memory_available_bytes", "Memory that the host still has available."),
         _counter("perphd_host_disk_bytes_total", "Bytes read and written by all disks."),
         _counter("perphd_host_network_bytes_total", "Bytes received and sent by all network devices."),
     ),
@@ -125,7 +125,7 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
             "Bytes moved between memory and one last-level cache (domain).",
             *_OF, "domain",
         ),
-        _gauge("perphd_workload_threads", "Threads.", *_OF),
+        _gauge("perphd_workload_threads", "Threads of the workload.", *_OF),
         _gauge("perphd_workload_memory_bytes", "Memory charged to the control group.", *_OF),
         _gauge("perphd_workload_memory_working_set_bytes", "Memory without inactive file pages.", *_OF),
         _gauge(
@@ -138,7 +138,7 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         ),
         _gauge("perphd_workload_backend_stall_ratio", "Share of cycles in which nothing executed.", *_OF),
         _gauge(
-            "perphd_workload_memory_stall_ratio", "Share of those cycles that waited for memory.", *_OF
+            "perphd_workload_memory_stall_ratio", "Share of cycles that waited for memory.", *_OF
         ),
     ),
     "LRAs: performance and health": (
@@ -149,7 +149,9 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
             *_LRA, "percentile",
         ),
         _gauge("perphd_lra_sli_up", "1 if the indicator's source answered; absent without a source.", *_LRA),
-        _counter("perphd_lra_sli_missing_samples_total", "Samples for which the source had no answer.", *_LRA),
+        _counter(
+            "perphd_lra_sli_missing_samples_total", "Samples for which the source had no answer.", *_LRA
+        ),
         _gauge("perphd_lra_sli_window_seconds", "Time that the latest reading of the source covers.", *_LRA),
         _gauge("perphd_lra_sli_resolution_seconds", "Reporting interval of the source.", *_LRA),
         _gauge(
@@ -181,8 +183,14 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
             "perphd_lra_contended", "1 for the resource that the LRA lacks; absent otherwise.",
             *_LRA, "resource",
         ),
-        _counter("perphd_lra_judged_seconds_total", "Time in which performance and target were known.", *_LRA),
-        _counter("perphd_lra_below_target_seconds_total", "Part of that time spent below the target.", *_LRA),
+        _counter(
+            "perphd_lra_judged_seconds_total", "Time in which both performance and target were known.", *_LRA
+        ),
+        _counter(
+            "perphd_lra_below_target_seconds_total",
+            "Time spent below the target, while performance and target were known.",
+            *_LRA,
+        ),
         _gauge(
             "perphd_lra_target_reachable",
             "0 if no setting is predicted to meet a missed target, 1 if one is; absent while the target is kept.",
@@ -198,7 +206,7 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         _gauge("perphd_batch_recent_cores", "CPU time of the last ten seconds, per second.", *_LRA),
         _gauge("perphd_batch_guaranteed_cores", "CPU time that min_cores guarantees, per second.", *_LRA),
         _gauge(
-            "perphd_batch_starved_seconds", "Time for which it has waited for a CPU without getting any.", *_LRA
+            "perphd_batch_starved_seconds", "Time for which batch has waited for a CPU without getting any.", *_LRA
         ),
         _gauge("perphd_batch_given_cores", "CPUs that batch really used in the last sample.", *_LRA),
         _gauge(
@@ -235,7 +243,9 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
     "Forecasts (with [forecast] enabled)": (
         _gauge("perphd_forecast_made_timestamp_seconds", "Unix time at which forecasts were made last."),
         _gauge("perphd_forecast_series", "Series of workloads that the forecast worker follows."),
-        _gauge("perphd_forecast_series_forecast", "Series of them for which a model's 99 % bound is trusted."),
+        _gauge(
+            "perphd_forecast_series_forecast", "Followed series for which a model's 99 % bound is trusted."
+        ),
         _gauge("perphd_forecast_worker_cpu_cores", "CPU use of the forecast worker, over the last hour."),
         _gauge("perphd_forecast_worker_resident_bytes", "Resident memory of the forecast worker."),
         _gauge(
@@ -255,7 +265,12 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
             "Greatest use of all workloads within the next hour, cores or bytes, by the selected predictor.",
             "resource",
         ),
-        _gauge("perphd_host_peak_predicted", "The same by each predictor.", "resource", "predictor"),
+        _gauge(
+            "perphd_host_peak_predicted",
+            "Greatest use of all workloads within the next hour, by each predictor.",
+            "resource",
+            "predictor",
+        ),
         _gauge(
             "perphd_host_peak_under_ratio",
             "Share of a predictor's past predictions that were more than 10 % below the peak that followed.",
@@ -266,10 +281,12 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         _gauge("perphd_shaper_info", "Always 1; the label is the shaper's mode.", "mode"),
         _gauge("perphd_shaper_capacity_bytes", "Memory for all workloads with reserved_memory together."),
         _gauge(
-            "perphd_shaper_reclaimable_bytes", "Part of it that could be lent: the capacity less the targets of all.",
+            "perphd_shaper_reclaimable_bytes", "Part of the capacity that could be lent: capacity less all targets.",
         ),
         _gauge("perphd_shaper_reserved_bytes", "Memory that is reserved for the workload.", *_LRA),
-        _gauge("perphd_shaper_used_bytes", "Working set that the shaper compares with it.", *_LRA),
+        _gauge(
+            "perphd_shaper_used_bytes", "Working set that the shaper compares with the reservation.", *_LRA
+        ),
         _gauge(
             "perphd_shaper_target_bytes", "Memory that the workload should hold until the next forecast.", *_LRA
         ),
@@ -282,10 +299,14 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         _gauge("perphd_memfit_phase", "1 for the phase of the search: pilot, search, bisect, converged.",
                "workload", "phase"),
         _counter("perphd_memfit_epochs_total", "Epochs of the search.", *_LRA),
-        _counter("perphd_memfit_crash_epochs_total", "Epochs of it in which memory made the workload slow.", *_LRA),
+        _counter(
+            "perphd_memfit_crash_epochs_total",
+            "Epochs of the search in which memory made the workload slow.",
+            *_LRA,
+        ),
         _gauge("perphd_memfit_limit_bytes", "memory.high that the search keeps in force.", *_LRA),
         _gauge("perphd_memfit_recommended_bytes", "memory.high that the search recommends so far.", *_LRA),
-        _gauge("perphd_memfit_applied", "1 if its result is applied.", *_LRA),
+        _gauge("perphd_memfit_applied", "1 if the result of the search is applied.", *_LRA),
     ),
     "The batch queue ([queue])": (
         _gauge("perphd_queue_jobs", "Stored jobs, by state.", "state"),
@@ -299,7 +320,11 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
             "Share of offers in which everything except copper used more than was left to it.",
             "resource",
         ),
-        _gauge("perphd_copper_offer_given_ratio", "Share of the host that they offered.", "resource"),
+        _gauge(
+            "perphd_copper_offer_given_ratio",
+            "Share of the host that the evaluated offers gave to copper.",
+            "resource",
+        ),
     ),
     "In force (absent: as perphd found it)": (
         _gauge("perphd_in_force_cpus", "Logical CPUs to which perphd confines the workload.", *_OF),
@@ -307,9 +332,13 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         _gauge("perphd_in_force_cpu_max_cores", "CPU limit in cores.", *_OF),
         _gauge("perphd_in_force_memory_low_bytes", "Memory that is protected from reclaim.", *_OF),
         _gauge("perphd_in_force_memory_min_bytes", "Memory that is never reclaimed.", *_OF),
-        _gauge("perphd_in_force_memory_high_bytes", "Limit above which it is slowed; +Inf: none.", *_OF),
         _gauge(
-            "perphd_in_force_memory_max_bytes", "Limit above which the kernel kills; +Inf: none.", *_OF
+            "perphd_in_force_memory_high_bytes",
+            "Limit above which the kernel slows the workload; +Inf: none.",
+            *_OF,
+        ),
+        _gauge(
+            "perphd_in_force_memory_max_bytes", "Limit above which the kernel kills processes; +Inf: none.", *_OF
         ),
         _gauge("perphd_in_force_llc_ways", "Ways of one last-level cache.", *_OF, "domain"),
         _gauge(
