@@ -117,9 +117,9 @@ class CacheUse:
         return self._plain(part, domain) if isinstance(part, rdt.Unavailable) else total + part
 
     def _plain(self, reading: rdt.Reading, domain: int | None = None) -> Reading:
-        """Convert a reading of ``rdt``.
+        """Convert a reading of ``rdt`` to one of perphd.
 
-        Equal reasons are the same object, because the store compares reasons at every sample.
+        Equal reasons become the same object, because the store compares reasons at every sample.
         """
         if not isinstance(reading, rdt.Unavailable):
             return float(reading)

@@ -31,19 +31,19 @@ MIN_SHARE: Final = 0.5
 ALL_SHARE: Final = 0.9
 """Share of the workload's CPU time from which CPUs without counters no longer matter."""
 SKEW_S: Final = 0.01
-"""CPU time in seconds by which the usage may exceed the task clock, which is read at another moment.
+"""CPU time in seconds, one scheduler tick, by which the usage may exceed the task clock.
 
-It is one scheduler tick.
+The two may differ because they are read at different moments.
 """
 STARVED_SAMPLES: Final = 3
 """Consecutive samples with too little counting time after which fewer events are opened."""
 
 RETRY: Final = BackoffRule(2.0, 60.0)
-"""Backoff of opening after a refusal that is not about events."""
+"""Backoff between attempts to open events, after a refusal that has another reason than the events."""
 RISE: Final = BackoffRule(60.0, 960.0)
-"""Backoff of trying more events after a shortage of counters."""
+"""Backoff between attempts to open more events, after a shortage of counters."""
 NEXT_RISE_S: Final = 10.0
-"""Time until more events are tried after a larger group ran."""
+"""Seconds until more events are tried, after a larger group has run."""
 
 EVENT_FIELDS: Final = (
     "context_switches_per_s",
@@ -167,7 +167,7 @@ class EventMeter:
             self._retry.pause_s = 0.0
 
     def _replace(self, now_s: float) -> None:
-        """Switch to a new group without losing an interval. The old one stays if none can be opened."""
+        """Switch to a new group of events without losing an interval. The old group stays if no other can be opened."""
         old = self._group
         if old is None or self._ladder is None:
             return

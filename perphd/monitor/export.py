@@ -30,7 +30,7 @@ def export(db_path: str | Path, table: str, out_path: str | Path, fmt: str) -> i
     Args:
         db_path: the store's file.
         table: one of ``schema.TABLES``.
-        out_path: replaced if it exists.
+        out_path: the file to write; an existing file is replaced.
         fmt: ``csv``, ``jsonl`` (one JSON object per line) or ``parquet``.
 
     Returns:
@@ -160,7 +160,7 @@ class TableWriter(Protocol):
 
 
 def table_writer(fmt: str, file: BinaryIO, types: dict[str, str]) -> TableWriter:
-    """A writer of one of ``FORMATS``; ``types``: of the columns, in SQL's words."""
+    """A writer of one of ``FORMATS``. ``types``: SQL type of each column."""
     return _WRITERS[fmt](file, types)
 
 

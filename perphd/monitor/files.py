@@ -2,8 +2,8 @@
 
 If a file is missing, its readings are Unavailable with the reason; the others are unaffected.
 
-All files of an LRA are read at every sample. Batch workloads are more numerous: of their files, those about
-resource use and waiting for CPU are read at every sample, the others as ``Pace`` says.
+All files of an LRA are read at every sample. Batch workloads are more numerous. Their files about resource use and
+waiting for CPU are read at every sample, and the others on the schedule of ``Pace``.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from perphd.monitor.meters import (
 )
 
 Identity: TypeAlias = Mapping[str, tuple[int, int]]
-"""(device, inode) of a workload's directory by mount point, for every hierarchy that contains it."""
+"""Device and inode of a workload's directory by mount point, for every hierarchy that contains the directory."""
 
 _CONTROLLERS = ("cpu", "cpuacct", "memory", "io", "pids", "perf_event")
 
 BATCH_LOOK_EVERY: Final = 5
-"""Batch samples from one reading to the next of files that are not read at every sample."""
+"""Number of batch samples between two readings of a file that is not read at every sample."""
 NAP_CORES: Final = 0.001
 NAP_PCT: Final = 1.0
-"""Bounds of CPU use (cores) and of waiting for CPU (%) below which batch with unchanged memory counts as asleep."""
+"""CPU use (cores) and waiting for CPU (%) below which a batch group with unchanged memory counts as asleep."""
 
 
 class Pace(Enum):
@@ -66,7 +66,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Want:
-    """Readings, the files that may provide them (the best first), and the reason if there is none."""
+    """Readings, the files that may provide them (best first), and the reason to report if no file does."""
 
     fields: tuple[str, ...]
     places: tuple[_Place, ...]
@@ -75,7 +75,7 @@ class _Want:
 
 
 def sampled_hierarchies(hierarchies: Hierarchies) -> tuple[Hierarchy, ...]:
-    """The hierarchies that any reading comes from, each once, the unified one first."""
+    """The hierarchies that provide readings, each once, the unified one first."""
     bound = [hierarchies.unified, *(hierarchies.of(name) for name in _CONTROLLERS)]
     return tuple({h.mount: h for h in bound if h is not None}.values())
 
@@ -94,9 +94,9 @@ def identity_of(fs: KernelFs, hierarchies: tuple[Hierarchy, ...], cgroup: str) -
 class _Source:
     """The file that provides some readings: open, or missing with the reason.
 
-    Many files often stay unchanged (a sleeping group, an idle disk). After two equal contents the file is no
-    longer parsed, and the readings of the second are repeated. The meter then lags behind, and is given the
-    last content when the file changes.
+    Many files often stay unchanged (a sleeping group, an idle disk). After two equal contents, the file is no longer
+    parsed, and the readings of the second content are repeated. The meter then lags behind; it gets the last content
+    when the file changes.
 
     ``is_still``: the file was unchanged at its last reading.
     """
@@ -222,8 +222,8 @@ class _Source:
 class WorkloadFiles:
     """All kept-open files of one workload.
 
-    ``batch_turn``: position of a batch workload in the rotation of occasional readings; None: not batch, so
-    that everything is read at every sample.
+    ``batch_turn``: position of a batch workload in the rotation of occasional readings. None: the workload is an LRA,
+    whose files are all read at every sample.
     """
 
     def __init__(
@@ -346,7 +346,7 @@ def _pressure(hierarchies: Hierarchies) -> tuple[_Want, ...]:
             "cpu",
             "cpu_some_pct",
             None,
-        ),  # "full" is of little use for CPU, because it requires that every task of the group waits
+        ),  # "full" is of little use for CPU: it counts only time in which every task of the group waits
         ("memory", "memory_some_pct", "memory_full_pct"),
         ("io", "io_some_pct", "io_full_pct"),
     ):

@@ -28,15 +28,15 @@ TOTALS_S: Final = 5.0
 """Seconds between readings of the host's memory, disks and network."""
 ROOT_S: Final = 60.0
 SHOWN: Final = 16
-"""Number of undeclared groups that are named; the use of the others counts as the group ``/``."""
+"""Number of undeclared groups that are listed by name. The use of all others counts as the group ``/``."""
 LEAST_CORES: Final = 0.005
 """CPU use, in cores, below which a group is not named."""
 DETAILED: Final = 6
 """Number of named groups whose memory, disk use and names of pods are read."""
 KERNEL_THREAD: Final = 0x00200000
-"""PF_KTHREAD among the flags in /proc/PID/stat. Reading a command line may wait for the process's memory lock."""
+"""PF_KTHREAD, a flag in /proc/PID/stat. The command line is not used: reading it may wait for the memory lock."""
 MOST_PROCESSES: Final = 512
-"""Above this number of ungrouped processes, some are assumed not to be kernel threads without reading them."""
+"""Number of processes in no group above which perphd examines none and assumes that some are no kernel threads."""
 _MEMORY: Final = (line_needle("MemTotal:"), line_needle("MemAvailable:"))
 _NO_TOTALS: Final[Readings] = {
     "memory_total_bytes": NOT_MEASURED,
@@ -47,7 +47,7 @@ _NO_TOTALS: Final[Readings] = {
 
 
 class HostAccounts:
-    """Computes the host's account at every tick."""
+    """Computes the account of the whole host (``HostAccount``) at every tick."""
 
     def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
         self._fs, self._hierarchies = fs, hierarchies
@@ -267,7 +267,7 @@ def _rate(rate: Rate, total: Reading, now_s: float) -> Reading:
 
 
 def _numbers(fs: KernelFs, path: str, needles: tuple[bytes, ...]) -> list[Reading]:
-    """Values of lines of /proc/meminfo, in bytes."""
+    """Values of the needed lines of a file such as /proc/meminfo, in bytes."""
     try:
         lines = [line.split()[:2] for line in fs.read(path).split(b"\n") if line]
     except KernelError as exc:

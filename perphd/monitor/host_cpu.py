@@ -1,9 +1,9 @@
 """Division of the host's CPU time among LRAs, batch, undeclared groups, kernel, hypervisor and idle time.
 Pure.
 
-The kernel accounts the parts separately: /proc/stat counts ticks of CPUs, control groups count nanoseconds of
-tasks, and they are read at slightly different times. /proc/stat takes precedence: its ticks are shares of the
-capacity. Groups that claim more than was busy are scaled down together. Unclaimed time belongs to the kernel,
+The kernel accounts the parts separately: /proc/stat counts ticks of CPUs, control groups count nanoseconds of tasks.
+Both are read at slightly different times. /proc/stat takes precedence: its ticks are shares of the capacity. Groups
+that claim more time than CPUs were busy are scaled down together. Unclaimed time belongs to the kernel,
 or to processes in no group.
 """
 
@@ -18,8 +18,9 @@ from perphd.domain.host_account import NO_GROUP, CpuAccount
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """Use of all usable CPUs over an interval, in any unit: tasks, interrupts, stolen, idle. ``cpus``: number
-    of CPUs.
+    """Time of all usable CPUs over an interval, in any unit: for tasks, for interrupts, stolen, and idle.
+
+    ``cpus``: number of CPUs.
     """
 
     cpus: int
@@ -39,7 +40,7 @@ def divide(
         lras: CPUs used by all LRAs.
         batch: CPUs used by all batch.
         groups: CPUs used by undeclared groups, without declared groups inside them.
-        rest_is_kernel: tasks in no group are kernel threads; else they count as the group ``/``.
+        rest_is_kernel: True if the tasks in no group are kernel threads. Otherwise they count as the group ``/``.
     """
     capacity = float(times.cpus)
     parts = [max(0.0, part) for part in (times.tasks, times.interrupts, times.steal, times.idle)]

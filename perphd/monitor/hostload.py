@@ -54,7 +54,7 @@ class HostLoad:
         return busy / self._ticks_per_s / (now_s - before[0])
 
     def _ticks(self, text: bytes) -> dict[bytes, list[int]]:
-        """Ticks since boot by CPU, in the order of the fields."""
+        """Ticks since boot by CPU, in the order of the fields of /proc/stat."""
         found: dict[bytes, list[int]] = {}
         for line in text.split(b"\n"):
             if not line.startswith(b"cpu"):

@@ -39,7 +39,7 @@ TOO_FEW_COUNTERS: Final = Unavailable("the performance monitoring unit has too f
 
 @dataclass(slots=True)
 class _Refusal:
-    """Reason why an event or size is omitted, and when it is retried."""
+    """Reason why an event or a group size is omitted, and the time of the next attempt."""
 
     reason: Unavailable
     retry_at_s: float

@@ -1,6 +1,6 @@
 """Utilisation of the host's network links.
 
-Without it, a full link would be taken for a slow remote service.
+Without this reading, a saturated link would look like a slow remote service.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LinkLoad:
                 now = int(counter.file.read())
             except (KernelError, ValueError):
                 counter.file.close()
-                del self._counters[key]  # the link vanished; the next search may find it again
+                del self._counters[key]  # the link is gone; the next search may find it again
                 continue
             last, counter.last = counter.last, now
             if last is not None and before_s is not None and now_s > before_s and now >= last:

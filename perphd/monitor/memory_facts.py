@@ -1,7 +1,7 @@
 """Kernel facts for sizing: OOM kills, unreclaimable memory, and the capacity for a set of groups.
 
-Readings are kept for ``KEPT_S`` unless a workload's memory use changed, because most groups are stable for
-minutes. Each look reads at most ``READ_AT_ONCE`` known groups, the most overdue first: 100 workloads take 50
+Readings are kept for ``KEPT_S`` seconds unless a workload's memory use changed, because most groups are stable for
+minutes. Each look reads at most ``READ_AT_ONCE`` known groups, the most overdue first. 100 workloads thus take 50
 looks.
 
 Kills are detected sooner. While the host's own kill count (/proc/vmstat) is unchanged, no group had a kill.
@@ -27,10 +27,10 @@ MOVED_SHARE: Final = 0.05
 MOVED_WEIGHT: Final = 4.0
 """Factor on the age of readings of a workload whose use changed, when overdue readings are ranked."""
 READ_AT_ONCE: Final = 2
-"""Known groups that one look reads again; each takes 40 us."""
+"""Number of known groups that one look reads again. Reading one takes 40 us."""
 KILLS_READ_AT_ONCE: Final = 25
 RESERVE_SHARE: Final = 0.02
-"""Share of a host's memory or of a group's limit kept free, for page tables and per-CPU caches."""
+"""Share of a host's memory, or of a group's limit, that is left free for page tables and per-CPU caches."""
 _NO_V1_LIMIT: Final = 1 << 60
 _STAT: Final = re.compile(
     r"(?m)^(anon|shmem|unevictable|slab_unreclaimable|pagetables|kernel_stack|inactive_file"
@@ -43,8 +43,9 @@ _MEMINFO: Final = re.compile(r"(?m)^(MemTotal|MemAvailable|SwapFree): +(\d+) kB$
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts about one group. ``kills``: processes killed by the OOM killer so far. ``unreclaimable_bytes``:
-    see ``Demand``.
+    """Facts about one group.
+
+    ``kills``: number of processes that the OOM killer has killed so far. ``unreclaimable_bytes``: see ``Demand``.
     """
 
     kills: Reading = NOT_MEASURED
@@ -73,7 +74,7 @@ class MemoryFacts:
         self._meminfo: dict[str, float] | str | None = None
 
     def look(self, used: Mapping[str, Reading], now_s: float) -> list[str]:
-        """Read due facts of these groups (path -> bytes used now); returns groups with new kills."""
+        """Read the facts that are due. ``used``: bytes in use now, by group path. Returns the groups with new kills."""
         self._meminfo = None
         before, self._host_kills = self._host_kills, self._killed_on_host()
         if self._host_kills != before:
@@ -108,7 +109,7 @@ class MemoryFacts:
         self._kept[cgroup] = _Kept(Facts(kills, self._unreclaimable(cgroup)), now_s, used_bytes)
 
     def _killed_on_host(self) -> float | None:
-        """Processes killed by the OOM killer anywhere on this host; None if the kernel does not count them."""
+        """Number of processes killed by the OOM killer on this host; None if the kernel does not count them."""
         try:
             text = self._fs.read("/proc/vmstat")
         except KernelError:
@@ -117,7 +118,10 @@ class MemoryFacts:
         return float(number) if number.isdigit() else None
 
     def _killed(self, used: Mapping[str, Reading]) -> list[str]:
-        """Read kill counts that may have changed, of these groups first; returns groups with new kills."""
+        """Read the kill counts that may have changed, those of the groups in ``used`` first.
+
+        Returns the groups with new kills.
+        """
         found = []
         for cgroup in sorted(self._doubtful, key=lambda each: each not in used)[:KILLS_READ_AT_ONCE]:
             del self._doubtful[cgroup]

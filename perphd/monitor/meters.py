@@ -43,7 +43,7 @@ class Gauge:
         self._malformed = Unavailable("the file does not contain a single number")
 
     def take(self, data: bytes, now_s: float, out: Readings) -> None:
-        """The number itself."""
+        """Put the file's number into ``out``."""
         value = whole_number(data)
         out[self.fields[0]] = self._malformed if value is None else float(value)
 
@@ -54,7 +54,7 @@ class ThreadList:
     fields: tuple[str, ...] = ("threads",)
 
     def take(self, data: bytes, now_s: float, out: Readings) -> None:
-        """The number of lines."""
+        """Put the number of threads, which is the number of lines, into ``out``."""
         out["threads"] = float(data.count(b"\n"))
 
 
@@ -67,7 +67,7 @@ class CpuAcct:
         self._rate = Rate()
 
     def take(self, data: bytes, now_s: float, out: Readings) -> None:
-        """CPU seconds per second."""
+        """Put CPU seconds per second into ``out``."""
         used_ns = whole_number(data)
         if used_ns is None:
             out["cpu_usage_cores"] = Unavailable("cpuacct.usage contains no number")
@@ -89,7 +89,7 @@ class CpuStat:
         self._periods: tuple[int, int] | None = None
 
     def take(self, data: bytes, now_s: float, out: Readings) -> None:
-        """CPU seconds per second, and the percentage of quota periods in which the group was throttled."""
+        """Put CPU seconds per second, and the % of quota periods in which the group was throttled, into ``out``."""
         values = values_of(data, self._needles)
         if self._with_usage:
             used_us = values[0]
@@ -125,7 +125,7 @@ class Pressure:
         self._shares = tuple(zip(self.fields, shares, (Rate(), Rate()), strict=False))
 
     def take(self, data: bytes, now_s: float, out: Readings) -> None:
-        """Percentage of the interval in which some (or all) tasks stalled, at most 100."""
+        """Put the % of the interval in which some (or all) tasks were stalled, at most 100, into ``out``."""
         for field, share, rate in self._shares:
             total_us = psi_total_us(data, share)
             if total_us is None:
@@ -227,7 +227,7 @@ class BlockIo:
         return cls(blkio_bytes)
 
     def take(self, data: bytes, now_s: float, out: Readings) -> None:
-        """Bytes per second."""
+        """Put the bytes read and written per second into ``out``."""
         totals = self._total(data)
         if totals is None:
             out["read_bytes_per_s"] = out["write_bytes_per_s"] = self._MALFORMED

@@ -23,7 +23,7 @@ def line_needle(key: str) -> bytes:
 def values_of(data: bytes, needles: Sequence[bytes]) -> list[int | None]:
     """The numbers of flat-keyed lines (``key value``), one per needle made by ``line_needle``.
 
-    It takes one pass if the needles are in the file's order; other orders are slower.
+    One pass suffices if the needles are in the file's order; other orders are slower.
     """
     found: list[int | None] = []
     position = 0
@@ -40,7 +40,7 @@ def values_of(data: bytes, needles: Sequence[bytes]) -> list[int | None]:
         end = data.find(b"\n", start)
         token = data[start:end] if end >= 0 else data[start:]
         found.append(int(token) if token.isdigit() else None)
-        # The needle's own newline may be the one that ends this line.
+        # The next needle may begin with the newline that ends this line.
         position = end if end >= 0 else len(data)
     return found
 
@@ -61,8 +61,7 @@ def psi_total_us(data: bytes, share: bytes) -> int | None:
 
 
 def io_stat_bytes(data: bytes) -> tuple[int, int] | None:
-    """(read, written) bytes over all devices of a v2 ``io.stat``; None if malformed, (0, 0) for an empty
-    file.
+    """Bytes read and bytes written over all devices of a v2 ``io.stat``; None if malformed, (0, 0) if empty.
 
     A device-mapper volume and the disk below it each have a line, and both count.
     """
@@ -74,7 +73,7 @@ def io_stat_bytes(data: bytes) -> tuple[int, int] | None:
 
 
 def blkio_bytes(data: bytes) -> tuple[int, int] | None:
-    """(read, written) bytes over all devices of a v1 ``blkio.*.io_service_bytes*``; None if malformed."""
+    """Bytes read and bytes written over all devices of a v1 ``blkio.*.io_service_bytes*``; None if malformed."""
     if not data.startswith(b"Total ") and b"\nTotal " not in data:
         return None
     read = _sum_after(data, b" Read ")

@@ -1,7 +1,7 @@
 """The stored past: history over time, and the state at one moment, both at bounded cost.
 
-A week has 600000 samples per workload. A history examines a few samples per slot, found by the index, and a
-moment the last sample of each workload, so that the length of the past does not matter.
+A week has 600000 samples per workload. A history examines only a few samples per slot, and a moment only the last
+sample of each workload. The index finds them, so the cost does not depend on the length of the past.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from perphd.domain.workload import Kind
 from perphd.monitor.retention import row_ids
 
 LOOKS: Final = 4000
-"""Samples that a history examines in total, if every slot of every workload gets at least one."""
+"""Number of samples that a history examines in total. Every slot of every workload gets at least one."""
 MOST_LOOKS: Final = 20_000
-"""Maximum of slots times workloads; with many workloads there are fewer slots."""
+"""Maximum of the number of slots times the number of workloads. With many workloads, there are fewer slots."""
 LOOKS_PER_SLOT: Final = 8
 MOST_CHANGES: Final = 200
 SHOWN_CHANGES: Final = 5
@@ -47,7 +47,7 @@ _WORST: Final = (Health.DEGRADED, Health.SUSPECT, Health.UNKNOWN, Health.OVERPRO
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A workload whose past is requested. ``percentile``: of latency, by which it is judged."""
+    """A workload whose past is requested. ``percentile``: the latency percentile by which it is judged."""
 
     name: str
     kind: Kind
@@ -56,7 +56,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The last text written to a file for a workload."""
+    """The last text that perphd wrote to a file for a workload."""
 
     workload: str
     knob: str
@@ -366,7 +366,7 @@ def _written_until(connection: sqlite3.Connection, at_unix_s: float) -> tuple[Wr
 
 
 def _row_at(connection: sqlite3.Connection, table: str, at_unix_s: float) -> int:
-    """Row id of a table's last row stored up to this moment; 0: none.
+    """Row id of a table's last row up to this moment; 0 if there is none.
 
     The table must be in order of time.
     """

@@ -21,7 +21,7 @@ MAX_ANSWER_BYTES: Final = 16 << 20
 _CELL_BYTES: Final = 48
 """Bytes that a cell takes beyond its characters, while the answer is built and encoded as JSON."""
 _STEPS_BETWEEN_CHECKS: Final = 4000
-"""SQLite steps between two checks of the time, mostly less than 0.1 ms. Steps on long texts take longer."""
+"""Number of SQLite steps between two checks of the time. They mostly take less than 0.1 ms, longer on long texts."""
 MAX_PATTERN: Final = 200
 """Maximum length of LIKE and GLOB patterns, whose comparison is a single step that cannot be interrupted."""
 
@@ -87,7 +87,7 @@ def run_query(
         stop: called repeatedly; returns a reason to abort the query, or an empty text.
 
     Raises:
-        QueryError: no store, invalid SQL, a statement that does not only read, timeout, or abort.
+        QueryError: there is no store, the SQL is invalid or does more than read, or the query was aborted.
     """
     if limit < 1 or timeout_s <= 0:
         raise QueryError("limit and timeout must be above 0")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from perphd.domain.reading import Reading, Unavailable
 
 FIRST_READING = Unavailable("first reading: a rate needs two")
-WENT_BACKWARDS = Unavailable("counter went backwards")
-NO_TIME_PASSED = Unavailable("no time passed since the last reading")
+WENT_BACKWARDS = Unavailable("the counter went backwards")
+NO_TIME_PASSED = Unavailable("no time has passed since the last reading")
 
 
 class Rate:
-    """One counter's growth per second. It keeps its last reading, so that a missed one widens the interval.
+    """One counter's growth per second. The last reading is kept, so a missed reading widens the interval.
 
     ``update`` returns Unavailable for the first reading and after a decrease, which starts a new interval.
     """

@@ -31,7 +31,7 @@ def read_history(path: str | Path, last_s: float) -> ReportHistory:
     """The last ``last_s`` seconds before the newest sample.
 
     Raises:
-        QueryError: no store, no samples, or SQLite cannot read it.
+        QueryError: there is no store, it holds no samples, or SQLite cannot read it.
     """
     connection = open_read_only(path)
     try:

@@ -33,13 +33,13 @@ ENTERS: Final = 0.05
 LEAVES: Final = 0.02
 """Smoothed share below which a domain counts as unused."""
 SMOOTHING: Final = 0.3
-"""Weight of the newest look: a share of one half falls below ``LEAVES`` after ten looks without use."""
+"""Weight of the newest look. With it, a share of one half falls below ``LEAVES`` after ten looks without use."""
 _EFFECTIVE: Final = {1: ("cpuset.effective_cpus", "cpuset.cpus"), 2: ("cpuset.cpus.effective",)}
 
 
 @dataclass(frozen=True, slots=True)
 class CpuPlacement:
-    """Allowed CPUs and used L3 domains of one workload. ``allowed`` None, ``domains`` empty: unknown."""
+    """Allowed CPUs and used L3 domains of one workload. ``allowed`` is None, and ``domains`` empty, if unknown."""
 
     allowed: CpuSet | None = None
     domains: tuple[int, ...] = ()
@@ -107,7 +107,7 @@ class Residence:
         watched.home = CpuPlacement(allowed, there)
 
     def _allowed(self, cgroup: str) -> CpuSet | None:
-        """The allowed CPUs of the nearest group upwards that states them; None if none does."""
+        """The allowed CPUs of the group, or of its nearest ancestor that states them; None if no group does."""
         if self._cpusets is None:
             return None
         while True:

@@ -11,7 +11,7 @@ from perphd.host.schedstat import RunDelay
 from perphd.monitor.rates import FIRST_READING, NO_TIME_PASSED
 
 MAX_GROUPS: Final = 64
-"""Maximum number of groups of a subtree that are followed; a larger one is no single application."""
+"""Maximum number of groups of a subtree that are followed. A larger subtree is not a single application."""
 
 ONLY_LRAS: Final = Unavailable("measured for LRAs only")
 NOT_USED: Final = Unavailable("run-queue delay is not measured on this host")
@@ -35,7 +35,7 @@ class RunDelaySource(Protocol):
 
 
 class RunDelayMeter:
-    """Gives a source the subtree's processes and converts its growth to waiting time per second."""
+    """Converts the growth of a subtree's run-queue delay to waiting time per second."""
 
     def __init__(self, fs: KernelFs, directory: str, source: RunDelaySource) -> None:
         self._fs, self._directory, self._source = fs, directory, source
@@ -94,7 +94,7 @@ class RunDelayMeter:
 
     @property
     def fds(self) -> int:
-        """Number of open descriptors, the source's included."""
+        """Number of open descriptors, including those of the source."""
         return len(self._lists) + self._source.fds
 
     def close(self) -> None:

@@ -28,9 +28,9 @@ from perphd.monitor.rundelay import NOT_USED, ONLY_LRAS, RunDelayMeter, RunDelay
 from perphd.monitor.sli.reading import SLI_FIELDS, SliReading
 
 LOOK_OVER_EVERY: Final = 10
-"""LRA samples between rechecks for changes that reading does not show: a recreated cgroup, new controllers."""
+"""Number of LRA samples between two checks for changes that reading does not show (a recreated cgroup ...)."""
 LOOK_BATCH_OVER_EVERY: Final = 30
-"""Batch samples between rechecks; batch is more numerous, and its subgroups need not be followed."""
+"""Number of batch samples between two such checks. They are rarer, because batch is more numerous."""
 
 LATE_FACTOR: Final = 2.0
 """Multiple of the period above which an interval is flagged LATE."""
@@ -133,7 +133,7 @@ class Monitor:
         use = cache.get(spec.name)
         if use is None:
             why = counted.why_not(spec.name)
-            if self._uncounted.occupancy_bytes is not why:  # mostly the same reason for all of them
+            if self._uncounted.occupancy_bytes is not why:  # mostly the same reason for all workloads
                 self._uncounted = CacheReading(why, why)
             use = self._uncounted
         turns = spec.name in counted.in_turns
@@ -201,7 +201,7 @@ class _Workload:
         self._gone = Unavailable(f"the cgroup {spec.cgroup} does not exist")
 
     def differs_from(self, spec: WorkloadSpec) -> bool:
-        """True if the configuration now needs other files."""
+        """True if the workload, as it is configured now, needs other files."""
         return spec.cgroup != self._cgroup or spec.kind is not self._kind
 
     def sample(

@@ -1,7 +1,7 @@
 """The store's tables, and opening a database file that has them.
 
-``user_version`` of the file is SCHEMA_VERSION. A new reading in ``Sample`` only adds a column, and a new
-table needs no new version either; any other change needs one.
+``user_version`` of the file is SCHEMA_VERSION. A new reading in ``Sample`` only adds a column. This needs no new
+version, nor does a new table. Any other change needs one.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class StoreRefused(PerphError):
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """Open for writing, created if missing. Use the connection only in the calling thread.
+    """Open a database file for writing; create it if it is missing. Use the connection only in the calling thread.
 
     Raises:
-        StoreRefused: it has another schema, or belongs to another program.
+        StoreRefused: the file has another schema, or belongs to another program.
         sqlite3.Error: it cannot be opened, or is damaged.
         OSError: its directory cannot be made.
     """

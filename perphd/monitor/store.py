@@ -33,24 +33,27 @@ from perphd.monitor.retention import row_ids, trim
 from perphd.monitor.schema import StoreRefused, open_database
 
 FLUSH_EVERY_S: Final = 5.0
-"""Longest time that samples wait to be written."""
+"""Longest time in seconds for which samples wait to be written."""
 RECORDS_WITHIN_S: Final = 1.0
-"""Longest time that all other rows wait; samples are written with them."""
+"""Longest time in seconds for which other rows wait. Waiting samples are written with them."""
 FLUSH_AT_ROWS: Final = 500
 MAX_PENDING_ROWS: Final = 20_000
 """Maximum number of rows held for a slow disk; beyond it the oldest samples are dropped."""
 TRIM_EVERY_BATCHES: Final = 20
 TRIM_AT_ROWS: Final = 2000
-"""Batches or rows between two size checks. Batches alone would let a high rate exceed the limit by MiBs."""
+"""Number of batches, or of rows, between two checks of the size.
+
+Counting batches alone would let a high rate of rows exceed the limit by several MiB.
+"""
 REASONS_EVERY_BATCHES: Final = 360
-"""Batches after which the reason for a missing reading is stored again, because retention deletes old rows."""
+"""Number of batches after which reasons for missing readings are stored again, because retention deletes old rows."""
 REASONS_PER_STORE: Final = 8
-"""Reasons are also repeated once per this fraction of the kept rows, so that trimming never removes the only copy."""
+"""Number of times that reasons are stored among the rows kept, so that trimming never removes the only copy."""
 RETRY_AFTER_BATCHES: Final = 6
 LONGEST_PAUSE_S: Final = 0.25
-"""Longest pause of the writer in a batch while its caller needs the interpreter (``Store.paused``)."""
+"""Longest pause of the writer in seconds, while a caller needs the interpreter (``Store.paused``)."""
 MAX_MOVED_ASIDE: Final = 3
-"""Damaged files moved aside before the store gives up, assuming that the disk is broken."""
+"""Number of damaged files that are moved aside before the store assumes that the disk is broken."""
 
 _log = logging.getLogger(__name__)
 Row: TypeAlias = tuple[object, ...]
@@ -63,7 +66,7 @@ _INSERT_SAMPLE = (
 
 
 class Store:
-    """Takes rows from any thread; never blocks or raises because of the disk.
+    """The store. It takes rows from any thread, and never blocks or raises because of the disk.
 
     Args:
         path: the database file; its directory is created if necessary.
@@ -187,7 +190,7 @@ class Store:
         self._pending += rows
         self._due_s = min(self._due_s, time.monotonic() + within_s)
         while self._pending > MAX_PENDING_ROWS and (self._samples or self._records):
-            # Drop samples first: they are many, while each decision or write exists once.
+            # Drop samples first: there are many of them, while each decision or write is stored once.
             if self._samples:
                 lost = len(self._samples.popleft()[1])
             else:
@@ -382,7 +385,7 @@ class _Writer:
         return True
 
     def close(self) -> None:
-        """Drop the connection; never raises."""
+        """Close the connection to the database. Never raises."""
         connection, self._connection = self._connection, None
         if connection is not None:
             try:

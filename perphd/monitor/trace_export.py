@@ -65,11 +65,11 @@ def export_trace(
 
     Raises:
         QueryError: the store cannot be read, or holds no samples.
-        DatasetError: the place holds a dataset, or refuses.
+        DatasetError: the place holds a dataset already, or refuses the write.
     """
     try:
         raise DatasetError(
-            f"{place}: holds a dataset, of attempt {read_manifest(place).attempt}; choose another name"
+            f"{place}: holds a dataset already (attempt {read_manifest(place).attempt}); choose another name"
         )
     except NotCommitted:
         pass
@@ -191,7 +191,7 @@ def _slot(
 
 @dataclass(slots=True)
 class _Gathered:
-    """The samples of one workload in a slot, and its stalls of the last 300 s."""
+    """The samples of one workload in one slot, and the workload's stalls of the last 300 s."""
 
     covered_s: float = 0.0
     newest_s: float = 0.0

@@ -1,8 +1,8 @@
 """The tables of Alibaba's cluster-trace-v2023, as rows: node use, pods, and pod use.
 
 A row has the columns that are published, in their order; -1 means unavailable. The published trace is
-scaled to 0..1 in each column; a node's own has CPUs, bytes, milliseconds and ratios. ``pod_cpu_limit_usage``, which
-the publication does not define, is taken for the amount of CPU used.
+scaled to 0..1 in each column; a trace that perphd writes has CPUs, bytes, milliseconds and ratios. The publication
+does not define ``pod_cpu_limit_usage``. perphd takes it for the amount of CPU used.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ POD_USE_COLUMNS: Final[Mapping[str, str]] = {
     "web_qps": "web_rate_per_s", "qps": "rate_per_s", "rt": "response_time_ms",
 }  # fmt: skip
 QOS_KINDS: Final[Mapping[str, Kind]] = {"LS": Kind.LRA, "LSR": Kind.LRA, "BE": Kind.BATCH}
-"""perphd's meaning of the values of the column ``qos``; other values have no objective."""
+"""Kind of workload that each value of the column ``qos`` means to perphd. Other values have no objective."""
 QOS_OF: Final[Mapping[Kind | None, str]] = {Kind.LRA: "LS", Kind.BATCH: "BE", None: ""}
 
 

@@ -1,9 +1,11 @@
 """CPU use of undeclared control groups, at bounded cost for any number of groups.
 
-Problem: a host has hundreds of groups, most of them idle, and reading all of them every second would cost
-more than the rest of a tick. Approach: /proc/stat gives the total use, so only busy groups are read at every
-tick. The others are read in rotation, and all at once when the busy groups do not account for the total;
-searches without a result back off. The tree is followed from its top, and deeper only below groups that use
+Problem. A host has hundreds of groups, most of them idle. Reading all of them every second would cost more than the
+rest of a tick.
+
+Approach. /proc/stat gives the total use, so only busy groups are read at every tick. The others are read in rotation.
+When the busy groups do not account for the total, all groups are read at once; the pause between such searches doubles
+while they find nothing. The tree is followed from its top, and deeper only below groups that use
 much CPU or contain a declared workload.
 """
 
@@ -26,7 +28,7 @@ MOST_GROUPS: Final = 256
 MOST_BUSY: Final = 32
 """Maximum number of groups read at every tick, their files kept open."""
 IN_TURN: Final = 4
-"""Number of other groups read per tick."""
+"""Number of groups that are not busy and are read per tick, in rotation."""
 BUSY_CORES: Final = 0.02
 """CPU use, in cores, from which a group is read at every tick."""
 MUCH_CORES: Final = 0.1
@@ -46,8 +48,8 @@ _USAGE: Final = (line_needle("usage_usec"),)
 class _Group:
     """One followed group.
 
-    ``file``: kept open while it is busy. ``inner``: its children are followed as well. ``is_leaf``: at the
-    last walk it had no children, or none that may be followed.
+    ``file``: the file of its CPU time, open while the group is busy. ``inner``: its children are followed as well.
+    ``is_leaf``: at the last walk, it had no children that may be followed.
     """
 
     path: str
@@ -185,7 +187,9 @@ class UndeclaredGroups:
         self._turn = []
 
     def _below(self, parent: str, above: frozenset[str] | set[str], found: dict[str, bool]) -> Iterable[str]:
-        """Add the followed children of a group to ``found``; returns those whose children are followed too."""
+        """Add the followed children of a group to ``found``. Returns the children whose own children are followed
+        too.
+        """
         assert self._tree is not None
         try:
             names = self._fs.subdirectories(self._tree.path(parent or "/"))

@@ -29,7 +29,7 @@ SERIES: Final = (
     "mbw_bytes_per_s",
     "load_per_s",
 )
-"""Readings that are reduced."""
+"""Names of the readings that are reduced to windows."""
 _RATES: Final = frozenset({"cpu_usage_cores", "mbw_bytes_per_s", "load_per_s"})
 ENDED_AFTER_S: Final = 3600.0
 """Seconds without a sample, before the newest one, after which a workload counts as ended."""
@@ -50,7 +50,8 @@ class SeriesWindows:
     """One reading: its values in complete windows, oldest first, and in the incomplete one.
 
     ``numbers``: window start in seconds since the epoch divided by ``WINDOW_S``. ``now``: value in the
-    incomplete window, Unavailable without a sample. ``missing``: why there are no values at all; else empty.
+    incomplete window, Unavailable without a sample. ``missing``: the reason if there are no values at all;
+    otherwise empty.
     """
 
     numbers: tuple[int, ...] = ()
@@ -72,8 +73,8 @@ class WorkloadWindows:
 class StoreWindows:
     """Windows read from a store.
 
-    ``newest_s``: wall clock of the newest sample. ``names``: all workloads with samples. ``ended``: those
-    that have ended.
+    ``newest_s``: wall clock of the newest sample. ``names``: all workloads with samples. ``ended``: names of the
+    workloads that have ended.
     """
 
     newest_s: float
@@ -91,7 +92,7 @@ def read_windows(
     ``after`` is the number of the last window that the caller knows: only later ones and the present one are read.
 
     Raises:
-        QueryError: no store, no samples, or SQLite cannot read it.
+        QueryError: there is no store, it holds no samples, or SQLite cannot read it.
     """
     connection = open_read_only(path)
     try:

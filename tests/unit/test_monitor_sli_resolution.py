@@ -184,7 +184,7 @@ def test_first_readings_restarts_and_widened_windows() -> None:
     assert window.update(350.0, 12.0) == Counted(20.0, 200.0, 10.0)
     assert window.update(3.0, 13.0).rate is WENT_BACKWARDS
     assert window.update(13.0, 14.0) == Counted(10.0, 10.0, 1.0)
-    assert "no time passed" in str(window.update(20.0, 14.0).rate)
+    assert "no time has passed" in str(window.update(20.0, 14.0).rate)
     assert window.update(23.0, 15.0) == Counted(10.0, 10.0, 1.0), "what grew belongs to the next"
 
 

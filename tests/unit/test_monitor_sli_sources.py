@@ -138,7 +138,7 @@ async def test_unreadable_files_are_reasons(tmp_path: Path):
 async def test_push_holds_for_its_age():
     pushed = source("push", max_age_s="2")
     assert isinstance(pushed, PushSource)
-    assert "nothing was pushed" in reason((await pushed.read(0.0)).work_rate_per_s)
+    assert "nothing has been pushed" in reason((await pushed.read(0.0)).work_rate_per_s)
     pushed.push(SliReading(work_rate_per_s=5.0), 10.0)
     assert (await pushed.read(11.0)).work_rate_per_s == 5.0
     assert isinstance((await pushed.read(12.0)).work_rate_per_s, Awaited), "it is handed on once"

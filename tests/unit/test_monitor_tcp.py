@@ -112,7 +112,7 @@ def test_no_time_no_rate_and_the_interval_goes_on() -> None:
     kernel, window = Kernel(), TcpWindow(from_first=False)
     window.update(kernel.counts(), 1.0)
     kernel.serve(10, 1.0)
-    assert "no time passed" in text(window.update(kernel.counts(), 1.0).work_rate_per_s)
+    assert "no time has passed" in text(window.update(kernel.counts(), 1.0).work_rate_per_s)
     assert window.update(kernel.counts(), 2.0).work_rate_per_s == 10.0
 
 

@@ -39,7 +39,7 @@ def import_trace(
     """
     with contextlib.suppress(NotCommitted):
         raise TraceError(
-            f"{place}: holds a dataset, of attempt {read_manifest(place).attempt}; choose another name"
+            f"{place}: holds a dataset already (attempt {read_manifest(place).attempt}); choose another name"
         )
     with attempt(place) as made:
         write_records(read_trace(form, paths, tally, disorder_s), made, fmt)

@@ -1,6 +1,6 @@
 """Service-level indicators (SLIs): an application's own work rate, load and latency.
 
-One module per source; its dependencies are imported when one is opened, so that unused sources cost nothing.
+Each source has a module. Its dependencies are imported when a source is opened, so unused sources cost nothing.
 """
 
 from perphd.monitor.sli.open import open_source

@@ -57,7 +57,7 @@ class CommandSource(PolledSource):
                 start_new_session=True,
             )
         except OSError as exc:
-            raise SliError(f"cannot be run: {exc.strerror or exc}") from exc
+            raise SliError(f"it cannot be run: {exc.strerror or exc}") from exc
         try:
             output, errors = await asyncio.gather(_bounded(process.stdout), _bounded(process.stderr))
             status = await process.wait()
@@ -77,7 +77,7 @@ async def _bounded(stream: asyncio.StreamReader | None) -> bytes:
     while stream is not None and (chunk := await stream.read(MAX_BYTES)):
         data += chunk
         if len(data) > MAX_BYTES:
-            raise SliError(f"prints more than {MAX_BYTES} bytes")
+            raise SliError(f"it prints more than {MAX_BYTES} bytes")
     return data
 
 

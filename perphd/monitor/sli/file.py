@@ -17,15 +17,15 @@ from perphd.monitor.sli.reading import SliReading
 from perphd.monitor.sli.resolution import Deliveries, Resolution, ResolutionFinder
 
 _Version: TypeAlias = tuple[int, int, int]
-"""Inode, modification time in ns, size."""
+"""Version of a file: inode, modification time in ns, and size in bytes."""
 _NO_FILE: _Version = (0, 0, 0)
 
 
 class FileSource:
     """Reads a file once after each change; in between, readings are Awaited for up to ``max_age_s``.
 
-    The content before the first change may be of any age, so it is ignored. Writers should rename a new
-    file over the old one; a half-written file is refused or, worse, accepted.
+    The content before the first change may be of any age, so it is ignored. Writers should rename a new file over
+    the old one. Otherwise perphd may read a half-written file, and may even accept its content.
     """
 
     def __init__(self, spec: SliSpec) -> None:
@@ -39,7 +39,7 @@ class FileSource:
 
     @property
     def resolution(self) -> Resolution:
-        """The usual time between two versions, or between two changes of its counter if that is longer."""
+        """The usual time between two versions of the file, or between two changes of its counter if that is longer."""
         both = self._finder.resolution, self._changes.resolution
         return max(both, key=lambda one: max(one.seconds, one.proven_s))
 

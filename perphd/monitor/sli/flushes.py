@@ -2,8 +2,8 @@
 
 Problem. PostgreSQL's backends keep their counts to themselves. They add them to the common counter at the end
 of a transaction, but at most once a second. When such a *flush* comes close to an end of a window of one or
-two seconds, the window contains one flush of a backend too few or too many. With one backend, or with several
-that began together, that is half of all events or twice as many.
+two seconds, the window contains one flush of a backend too few or too many. With one backend, or with several that
+flush together, the window then contains half of all events or twice as many.
 
 Approach. The counter is read several times per resolution P. The growth between two readings is a *jump*: n
 events of the P before it, assumed to be evenly spread. The share
@@ -23,8 +23,7 @@ Uncertainty, one sigma, of each of the two ends x:
            consecutive windows, at least EVEN
   counts   n A (1 - A): requests arrive at random
   unseen   events before x whose flushes are still to come, as many as the backends did P earlier
-  overdue  the same for flushes that should have come: by how much the last P brought less than those before
-  it
+  overdue  events of flushes that should have come: how many events fewer the last P brought than those before it
   late     events before a that were reported too late for the previous window
 
 A window ends where the uncertainty is least: at a flush if there are few backends or all flush together, anywhere if
@@ -51,23 +50,23 @@ LATE: Final = 1.1
 EVEN: Final = 0.1
 """Lower bound on the relative unevenness of work within one resolution."""
 UNEVEN: Final = 0.5
-"""Upper bound on that unevenness, at which a split is as uncertain as possible."""
+"""Upper bound on the relative unevenness. At this value, a split is as uncertain as possible."""
 RATES_KEPT: Final = 8
 """Number of readings from which the unevenness is estimated."""
 POOR: Final = 0.15
 """Relative uncertainty above which a reading is withheld, unless random arrivals alone explain it."""
 LONGEST: Final = 4.0
-"""Resolutions after which a reading is given regardless of its uncertainty."""
+"""Number of resolutions after which a reading is returned regardless of its uncertainty."""
 NEWS: Final = 0.5
-"""Relative change from the previous reading above which a reading is taken over two resolutions."""
+"""Relative change from the previous reading above which a reading covers two resolutions instead of one."""
 FINEST, COARSEST = 0.1, 0.25
 """Shortest and longest time between two looks, as a share of the resolution."""
 TIMING: Final = 0.025
-"""Target for the relative error from the time between looks; half of the random error is also accepted."""
+"""Accepted relative error from the time between looks. An error up to half of the random error is accepted too."""
 
 
 _ROUNDS: Final = 3
-"""Number of resolutions remembered, since a backend may fail to flush twice."""
+"""Number of resolutions whose events are remembered. A backend may miss two flushes in a row."""
 
 
 class Look(NamedTuple):
@@ -96,7 +95,7 @@ class _Jump:
     booked: float = 0.0
 
     def before(self, x: float) -> float:
-        """Share of its events that happened before x."""
+        """Share of the jump's events that happened before ``x``."""
         return min(1.0, max(0.0, (x - self.began_s) / self.length_s))
 
     def cut(self, x: float) -> tuple[float, float, float]:
@@ -208,7 +207,7 @@ class FlushWindow:
         return _End(x, x - self._began_s, events, variance)
 
     def _awaited(self, x: float, now_s: float) -> float:
-        """Events before x whose flushes are still to come: unseen and overdue."""
+        """Expected number of events before ``x`` that are not reported yet: those unseen and those overdue."""
         unseen = due = 0.0
         rounds = [0.0] * _ROUNDS  # events by age, the newest first
         for jump in self._jumps:
@@ -275,6 +274,6 @@ class _End:
 
 
 def _unevenness(rates: Iterable[float]) -> float:
-    """Relative difference between consecutive rates, per window."""
+    """Relative difference between the rates of consecutive windows, from ``EVEN`` to ``UNEVEN``."""
     found = [((b - a) / (0.5 * (a + b))) ** 2 / 2.0 for a, b in itertools.pairwise(rates) if a + b > 0.0]
     return min(UNEVEN, max(EVEN, math.sqrt(statistics.fmean(found)))) if len(found) > 1 else EVEN

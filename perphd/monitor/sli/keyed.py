@@ -26,7 +26,7 @@ def parse_indicators(text: str) -> dict[str, float]:
     """Parse the format above; a single number is ``work_rate_per_s``.
 
     Raises:
-        ParseError: other or empty text, repeated names, negative or infinite values.
+        ParseError: the text is empty or of another form, a name is repeated, or a value is negative or infinite.
     """
     lines = [line for line in (raw.partition("#")[0].strip() for raw in text.splitlines()) if line]
     if len(lines) == 1 and "=" not in lines[0]:
@@ -60,9 +60,9 @@ def _number(text: str, shown: str) -> float:
 
 
 class KeyedReader:
-    """Parses texts and keeps the count of ``work_total`` between them.
+    """Parses successive texts of one source, and computes the rate of ``work_total`` between them.
 
-    ``delivered``: texts are read as soon as they are written.
+    ``delivered``: True if perphd reads each text as soon as it is written.
     """
 
     def __init__(self, finder: ResolutionFinder, *, delivered: bool) -> None:

@@ -1,8 +1,8 @@
 """MariaDB and MySQL: status counters over the Unix socket, by an account without any privileges.
 
-Both servers sum all threads' counters on request, so counts are exact at any moment. They count completed requests
-but not offered ones, so there is no load. Latency is that of statements, from the server's histogram: MariaDB's plug-in
-query_response_time, MySQL's performance schema.
+Both servers sum all threads' counters on request, so counts are exact at any moment. They count completed requests but
+not offered ones, so the load is unavailable. The latency is that of statements. It comes from the server's histogram:
+MariaDB's plug-in query_response_time, or MySQL's performance schema.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OF_MYSQL: Final = (
     "SELECT BUCKET_TIMER_HIGH / 1000000000000, COUNT_BUCKET, 1 "
     "FROM performance_schema.events_statements_histogram_global"
 )
-"""(seconds, statements, whether the histogram is enabled) of every bucket."""
+"""Queries for every bucket's upper bound in seconds, its number of statements, and whether the histogram is enabled."""
 _COUNTERS = {"queries": ("Queries",), "transactions": ("Com_commit", "Com_rollback")}
 
 
@@ -73,7 +73,7 @@ class MySqlSource(ThreadedSource):
             return Unavailable(f"the server's histogram of latency cannot be read: {exc.args[-1]}")
         rows = cursor.fetchall()
         if not all(counts for _, _, counts in rows):
-            return Unavailable("the server's histogram of latency: query_response_time_stats is off")
+            return Unavailable("the server has no histogram of latency: query_response_time_stats is off")
         return totals_of((_bound_ms(bound), float(count)) for bound, count, _ in rows)
 
     def _connect(self) -> Any:
@@ -131,7 +131,7 @@ def _bound_ms(seconds: object) -> float:
 
 
 def database_reading(counted: Counted, resolution: Resolution) -> SliReading:
-    """The indicators that a database server knows: completed work."""
+    """The indicators of a database server: it reports completed work, but no load and no latency."""
     return SliReading(
         counted.rate,
         NO_LOAD,

@@ -181,7 +181,7 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
                 "work",
                 "completed requests: a counter gives its rate, a gauge its value; matching series are added",
             ),
-            _selector("load", "offered requests per second, likewise"),
+            _selector("load", "offered requests per second; read like work"),
             Option(
                 "kind",
                 "how work and load are read; auto: as the endpoint declares them, untyped ones by their name (_total)",
@@ -189,8 +189,8 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
                 default="auto",
             ),
             _selector("latency_p50", "median latency; of several matching series the largest"),
-            _selector("latency_p95", "95th percentile of latency, likewise"),
-            _selector("latency_p99", "99th percentile of latency, likewise"),
+            _selector("latency_p95", "95th percentile of latency; of several matching series the largest"),
+            _selector("latency_p99", "99th percentile of latency; of several matching series the largest"),
             _selector(
                 "latency_histogram",
                 "a histogram of latency: its growth in the interval gives all three percentiles",
@@ -244,8 +244,8 @@ def validate_options(source: str, options: Mapping[str, str]) -> SliSpec:
         The spec, with exactly the options that were given.
 
     Raises:
-        ConfigError: unknown source or key, missing required key, or refused value; ``key`` is the option's
-            key.
+        ConfigError: the source or a key is unknown, a required key is missing, or a value is refused. The error's
+            ``key`` is the option's key.
     """
     known = OPTIONS.get(source)
     if known is None:
@@ -281,7 +281,7 @@ def validate_options(source: str, options: Mapping[str, str]) -> SliSpec:
 
 
 def ports_of(text: str) -> tuple[int, ...]:
-    """The ports in such an option's text; empty for ""."""
+    """The ports in the text of the option ``ports``; empty for an empty text."""
     return tuple(int(word) for word in text.split(",")) if text else ()
 
 
@@ -307,6 +307,9 @@ def seconds(spec: SliSpec, key: str) -> float:
 
 
 def resolution_of(spec: SliSpec, known: Resolution | None = None) -> Resolution | None:
-    """The configured resolution, else ``known``, that of this kind of source; None: to be found while reading."""
+    """The configured resolution, else ``known``, the resolution of this kind of source.
+
+    None means that perphd finds the resolution while it reads the source.
+    """
     text = setting(spec, "resolution_s")
     return Resolution(float(text), Origin.CONFIGURED) if text else known

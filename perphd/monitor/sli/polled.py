@@ -21,7 +21,7 @@ AnsweredAt: TypeAlias = Callable[[], float]
 
 
 class SliError(PerphError):
-    """A source cannot provide indicators now; the text is the reason shown to people."""
+    """A source cannot provide indicators now. The message is the reason that the operator sees."""
 
 
 class PolledSource(ABC):
@@ -32,7 +32,7 @@ class PolledSource(ABC):
     """
 
     def __init__(self, label: str, timeout_s: float, known: Resolution | None = None) -> None:
-        """``known``: its resolution; None: to be found while reading."""
+        """``known``: resolution of the source; None: perphd finds it while it reads the source."""
         self._label, self._timeout_s = label, timeout_s
         self._finder = ResolutionFinder(known)
         self._retry = RetryPause(RETRY)

@@ -61,7 +61,7 @@ class PostgreSqlSource(WatchedSource):
         total = int(self._count.run()[0][0])
         self._window.look(Look(asked_s, time.monotonic(), total))
         if total < self._total:
-            self._disconnect()  # a database was dropped, or the server lost its counts
+            self._disconnect()  # a database was dropped, or the server has reset its counts
         self._total = total
         return max(self._least_pause_s, self._window.pause_s)
 
@@ -86,9 +86,7 @@ class PostgreSqlSource(WatchedSource):
         if not counted:
             raise SliError(f"there is no database {self._database!r}")
         if found.keys() != self._known and self._known and not self._database:
-            self._window = FlushWindow(
-                self.resolution
-            )  # work that new databases did earlier must not count now
+            self._window = FlushWindow(self.resolution)  # earlier work of new databases must not count now
         self._known, self._checked_s = set(found), time.monotonic()
         oids = ",".join(map(str, counted))
         self._count = self._connection.prepare(

@@ -40,7 +40,7 @@ class Selector:
         """Parse ``name`` or ``name{label="value",...}``.
 
         Raises:
-            SliError: anything else.
+            SliError: the text has another form.
         """
         found = METRIC_SELECTOR.fullmatch(text)
         if found is None:
@@ -80,7 +80,7 @@ class Series:
 
 
 def parse_series(text: str, names: Iterable[str]) -> list[Series]:
-    """The series in the text whose names begin with one of ``names``. Raises ValueError for malformed ones."""
+    """The series in the text whose names begin with one of ``names``. Raises ValueError if a series is malformed."""
     from prometheus_client.parser import text_string_to_metric_families
 
     # An application may expose thousands of series: only the needed lines go through the full parser.
@@ -186,7 +186,7 @@ class PrometheusSource(PolledSource):
         return max(numbers) * self._to_ms
 
     def _totals(self, series: Sequence[Series]) -> dict[float, float] | Unavailable:
-        """Observations up to each bound since the start."""
+        """Number of observations up to each bound, since the application started."""
         if self._buckets is None:
             return NOT_MEASURED
         totals: dict[float, float] = {}
@@ -206,7 +206,7 @@ class PrometheusSource(PolledSource):
 
 
 class HistogramGrowth:
-    """Growth of a cumulative histogram over windows with at least ``least`` observations."""
+    """The growth of a cumulative histogram over windows that contain at least ``least`` observations."""
 
     def __init__(self, least: float = 0.0) -> None:
         self._least = least

@@ -18,7 +18,7 @@ class PushSource:
     def __init__(self, spec: SliSpec) -> None:
         self._max_age_s = seconds(spec, "max_age_s")
         self._pushed = Deliveries()
-        self._reading = SliReading.missing(Unavailable("nothing was pushed yet"))
+        self._reading = SliReading.missing(Unavailable("nothing has been pushed yet"))
 
     @property
     def resolution(self) -> Resolution:
@@ -26,7 +26,7 @@ class PushSource:
         return self._pushed.resolution
 
     def worked(self, cpu_s: float | None) -> None:
-        """Ignored: pushed values are no counters."""
+        """Do nothing: pushed values are no counters, so CPU time tells nothing about their resolution."""
 
     def push(self, reading: SliReading, now_s: float) -> None:
         """Take new indicators, which replace all earlier ones."""

@@ -21,7 +21,7 @@ NO_REQUESTS: Final = (
     *("acl", "auth", "client", "command", "config", "hello", "info", "latency", "monitor", "slowlog"),
     *("blmove", "blmpop", "blpop", "brpop", "bzmpop", "bzpop", "psync", "replconf", "wait", "xread"),
 )
-"""Commands of operators and replicas, and blocking commands: their times are no request latency."""
+"""Commands of operators and replicas, and blocking commands. Their execution times are not request latencies."""
 
 
 class RedisSource(PolledSource):
@@ -57,7 +57,7 @@ class RedisSource(PolledSource):
         try:
             answer = await self._client.execute_command("LATENCY", "HISTOGRAM")
         except ResponseError as exc:  # before Redis 7, or not permitted; the result of INFO stays valid
-            return Unavailable(f"LATENCY HISTOGRAM: {exc}")
+            return Unavailable(f"LATENCY HISTOGRAM was refused: {exc}")
         self._own_commands += 1
         return of_redis(answer, NO_REQUESTS)
 

@@ -40,10 +40,10 @@ KEPT: Final = 65
 FEWEST: Final = 18
 """Minimum number of readings for an estimate of the resolution."""
 EVERY: Final = 8
-"""Readings between two estimates."""
+"""Number of readings between two estimates."""
 FEWEST_EVENTS: Final = 50.0
 FALLS: Final = 4.0
-"""Factor by which F must fall for a counter to count as coarse; F(1) must be at least as large."""
+"""Factor by which F must fall for a counter to count as coarse. F(1) must be at least this large as well."""
 DEEP: Final = 5.0
 """F at the resolution is at most this multiple of the least F."""
 NEGLIGIBLE: Final = 0.15
@@ -53,11 +53,11 @@ MOST_STANDSTILLS: Final = 0.05
 ALIKE: Final = 1.5
 """Ratio of two estimates up to which they count as equal."""
 CERTAIN_EVENTS: Final = 7.0
-"""Expected events from which their absence is not chance: e^-7 is less than one in a thousand."""
+"""Number of expected events from which their absence is no coincidence: e^-7 is less than one in a thousand."""
 PATIENCE: Final = 3.0
-"""Resolutions for which a counter must stand still until it is believed that no work was done."""
+"""Number of resolutions for which a counter must stand still before that counts as no work."""
 TWICE: Final = 1.8
-"""Resolutions over which a reading far from the previous one is taken: two, less tick jitter."""
+"""Number of resolutions that a reading far from the previous one covers: two, less tick jitter."""
 UNKNOWN_PATIENCE_S: Final = 30.0
 """Seconds for which a counter must stand still while the resolution is unknown (see ``PATIENCE``)."""
 ALIGNED: Final = 10.0
@@ -75,8 +75,8 @@ LEAST_BEYOND: Final = 5.0
 
 With k requests beyond it, its rank is uncertain by 1/sqrt(k). If latencies fall off exponentially, the
 percentile q itself is uncertain by 1/(ln(1/(1-q)) sqrt(k)): 15 % for p95 with k = 5. That is a third of the
-accepted growth of delay (50 %), which two consecutive samples must exceed. So p50 takes 10 requests, p95 100
-and p99 500.
+accepted growth of delay (50 %), which two consecutive samples must exceed. The percentile p50 therefore needs 10
+requests, p95 needs 100, and p99 needs 500.
 """
 
 
@@ -98,7 +98,7 @@ class Origin(StrEnum):
 class Resolution:
     """Reporting period of a source.
 
-    ``seconds``: between two reports; 0: the source is exact at any moment. ``proven_s``: the shortest
+    ``seconds``: time between two reports; 0: the source is exact at any moment. ``proven_s``: the shortest
     interval at which exactness was observed; 0: no observation is needed.
     """
 
@@ -144,8 +144,9 @@ UNKNOWN: Final = Resolution(0.0, Origin.ASSUMED, ASSUMED_S)
 
 
 class ResolutionFinder:
-    """Finds how often a counter changes while its program works. ``known``: a given resolution; nothing is
-    searched.
+    """Finds how often a counter changes while its program works.
+
+    ``known``: a given resolution; the finder then searches nothing.
     """
 
     def __init__(self, known: Resolution | None = None) -> None:
@@ -229,7 +230,7 @@ class ResolutionFinder:
         if found is None or _agrees(now, found):
             self._doubted = None
         elif now.origin is Origin.ASSUMED or (found.seconds == now.seconds == 0.0):
-            self.resolution = found  # nothing was known, or only for slower readings
+            self.resolution = found  # no resolution was known, or only one for slower readings
         elif self._doubted is not None and _agrees(self._doubted, found):
             self.resolution, self._doubted = found, None
         else:
@@ -298,7 +299,7 @@ class CountWindow:
 
     Windows of an inexact counter begin and end at a report, as far as readings show, and last at least one
     resolution. Windows are contiguous: no event is lost or counted twice. A missed reading widens the window.
-    There is no rate for the first reading and after a decrease.
+        There is no rate for the first reading, nor after a decrease.
 
     ``delivered``: the first total was read when it was reported, so that it can begin a window.
     """

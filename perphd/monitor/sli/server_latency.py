@@ -17,7 +17,7 @@ WIDEST: Final = 2.6
 """Largest ratio of adjacent histogram bounds from which percentiles are computed."""
 COARSE: Final = "the bounds of the server's histogram are too far apart for percentiles"
 _ROUNDED_MS: Final = 0.01
-"""Bound in ms below which servers round to microseconds, so that bounds are uneven."""
+"""Latency in ms below which servers round bounds to microseconds, which makes the bounds uneven."""
 _REDIS_BOUNDS: Final = 32
 """Number of Redis's buckets, which double from 1 us on."""
 
@@ -32,7 +32,10 @@ class ServerLatency:
         self._growth = {name: HistogramGrowth(least_requests(name)) for name in ("p50", "p95", "p99")}
 
     def joined(self, reading: SliReading, totals: Totals | Unavailable, at_s: float) -> SliReading:
-        """The reading completed with the latency at this time. ``totals``: from the server, or why there are none."""
+        """``reading``, completed with the latency at ``at_s``.
+
+        ``totals``: cumulative counts from the server, or the reason why there are none.
+        """
         found = {name: self._one(name, totals, at_s) for name in self._growth}
         return replace(
             reading,
@@ -71,7 +74,8 @@ def totals_of(buckets: Iterable[tuple[float, float]]) -> Totals | Unavailable:
 def of_redis(answer: object, left_out: Sequence[str]) -> Totals | Unavailable:
     """Cumulative counts from the answer to LATENCY HISTOGRAM, without commands that begin with ``left_out``.
 
-    Each command with calls has pairs of (microseconds, cumulative calls), of buckets that double.
+    For each command that was called, the answer has pairs of a bound in microseconds and the cumulative calls.
+        The bounds double from one to the next.
     """
     counts = [0.0] * (_REDIS_BOUNDS + 1)
     for name, told in _pairs(answer):

@@ -26,14 +26,14 @@ class Probe(Protocol):
     """Attached BPF programs."""
 
     def read(self) -> TcpCounts:
-        """Everything counted so far."""
+        """All counts since the programs were attached."""
 
     def close(self) -> None:
         """Detach the programs."""
 
 
 ProbeOpener = Callable[[str, int, Sequence[int]], Probe]
-"""Takes a directory, its inode or 0, and ports; returns attached programs. Raises KernelError."""
+"""Takes a directory, its inode (0: unknown) and ports, and returns the attached programs. Raises KernelError."""
 PlaceFinder = Callable[[str, Sequence[int]], Placement]
 """Takes the workload's cgroup and configured ports; returns where its connections can be observed."""
 

@@ -1,4 +1,4 @@
-"""Indicators from the BPF programs' counts: a rate, percentiles of enough requests, and warning signs."""
+"""Indicators from the BPF programs' counts: a rate, latency percentiles, and signs that the latency misleads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEEDED: Final = {0.50: least_requests("p50"), 0.95: least_requests("p95"), 0.99:
 """Number of requests that each percentile needs, collected over at most ``LONGEST_S``."""
 
 _JUDGED: Final = 100
-"""Minimum number of requests in a window to judge warning signs."""
+"""Minimum number of requests in a window from which warning signs are judged."""
 _PUSHED_SHARE: Final = 1.0
 _SPLIT_SHARE: Final = 0.2
 _APART: Final = 1.5
@@ -37,7 +37,7 @@ APART_SIGN: Final = (
 
 
 class TcpWindow:
-    """Recent counts, as far back as the percentiles need."""
+    """The recent counts of the BPF programs, as far back as the percentiles need them."""
 
     def __init__(self, from_first: bool) -> None:
         self._from_first = from_first

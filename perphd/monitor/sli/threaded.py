@@ -1,6 +1,6 @@
 """Sources with blocking database clients, each in its own thread.
 
-A hung server thus delays no other source.
+A server that does not answer therefore delays no other source.
 """
 
 from __future__ import annotations
@@ -84,20 +84,21 @@ class WatchedSource(OwnThreadSource):
     def __init__(self, label: str, timeout_s: float, known: Resolution | None = None) -> None:
         super().__init__(label, timeout_s, known)
         self._asked = threading.Event()
-        """Set from a query until its answer: the present watch ends with a reading."""
+        """Set while a caller waits for a reading; the watch that is running then ends with one."""
         self._closed = False
         self._pause_s = 0.0
         self._watching: Future[SliReading | None] | None = None
 
     @abstractmethod
     def _look(self) -> float:
-        """Connect if necessary and look once; returns seconds until the next look. Bounded in time like
-        ``_query``.
+        """Connect if necessary and query once. Returns the seconds until the next query.
+
+        The client's own timeouts must bound the time, as in ``_query``.
         """
 
     @abstractmethod
     def _take(self) -> SliReading:
-        """The reading after the last look."""
+        """Convert the counts of the last query to a reading."""
 
     async def _ask(self, answered_at: AnsweredAt) -> SliReading:
         watching = self._watching
