@@ -95,7 +95,10 @@ class Agent:
         self._state.cost.missed_ticks += ticks
 
     async def stop(self, restore: bool) -> RestoreReport | None:
-        """Stop: restore if requested, and close every descriptor. The agent cannot be used afterwards."""
+        """Stop the agent: restore original values if requested, and close every descriptor.
+
+        The agent cannot be used afterwards. Returns the restore report; None without a restore.
+        """
         async with self._state.lock:
             report = await self._state.parts.executor.restore() if restore else None
             if not restore:
@@ -148,7 +151,7 @@ class Agent:
     async def oom_order(self) -> tuple[str, ...]:
         """Workloads that the kernel may kill for memory before workloads of a lower band, and the remedy.
 
-        It may read some hundred files for each workload, in a thread.
+        This may read hundreds of files for each workload, in a thread.
         """
         order, specs = self._state.parts.oom_order, tuple(self._state.all_specs())
         return () if order is None else await asyncio.to_thread(order.broken, specs)
@@ -182,8 +185,9 @@ class Agent:
         return self._state.parts.executor.enforceable(spec)
 
     def in_force(self, name: str) -> Settings:
-        """The settings that perphd has applied to this workload, as last read back; KEEP for all other knobs,
-        and for resctrl.
+        """The settings that perphd has applied to this workload, as last read back.
+
+        All other knobs, and those of resctrl, are KEEP.
         """
         return self._state.parts.executor.in_force(name)
 
@@ -212,7 +216,7 @@ class Agent:
         return self._state.parts.tally
 
     def whatif(self, arrival: Arrival) -> WhatIf:
-        """Predicted effect on the LRAs if this work arrived now. Raises nothing; changes nothing."""
+        """Predicted effect on the LRAs if this work arrived now. Never raises, and changes nothing."""
         return whatif(self._loop.snapshot(self._state.now_s), arrival, self._state.config.policy)
 
     def snapshot(self) -> Snapshot:
@@ -233,7 +237,7 @@ class Agent:
         return () if fitting is None else fitting.views()
 
     def start_memory_fit(self, name: str, samples: int, step: float, by: Actor | None = None) -> None:
-        """Start a search for a workload's memory limit. Raises ConfigError if it is refused."""
+        """Start a search for a workload's memory limit. Raises ConfigError if the search is refused."""
         fitting = self._fitting()
         snapshot = self._loop.snapshot(self._state.now_s)
         view = next((each for each in snapshot.workloads if each.spec.name == name), None)
@@ -260,7 +264,7 @@ class Agent:
         return fitting
 
     def suggestions(self) -> tuple[Suggestion, ...]:
-        """Undeclared groups worth declaring, and the expected gain. Changes nothing."""
+        """Undeclared groups that the operator should declare, and the expected gain. Changes nothing."""
         return suggestions(self._loop.snapshot(self._state.now_s), self._state.undeclared)
 
     def decisions(self, workload: str, at_s: float | None = None, limit: int = 20) -> tuple[Decision, ...]:
@@ -291,9 +295,10 @@ class Agent:
     async def pause(
         self, workload: str | None, for_s: float | None, reason: str, by: Actor | None = None
     ) -> tuple[Pause, RestoreReport]:
-        """Stop changing a workload (None: any), and restore its settings at once.
+        """Stop changing a workload (None: every workload), and restore its settings at once.
 
-        The pause survives reload, restart and upgrade. ``for_s`` None: until ``resume``.
+        The pause survives reload, restart and upgrade. ``for_s``: its length in seconds; None: it lasts until
+        ``resume``.
 
         Raises:
             ConfigError: no such workload, or the pause cannot be stored.
@@ -363,7 +368,7 @@ class Agent:
         return self._state.parts.trials.record
 
     async def add_workload(self, spec: WorkloadSpec, by: Actor | None = None) -> None:
-        """Add a workload, already checked against the others; replaces one with the same name."""
+        """Add a workload that was checked against the others. It replaces a workload with the same name."""
         await self._registry.add(spec, by)
 
     async def remove_workload(self, name: str, by: Actor | None = None) -> None:
@@ -376,10 +381,10 @@ class Agent:
         """
         await self._registry.remove(name, by)
         if self._state.parts.trials.names_lra(name):
-            self._modes.end_trial(f"{name} was removed from the list", by)
+            self._modes.end_trial(f"{name} was removed from the list of workloads", by)
 
     def push_sli(self, workload: str, reading: SliReading) -> None:
-        """A reading that the application delivers itself. Raises ConfigError if its SLI source is not ``push``."""
+        """Accept a reading that the application delivers. Raises ConfigError if its SLI source is not ``push``."""
         self._state.parts.sli.push(workload, reading, self._state.time_s(self._state.now_s))
         if self._state.parts.early_ticks is not None and workload in self._state.specs:
             self._state.parts.early_ticks.pushed(workload, self._state.specs[workload].objective, reading)
@@ -421,7 +426,7 @@ class Agent:
         )
 
     def model_origin(self, workload: str) -> ModelOrigin:
-        """Where a workload's model and its forecasts came from. Raises ConfigError if there is no such workload."""
+        """The origin of a workload's model and of its forecasts. Raises ConfigError if there is no such workload."""
         spec, worker = self._state.workload(workload), self._state.parts.forecasts
         found = self._state.parts.models.origin(spec, self._state.application(workload))
         if worker is None or not self._state.config.federated.folder:
@@ -436,7 +441,7 @@ class Agent:
         return self._state.parts.models.export(self._state.lra(lra), self._state.now_s)
 
     async def import_model(self, lra: str, text: bytes, rename: bool = False) -> tuple[str, ...]:
-        """Replace an LRA's model by the one in this text; returns warnings.
+        """Replace an LRA's model by the model in ``text``. Returns warnings for the operator.
 
         Raises:
             ConfigError: no such LRA.

@@ -25,7 +25,7 @@ def asks_for_a_share(spec: WorkloadSpec) -> bool:
 
 
 class Bands:
-    """The last division, and the inputs that it was computed from."""
+    """The last division of the host, and the inputs from which it was computed."""
 
     def __init__(self) -> None:
         self._made_for: object = None
@@ -50,13 +50,13 @@ class Bands:
         enforced: Iterable[WorkloadSpec],
         knobs: Mapping[str, frozenset[str]],
     ) -> None:
-        """Divide the host among these workloads, if anything about them has changed.
+        """Divide the host among these workloads, unless nothing has changed since the last division.
 
         Args:
             topology: the host's processors now.
             actuators: the bounds of resctrl's controls.
             enforced: all present workloads that are enforced.
-            knobs: settings that each of them has here.
+            knobs: settings that can be set on each of them here.
         """
         parties = tuple(enforced)
         if not any(map(asks_for_a_share, parties)):
@@ -78,7 +78,7 @@ class Bands:
         return self._division is None or name not in self._division.without_memory
 
     def over(self, spec: WorkloadSpec, wanted: Settings, knobs: frozenset[str]) -> Settings:
-        """The settings that a workload is to have, adapted to the division."""
+        """``wanted``, restricted to the workload's share of the division."""
         if self._division is None:
             return wanted
         from perphd.qos.division import over

@@ -88,7 +88,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("perphd")
 
 SLI_TIMEOUT_SHARE = 0.3
-"""Share of the period that applications have to report their SLI before the tick continues without them."""
+"""Share of the period for which a tick waits for the applications' SLIs. It then continues without them."""
 
 POLICIES: dict[str, Callable[[Config], Policy]] = {
     "perph": lambda config: PerphPolicy(config.policy),
@@ -122,8 +122,8 @@ def build_agent(
         clock: monotonic clock for readings that take time; None: ticks bring the time (virtual time).
         wall_clock: time of day for the store, in seconds since 1970.
         capabilities: the capability report, if there is one already.
-        store: False keeps no time series, whatever the configuration says.
-        policy: replaces the configured one.
+        store: False: keep no time series, even if the configuration enables the store.
+        policy: replaces the configured policy.
         delays: a simulated host's source of run-queue delays, in place of the kernel's taskstats.
         runner: starts jobs of the batch queue; None: this machine's systemd or control groups. A simulated
             host passes its own, or has no queue.
@@ -298,7 +298,7 @@ def build_agent(
 def _backoff(
     config: Config, fs: KernelFs, hierarchies: Hierarchies, bounds: Actuators
 ) -> DeviceBackoff | None:
-    """Backoff from contended devices, as configured; None if the configuration names none."""
+    """Backoff from contended devices, as configured; None if the configuration names no devices."""
     watched: list[WatchedDevices] = []
     if config.contention.disks:
         from perphd.agent.devices.disks import ContendedDisks

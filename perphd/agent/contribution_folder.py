@@ -50,7 +50,7 @@ def contributor_name(host: str) -> str:
 
 
 class ContributionFolder:
-    """The folder; see the module."""
+    """A folder of contributions, as the module describes it."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -58,8 +58,8 @@ class ContributionFolder:
     def read(self, topics: Collection[Topic] | None = None) -> tuple[Ledger, tuple[str, ...]]:
         """Read the folder: the ledger of its valid files, and the problems of the others. Never raises.
 
-        ``topics``: keep only statistics about these, because those of a whole fleet may not fit in memory;
-        None: keep all.
+        ``topics``: keep only statistics about these topics, because those of a whole fleet may not fit in memory.
+        None: keep the statistics about all topics.
         """
         contributions, withdrawals, problems = [], [], []
         try:
@@ -187,10 +187,10 @@ class ContributionFolder:
             return file.read(most + 1)
 
     def _replace(self, name: str, text: bytes) -> Path:
-        """Replace a file, synced.
+        """Replace a file, and sync it to the disk.
 
-        Others may write into the folder: unlike ``state_files.replace_text`` this never opens a file, or a link, that
-        is already there under the temporary name.
+        Other programs may write into the folder. Unlike ``state_files.replace_text``, this method therefore never
+        opens a file or a link that already has the temporary name.
         """
         path = self.folder / name
         temporary = self.folder / f".{name}.new"

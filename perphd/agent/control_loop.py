@@ -123,7 +123,7 @@ class ControlLoop:
             self._state.parts.tally.ticked(took_s)
 
     def _back_off(self, specs: Sequence[WorkloadSpec], now_s: float) -> None:
-        """Evaluate contended devices, announce changes, and update the hints of batch."""
+        """Evaluate contended devices, announce changes, and update the hints for batch."""
         backoff, hints = self._state.parts.backoff, self._state.parts.hints
         told = [] if backoff is None else backoff.step(now_s, specs, self._state.samples)
         contended = () if backoff is None else backoff.rows()
@@ -172,7 +172,7 @@ class ControlLoop:
         return Message(listed, [] if jobs is None else jobs.take(), self._state.topology.most)
 
     def _show_notes(self, now_s: float) -> None:
-        """Set or clear the remarks of indicator sources about their readings."""
+        """Show the notes of indicator sources about their readings, and clear notes that no longer apply."""
         notes = {
             f"sli:{name}": f"{name}: {note}" for name, note in self._state.parts.sli.notes().items() if note
         }
@@ -242,7 +242,7 @@ class ControlLoop:
             await self._after_trial(text)
 
     async def _judge_trial(self, now_s: float) -> None:
-        """Give the samples to the trial."""
+        """Pass the samples of this round to the running trial."""
         trials = self._state.parts.trials
         text = trials.take(self._state.all_specs(), self._state.samples)
         self._state.parts.records.problem("trial", trials.problem or None, now_s)
@@ -369,7 +369,7 @@ class ControlLoop:
             self._state.tell(EventKind.PROBLEM, text, name)
 
     def _why_not_end(self, name: str) -> str:
-        """The reason not to end a workload: the mode may have changed while limits were written."""
+        """The reason not to end a workload, whose mode may have changed while limits were written; empty if none."""
         spec = self._state.specs.get(name)
         is_enforced = spec is not None and self._modes.of(spec) is Mode.ENFORCE
         return "" if is_enforced else "it is only observed now"

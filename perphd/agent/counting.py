@@ -50,7 +50,7 @@ def notes(state: State, modes: Modes) -> tuple[str, ...]:
 
 
 def _blind(state: State) -> list[str]:
-    """Measurements that neither an indicator nor the processor's counters provide, by LRA."""
+    """Notes about LRAs for which neither an indicator nor the processor's counters provide the measurements."""
     names, causeless = [], []
     for spec in state.all_specs():
         sample = state.samples.get(spec.name)
@@ -80,7 +80,7 @@ def with_measured(found: Capabilities, state: State) -> Capabilities:
         reasons = {counted.why_not(name).reason: None for name in state.specs}
         detail = f"{able}, but no workload is measured: {'; '.join(reasons) or 'none is declared'}"
         if counted.otherwise is not NOT_ASKED or counted.missing:
-            remedy = "see the reason; perphctl status says what perphd waits for"
+            remedy = "see the reason; perphctl status shows what perphd waits for"
         now = Capability(MONITORING, Area.MEASURE, False, detail, MONITORING_COST, remedy)
     return Capabilities(tuple(now if item.name == MONITORING else item for item in found.items))
 

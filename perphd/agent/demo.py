@@ -1,7 +1,7 @@
 """``perphd demo``: the whole loop on a simulated host, printed line by line. It needs no root and changes nothing.
 
 The same scenario runs three times in virtual time: a database alone, the database beside two successive batch
-jobs without control, and beside them with perphd. The first job wants every core; the second streams through
+jobs without control, and the same with perphd. The first job wants every core; the second streams through
 memory, and takes cache and bandwidth as well. The exit code is 0 only if perphd brought the database back to
 its target beside each of them, and restored every kernel file.
 """
@@ -34,7 +34,7 @@ from perphd.sim.machine import CGROUP_ROOT, Machine
 from perphd.sim.workload import Placed, placed
 
 MIN_SECONDS: Final = 120
-"""Shortest scenario with time to learn, to be disturbed twice and to recover."""
+"""Length in seconds of the shortest scenario in which perphd can learn, be disturbed twice, and recover."""
 _CORES: Final = 16
 _LRA: Final = placed("mysql-short", "/demo/mysql", "mysql")
 _PI: Final = placed("batch-pi", "/demo/pi", "pi")
@@ -225,7 +225,7 @@ async def _play(demo: _DemoHost, speed: float | None, console: Console) -> int:
             store=False,
         )
         telling = asyncio.create_task(_tell(agent, story))
-        await asyncio.sleep(0)  # let it subscribe
+        await asyncio.sleep(0)  # let the story's task subscribe
         try:
             await _live(demo, watcher, agent, story, _pauses(speed))
         finally:
@@ -249,7 +249,7 @@ async def _play(demo: _DemoHost, speed: float | None, console: Console) -> int:
     if groups := _groups(host):
         problems.append(f"{', '.join(groups)} is left in resctrl")
     strange = sorted(path for path in written - original.keys() if not path.startswith(MOUNT_POINT))
-    problems += [f"{path} was written, but is not a knob" for path in strange]
+    problems += [f"{path} was written, but is no file that perphd may write" for path in strange]
     problems += [
         f"{path} reads {now[path]!r}, not {was!r}" for path, was in original.items() if now[path] != was
     ]
@@ -291,7 +291,7 @@ async def _tell(agent: Agent, story: _Story) -> None:
 
 
 def _pauses(speed: float | None) -> Callable[[float], float]:
-    """The time to sleep at a virtual time, so that a person can follow."""
+    """A function that returns the seconds to sleep at a virtual time, so that a person can follow the demo."""
     if speed is None:
         return lambda _: 0.0
     began = time.monotonic()

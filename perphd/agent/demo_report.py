@@ -14,12 +14,12 @@ RECOVERED: Final = 0.95
 STEADY_S: Final = 3
 """Consecutive seconds at ``RECOVERED`` of the target after which the database counts as recovered."""
 SETTLED_S: Final = 10
-"""Final part of the disturbance, in seconds, from which the result of control is taken."""
+"""Length in seconds of the final part of the disturbance. The result of control is taken from this part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """One virtual second. ``batch_work``: operations; only their ratios are meaningful."""
+    """Figures of one virtual second. ``batch_work``: operations; only their ratios are meaningful."""
 
     at_s: int
     work_per_s: float
@@ -75,11 +75,11 @@ class Comparison:
         found: list[str] = []
         wanted = RECOVERED * self.target_per_s
         if _work(self.during(self.native)) >= wanted:
-            found.append(f"{self.batch} did not disturb the application, so there was nothing to show")
+            found.append(f"{self.batch} did not disturb the application, so perphd's effect cannot be shown")
         settled = self.during(self.perphd)[-SETTLED_S:]
         if self.recovery_s(self.perphd) is None or _work(settled) < wanted:
             target = f"its target of {self.target_per_s:.0f}/s"
-            found.append(f"beside {self.batch} the application was not brought back to {target}")
+            found.append(f"beside {self.batch}, perphd did not bring the application back to {target}")
         return found
 
     def table(self) -> Table:

@@ -1,9 +1,10 @@
 """Exchange of models between hosts: this host's contribution, and starts for its new models.
 
-Topics have the application's name: the LRA's, or that of the declaration for which LRAs were found. Of several
-replicas on this host the one with the most evidence speaks. What a replica said that is gone stays until another one
-speaks, since pods are replaced more often than applications change. A new replica hears this host's own document as
-well, unless it may be what it said itself.
+Topics have the application's name: the LRA's, or that of the declaration for which LRAs were found. If several
+replicas of an application are on this host, the document holds the statements of the replica with the most
+evidence. The statements of a replica that is gone stay until another replica makes some, because pods are replaced
+more often than applications change. A new replica also starts from this host's own document, unless the document
+may hold that replica's own statements.
 
 When an LRA without a model appears, a short-lived thread reads the folder and pools what it finds, and a later tick
 tries the start. A folder without documents may not be mounted yet and is read again later. After models were saved, the
@@ -55,19 +56,19 @@ log = logging.getLogger("perphd")
 
 KEY: Final = "federated"
 UNWRITTEN: Final = "contribution"
-"""Keys of two problems in ``perphctl status``: with the folder, and with this host's own document."""
+"""Keys of two problems in ``perphctl status``: one with the folder, one with this host's own document."""
 ON_TRIAL: Final = "on trial against learning alone"
 BEHIND: Final = "on trial, but so far worse than learning alone, which is in use"
 KEPT: Final = "kept: it was not worse than learning alone"
 LEFT: Final = "dropped: learning alone was better"
-TOO_LITTLE: Final = "not used: too few hosts like this one know the application"
+TOO_LITTLE: Final = "not used: too few hosts like this host know the application"
 AGAIN_S: Final = 60.0
-"""Time after which a folder without documents is read again."""
+"""Seconds after which a folder without documents is read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Met:
-    """A new LRA: source of its SLI, its application, and whether what it said itself may still be in the document."""
+    """A new LRA: source of its SLI, its application, and whether this host's document may hold its own statements."""
 
     counted_by: str
     application: str
@@ -78,7 +79,7 @@ class _Met:
 class _Asked:
     """Inputs of a start besides the folder: the SLI's source, and the application with its version.
 
-    ``hears_own``: this host's own document counts.
+    ``hears_own``: True if this host's own document counts as well.
     """
 
     counted_by: str
@@ -89,8 +90,9 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Pooled contributions of other hosts about one application, and the resulting start. ``work`` is None if
-    there are too few.
+    """Pooled contributions of other hosts about one application, and the resulting start.
+
+    ``work``: None if there are too few contributions.
     """
 
     asked: _Asked
@@ -104,7 +106,7 @@ class _Answer:
 class _Read:
     """Result of one look at the folder.
 
-    ``answers``: answers by LRA; None: the contributions about it cannot be used. ``is_empty``: no other
+    ``answers``: answers by LRA; None if the contributions about the LRA cannot be used. ``is_empty``: no other
     host's document could be read.
     """
 
@@ -137,8 +139,8 @@ class Federated:
         origins: the folder in which origins are kept.
         membership: this host's role.
         records: receives problems and events.
-        wall_clock: time of day.
-        inline: read without a thread, for virtual time.
+        wall_clock: returns the time of day.
+        inline: True: read without a thread, for virtual time.
     """
 
     def __init__(
@@ -156,7 +158,7 @@ class Federated:
         self._waiting: dict[str, _Met] = {}
         self._reading: Future[_Read] | None = None
         self._said: dict[str, dict[str, tuple[Statistic, ...]]] | None = None
-        """By application and LRA; ``EARLIER``: what earlier replicas said."""
+        """Statements by application and LRA; ``EARLIER`` stands for replicas that are gone."""
         self._taken_back: set[tuple[str, str]] = set()
         self._scores_s: int | None = None
         self._again_s = -math.inf
@@ -176,7 +178,7 @@ class Federated:
             lra: its name.
             counted_by: source of its SLI.
             application: the name by which other hosts know it.
-            again: its model was reset; what that said is taken back.
+            again: True if its model was reset; the statements of the old model are then withdrawn.
         """
         self._waiting[lra] = _Met(counted_by, application, again)
         if again:
@@ -207,7 +209,7 @@ class Federated:
                 continue
             met = self._waiting.get(lra)
             if met is None or _asked(lra, met, versions(lra)) != answer.asked:
-                continue  # it was removed, or another version runs by now: ask again
+                continue  # it was removed, or another version runs now: ask again
             del self._waiting[lra]
             words = self._start(registry.model(lra), lra, answer)
             if words:
@@ -336,17 +338,16 @@ class Federated:
     # -- contributing ---------------------------------------------------------------------------------------------
 
     def contribute_scores(self, present: Mapping[str, str]) -> None:
-        """Replace this host's document if the forecast worker has written scores since, though no model was saved."""
+        """Replace this host's document if the forecast worker has written new scores, even if no model was saved."""
         forecasts = self._membership.forecasts
         if self._membership.contribute and forecasts is not None and written_at(forecasts) != self._scores_s:
             self.contribute((), present)
 
     def contribute(self, files: Iterable[ModelFile], present: Mapping[str, str]) -> None:
-        """Replace this host's document by one that includes what these models have learned since. Never waits for the
-        folder.
+        """Replace this host's document by one with the present knowledge of these models.
 
-        The folder may lie on a file system that hangs. ``present``: the LRAs of this host, each with its application;
-        statements about other applications are dropped.
+        The method never waits for the folder, which may be on a file system that hangs. ``present``: the LRAs of
+        this host, each with its application; statements about other applications are dropped.
         """
         if not self._membership.contribute:
             return
@@ -401,7 +402,7 @@ class Federated:
             if found:
                 by[lra] = found
             else:
-                by.pop(lra, None)  # it was reset: what its earlier model said is taken back
+                by.pop(lra, None)  # it was reset: the statements of its earlier model are withdrawn
         corrections: list[Statistic] = []
         for _, by in sorted(said.items()):
             now_said = spoken(each for lra, kept in sorted(by.items()) if lra != EARLIER for each in kept)
@@ -469,7 +470,7 @@ def open_federated(
 
 
 def forecast_reader(config: Config, fs: KernelFs, topology: Topology) -> str:
-    """The worker's argument that names the host as which it reads contributions."""
+    """The worker's argument: the host under whose name the worker reads contributions, as text."""
     keys = config.federated
     folder, name = str(Path(keys.folder).absolute()), contributor_name(this_host())
     return reader_text(Reader(folder, name, hardware_of(fs, topology), keys.expire_days * 86400.0))

@@ -40,16 +40,16 @@ from perphd.sizing.memory_fit import (
 
 BIN_BYTES: Final = 4 << 20
 RELIEF_S: Final = 60.0
-"""Time without a limit after an LRA was degraded under one."""
+"""Seconds without a limit after an LRA was degraded under a limit."""
 SKIPPED_SAMPLES: Final = 3
-"""Samples skipped after a new limit, while the kernel is still reclaiming."""
+"""Number of samples skipped after a new limit, because the kernel is still reclaiming memory."""
 RECLAIMED_SAMPLES: Final = 20
 """Maximum number of further samples to skip while use still falls by more than ``FALL_SHARE`` per sample."""
 FALL_SHARE: Final = 0.005
 WITNESSES: Final = ("work_rate_per_s", "mips", "cpu_usage_cores")
 """Readings of performance, best first."""
 PROCESSES_KEPT_S: Final = 5.0
-"""Age at which a group's list of processes is read again."""
+"""Age in seconds at which a group's list of processes is read again."""
 _KNOB: Final = "memory_high_bytes"
 LARGEST_PAGE_BYTES: Final = 1 << 16
 
@@ -82,7 +82,7 @@ class _Sums:
 
 @dataclass(slots=True)
 class _Search:
-    """One workload's search."""
+    """The search for one workload's memory limit."""
 
     fit: MemoryFit
     collection: CollectionShare
@@ -101,12 +101,12 @@ class _Search:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the search has finished."""
+        """True if the search has converged."""
         return self.fit.phase is FitPhase.CONVERGED
 
 
 class Fitting:
-    """Runs all searches, once per tick, like the shaper."""
+    """Runs all searches for memory limits, once per tick, like the shaper."""
 
     def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
         self._fs, self._hierarchies = fs, hierarchies
@@ -154,7 +154,7 @@ class Fitting:
         self._searches[spec.name] = _Search(fit, CollectionShare(self._fs))
 
     def apply(self, name: str) -> int:
-        """Keep the recommended limit in force; returns it.
+        """Keep the recommended limit in force. Returns the limit in bytes.
 
         Raises:
             ConfigError: there is no result yet.
@@ -270,7 +270,7 @@ class Fitting:
         search.sums = _Sums()
 
     def _relieves(self, search: _Search, troubled: bool, now_s: float) -> bool:
-        """Whether to lift a limit because the LRA is, or recently was, degraded. That limit counts as bad."""
+        """True if the limit must be lifted because the LRA is, or recently was, degraded. The limit counts as bad."""
         until_s, limit = search.relieved_until_s, _limit(search)
         if until_s is None and not (troubled and limit is not None):
             return False
@@ -281,7 +281,7 @@ class Fitting:
         if until_s is None:
             search.fit = after_harm(search.fit)
         if search.has_ended:
-            return True  # its limit is no longer in force
+            return True  # the pause ends; until now, the limit was not in force
         if troubled:
             search.relieved_until_s = now_s + RELIEF_S
         self._begin_epoch(search)
@@ -358,7 +358,7 @@ class Fitting:
 
 
 def _is_reclaimed(search: _Search, sample: Sample) -> bool:
-    """Whether the kernel is still reclaiming memory after a new limit; that cost does not belong to the limit."""
+    """True while the kernel still reclaims memory after a new limit. This cost does not belong to the limit."""
     held, current = search.held, sample.memory_current_bytes
     if search.settling <= 0 or isinstance(held, Unavailable) or isinstance(current, Unavailable):
         return False
@@ -373,7 +373,7 @@ def _untried(epoch: FitEpoch, estimate: float) -> str:
 
 
 def _limit(search: _Search) -> int | None:
-    """The limit to be in force for a search."""
+    """The limit in bytes that should be in force for a search; None: no limit."""
     fit = search.fit
     if not search.settable or fit.limit_bytes is None or search.relieved_until_s is not None:
         return None
@@ -383,7 +383,7 @@ def _limit(search: _Search) -> int | None:
 
 
 def _is_in_force(limit: int | None, settings: Settings) -> bool:
-    """Whether this limit is in force; the kernel stores sizes in whole pages."""
+    """True if this limit is in force, up to the kernel's rounding to whole pages."""
     found = settings.memory_high_bytes
     return limit is None or (isinstance(found, int) and abs(found - limit) < LARGEST_PAGE_BYTES)
 

@@ -1,9 +1,9 @@
 """The exchange of forecast scores, between the daemon and its forecast worker.
 
 The worker writes its scores into a file of its folder, from where the daemon takes them into this host's contribution.
-The worker reads the contributions of other hosts itself while a series is young, because pooling has no place in the
-daemon's ticks. Its last argument says as whom. From which hosts it began is in another file, for
-``perphctl model origin``.
+The worker reads the contributions of other hosts itself while a series is young, because pooling takes too long for
+the daemon's ticks. The worker's last argument names the host for which it reads. The origins of its forecasts are
+in another file, for ``perphctl model origin``.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from perphd.federated.pooling import Pooled
 from perphd.host.state_files import replace_text
 
 SCORES: Final = "scores.json"
-"""The worker's scores, in its folder."""
+"""Name of the file with the worker's scores, in its folder."""
 ORIGINS: Final = "origins.json"
-"""From which hosts its forecasts began, by workload."""
+"""Name of the file with the origins of its forecasts, by workload."""
 log = logging.getLogger("perphd")
 
 
 class Reader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The host that reads. ``folder``: folder of contributions; ``expire_s``: age from which a contribution
-    is ignored.
+    """The host that reads contributions.
+
+    ``folder``: folder of contributions. ``expire_s``: age in seconds from which a contribution is ignored.
     """
 
     folder: str
@@ -77,7 +78,7 @@ def read_scores(folder: Path) -> tuple[Statistic, ...]:
 
 
 def written_at(folder: Path) -> int | None:
-    """When the worker last wrote its scores, in nanoseconds; None: never."""
+    """Time at which the worker last wrote its scores, in nanoseconds since 1970; None if it never did."""
     try:
         return (folder / SCORES).stat().st_mtime_ns
     except OSError:
@@ -85,7 +86,7 @@ def written_at(folder: Path) -> int | None:
 
 
 def write_origins(folder: Path, origins: Mapping[str, tuple[ForecastOrigin, ...]]) -> None:
-    """Replace what the forecasts of each workload began from. Raises PerphError, OSError."""
+    """Replace the origins of each workload's forecasts. Raises PerphError, OSError."""
     replace_text(folder / ORIGINS, msgspec.json.encode(origins).decode(), 0o600, synced=False)
 
 
@@ -97,12 +98,12 @@ def read_origins(folder: Path) -> dict[str, tuple[ForecastOrigin, ...]]:
     except FileNotFoundError:
         pass
     except (OSError, ValueError, msgspec.DecodeError) as exc:
-        log.warning("%s: it cannot be read: %s", path, exc)
+        log.warning("%s: cannot be read: %s", path, exc)
     return {}
 
 
 def origin_hosts(told: Pooled) -> tuple[tuple[OriginHost, ...], tuple[OriginLeftOut, ...]]:
-    """The hosts that counted, and those that did not."""
+    """The hosts whose contributions were used, and those whose contributions were left out."""
     hosts = tuple(
         OriginHost(s.contributor, s.generation, s.age_s, s.distance, s.version, s.share) for s in told.sources
     )

@@ -32,12 +32,12 @@ from perphd.domain.reading import Reading, Unavailable
 
 PERIOD_S: Final = 60.0
 PHASE_S: Final = 8.0
-"""Offset after the minute, when the worker's window starts and the store has all samples of the last one."""
+"""Seconds after the full minute at which the worker is updated. The store then has all samples of the last window."""
 RESTART: Final = BackoffRule(60.0, 3600.0)
 STEADY_S: Final = 1800.0
-"""After a run of this length, the end of a worker resets the restart backoff."""
+"""Seconds that a worker must have run for its end to reset the restart backoff."""
 SAVES_WITHIN_S: Final = 5.0
-"""Time that the worker has to save its state at stop."""
+"""Seconds that the worker has to save its state when the daemon stops."""
 PIPE_BYTES: Final = 1 << 20
 COMMAND: Final = (sys.executable, "-P", "-m", "perphd.control.forecast_worker")
 """The worker's command; it imports nothing from the working directory."""
@@ -50,8 +50,8 @@ FORECASTS_OFF: Final = (
 _NOTHING: Final = Unavailable("nothing has been published yet: the first forecasts take a minute")
 
 Listed: TypeAlias = tuple[str, str, int, tuple[str, ...], int, str]
-"""A workload: name, cgroup, least memory, the limits that perphd has set on it, reserved memory (bytes), and the name
-by which other hosts know it."""
+"""A workload: name, cgroup, least memory (bytes), the limits that perphd has set on it, reserved memory (bytes),
+and the name by which other hosts know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Message:
     most: Mapping[str, float] = field(default_factory=dict)
 
     def line(self) -> bytes:
-        """One line of JSON."""
+        """The message as one line of JSON."""
         jobs = [asdict(job) for job in self.jobs]
         data = {"workloads": self.workloads, "jobs": jobs, "most": self.most}
         return json.dumps(data, separators=(",", ":")).encode() + b"\n"
@@ -145,7 +145,7 @@ class ForecastProcess:
             return Unavailable(f"{self._folder / PUBLISHED_FILE} cannot be read: {exc.strerror}")
 
     def origins(self, workload: str) -> tuple[ForecastOrigin, ...]:
-        """The hosts from whose scores forecasts of this workload began."""
+        """The origins of this workload's forecasts: the hosts from whose scores they started."""
         from perphd.agent.forecast_scores import read_origins
 
         return read_origins(self._folder).get(workload, ())
@@ -178,7 +178,7 @@ class ForecastProcess:
             self._failed(now_s, f"it cannot be started: {exc.strerror}: {self._folder}")
             return
         os.set_blocking(self._pipe, False)
-        # over the user's limit on pipes: the rest is sent in the next tick
+        # beyond the user's limit on pipes, the rest is sent in the next tick
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         future: Future[int] = Future()

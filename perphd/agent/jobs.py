@@ -22,13 +22,13 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.job_facts import FirstProcess, JobFacts
 
 LEAST_S: Final = 5.0
-"""Shorter runs are not recorded, because samples are too coarse for them. After this time the first process
-has settled as well.
+"""Least length of a recorded run in seconds. Samples are too coarse for shorter runs. After this time, the first
+process also has its final name and arguments.
 """
 MOST_ENDED: Final = 8
-"""Ended runs handed over per minute; recording one takes the worker some 7 ms."""
+"""Maximum number of ended runs that are handed over per minute. Recording one takes the worker about 7 ms."""
 PEAK_S: Final = 10.0
-"""Averaging window for use and wait. The maximum of these means counts as sufficient for a run."""
+"""Averaging time in seconds for use and wait. The greatest of these means counts as sufficient for a run."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _Peak:
             self.sum = self.seconds = 0.0
 
     def found(self) -> float | None:
-        """The maximum; for a short run, the mean of all."""
+        """The greatest mean; for a run shorter than ``PEAK_S``, the mean over the whole run."""
         if self.greatest is None and self.seconds > 0:
             return self.sum / self.seconds
         return self.greatest
@@ -56,7 +56,7 @@ class _Peak:
 
 @dataclass(slots=True)
 class _Run:
-    """A run that has started."""
+    """A run of batch that is in progress."""
 
     began_s: float
     hour: int

@@ -12,10 +12,11 @@ from perphd.domain.host_facts import ProcessFact
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One kind of server. ``source``: source of its indicators; ``socket``: part of its socket's path.
+    """One kind of server.
 
-    ``default_socket``: the source's default; ``password``: the source needs a password; ``against``: reason
-    why the latency of its TCP connections is unsuitable.
+    ``source``: source of its indicators. ``socket``: part of its socket's path. ``default_socket``: path that the
+    source uses by default. ``password``: the source needs a password. ``against``: reason why the latency of its TCP
+    connections is unsuitable.
     """
 
     title: str
@@ -136,7 +137,7 @@ _MAIN_CLASS: Final = re.compile(r"[A-Za-z_$][\w$]*(?:\.[A-Za-z_$][\w$]*)+")
 
 
 def program_of(process: ProcessFact) -> str:
-    """The program's name: from argv if complete, since the kernel truncates names to 15 characters."""
+    """The program's name. It comes from argv if possible, because the kernel truncates names to 15 characters."""
     title = re.split(r"[:\s]", process.argv[0], maxsplit=1)[0] if process.argv else ""
     first = title.rsplit("/", 1)[-1]
     return first if first and first.startswith(process.name[:15]) else process.name

@@ -30,14 +30,14 @@ from perphd.domain.sample import Sample, is_short, reach_s
 from perphd.predictor import Observation
 
 STALLED_PCT = 5.0
-"""Memory stalls in percent above an LRA's usual ones, from which even sleeping batch may be the cause."""
+"""Excess of memory stalls over an LRA's usual ones, in %, from which even sleeping batch may be the cause."""
 
 
 START_S: Final = 3.0
-"""Time that the start of perphd takes; see ``ObservationMerger``."""
+"""Seconds that the start of perphd takes; see ``ObservationMerger``."""
 LEARNED_EVENTS: Final = 25.0
-"""Least number of events per observation. The mean logarithm of n events is too low by 1 / (2 n), and
-undefined for none.
+"""Least number of events per observation. The mean logarithm of a rate from n events is too low by 1 / (2 n), and is
+undefined for n = 0.
 """
 
 
@@ -104,7 +104,7 @@ def _circumstances(seen: Observation) -> tuple[object, ...]:
 def observations(
     snapshot: Snapshot, protections: Sequence[Allocation], batch_idle_cores: float
 ) -> Iterator[tuple[str, Observation]]:
-    """Name and observation of every LRA with a sample. ``protections``: those in force, for any LRA."""
+    """Name and observation of every LRA with a sample. ``protections``: the allocations in force for all LRAs."""
     nothing = untouched(total_cores(snapshot))
     use = batch_use_cores(snapshot)
     held = any(protection != nothing for protection in protections)
@@ -157,7 +157,7 @@ def _is_met(view: WorkloadView) -> bool:
 
 
 class _Sums:
-    """The sum of a reading over all present LRAs, and over all but one.
+    """The sum of a reading over all present LRAs, and over all LRAs except one.
 
     Batch is excluded, since perphd controls it.
     """
@@ -180,8 +180,9 @@ class _Sums:
 
 
 def _is_squeezed(snapshot: Snapshot, view: WorkloadView) -> bool:
-    """True if the LRA stalls for memory more than usual while batch holds some memory. The sample is then
-    disturbed.
+    """True if the LRA stalls for memory more than usual while batch holds some memory.
+
+    The sample is then not undisturbed.
     """
     if view.sample is None or not batch_is_there(snapshot):
         return False

@@ -16,9 +16,9 @@ from typing import Any, Final
 from perphd.domain.forecast import MEMORY_FILE, MemoryForecast
 
 WINDOW_S: Final = 60.0
-"""Length of the worker's forecast windows, which begin with the minutes of the epoch."""
+"""Length in seconds of the worker's forecast windows, which begin at full minutes of the epoch."""
 LIVE_S: Final = 1.5 * WINDOW_S
-"""Age of the file from which the worker counts as absent."""
+"""Age of the file in seconds from which the worker counts as absent."""
 
 
 class MemoryForecasts:
@@ -33,7 +33,7 @@ class MemoryForecasts:
         self._first = True
 
     def look(self, now_s: float) -> bool | None:
-        """Whether the worker has published since the last call; None if the worker is absent."""
+        """True if the worker has published since the last call, False if not; None if the worker is absent."""
         try:
             facts = os.stat(self._path)
             seen = (facts.st_ino, facts.st_mtime_ns)

@@ -33,7 +33,7 @@ class Written:
 
 @dataclass(slots=True)
 class Life:
-    """State of a model beside the model itself."""
+    """Facts about a model that the model itself does not hold."""
 
     spec: WorkloadSpec
     origin: str
@@ -41,7 +41,7 @@ class Life:
     saved_samples: int = 0
     version: str = ""
     looked_s: float = -math.inf
-    fresh: bool = False  # no model was found, except perhaps for its versions
+    fresh: bool = False  # no file was found, except perhaps models of earlier versions
     application: str = ""  # the name by which other hosts know it; empty: its own
 
     @property

@@ -42,10 +42,10 @@ log = logging.getLogger("perphd")
 _T = TypeVar("_T")
 
 CLOCK_SLACK_S = 60.0
-"""If a file is dated more than this far in the future, the clock was set back."""
+"""Seconds by which a file's time may lie in the future. Beyond that, the clock was set back."""
 NEVER_SAVED = Unavailable("not saved yet")
 VERSION_LOOK_S = 30.0
-"""Time between two checks of an application's version."""
+"""Seconds between two checks of an application's version."""
 LOOKS_PER_TICK = 2
 """Maximum number of LRAs checked per tick; each check reads some files of /proc."""
 
@@ -276,7 +276,7 @@ class Models:
         )
 
     def origin(self, spec: WorkloadSpec, known_as: str) -> ModelOrigin:
-        """Where the workload's model came from. ``known_as``: the name by which other hosts know it."""
+        """The origin of the workload's model. ``known_as``: the name by which other hosts know the workload."""
         application = "" if known_as == spec.name else known_as
         if spec.kind is not Kind.LRA:
             return ModelOrigin(spec.name, "batch has no model", application=application)
@@ -295,7 +295,7 @@ class Models:
         return to_text(self._file(spec, now_s))
 
     def take(self, spec: WorkloadSpec, text: bytes, now_s: float, rename: bool) -> tuple[str, ...]:
-        """Replace the LRA's model by the one in this text; returns warnings for the operator.
+        """Replace the LRA's model by the model in ``text``; returns warnings for the operator.
 
         Args:
             spec: the LRA.
@@ -389,7 +389,7 @@ class Models:
     # -- helpers --------------------------------------------------------------------------------------------------
 
     def _life(self, spec: WorkloadSpec) -> Life:
-        """The life of an LRA's model. A new one is not kept: its file is not loaded yet."""
+        """The ``Life`` of an LRA's model. A new one is not stored, because the model's file is not loaded yet."""
         return self._lives.get(spec.name) or Life(spec, "learned here")
 
     def _present(self) -> dict[str, str]:
@@ -465,7 +465,7 @@ class Models:
         return (Written(file, problem),)
 
     def _keep_gone(self, present: tuple[str, ...], file: ModelFile) -> Sequence[Written]:
-        """Keep the model of a removed LRA; ``present``: the others. Runs in the writer's thread."""
+        """Keep the model of a removed LRA. ``present``: names of the other LRAs. Runs in the writer's thread."""
         for done in self._keep(file):
             if done.problem is not None:
                 log.warning("%s", done.problem)

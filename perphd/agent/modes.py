@@ -21,9 +21,9 @@ class Modes:
     def of(self, spec: WorkloadSpec) -> Mode:
         """The mode in force for a workload.
 
-        In order of precedence: observe while the workload is paused; the running trial's mode, unless the
-        workload's own mode is observe; the mode set at run time; observe after a restore; the workload's own
-        mode; the general one.
+        The first of these that applies: observe while the workload is paused; the running trial's mode, unless the
+        workload's own mode is observe; the mode set at run time; observe after a restore; the workload's own mode; the
+        general mode.
         """
         if self._state.parts.pauses.any and self.pause_of(spec) is not None:
             return Mode.OBSERVE
@@ -76,7 +76,7 @@ class Modes:
         """The workloads that a name denotes: the workload itself, or those found for a declaration.
 
         Raises:
-            ConfigError: there is neither.
+            ConfigError: no workload and no declaration has this name.
         """
         state = self._state
         if workload in state.declared:
@@ -86,7 +86,7 @@ class Modes:
         raise unknown_workload(workload, state.declared | state.specs)
 
     def begin(self, mode: Mode) -> None:
-        """Set this mode for all workloads, and clear the modes of single ones."""
+        """Set this mode for all workloads, and clear the modes of single workloads."""
         self.general = mode
         self._own.clear()
         self._halted = False

@@ -18,8 +18,8 @@ SYSTEM_SLICE: Final = "/system.slice"
 MOST_DAEMONS: Final = 200
 """Maximum number of undeclared services to examine."""
 MOST_PROCESSES: Final = 256
-"""Maximum number of processes to read per workload: children inherit the value, and a request must be
-answered quickly.
+"""Maximum number of processes to read per workload. Few suffice, because children inherit the value, and requests must
+be answered quickly.
 """
 
 
@@ -61,10 +61,14 @@ class OomOrder:
             with suppress(KernelError):
                 names.update(self._fs.subdirectories(directory))
         services = sorted(names)
-        own = [name for name in services if name.endswith(".service") and f"{SYSTEM_SLICE}/{name}" not in declared]
+        own = [
+            name
+            for name in services
+            if name.endswith(".service") and f"{SYSTEM_SLICE}/{name}" not in declared
+        ]
         return own[:MOST_DAEMONS]
 
     def _values(self, cgroup: str) -> list[int]:
         pids = islice(sorted(self._groups.group(cgroup).procs()), MOST_PROCESSES)
         texts = [text_or_empty(self._fs, f"/proc/{pid}/oom_score_adj").strip() for pid in pids]
-        return [int(text) for text in texts if text]  # empty: it has ended
+        return [int(text) for text in texts if text]  # empty: the process has ended

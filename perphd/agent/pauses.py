@@ -25,10 +25,11 @@ class Pauses:
     Args:
         state_dir: directory in which they are stored; None: keep them in memory only.
         wall_clock: seconds since the epoch.
-        pause_file: while this file exists, everything is paused; its first line is the reason. Empty: no such file.
+        pause_file: path; while this file exists, all workloads are paused, and its first line is the reason. Empty:
+            perphd watches no file.
 
-    If the file in the state directory cannot be read, everything is paused until ``resume``: it may have
-    contained a pause.
+    If the file in the state directory cannot be read, all workloads are paused until ``resume``, because the file
+    may have contained a pause.
     """
 
     def __init__(self, state_dir: Path | None, wall_clock: Callable[[], float], pause_file: str = "") -> None:
@@ -47,7 +48,8 @@ class Pauses:
                 del self._set[workload]
                 told.append(f"{workload or 'all workloads'}: the pause has ended")
         if told and self._path is not None:
-            # Nothing waits for this write: if it fails, the file still names a pause that has ended.
+            # Nobody waits for this write. If it fails, the file still contains a pause that has ended, which does
+            # no harm.
             self._files.replace(self._path, _text(self._set))
         found = self._file(now_s)
         if (found is None) != (self._by_file is None):
@@ -125,7 +127,7 @@ class Pauses:
             return [Pause("", self._wall_clock(), None, reason, "perphd")]
 
     async def _keep(self, change: Callable[[dict[str, Pause]], dict[str, Pause]]) -> None:
-        """Store the pauses with this change, which is in force once it is stored. Changes follow one another."""
+        """Store the pauses with a change. The change takes effect once it is stored. Changes do not overlap."""
         async with self._changing:
             before = dict(self._set)
             if self._path is not None:
@@ -133,7 +135,7 @@ class Pauses:
             self._set, is_same = change(self._set), self._set == before
             if (
                 not is_same and self._path is not None
-            ):  # a pause has ended meanwhile, and the file names it again
+            ):  # a pause has ended meanwhile, and the file contains it again
                 self._files.replace(self._path, _text(self._set))
 
 

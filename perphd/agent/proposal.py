@@ -33,9 +33,9 @@ from perphd.host.cgroup.hierarchy import check_cgroup_path
 from perphd.monitor.sli.options import MOST_PORTS, validate_options
 
 BUSY_CORES: Final = 0.2
-"""CPU use from which a group that looks like batch is proposed as batch."""
+"""CPU use, in cores, from which a group that looks like batch is proposed as batch."""
 SERVING_CORES: Final = 0.05
-"""CPU use from which an unknown server is proposed as an LRA, and not as a comment."""
+"""CPU use, in cores, from which an unknown server is proposed as an LRA and not as a comment."""
 _MOST_NAME: Final = 40
 _SESSION: Final = re.compile(r"/user\.slice/|/session-[^/]*\.scope$|/user@")
 _SURE_TITLES: Final = (OTHER, JAVA_OTHER)
@@ -107,7 +107,7 @@ def config_text(proposal: Proposal, unmeasured: Iterable[str] = ()) -> str:
 
     Args:
         proposal: what to declare.
-        unmeasured: names of LRAs whose indicator does not answer yet; it is written as a comment.
+        unmeasured: names of LRAs whose indicator does not answer yet. Such an indicator is written as a comment.
     """
     sure = [item for item in proposal.workloads if item.sure]
     kinds = [item.spec.kind for item in sure]

@@ -16,12 +16,12 @@ from perphd.domain.workload import Mode, WorkloadSpec
 from perphd.host.actuators import Actuators
 
 _CPU_KNOBS = frozenset({"cpus", "cpu_weight"})
-"""Batch knobs that implement the CPU part of every LRA's protection; they are in force together or not at all."""
+"""Knobs of batch that implement the CPU part of every LRA's protection. Both are in force, or neither is."""
 _CACHE_KNOBS = frozenset({"llc_masks", "mba_pct"})
 CALM_TIMES = 3.0
-"""Settling after groups (re)appear takes at most the share 1 / this of the time."""
+"""Reciprocal of the greatest share of the time that may be spent settling after groups (re)appear."""
 ENFORCEABLE_S = 60.0
-"""Time between two checks of a workload's enforceable knobs. A (re)appearing cgroup is also checked at once."""
+"""Seconds between two checks of a workload's enforceable knobs. A (re)appearing cgroup is also checked at once."""
 
 
 class Protections:
@@ -42,8 +42,9 @@ class Protections:
         return with_flag(sample, Quality.SETTLING)
 
     def yielded(self) -> dict[str, set[str]]:
-        """Names of the knobs yielded to other programs, by workload. perphd does not rely on them, even where
-        it could write them.
+        """Names of the knobs that perphd has yielded to other programs, by workload.
+
+        perphd does not rely on these knobs, even where it could write them.
         """
         found: dict[str, set[str]] = {}
         for conflict in self._state.parts.executor.conflicts():
@@ -73,7 +74,7 @@ class Protections:
                 self._state.actuators = found
 
     def look(self, now_s: float) -> bool:
-        """Detect that resctrl was mounted, unmounted or remounted. Returns True if it was.
+        """Detect whether resctrl was mounted, unmounted or remounted. Returns True if so.
 
         If another program has changed a protection of an LRA, the LRA's sample does not reflect perphd's
         settings.
@@ -105,15 +106,14 @@ class Protections:
                 self._state.protections[name] = Protection(kept, when_s)
 
     def note(self, target: TargetState, now_s: float, changed: bool, again: bool = False) -> None:
-        """Record what is now in force for each LRA: its decision's choice, if it and some batch are enforced.
+        """Record what is now in force for each LRA: its decision's choice, if the LRA and some batch are enforced.
 
-        If a part of it (CPUs, ways, bandwidth) is blocked on some batch, that part keeps the value in force.
+        If a part of the choice (CPUs, ways, bandwidth) is blocked on some batch, that part keeps the value in force.
 
-        ``again``: the changes were only made on groups that (re)appeared.
+        ``again``: True if the changes only concern groups that (re)appeared.
         """
         batch_enforced = any(
-            spec.gives_way and self._modes.of(spec) is Mode.ENFORCE
-            for spec in self._state.specs.values()
+            spec.gives_way and self._modes.of(spec) is Mode.ENFORCE for spec in self._state.specs.values()
         )
         when_s = self._state.time_s(now_s)
         blocked = {
@@ -159,7 +159,7 @@ class Protections:
     def _really(
         self, chosen: Allocation, target: TargetState, blocked: Mapping[str, frozenset[str]]
     ) -> Allocation:
-        """The choice, with the ways and the bandwidth that batch really leaves where its knobs are blocked."""
+        """``chosen``, with the ways and the bandwidth that batch really leaves where its knobs are blocked."""
         for name, knobs in blocked.items():
             if knobs.isdisjoint(_CACHE_KNOBS):
                 continue
@@ -202,7 +202,7 @@ def _ways_left(wanted: Settings, found: Settings, ways: int) -> int:
 
 
 def _throttle(wanted: Settings, found: Settings) -> int:
-    """Bandwidth (per cent) of this batch where it should have less; 0 if its throttle is as wanted."""
+    """Bandwidth, in %, that this batch has in domains where it should have less; 0 if its throttle is as wanted."""
     asked = {} if wanted.mba_pct is KEEP else dict(wanted.mba_pct)
     if found.mba_pct is KEEP:
         return 100

@@ -28,7 +28,7 @@ from perphd.predictor.rebuild_worker import RebuildFailed, pack_jobs, unpack_res
 DEADLINE_S: Final = 60.0
 """Time limit of the worker in seconds."""
 RETRY_S: Final = 900.0
-"""Pause after a failed rebuild, which would probably fail again."""
+"""Pause in seconds after a failed rebuild, because the next one would probably fail as well."""
 COMMAND: Final = (sys.executable, "-P", "-m", "perphd.predictor.rebuild_worker")
 """The worker's command; it imports nothing from the working directory."""
 

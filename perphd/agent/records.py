@@ -19,25 +19,25 @@ from perphd.domain.workload import Mode
 from perphd.monitor.store import Store
 
 KEPT_DECISIONS = 256
-"""Decisions kept in memory per LRA, for explanations."""
+"""Number of decisions kept in memory per LRA, for explanations."""
 KEPT_MOVES = 64
-"""Number of decisions with a change kept per LRA. They have their own list, because an LRA near its target
-fills the other one in minutes.
+"""Number of decisions with a change that are kept per LRA. They have their own list, because an LRA near its target
+fills the list of all decisions within minutes.
 """
 REPEAT_S = 60.0
-"""Time after which an unchanged decision is stored again."""
+"""Seconds after which an unchanged decision is stored again."""
 HOST_S = 10.0
 """Seconds over which the host's account is averaged before it is stored."""
 REMIND_S = 3600.0
-"""Time after which a lasting problem is logged again."""
+"""Seconds after which a lasting problem is logged again."""
 QUIET_S = 60.0
-"""Time after which perphd logs observed moves of one kind again if their target differs."""
+"""Seconds after which perphd logs observed decisions of the same action again if their target differs."""
 KEPT_CHANGES = 32
 """Number of protection changes kept for the status."""
 KEPT_LEFT = 64
 """Maximum number of problems of removed workloads to show, the newest first."""
 QUEUED_EVENTS = 256
-"""Events that a slow subscriber may lag behind before it loses the oldest."""
+"""Number of events by which a slow subscriber may lag before it loses the oldest."""
 
 log = logging.getLogger("perphd")
 
@@ -59,7 +59,7 @@ class _Change:
 
 
 class Records:
-    """Passes every event on once: to memory, store, log and subscribers."""
+    """Records every event once and passes it on: to memory, store, log and subscribers."""
 
     def __init__(self, store: Store | None, wall_clock: Callable[[], float]) -> None:
         self._store, self._wall_clock = store, wall_clock
@@ -155,11 +155,10 @@ class Records:
             queue.put_nowait(event)
 
     def problem(self, key: str, text: str | None, at_s: float, about: str = "") -> None:
-        """Set a condition that an operator should know, or clear it (``text`` None). It is logged once, not
-        every tick.
+        """Set a condition that an operator should know, or clear it (``text`` None).
 
-        ``about``: the subject of a text that varies. It is then logged again only after ``healed(about)`` or
-        ``REMIND_S``.
+        A condition is logged once, not at every tick. ``about``: the subject of a text that varies. Such a condition is
+        logged again only after ``healed(about)`` or ``REMIND_S``.
         """
         if text is None:
             self._problems.pop(key, None)
@@ -174,8 +173,9 @@ class Records:
             self.event(Event(at_s, EventKind.PROBLEM, text))
 
     def left_behind(self, key: str, text: str | None, at_s: float) -> None:
-        """Report a problem of a removed workload, like ``problem``. Newer problems displace one that is never
-        cleared.
+        """Report a problem of a removed workload, like ``problem``.
+
+        Newer problems displace a problem that is never cleared.
         """
         self.problem(key, text, at_s)
         self._left.pop(key, None)

@@ -69,7 +69,7 @@ def _resident_bytes() -> int:
 
 
 def _descriptors() -> int:
-    """Number of open descriptors: the size of the folder since Linux 6.2, a listing of it before."""
+    """Number of open descriptors. Since Linux 6.2 it is the size of the folder; earlier kernels need a listing."""
     counted = os.stat("/proc/self/fd").st_size
     if counted:
         return counted

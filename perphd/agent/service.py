@@ -32,15 +32,15 @@ from perphd.isolation.restore import restore
 log = logging.getLogger("perphd")
 
 ALIVE_STEP_S = 5.0
-"""Longest time between two keep-alive signals to the watchdog, whatever the period."""
+"""Longest time in seconds between two keep-alive signals to the watchdog, regardless of the period."""
 SILENCE_S = 30.0
 """Watchdog signals stop after three periods plus this time in seconds without a finished tick."""
 LEISURE = 3.0
 """The tick interval is at least this multiple of a tick's duration, unless the configured period is shorter."""
 START_STEP_S = 60.0
-"""Time that each step of the start may take before systemd gives up: reading, restoring, opening the socket."""
+"""Seconds that each step of the start (reading, restoring, opening the socket) may take before systemd gives up."""
 TRIM_EVERY_S = 60.0
-"""Time between two returns of unused memory to the kernel."""
+"""Seconds between two returns of unused memory to the kernel."""
 
 
 class Server(Protocol):
@@ -79,7 +79,7 @@ class Service:
         server = self._serve(agent, lambda by: self._reload(agent, by))
         testing: asyncio.Task[None] | None = None
         try:
-            self._watch_signals(agent)  # before any other process can see that the daemon runs, and stop it
+            self._watch_signals(agent)  # before another process can see that the daemon runs, and stop it
             await server.start()
             asyncio.get_running_loop().set_exception_handler(Complaints(time.monotonic))
             self._notifier.ready(f"{self._config.daemon.mode}, {self._config.count} workloads")
@@ -101,7 +101,7 @@ class Service:
                 raise PerphError(f"not everything was restored: {done}")
 
     def _keeps(self) -> bool:
-        """True if the settings in force must survive this process."""
+        """True if the settings in force must stay after this process has ended."""
         daemon = self._config.daemon
         if daemon.on_stop == daemon.on_restart:
             return daemon.on_stop == "keep"
@@ -162,7 +162,9 @@ class Service:
             except PerphError as exc:  # that instance is alive and keeps its groups
                 log.warning("%s", exc)
             else:
-                log.warning("an instance with state directory %s had not restored its changes: %s", state_dir, report)
+                log.warning(
+                    "an instance with state directory %s had not restored its changes: %s", state_dir, report
+                )
 
     async def _loop(self, agent: Agent) -> None:
         period_s = self._config.daemon.period_s
@@ -308,7 +310,7 @@ class Notifier:
             daemon = importlib.import_module("systemd.daemon")
         except ImportError:
             log.error(
-                "started by systemd, but the Python package systemd-python is missing: cannot report readiness"
+                "started by systemd, but the Python package systemd-python is missing: perphd cannot report readiness"
             )
             return
         self._daemon = cast(_Daemon, daemon)
@@ -343,5 +345,7 @@ class Notifier:
         except OSError as exc:
             if not self._failed:
                 what = text.partition("\n")[0]
-                log.error("cannot notify systemd of %s: %s; logged once, retried every time", what, exc)
+                log.error(
+                    "cannot notify systemd of %s: %s; this is logged once and retried every time", what, exc
+                )
             self._failed = True

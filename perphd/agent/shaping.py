@@ -27,9 +27,9 @@ from perphd.sizing.shaping_view import view
 _ROLES: Final = {each.value: each for each in Role}
 _NO_FACTS: Final = Facts()
 LOOKED_AT_ONCE: Final = 10
-"""Number of workloads to cover per tick: urgent ones, then the next in order."""
+"""Number of workloads to examine per tick: urgent ones first, then the next in order."""
 LEAST_TURNS: Final = 3
-"""Least number of workloads to cover in order, even if many are urgent."""
+"""Least number of workloads per tick that are examined in order, even if many are urgent."""
 _make_subject = maker(Subject)
 
 
@@ -120,7 +120,7 @@ class Shaping:
         return known[3]
 
     def view(self) -> ShaperView:
-        """The shaper, for display."""
+        """The present state of the shaper, for display."""
         return view(self._state, tuple(self._subjects.values()), self._capacity, self._rules)
 
     def _whose_turn(
@@ -131,7 +131,7 @@ class Shaping:
         now_s: float,
         due: bool | None,
     ) -> list[WorkloadView]:
-        """The workloads to cover in this tick, including new and changed ones."""
+        """The workloads to examine in this tick, including new and changed ones."""
         fresh = self._changed([each.spec for each in views], excluded)
         members, peaks = self._state.members, self._peaks
         learning = schedule(self._state, members, self._rules, now_s, due)[1]
@@ -152,7 +152,10 @@ class Shaping:
         return list(found.values())
 
     def _is_due(self, now_s: float) -> bool | None:
-        """Whether an interval ends: one tick after the tick that read new forecasts, to spread the cost."""
+        """True if an interval ends now, False if not; None: the shaper has only its own forecasts.
+
+        An interval ends one tick after the tick that read new forecasts, to spread the cost.
+        """
         if self._ahead is None:
             return None
         published, before = self._ahead.look(now_s), self._published
@@ -236,5 +239,5 @@ def merged(settings: Settings, limits: ShapedLimits, knobs: frozenset[str]) -> S
 
 
 def lower(ceiling: object, other: int) -> Limit:
-    """The lower of an optional ceiling and another one."""
+    """The lower of two ceilings, of which the first may be KEEP or no limit."""
     return min(ceiling, other) if isinstance(ceiling, int) else other

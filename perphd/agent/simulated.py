@@ -21,7 +21,7 @@ from perphd.sim.sli import SliCursor
 from perphd.sim.workload import Batch, Lra, Workload, placed
 
 BATCH_ARRIVES_S: Final = 30.0
-"""Delay of simulated batch jobs after the start, so that perphd sees the applications undisturbed first."""
+"""Seconds after the start at which simulated batch jobs arrive, so that perphd sees undisturbed applications first."""
 _CORES: Final = 8
 DEFAULT_WORKLOADS: Final = (
     WorkloadSpec("mysql", Kind.LRA, "/simulated/mysql"),
@@ -32,7 +32,7 @@ DEFAULT_WORKLOADS: Final = (
 class SimulatedSli:
     """The indicators of one simulated application, as an ``SliSource``.
 
-    ``known``: its resolution; None: it must be estimated.
+    ``known``: resolution of the indicators; None: perphd must estimate it.
     """
 
     def __init__(self, cursor: SliCursor, known: Resolution | None = EXACT) -> None:
@@ -48,7 +48,7 @@ class SimulatedSli:
         return self._finder.resolution
 
     def worked(self, cpu_s: float | None) -> None:
-        """The CPU time that the application used between the last two readings."""
+        """Take the CPU time that the application used between the last two readings; None if unknown."""
         self._finder.worked(cpu_s)
 
     async def read(self, now_s: float) -> SliReading:

@@ -36,10 +36,10 @@ from perphd.sim.sli import SliCursor
 log = logging.getLogger("perphd")
 
 STEP_S: Final = 0.1
-"""Real time between two steps of the simulated host."""
+"""Seconds of real time between two steps of the simulated host."""
 SLI_DIR: Final = "/run/perphd-sim"
 SLI_PERIOD_S: Final = 0.5
-"""Time between two updates of an application's indicators."""
+"""Seconds between two updates of an application's indicators."""
 RDT: Final = "rdt"
 """The machine whose cache ways and memory bandwidth affect its workloads."""
 PLAIN: Final = "plain"
@@ -55,7 +55,7 @@ class ServerPlan:
             machines of ``machine_names``: these have the processors and the resctrl of a real machine.
             Settings of this resctrl are stored and shown but do not affect the workloads.
         cgroups: 2, or 1 for v1 hierarchies.
-        kinds: workload -> its archetype (from profiles/), if it is not the usual one.
+        kinds: workload -> its archetype (from profiles/), for workloads that do not have the default archetype.
         workloads: by default one database and one batch job.
         batch_arrives_s: start of batch jobs, in seconds after the mount.
         seed: seed of the simulated noise.

@@ -86,10 +86,10 @@ class SliBoard:
             return SliReading.missing(Unavailable(f"no answer within {self._timeout_s:g} s"))
         del self._running[name]
         if task.cancelled():
-            return SliReading.missing(Unavailable("source failed: its query was cancelled"))
+            return SliReading.missing(Unavailable("the source failed: its query was cancelled"))
         error = task.exception()
         if error is not None:
-            return SliReading.missing(Unavailable(f"source failed: {error}"))
+            return SliReading.missing(Unavailable(f"the source failed: {error}"))
         return task.result()
 
     def notes(self) -> Mapping[str, str]:
@@ -109,7 +109,10 @@ class SliBoard:
         found = self._sources.get(workload)
         if found is None or not isinstance(found[1], PushSource):
             raise ConfigError(
-                "request", workload, "does not take pushed readings", 'configure its sli with source = "push"'
+                "request",
+                workload,
+                "the workload does not take pushed readings",
+                'an sli with source = "push" in its table',
             )
         found[1].push(reading, now_s)
 

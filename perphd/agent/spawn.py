@@ -59,8 +59,8 @@ def run(
 
     Raises:
         OSError: it could not be started.
-        TimeoutError: it had not ended after ``deadline_s``, and was killed.
-        Stopped: ``stop`` was set, and it was killed.
+        TimeoutError: the process had not ended after ``deadline_s`` seconds, and was killed.
+        Stopped: ``stop`` was set, and the process was killed.
     """
     with contextlib.ExitStack() as files:
         given, out, err = (_memory_file(name) for name in ("in", "out", "err"))
@@ -101,8 +101,8 @@ def start(
 ) -> int:
     """Start the command with these three standard streams; returns its pid. Other descriptors are closed at exec(2).
 
-    The caller waits for its end. ``session``: give the process its own session and the default handling of
-    broken pipes. Raises OSError: it could not be started.
+    The caller must wait for the end of the process. ``session``: give the process its own session and the default
+    handling of broken pipes. Raises OSError: it could not be started.
     """
     libc = ctypes.CDLL(None)  # its functions are called without the interpreter lock
     actions = ctypes.create_string_buffer(_ACTIONS_BYTES)

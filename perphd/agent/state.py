@@ -113,7 +113,7 @@ class Parts:
 
 @dataclass(slots=True)
 class Protection:
-    """Settings in force for an LRA with their age.
+    """The settings in force for an LRA, and the time since which they are in force.
 
     ``disturbed_s``: time at which it last started to settle again because (re)appeared groups got their
     settings.
@@ -134,8 +134,9 @@ class FoundAs:
 
 @dataclass(slots=True)
 class Enforceable:
-    """A workload's available and unavailable knobs, with reasons; the time of the check, and whether the
-    workload was present.
+    """The knobs that can be set on a workload, and those that cannot, with reasons.
+
+    ``looked_s``: time of the check. ``present``: the workload's control group existed then.
     """
 
     knobs: frozenset[str]
@@ -149,14 +150,14 @@ class State:
     """The mutable state that several modules share. Everything runs on one event loop.
 
     ``specs``: the workloads on the list, by name; ``declared``: declarations by match; ``found``: workloads on the list
-    that were found for them. ``planned``: the last wanted settings, and the time at which the kernel was read
-    back for them; None: read it back at once. ``detector_test``: the result of the check at the start.
+    that were found for them. ``planned``: the last wanted settings, and the time at which the kernel's values were
+    last read back; None: read them back at once. ``detector_test``: the result of the check at the start.
     ``sli_followed``: True if the open sources of indicators match the list. ``account``: the host account of
     the last round; ``undeclared``: activity of undeclared groups. ``progress``: recent work of batch.
     ``jobs``: workloads on the list that the batch queue started. ``target``: the policy's last target state,
-    for the present CPUs. ``full_samples``: each workload's last sample with due indicators. ``now_s``: time
-    of the last round. ``attention``: decides whether the next round starts sooner. ``lock``: held during a
-    round, and by operations that must not overlap one.
+    for the present CPUs. ``full_samples``: each workload's last sample with a new report of its indicators.
+    ``now_s``: time of the last round. ``attention``: decides whether the next round starts sooner. ``lock``: held
+    during a round, and by operations that must not overlap one.
     """
 
     config: Config

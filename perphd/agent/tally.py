@@ -45,7 +45,7 @@ _FACTORS: Final = tuple(COUNTED.items())
 _counted_of: Final[Callable[[Sample], tuple[Reading, ...]]] = attrgetter(*COUNTED)
 
 CPU_PARTS: Final = tuple(part.name for part in fields(CpuAccount) if part.name != "capacity")
-"""The users of the host's CPUs."""
+"""Names of the parts into which the host's CPU time is divided."""
 
 HOST_COUNTED: Final[Mapping[str, float]] = {
     "cpu_some_pct": 0.01,
@@ -61,7 +61,7 @@ DURATION_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 """Upper bounds of the buckets of durations, in seconds."""
 
 LONGEST_STEP_S: Final = 60.0
-"""Maximum that one tick adds to a time: a host that was suspended all night was not healthy all night."""
+"""Greatest number of seconds that one tick adds to a time. A host that was suspended all night was not healthy then."""
 
 
 class TallyHistogram:
@@ -81,7 +81,7 @@ class TallyHistogram:
 
 @dataclass(slots=True)
 class LraTimes:
-    """Seconds of one LRA.
+    """Times of one LRA since the start, in seconds.
 
     ``judged_s``: time with known performance and target; ``below_s``: the part of it below the target;
     ``wanted_s``: time in observe mode in which perphd wanted protection; ``wanted_core_s``: core-seconds that

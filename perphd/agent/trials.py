@@ -61,7 +61,7 @@ class Trials:
     """The running trial, if any, and the records of earlier ones.
 
     Args:
-        state_dir: where records are kept.
+        state_dir: directory in which records are stored.
         wall_clock: seconds since the epoch, because a trial outlives the daemon's monotonic clock.
         configured: the modes in the configuration file; a trial that began under other modes is not
             continued.
@@ -84,7 +84,7 @@ class Trials:
 
     @property
     def problem(self) -> str:
-        """Reason why the last record cannot be read or stored; empty if it can."""
+        """Reason why the record of the last trial cannot be read or stored; empty if it can."""
         return self._problem
 
     @property

@@ -23,7 +23,7 @@ from perphd.monitor.sli import SliReading
 log = logging.getLogger("perphd")
 
 RETRY_S: Final = 10.0
-"""Pause before a cgroup without pressure files is tried again."""
+"""Seconds before perphd tries a cgroup without pressure files again."""
 MAX_IGNORED_S: Final = 60.0
 _FILES: Final = ("cpu.pressure", "memory.pressure", "io.pressure")
 
@@ -121,7 +121,7 @@ class EarlyTicks:
 
     @property
     def refused(self) -> str:
-        """Reason why the kernel arms no triggers; empty if it does or was not asked."""
+        """Reason why the kernel arms no triggers; empty if it arms them, or if none were requested."""
         return self._refused
 
     @property
@@ -214,7 +214,7 @@ class EarlyTicks:
         return None if 2 * pause_s >= until_tick_s or until_tick_s < least_s else pause_s
 
     def take(self) -> Mapping[str, str]:
-        """Take all requests (name: reason); the next tick, early or regular, answers them."""
+        """Take all requests, as reasons by name. The tick that begins now, early or regular, answers them."""
         requests, self._requests = self._requests, {}
         self._started = set()
         self._requested.clear()
@@ -223,7 +223,7 @@ class EarlyTicks:
         return requests
 
     def answered(self, requests: Collection[str], troubled: Collection[str]) -> None:
-        """Record what the tick found: a healthy LRA (not in ``troubled``) is ignored for longer."""
+        """Record the result of the tick: pressure on a healthy LRA (not in ``troubled``) is ignored for longer."""
         now_s = self._clock()
         for name in requests:
             subscription = self._pressure.get(name)
@@ -273,7 +273,7 @@ class EarlyTicks:
                 self._disarm(subscription)
                 return
             except KernelError:
-                continue  # no such cgroup or file yet; retried later
+                continue  # the cgroup or the file does not exist yet; retried later
 
     def _armed(self, path: str, name: str, subscription: _PressureSubscription, file: str) -> Trigger:
         def pressed() -> None:

@@ -20,9 +20,9 @@ from perphd.host.descriptors import raise_limit
 log = logging.getLogger("perphd")
 
 OWN_NICE = -10
-"""Nice value of the daemon, as Nice= in its unit."""
+"""Nice value of the daemon; it equals Nice= in the daemon's unit."""
 SAID_EVERY_S = 60.0
-"""Shortest time between two log lines about the same complaint of the event loop."""
+"""Shortest time in seconds between two log lines about the same failure in the event loop."""
 
 
 class Complaints:
@@ -49,7 +49,7 @@ class Complaints:
 def spare_the_start() -> None:
     """Exempt all objects that exist after the start from garbage collection.
 
-    Imports leave more than 1 MiB of unused holes, which go back to the kernel.
+    Imports leave more than 1 MiB of unused memory between objects. It is returned to the kernel.
     """
     slim_dataclasses()
     gc.collect()

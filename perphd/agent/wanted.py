@@ -64,5 +64,5 @@ def _banded(state: State, spec: WorkloadSpec, wanted: Settings, knobs: frozenset
         guaranteed = state.bands.guarantees(spec.name)
         wanted = with_band(spec, wanted, knobs, state.topology.memory_bytes, guaranteed=guaranteed)
     if not knobs and spec.name in state.jobs:
-        knobs = _OF_A_NEW_JOB  # the next round checks the knobs that its group really has
+        knobs = _OF_A_NEW_JOB  # the next round checks which knobs the job's group really has
     return state.bands.over(spec, wanted, knobs)

@@ -19,11 +19,11 @@ from perphd.domain.workload import WorkloadSpec
 from perphd.isolation.restore_report import RestoreReport
 
 DISCOVER_S = 5.0
-"""Time between two searches for control groups."""
+"""Seconds between two searches for control groups."""
 LEFT_S = 30.0
-"""Time between two attempts to restore the remaining settings of a removed workload."""
+"""Seconds between two attempts to restore the remaining settings of a removed workload."""
 FORGET_S = 60.0
-"""Absence after which a found workload is restored and removed."""
+"""Seconds of absence after which a found workload is restored and removed."""
 
 
 class WorkloadRegistry:
@@ -80,7 +80,7 @@ class WorkloadRegistry:
                 self._note_left(name, report, now_s)
 
     async def add(self, spec: WorkloadSpec, by: Actor | None = None) -> None:
-        """Add a workload, already checked against the others; replaces one with the same name.
+        """Add a workload that was checked against the others. It replaces a workload with the same name.
 
         It displaces a workload that declared itself.
         """
@@ -88,7 +88,7 @@ class WorkloadRegistry:
             for name in self._in_the_way((spec,)):
                 await self.let_go(name)
         async with self._state.lock:
-            if not spec.cgroup:  # to be found by its match
+            if not spec.cgroup:  # perphd must find it by its match
                 self._state.declared[spec.name] = spec
                 self._looked_s = None
                 return
@@ -98,7 +98,7 @@ class WorkloadRegistry:
         self._state.tell(EventKind.WORKLOAD, f"{spec.kind} {spec.name} added{said}", spec.name, by)
 
     async def add_job(self, spec: WorkloadSpec) -> str:
-        """Add a job of the batch queue. Returns why that is impossible, or an empty text."""
+        """Add a job of the batch queue. Returns the reason why that is impossible, or an empty text."""
         for other in self._state.specs.values():
             if other.name == spec.name:
                 return f"a workload is already named {spec.name!r}"
@@ -221,8 +221,9 @@ class WorkloadRegistry:
         return [(name, spec) for name, spec in self._state.specs.items() if spec.declared_by]
 
     def _in_the_way(self, specs: Iterable[WorkloadSpec]) -> set[str]:
-        """Self-declared workloads whose name or control group is in these: the operator's declaration takes
-        precedence.
+        """Self-declared workloads that conflict with the name or the control group of a workload in ``specs``.
+
+        The operator's declaration takes precedence.
         """
         return {
             name
@@ -283,7 +284,10 @@ class WorkloadRegistry:
 
 
 def _changed(old: Config, new: Config) -> str:
-    """The changes of a reload that end a trial, because the rest would be another experiment."""
+    """The changes of a reload that end a trial, in words; empty if there are none.
+
+    After such a change, the rest of the trial would be another experiment.
+    """
     parts = (
         ("the mode", old.daemon.mode, new.daemon.mode),
         ("the policy", (old.daemon.policy, old.policy), (new.daemon.policy, new.policy)),

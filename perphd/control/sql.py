@@ -35,7 +35,7 @@ class Queries:
         config: names the store.
         limits: concurrency, duration, CPU time.
         now_s: returns monotonic seconds.
-            cpu_s: returns the CPU time of the calling thread, in seconds.
+        cpu_s: returns the CPU time of the calling thread, in seconds.
     """
 
     def __init__(

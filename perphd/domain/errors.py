@@ -47,7 +47,7 @@ class KernelError(PerphError):
         errno: the kernel's error number.
         value: the value that was to be written, if any.
         detail: the kernel's own message, if any (resctrl's last_cmd_status).
-            advice: what the operator can do; empty if nothing is known.
+        advice: what the operator can do; empty if nothing is known.
     """
 
     def __init__(

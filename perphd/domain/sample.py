@@ -48,7 +48,7 @@ class Sample:
       measured.
     - ``work_events``, ``latency_events``: requests behind the SLI's work rate and behind the objective's
       latency percentile. A rate of n events has a relative noise of 1/sqrt(n). A rate that is less
-        certain than that has a lower number.
+      certain than that has a lower number.
     - ``sli_window_s``: seconds that the SLI covers; ``sli_resolution_s``: its reporting period, or the seconds
       since its window ended.
     """

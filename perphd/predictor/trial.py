@@ -46,7 +46,7 @@ class OnTrial:
 
     Args:
         told: the correction that started from other hosts' estimates.
-            alone: the correction that started from physics.
+        alone: the correction that started from physics.
         seen: samples of the trial before a restart; ``excess``: excess of squared errors during these.
     """
 

@@ -34,14 +34,14 @@ from perphd.qos.contention import (
 
 SAMPLE_S: Final = 1.0
 LONGEST_S: Final = 10.0
-"""Longest interval between two samples; counters over a longer one do not describe the present."""
+"""Longest interval in seconds between two samples. Counters over a longer interval do not show the present use."""
 DEMAND_FADES: Final = 0.98
-"""A workload's demand is the most that it moved, reduced by this ratio per sample while it is unrestricted."""
+"""Ratio by which a workload's demand fades per sample while it is unrestricted. Demand is the most that it moved."""
 LEAST_BYTES_S: Final = 1e6
-"""An LRA that never moved more than this on a device does not depend on it."""
+"""An LRA that never moved more bytes per second than this on a device does not depend on the device."""
 LEAST_CPUS: Final = 0.05
 CYCLE_S: Final = 4.0
-"""Length of a freeze cycle."""
+"""Length of a freeze cycle in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class WatchedDevices(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """A device: its source and its name there."""
+    """A device: the kind of devices to which it belongs, and its name among them."""
 
     source: WatchedDevices
     name: str
@@ -179,7 +179,7 @@ class DeviceBackoff:
         return step.reason
 
     def _note_cpus(self, specs: Sequence[WorkloadSpec], samples: Mapping[str, Sample]) -> None:
-        """CPU use of unrestricted batch, to which CPU ceilings are relative."""
+        """Record the CPU use of unrestricted batch, to which CPU ceilings are relative."""
         restricted = {each.name for state in self._states.values() for each in state.restrictions}
         for spec in specs:
             sample = samples.get(spec.name)

@@ -1,4 +1,4 @@
-"""Disks for backoff: ``/proc/diskstats``, the control groups' bytes, and I/O pressure."""
+"""Disks for backoff, from ``/proc/diskstats``, the control groups' bytes, and I/O pressure."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Hints:
         self.write((), (), ())
 
     def _left(self) -> dict[str, str]:
-        """Hint files left by an earlier daemon."""
+        """Names of the workloads for which an earlier daemon left hint files."""
         try:
             return {path.name.removesuffix(".env"): "" for path in self._folder.glob("*.env")}
         except OSError:

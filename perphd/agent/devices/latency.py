@@ -35,9 +35,9 @@ class DiskLatency:
         return self._disks
 
     def over(self, spec: WorkloadSpec, wanted: Settings, now_s: float) -> Settings:
-        """``wanted`` with the workload's target on every disk; unchanged if it asks for none.
+        """``wanted`` with the workload's target on every disk; unchanged if the workload has no target.
 
-        The target is set even where the kernel has no ``io.latency``: the status then reports that.
+        The target is requested even where the kernel has no ``io.latency``, so that the status reports it as missing.
         """
         if not spec.io_latency_ms or wanted.io_latency_us is not KEEP:
             return wanted

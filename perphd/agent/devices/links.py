@@ -28,11 +28,11 @@ from perphd.qos.contention import Restriction
 LEAST_WAIT_RATIO: Final = 0.5
 """Least share of time for which an LRA's data must wait for acknowledgement to count as affected."""
 BEST_FADES: Final = 0.999
-"""For links of unknown speed: decay per sample of the greatest rate seen, which replaces the speed."""
+"""Ratio by which the greatest rate seen fades per sample. It stands for the speed of links of unknown speed."""
 LEAST_BEST_BYTES_S: Final = 5e6
-"""A link of unknown speed counts as full only if its greatest rate reached this."""
+"""Least value of the greatest rate, in bytes per second, from which a link of unknown speed can count as full."""
 LOOK_S: Final = 10.0
-"""Time between two scans of addresses and groups."""
+"""Seconds between two scans of addresses and control groups."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Places:
-    """The latest scan: the devices of addresses and the workloads of groups."""
+    """Result of the latest scan: the device of each address, and the workload of each control group."""
 
     looked_s: float
     names: frozenset[str]
@@ -125,7 +125,7 @@ class ContendedLinks:
         return replace(wanted, egress_max=tuple(sorted(ceilings.items())))
 
     def _busy_ratio(self, device: str, sent_bytes_s: float) -> float:
-        """The busy ratio: 1 from ``full_ratio`` of the speed on."""
+        """How busy a link is, from 0 to 1. It is 1 from ``full_ratio`` of the link's speed on."""
         best = link_speed(self._fs, device)
         if not best:
             best = max(sent_bytes_s, BEST_FADES * self._best.get(device, 0.0))

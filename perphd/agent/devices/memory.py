@@ -21,21 +21,21 @@ from perphd.qos.contention import Restriction
 SATURATED: Final = 0.85
 """Share of its best traffic at which a domain is busy: memory queueing begins well below full bandwidth."""
 BEST_FADES: Final = 0.999
-"""Decay per sample of the greatest traffic seen, because the mix of work changes within a day."""
+"""Ratio by which the greatest traffic seen fades per sample, because the mix of work changes within a day."""
 LEAST_STALL_RATIO: Final = 0.3
 LEAST_SLOWDOWN: Final = 1.2
 CALM_SLOWDOWN: Final = 1.1
-"""Ratio of cycles per instruction to their best from which an LRA waits, and below which it no longer waits."""
+"""Ratio of an LRA's cycles per instruction to their least value. From this ratio on, the LRA waits for memory."""
 CPI_FADES: Final = 1.0005
 LEAST_BEST_BYTES_S: Final = 1e9
-"""Traffic in bytes/s; a domain that never moved more counts as never busy."""
+"""Traffic in bytes/s. A domain that never moved more than this is never busy."""
 
 
 class ContendedMemory:
     """The host's memory domains. Devices are ids of last-level caches; the ceiling is the MBA step below the
     allowed traffic.
 
-    ``levels_pct``: steps of MBA, ascending; empty: it cannot be set. ``capacity_bytes_s``: the host's memory
+    ``levels_pct``: steps of MBA in %, ascending; empty if MBA cannot be set. ``capacity_bytes_s``: the host's memory
     bandwidth; 0 if unknown.
     """
 
@@ -80,7 +80,7 @@ class ContendedMemory:
         return replace(wanted, mba_pct=tuple(sorted(steps.items())))
 
     def _busy_ratio(self, domain: str, moved_bytes_s: float, domains: int) -> float:
-        """The busy ratio: 1 from ``SATURATED`` of the domain's best on."""
+        """How busy a domain is, from 0 to 1. It is 1 from ``SATURATED`` of the domain's greatest traffic on."""
         best = max(moved_bytes_s, BEST_FADES * self._best.get(domain, 0.0))
         self._best[domain] = best
         if self._capacity:

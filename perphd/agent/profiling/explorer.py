@@ -25,14 +25,14 @@ from perphd.predictor.profile.lattice import Point, is_within
 _BAD = (Quality.FIRST, Quality.LATE, Quality.RESTARTED, Quality.MULTIPLEXED, Quality.SLI_MISSING,
         Quality.BETWEEN)  # fmt: skip
 _IN_A_ROW = 2
-"""Consecutive samples that must look bad; a single one is noise."""
+"""Number of consecutive bad samples that end a point. A single bad sample is noise."""
 _AGAIN = 25
 """Number of points between two measurements of the reference, which changes with the load."""
 _RECOVER = 30
-"""Samples within which an application must recover."""
+"""Number of samples within which an application must recover."""
 _WAIT = 90
-"""Samples that an allocation may take to come into force; after these, the explorer measures the settings in
-force.
+"""Number of samples within which an allocation should come into force. After these, the explorer measures the settings
+that are in force.
 """
 
 
@@ -50,8 +50,8 @@ class Guard:
 
     Attributes:
         objective: the application's own objective.
-        max_loss_pct: loss of work relative to the reference.
-        max_delay_ratio: growth of delay relative to the reference.
+        max_loss_pct: accepted loss of work, in % of the reference.
+        max_delay_ratio: accepted delay, as a ratio to the reference.
     """
 
     objective: Objective = Objective()
@@ -77,9 +77,9 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """Samples (one per period) skipped after a change, and samples then measured.
+    """Number of samples (one per period) skipped after a change, and number of samples then measured.
 
-    ``skip``: after a harmful allocation, continue elsewhere instead of ending.
+    ``skip``: True: after a harmful allocation, continue with other points instead of ending.
     """
 
     settle: int = 4
@@ -100,7 +100,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ProbeOutcome:
-    """Outcome of the exploration."""
+    """Outcome of the exploration: why it ended, and the complaint if the application suffered."""
 
     stop: Stop
     reason: str = ""
@@ -190,7 +190,7 @@ class Explorer:
                 if complaint:
                     if ended := await self._suffered(anchor, complaint, reference):
                         return ended
-                    continue  # skips all points that grant no more, starting with this one
+                    continue  # skips this point, and all other points that grant no more
                 if again is not None and anchor in anchors:  # the load has changed since then
                     reference = replace(first, work=first.work * again[0] / anchors[anchor])
                 elif again is not None:
@@ -213,7 +213,7 @@ class Explorer:
         return ProbeOutcome(Stop.DONE)
 
     async def _suffered(self, point: Point, complaint: str, reference: Reference) -> ProbeOutcome | None:
-        """Restore everything at once. Returns the outcome, or None to continue elsewhere."""
+        """Restore everything at once. Returns the outcome, or None to continue with other points."""
         await self._subject.grant(None)
         await self._subject.look()  # applies the restored settings before anything else
         self._progress.add_suffered(point, complaint)

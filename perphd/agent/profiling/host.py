@@ -42,9 +42,11 @@ MOST_CORE_STEPS = 16
 FEW_CORES = 4
 """On hosts with at most this number of cores, CPU time is varied instead of whole cores."""
 QUOTA_STEPS = 24
-"""Least number of CPU time steps: a model of this axis alone needs as many."""
+"""Least number of steps of CPU time. A model of this axis alone needs this many."""
 QUOTA_GRAINS = (0.1, 0.05, 0.02, 0.01)
-"""Candidate distances between two steps (CPUs); the first with enough steps is used. The kernel's minimum is 0.01."""
+"""Candidate distances between two steps, in CPUs. The first that gives enough steps is used. The kernel's minimum is
+0.01.
+"""
 LEAST_OF_USE, MOST_OF_USE = 0.6, 1.25
 """Range of CPU time to try, relative to unrestricted use. Below it, the loss exceeds the guard's default;
 above it, nothing is restricted."""
@@ -53,10 +55,10 @@ MEMORY_MARGIN = 1.1
 """The granted memory is at least this multiple of the known use (perphd never makes an application swap)."""
 
 _STUCK = 13
-"""If a ceiling has not moved for this number of samples, it will not move soon (one step takes five seconds)."""
+"""Number of samples after which a ceiling that has not moved will not move soon (one step takes five seconds)."""
 _NEARLY = 1.03
 _MOST_AWAITED = 60
-"""Number of samples after which indicators that are never due are accepted as they are."""
+"""Number of samples after which a sample is accepted although its indicators are still not due."""
 
 Step = Callable[[], Awaitable[float]]
 """Waits for one period; returns the time (monotonic seconds)."""
@@ -105,7 +107,7 @@ class HostSubject:
         for _ in range(_MOST_AWAITED):
             if sample is None or not sample.has(Quality.BETWEEN):
                 break
-            sample = await self._sampled()  # until its indicators are due there is no result
+            sample = await self._sampled()  # without due indicators there is no result
         if sample is None or sample.has(Quality.GONE):
             raise PerphError(f"{self._spec.name}: nothing runs in {self._spec.cgroup}")
         self._looks += 1

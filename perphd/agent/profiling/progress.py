@@ -19,7 +19,7 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The application with its original resources. None: not measured."""
+    """Performance of the application with its original resources. A value is None if it was not measured."""
 
     work: float
     work_source: str
@@ -59,7 +59,7 @@ class ProfileProgress:
 
     @property
     def done(self) -> int:
-        """Number of points that need no (further) trial."""
+        """Number of points that need no trial any more."""
         known = {*self.measured, *self.suffered, *self.unknown, *self.pruned}
         return len(known.intersection(self.points))
 
@@ -148,7 +148,7 @@ class ProfileProgress:
                 if len(measured.values) != len(lattice.axes):
                     raise ValueError(f"{measured.values} are not the values of {len(lattice.axes)} axes")
                 if not (math.isfinite(measured.work) and measured.work > 0 and measured.reference > 0):
-                    raise ValueError(f"work is {measured.work}")
+                    raise ValueError(f"work is {measured.work}, not a number above 0")
                 made.measured[measured.point] = measured
             made.suffered = {_point(point, lattice): str(why) for point, why in data["suffered"]}
             made.unknown = {_point(point, lattice) for point in data["unknown"]}
@@ -186,7 +186,7 @@ def write_atomically(path: Path, text: str) -> None:
 def _values(data: Any) -> tuple[float, ...]:
     values = tuple(float(value) for value in data)
     if not all(math.isfinite(value) for value in values):
-        raise ValueError(f"{values} are not all finite")
+        raise ValueError(f"{values} contains a value that is not a finite number")
     return values
 
 

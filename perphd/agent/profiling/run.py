@@ -46,7 +46,7 @@ LEAST_ROWS: Final = 40
 LEAST_OF_ONE: Final = 20
 """Least number of points for a model of one knob."""
 SPARE: Final = 1.25
-"""Factor on the number of points that a model needs, because some points may be harmful."""
+"""Factor on the number of points that a model needs. The spare points replace those that turn out to be harmful."""
 SIGNS: Final = {CPUS: 0, QUOTA: 1, MEMORY: 1, WAYS: 1, MBW: 1}
 """Monotonicity: more cores can reduce performance (threads that communicate); more of the other knobs never does."""
 SHARE_NAMES: Final = {
@@ -64,8 +64,10 @@ _MOVED: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ProfileOptions:
-    """The operator's options. ``points`` None: ``SHARE`` of the lattice; ``out`` None: a file in the state
-    directory.
+    """The operator's options.
+
+    ``points``: number of points; None: ``SHARE`` of the lattice. ``out``: path of the profile; None: a file in the
+    state directory.
     """
 
     points: int | None = None
@@ -172,7 +174,7 @@ async def profile_live(
     """Explore an LRA of this host; see ``find_lra``.
 
     Raises:
-        PerphError: a daemon holds the journal; the application is gone; nothing can be set ...
+        PerphError: a daemon holds the journal, the application is gone, or nothing can be set.
     """
     app = spec.name
     period = config.daemon.period_s
@@ -310,7 +312,7 @@ def train_profile(
     features, scale, x, y = rows_of(progress, reference)
     moved = np.ptp(x, axis=0) > _MOVED
     left_out += tuple(
-        f"{name}: could not be varied; the application has all of it"
+        f"{name}: could not be varied; the application has the whole of it"
         for name, there in zip(features, moved, strict=True)
         if not there
     )

@@ -66,20 +66,22 @@ T = TypeVar("T")
 FOLDER: Final = "queue"
 """Folder in the state directory for the file of jobs, their logs, and launchers' records."""
 LOOK_S: Final = 1.0
-"""Time between two looks, unless a submission or a cancellation asks for one."""
+"""Seconds between two looks, unless a submission or a cancellation asks for a look."""
 DECIDE_S: Final = 5.0
-"""Time between two steps of the planner while nothing happens in the queue."""
+"""Seconds between two steps of the planner while nothing happens in the queue."""
 START_PAUSE_S: Final = 10.0
 """Seconds without further starts after a start that failed because of the host."""
 REFUSED_STATUS: Final = 126
 """Exit status of a job that can never be started; a shell uses it for a file that is not executable."""
 FORGET_S: Final = 3600.0
 UNMEASURED_S: Final = 30.0
-"""Longest time that decisions wait for a first measurement of the host's use after the daemon starts."""
+"""Longest time in seconds for which decisions wait for the first measurement of the host's use after a start."""
 
 
 class BatchQueue:
-    """The queue; see the module. ``capacity``: CPUs and bytes of the host; ``boot``: id of the kernel's boot.
+    """The batch queue; see the module.
+
+    ``capacity``: returns CPUs and memory bytes of the host; ``boot``: id of the kernel's boot.
 
     ``slots``: folder of files with the number of running workers of elastic jobs; None: no files. ``hints``: folder of
     hints for jobs that read them.
@@ -144,7 +146,12 @@ class BatchQueue:
         return jobs
 
     async def cancel(self, job: QueuedJob, by: str) -> QueuedJob:
-        """Cancel a job; its processes end at once. Raises ConfigError if it has ended, QueueError."""
+        """Cancel a job; its processes end at once.
+
+        Raises:
+            ConfigError: the job has ended already.
+            QueueError: the cancellation cannot be stored.
+        """
         after = await self._jobs.apply(job.id, CancelledBy(self._wall_clock(), f"cancelled by {by}"))
         if isinstance(after, TransitionRefused):
             raise refused("job", after.reason, "a job that has not ended")
@@ -154,7 +161,7 @@ class BatchQueue:
         return after
 
     def find(self, number: int) -> QueuedJob | None:
-        """The job of this number."""
+        """The job with this number; None if there is none."""
         return self._jobs.find(number)
 
     async def ready(self) -> None:
@@ -224,7 +231,9 @@ class BatchQueue:
     async def begin_event(
         self, duration_s: float, copper_share: float, ramp_s: float, reason: str
     ) -> EventStatus:
-        """Reduce copper to a share for a given time; on disk when this returns. Raises ConfigError."""
+        """Reduce copper to a share of its offer for a given time. The event is on disk on return. Raises
+        ConfigError.
+        """
         await self._open()
         event = CopperEvent(self._wall_clock(), duration_s, copper_share, ramp_s, reason)
         self._asked = True
@@ -265,7 +274,7 @@ class BatchQueue:
             await self._task
 
     def close(self) -> None:
-        """Stop. Running jobs continue; the next daemon finds them."""
+        """Stop the queue. Running jobs continue; the next daemon finds them."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()
@@ -319,8 +328,9 @@ class BatchQueue:
             await self._units.tidied(self._jobs.active, tuple(self._jobs.live.values()))
 
     def _waits_for_use(self, now_s: float) -> bool:
-        """True while a first measurement of the host's use is still pending, during which its use would count
-        as 0.
+        """True while the first measurement of the host's use is pending.
+
+        Decisions wait for it, because the use would otherwise count as 0.
         """
         first_s = self._first_step_s
         return first_s is not None and not self._use.measured and 0.0 <= now_s - first_s < UNMEASURED_S
@@ -398,7 +408,7 @@ class BatchQueue:
             self._tell(text, workload_name(after))
 
     async def _start(self, number: int, why: str) -> bool:
-        """Start one job; False if nothing can be started now. ``why``: reason why it goes before others."""
+        """Start one job; False if no job can be started now. ``why``: reason why the job goes before others."""
         job = await self._jobs.apply(number, Started(self._wall_clock(), why, self._boot))
         if isinstance(job, TransitionRefused):
             return True

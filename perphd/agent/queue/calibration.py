@@ -22,7 +22,7 @@ FILE: Final = "calibration.json"
 
 
 class KeptCalibration:
-    """The record in this folder. ``problem``: reason why it cannot be read or written."""
+    """The record in this folder. ``problem``: reason why the record cannot be read or written; empty if it can."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
@@ -62,9 +62,11 @@ def _calibration(record: Mapping[str, Any]) -> Calibration:
     each = Calibration(kept, jobs, products, pairs, tuple(map(float, record["levels"])))
     figures = (each.kept, each.jobs, each.products, each.pairs)
     if not all(map(math.isfinite, figures)) or not 0.0 <= each.kept <= each.jobs or each.jobs <= 0.0:
-        raise ValueError(f"{each.kept:g} of {each.jobs:g} jobs stayed within their usage")
+        raise ValueError(
+            f"{each.kept:g} of {each.jobs:g} jobs stayed within their usage: not a possible count"
+        )
     if each.pairs <= 0.0:
-        raise ValueError(f"{each.pairs:g} pairs of jobs")
+        raise ValueError(f"{each.pairs:g} pairs of jobs: must be above 0")
     if len(each.levels) > MOST_LEVELS or not all(0.0 <= level <= 1.0 for level in each.levels):
-        raise ValueError(f"levels lie between 0 and 1, and are at most {MOST_LEVELS}")
+        raise ValueError(f"levels must be from 0 to 1, and there may be at most {MOST_LEVELS} of them")
     return each

@@ -51,7 +51,7 @@ class QueueEvent:
         return self.status(now_s)
 
     def share(self, now_s: float) -> float:
-        """The share of its offer that copper gets now."""
+        """The share of its offer that copper gets at ``now_s``, rounded to steps of ``STEP`` during a ramp."""
         share = share_at(self._event, now_s)
         return (
             share

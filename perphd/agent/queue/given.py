@@ -18,12 +18,12 @@ class GivenCpus:
     batch: float = float("inf")
 
     def of(self, number: int) -> float:
-        """The CPUs of one job; infinity: no limit is in force."""
+        """The CPUs that one job may use; infinity if no limit is in force."""
         return self.jobs.get(number, float("inf"))
 
 
 class QueueGiven:
-    """The settings for jobs in each round of the loop."""
+    """Settings of jobs in each round of the loop: event ceilings, freezes, and the CPUs that result."""
 
     def __init__(self) -> None:
         self._noted: dict[int, Settings] = {}

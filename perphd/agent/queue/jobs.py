@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class QueueJobs:
-    """The jobs; see the module. ``in_thread`` runs a call in the file's own thread."""
+    """The jobs of the queue; see the module. ``in_thread``: runs a call in the file's own thread."""
 
     def __init__(self, path: Path, in_thread: Callable[[Callable[[], object]], Awaitable[object]]) -> None:
         self._path, self._in_thread = path, in_thread
@@ -53,7 +53,7 @@ class QueueJobs:
         return file
 
     def find(self, number: int) -> QueuedJob | None:
-        """The job of this number."""
+        """The job with this number; None if there is none."""
         return self.live.get(number) or self.ended.get(number)
 
     @property

@@ -1,4 +1,7 @@
-"""The state of the queue's planning thread: measured use, and the history of jobs. Used by one thread at a time."""
+"""The state of the queue's planning thread: measured use, and the history of jobs.
+
+Only one thread at a time may use it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ from perphd.qos.offers import FollowedOffer, followed, shown, with_use
 MEMORY_SHARE: Final = 0.95
 """Share of the host's memory that jobs and everything else may use together."""
 LEAST_OTHERS_SHARE: Final = MEMORY_SHARE - MEMORY_LIMIT_RATIO
-"""Least share of the host's memory to count for everything else, so that jobs never get more than copper may use."""
+"""Least share of the host's memory that counts as used by everything else.
+
+It keeps jobs from getting more than copper may use.
+"""
 ASKED: Final = (
     Quantity.RUN_TIME_S,
     Quantity.ENOUGH_CORES,
@@ -56,7 +62,7 @@ CYCLE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Use measured over a few seconds, by resource: by everything except jobs, and by each job's number."""
+    """Use measured over a few seconds, by resource: that of everything except jobs, and that of each job by number."""
 
     seconds: float
     others: Mapping[str, float]
@@ -143,7 +149,7 @@ class QueuePlanner:
         active: Sequence[QueuedJob],
         copper_share: float,
     ) -> JobForecast | Unavailable:
-        """Forecast when this job will start and end. ``waiting``: the jobs that may start."""
+        """Forecast when the job will start and end. ``waiting``: all jobs that may start."""
         view = self.view(job, now_s, capacity, waiting, active, copper_share)
         return forecast_of(view, job.id, lambda each: self._outlook(each, now_s))
 
@@ -197,7 +203,7 @@ class QueuePlanner:
         copper_share: float,
         preempts: bool = False,
     ) -> QueueView:
-        """The input of a look. ``also``: a job whose outlook is included even if no look considers it yet."""
+        """The input of a look. ``also``: a job whose outlook is included even if the look would not consider it."""
         running = [
             self._observed.active(job, self._outlook(job, now_s), now_s, CYCLE_S, self._given.of(job.id))
             for job in active
@@ -236,7 +242,7 @@ class QueuePlanner:
         return {DISK: most} if most > 0 else {}
 
     def _outlook(self, job: QueuedJob, now_s: float) -> JobOutlook:
-        """The history's predictions for jobs like this one."""
+        """The history's predictions for jobs like ``job``."""
         facts = facts_of(job, now_s)
         key = (facts.user, facts.name, facts.argv, facts.requested_cores, facts.requested_bytes, facts.hour)
         known = self._outlooks.get(key)
@@ -286,7 +292,7 @@ def _work_of(seen: JobUse, ran_s: float) -> dict[Quantity, float]:
 
 
 def _works(found: Mapping[Quantity, JobPrediction]) -> tuple[WorkOutlook, ...]:
-    """The work of jobs like this one: instructions first, because contention does not change them."""
+    """The work of similar jobs: instructions first, because contention does not change their number."""
     run, cores = found.get(Quantity.RUN_TIME_S), found.get(Quantity.ENOUGH_CORES)
     cpu = found.get(Quantity.CPU_TIME_S)
     if run is None or cpu is None or not run.estimate > 0.0:

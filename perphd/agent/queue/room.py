@@ -34,7 +34,7 @@ class QueueRoom:
     async def _hold(self, name: str) -> None:
         """Write the settings of a new job, and nothing else.
 
-        If they cannot be written, the next round tries again and reports it.
+        If they cannot be written, the next round retries, and reports a failure.
         """
         state, target = self._state, self._state.target
         if target is None or name not in state.specs:

@@ -16,7 +16,7 @@ def row_of(
 ) -> JobRow:
     """One job as a row. ``sees``: the requester may see all of it.
 
-    By number of a waiting job: ``reasons`` explains why it waits, ``order`` is its position in the queue.
+    ``reasons``, ``order``: why each waiting job waits, and its position in the queue, by job number.
     """
     if not sees:
         return JobRow(job.id, job.spec.name, job.state)

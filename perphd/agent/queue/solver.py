@@ -1,4 +1,4 @@
-"""Improves plans with HiGHS, in a short-lived process of low priority. Without it, the greedy plan is used."""
+"""Improves plans with HiGHS, in a short-lived process of low priority. Without HiGHS, the greedy plan is used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMAND: Final = (sys.executable, "-P", "-m", "perphd.batch.solver")
 PATIENCE_S: Final = 15.0
 """Seconds after which the process is killed: the solver's own time limit plus the start on a busy host."""
 EVERY_S: Final = 30.0
-"""Time between two processes."""
+"""Least time in seconds between the starts of two solver processes."""
 
 
 class QueueSolver:

@@ -1,4 +1,4 @@
-"""Checks of a submission: a job that this host can never run is refused at once."""
+"""Checks of a submission. perphd refuses a job that this host can never run at once, instead of storing it."""
 
 from __future__ import annotations
 

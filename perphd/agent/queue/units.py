@@ -1,4 +1,4 @@
-"""Units of jobs: starts them, reports their ends, stops those that must not run, and keeps their output.
+"""Manages units of jobs: starts them, reports their ends, stops those that must not run, and keeps their output.
 
 A unit whose job must not run is recorded as leaving until it is completely gone. The runner blocks, so a
 separate thread calls it.
@@ -122,7 +122,7 @@ class QueueUnits:
         return recovery(job, state.evidence, now_s, boot=self._boot)
 
     async def end(self, unit: str) -> None:
-        """End a unit; if that fails now, it is marked as leaving."""
+        """End a unit. If that fails now, the unit is marked as leaving and retried."""
         self.leaving.add(unit)
         if await self._run(lambda: self._runner.stop(unit)):
             self.leaving.discard(unit)

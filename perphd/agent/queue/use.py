@@ -1,9 +1,9 @@
 """Use of the host by jobs and by everything else, averaged over a few seconds for the planner (at first over
 one round).
 
-The use of everything else is the host's use less that of the jobs. It is unknown in a round in which a job has no
-sample yet, or has ended since the previous round, because that job's use would be attributed to others. In
-that case the last known value applies for a short time, limited by the host's present use.
+The use of everything else is the host's use less that of the jobs. In some rounds it is unknown: a job has no sample
+yet, or has ended since the previous round, so its use would count as that of everything else. The last known value then
+applies for a short time, limited by the host's present use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Sums: TypeAlias = dict[str, tuple[float, float]]
 
 
 class QueueUse:
-    """Sums of the present interval, and averages not fetched yet."""
+    """Sums of the present interval, and averages that the planner has not fetched yet."""
 
     def __init__(self) -> None:
         self._uses: list[Use] = []
