@@ -1,4 +1,4 @@
-"""Runtime admission controller: when to act, which resources to give to which workload, when to take them back.
+"""Runtime admission controller: decides when to protect an LRA, with which resources, and when to give them back.
 
 Pure functions of a snapshot: no clock, no I/O, no randomness.
 """

@@ -8,8 +8,8 @@ Undeclared work that fills the host is an exception: its largest group is named 
 evidence shown is then CPI2's correlation, which works for constant use:
     sum over samples of  u x (1 - t / c) if c > t,  u x (c / t - 1) if c < t
 
-with u the sample's share of all use in the window, and c / t the LRA's slowness relative to its target; it lies in -1
-.. 1.
+Here u is the sample's share of all use in the window, and c / t the LRA's slowness relative to its target. The result
+lies between -1 and 1.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _NOBODYS: Final = frozenset(
 )
 """Causes that no other work on this host can produce."""
 UNRELATED: Final = 0.5
-"""Weight of processes outside any group. Such processes are several antagonists together, so their total use
-counts half.
+"""Weight of the use by processes outside any group. It is less than 1, because these processes are several workloads
+together.
 """
 RECENT: Final = 5
-"""Samples over which the use of undeclared groups is compared."""
+"""Number of latest samples over which the use of undeclared groups is compared."""
 Floats: TypeAlias = NDArray[np.float64]
 
 
@@ -89,7 +89,7 @@ def use_of(sample: Sample) -> Use:
 def uses(snapshot: Snapshot) -> tuple[Use, ...]:
     """Use of every batch workload with a sample, and of every named undeclared group.
 
-    Returns the same tuple to every LRA.
+    All LRAs share the returned tuple.
     """
     account = snapshot.host.account
     groups = account.undeclared if account is not None else ()
@@ -115,7 +115,7 @@ _MOST_KNOWN: Final = 2 * WINDOW
 
 
 def _uses(batch: tuple[Use, ...], cause: Cause) -> Mapping[str, float]:
-    """Use of the contended resource by workload; unreadable ones are left out.
+    """Use of the contended resource by workload. Workloads whose use cannot be read are left out.
 
     The last answers are cached, because every LRA in trouble asks about the same samples.
     """
@@ -221,7 +221,7 @@ def find(moments: Sequence[Moment], cause: Cause) -> str | None:
 def correlations(x: Floats, y: Floats) -> Floats:
     """Pearson's correlation of each column of ``x`` (samples, columns) with ``y`` (samples,); shape (columns,).
 
-    0 where either does not vary.
+    It is 0 where one of the two does not vary.
     """
     n = len(x)
     mean_x, mean_y = x.mean(axis=0), y.mean()

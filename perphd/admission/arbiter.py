@@ -1,7 +1,7 @@
 """Turns the protections of all LRAs into settings for every workload.
 
-Batch is one class: the strictest protection of any LRA binds it, within its floor. Batch gets the highest-numbered
-cores, so that a small change moves few cores.
+All batch is treated alike: the strictest protection of any LRA applies to it, as far as its CPU floor allows. Batch
+gets the highest-numbered cores, so that a small change moves few cores.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ def batch_cpus(topology: Topology, cores: int) -> CpuSet:
 
 
 def strictest(grants: Sequence[CpuGrant]) -> CpuGrant | None:
-    """The grant that satisfies all of these: fewest batch cores, least weight, and exclusive if any of them
-    is.
+    """The grant that satisfies all of these: fewest batch cores, least weight, and exclusive if one of them is.
 
-    None if there are none.
+    None if ``grants`` is empty.
     """
     if not grants:
         return None
@@ -67,8 +66,8 @@ def arbitrate(
 ) -> dict[str, Settings]:
     """Settings for every workload; unrestricted workloads get KEEP everywhere. Pure.
 
-    ``placed``: cores of LRAs with exclusive cores; batch gets all others. ``lent``: exclusive cores on which batch may
-    run in the idle class.
+    ``placed``: cores of LRAs with exclusive cores; batch gets all other cores. ``lent``: exclusive cores on which
+    batch may run in the idle class.
     """
     topology = host.topology
     result = dict.fromkeys([view.spec.name for view in (*lras, *batch)], UNTOUCHED)
@@ -128,7 +127,7 @@ def _divide_cpus(
     for view in lras:
         allocation = protections.get(view.spec.name)
         if view.spec.touch is not Touch.ALL:
-            continue  # the CPUs in force may predate the owner's restriction
+            continue  # the CPUs in force may be older than the owner's restriction
         if allocation is not None and allocation.cpu.exclusive and rest:
             result[view.spec.name] = replace(result[view.spec.name], cpus=rest)
 

@@ -18,7 +18,7 @@ from perphd.domain.reading import available
 from perphd.domain.workload import SLOW_SOURCES
 
 TROUBLE_S: Final = 10.0
-"""Duration of trouble after which it no longer causes faster sampling."""
+"""Seconds after which trouble no longer causes faster sampling."""
 LEAST_REQUESTS: Final = 50.0
 """Requests per sample below which a latency percentile is meaningless."""
 
@@ -45,7 +45,7 @@ def advance(
     *,
     started: Collection[str] = (),
 ) -> Attention:
-    """Update after a tick.
+    """The state after a tick.
 
     Args:
         before: state after the last tick.
@@ -84,7 +84,7 @@ def next_in_s(attention: Attention, now_s: float, period_s: float, fast_period_s
 
 
 def _guarded(snapshot: Snapshot) -> Iterator[WorkloadView]:
-    """LRAs that are present and enforced."""
+    """The LRAs that have a sample and are enforced."""
     return (view for view in lras(snapshot) if view.enforced and view.sample is not None)
 
 

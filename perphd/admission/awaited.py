@@ -1,8 +1,8 @@
 """Cache and bandwidth settings that were decided but not yet written.
 
-The write is slow, or another program holds resctrl's lock. Such settings are neither in force nor refused.
-They stay wanted, the controller requests no more of their kind, and it evaluates them once they are in force.
-CPUs are decided and evaluated as usual. Pure.
+Either the write is slow, or another program holds resctrl's lock. Such settings are neither in force nor refused. They
+stay wanted. Meanwhile the controller requests no other cache or bandwidth settings, and it evaluates the waiting ones
+once they are in force. It decides and evaluates CPUs as usual. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WAITS = "cache and bandwidth settings are still being written; "
 def follow(lra: LraContext, state: LraState) -> LraState:
     """The state at the next tick.
 
-    A wait that begins or ends voids the change under evaluation, for its samples would show two changes. The
+    If a wait begins or ends, the change under evaluation is dropped, because its samples would show two changes. The
     evaluation of the waiting change itself starts when it is in force, unless something else was decided
     meanwhile.
     """
@@ -42,7 +42,7 @@ def follow(lra: LraContext, state: LraState) -> LraState:
 
 
 def of_cpus(lra: LraContext, awaited: Allocation | None, move: Move) -> Move:
-    """The move without its cache and bandwidth parts while earlier ones are unwritten."""
+    """The move without its cache and bandwidth parts, while earlier cache and bandwidth settings are unwritten."""
     if awaited is None or _alike(move.chosen, lra.current):
         return move
     chosen = _with_cache(move.chosen, lra.current)

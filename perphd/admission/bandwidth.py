@@ -1,8 +1,8 @@
 """Bandwidth that batch gets under MBA throttling, from this host's calibration. Pure.
 
-MBA percentages are nominal: on many machines 50 % takes almost nothing and 20 % almost everything. Where curves were
-measured, a level counts by the bandwidth it delivers to the number of cores that batch has in a domain; elsewhere by
-its percentage.
+MBA percentages are nominal: on many machines 50 % takes almost nothing and 20 % almost everything. In domains with
+a measured curve, a level counts by the bandwidth that it delivers to batch's number of cores there. In other
+domains, it counts by its percentage.
 """
 
 from __future__ import annotations

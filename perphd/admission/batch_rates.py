@@ -1,4 +1,4 @@
-"""Batch throughput from instruction counters. It is comparable only with itself before and after a change.
+"""Batch throughput from instruction counters, which is comparable only for the same jobs before and after a change.
 
 Rates are logarithms of instructions per second and job, so every job has equal weight and a difference is a
 relative change. Without instruction counters there is no result.
@@ -37,7 +37,7 @@ def rate_of(view: WorkloadView) -> float:
 
 
 def changes(before: Sequence[Rates], after: Sequence[Rates]) -> dict[str, float]:
-    """Mean logarithm after minus before, by job; empty unless all samples cover the same jobs."""
+    """Change of each job's mean logarithm, after minus before; empty unless all samples cover the same jobs."""
     rows = [dict(row) for row in (*before, *after)]
     if not before or not after or any(row.keys() != rows[0].keys() for row in rows):
         return {}

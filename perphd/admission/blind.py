@@ -5,7 +5,7 @@ learn the reference.
 
 A missed absolute objective needs no reference. The controller suspects the present batch and relieves the LRA
 in steps: it restricts first batch's CPU, then also its cache and bandwidth. Only the effect of such a step is
-evidence. A step that does not help leads to the next. If no step helps, batch is not the cause: the
+evidence. If a step does not help, the controller takes the next one. If no step helps, batch is not the cause: the
 controller gives everything back, and does not repeat the same steps during a cooldown that doubles. A step
 that helped is given back one rung at a time, each evaluated like any change.
 
@@ -25,7 +25,7 @@ from perphd.domain.decision import Action
 
 UNREFERENCED: Final = "its undisturbed performance is not known yet"
 LESSONS: Final = 2
-"""Samples that a probe needs per reference sample, because a protected sample counts half."""
+"""Number of samples that a probe takes for each reference sample needed, because a protected sample counts half."""
 
 
 def when_unknown(
@@ -34,7 +34,7 @@ def when_unknown(
     """The move when there is no score.
 
     Args:
-        lra: the LRA now.
+        lra: context of the decision.
         reason: why there is no score.
         waited_s: seconds without a score.
         may_probe: True if only the reference is missing and a probe could teach it.
@@ -60,7 +60,7 @@ def relieve(
     """The move for an LRA without a reference that misses its objective; None if only the ladder is left.
 
     Args:
-        lra: the LRA now.
+        lra: context of the decision.
         target: the LRA's target.
         scores: clean scores since the last change.
         regretted: allocations in cooldown.

@@ -26,7 +26,7 @@ NOISE_SD: Final = 0.05
 DROP_SIGMA: Final = 2.0
 TRIALS: Final = 9
 PATIENCE: Final = 200
-"""Samples after which a drop counts as not detected."""
+"""Number of samples after which a drop counts as not detected."""
 _NOTHING: Final = Channel(math.nan, ASSUMED_DELAY, NOISE_SD)
 _TOO_FEW_RISES: Final = Unavailable(
     f"{TEST_SAMPLES} generated samples are too few to estimate such a low rate"
@@ -36,7 +36,7 @@ TOO_OFTEN: Final = 3.0
 
 
 def expected(memory: object, name: str, settings: PolicySettings, period_s: float) -> Reading:
-    """Expected false alarms per day, from an LRA's own noise. ``memory``: the policy's."""
+    """Expected false alarms per day, from an LRA's own noise. ``memory``: the policy's memory."""
     memory = windowed.memory_within(memory_within(memory))
     if not isinstance(memory, PerphMemory):
         return Unavailable("the policy has no such detector")
@@ -110,7 +110,7 @@ def _weighed(state: Baseline, error: float, settings: PolicySettings, period_s: 
 
 
 def _found_after(state: Baseline, made: Iterator[float], settings: PolicySettings, period_s: float) -> float:
-    """Samples from the start of a drop until the evidence suffices."""
+    """Number of samples from the start of a drop until the evidence suffices; ``PATIENCE`` if it never does."""
     for sample in range(1, PATIENCE):
         weighed = _weighed(state, DROP_SIGMA + next(made), settings, period_s)
         state = weighed.work

@@ -51,12 +51,11 @@ _MOST_TRAFFIC: Final = 0.5  # share of the memory traffic that batch must cause 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Activity on the host around an LRA.
+    """Activity of the other workloads on an LRA's host.
 
     ``siblings_busy``: more CPUs are busy than there are cores. ``batch_waits``: batch waits for processors,
     as it must if it competes for them. ``confined``: perphd keeps batch on some of the cores, so batch waits
-    for that reason. ``relieving``: perphd limits batch's cache or bandwidth; such a limit stands only if it
-    helped.
+    for that reason. ``relieving``: perphd limits batch's cache or bandwidth. It keeps such a limit only if it helped.
     ``traffic_bytes_per_s``: memory traffic of all workloads per physical core. ``batch_traffic_bytes_per_s``,
     ``batch_occupancy_bytes``: memory traffic and cache occupancy of all batch. ``llc_bytes``: size of all caches.
     ``network_pct``: use of the network in %. ``account``: CPU use by class. ``beside``: combined activity of batch and
@@ -83,7 +82,7 @@ class Surroundings:
 
 @once
 def surroundings(snapshot: Snapshot) -> Surroundings:
-    """The host around every LRA. What cannot be read is assumed to be contended."""
+    """Activity of the host around every LRA. Resources whose use cannot be read are assumed to be contended."""
     busy, cores = snapshot.host.busy_cores, total_cores(snapshot)
     smt = len(snapshot.host.topology.usable) > cores
     waits = [v.sample.cpu_some_pct for v in batches(snapshot) if v.sample is not None]
@@ -231,8 +230,8 @@ def counted(
 ) -> tuple[Cause, float]:
     """The cause according to processor counters (LLC, MBW, SMT or NONE), and the relative growth of CPI.
 
-    More misses per instruction, as far as they explain the growth, mean lost cache. Costlier misses mean
-    exhausted memory bandwidth if there is enough traffic, else a busy SMT sibling. Without miss counts (often
+    More misses per instruction show lost cache, if they explain the growth. Costlier misses show exhausted memory
+    bandwidth if there is enough traffic, else a busy SMT sibling. Without miss counts (often
     on ARM and AMD), memory stalls distinguish memory from the sibling; without these, the surroundings do.
     """
     cpi, mpki = sample.cpi, sample.llc_mpki
@@ -267,9 +266,9 @@ def blamed(
     evidence: list[Evidence],
     cost: MissCost,
 ) -> tuple[Cause, float]:
-    """Do the same as ``counted`` for harm that coincided with neighbours.
+    """The same as ``counted``, for harm that coincided with the activity of neighbours.
 
-    Compares with the values just before they became active.
+    Compares with the values just before the neighbours became active.
     """
     slower = slow.cpi / slow.usual_cpi
     if not slower >= settings.cpi_witness_ratio:  # also false for NaN

@@ -23,13 +23,14 @@ from perphd.domain.quick import replace
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 
 FIRST_STRIDE: Final = 2
-"""Units that the first reduction takes after a rescue that gave more than enough."""
+"""Number of units that the first reduction gives back after a rescue that gave more than enough."""
 SUDDEN_TICKS: Final = 3
-"""Ticks after trouble began in which a change without immediate relief is superseded at once."""
+"""Number of ticks from the start of trouble in which a change without immediate relief is superseded at once."""
 BEYOND_STEP: Final = 0.4
-"""Score after a reduction by one unit that is too low to be caused by the reduction alone.
+"""Score below which a reduction by one unit cannot be the only cause.
 
-Several units at once may cross a knee and explain any score, and the allocation before them kept the target.
+A reduction by several units may explain any score, because performance may fall steeply between them. The allocation
+before the reduction kept the target.
 """
 
 
@@ -120,7 +121,7 @@ def beyond(lra: LraContext, state: LraState, pending: Pending, score: float, loa
 
 
 def judge(lra: LraContext, state: LraState, pending: Pending, noise_sd: float) -> ChangeReview | None:
-    """Evaluate a change from the clean scores since then; None while they leave the outcome open.
+    """Evaluate a change from the clean scores since it was made; None while they leave the outcome open.
 
     Args:
         lra: context of the decision.
@@ -179,7 +180,7 @@ def undone(lra: LraContext, state: LraState, pending: Pending, why: str) -> tupl
 def cool_down(lra: LraContext, state: LraState, allocation: Allocation) -> tuple[LraState, float]:
     """The state with a cooldown on an insufficient allocation, and the cooldown's length in seconds."""
     if not lra.view.enforced:
-        return state, 0.0  # an observed LRA shows no effect of decisions
+        return state, 0.0  # decisions have no effect on an observed LRA
     setting, regret_s = lra.setting(), lra.settings.regret_s
     gave = state.gave_back
     if gave is not None and allocation == lra.current:

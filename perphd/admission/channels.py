@@ -1,5 +1,4 @@
-"""Slowdown detector for an LRA without an indicator: do neighbours slow it down, or is it in another phase of
-its own?
+"""Slowdown detector for an LRA without an indicator: distinguishes harm by neighbours from the LRA's own phases.
 
 Problem: instructions per second fall for three reasons, two of which are harm: lower demand (load), waiting threads
 (for a processor, a disk, memory), or longer instructions (slowdown). In an open loop they do not even fall, but take
@@ -17,8 +16,9 @@ occupancy or disk traffic rises. A contrast counts if it is too large for the pr
 
 and if it is harm, that is, exceeds the tolerance. The rate of false alarms is therefore kept whatever the phases are,
 and each harmless arrival of neighbours raises the threshold. If neighbours become quiet (by themselves, or because
-perphd restricted them) and the contrast remains, it was a phase of the program, and they are no longer blamed. The
-blame also ends once the contrast loses its significance as samples accumulate. Pure; all state is a value.
+perphd restricted them) and the contrast remains, the contrast was a phase of the program, and neighbours are no
+longer blamed. The blame also ends once the contrast loses its significance as samples accumulate. Pure; all state
+is a value.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ WINDOW: Final = 36
 MERGED: Final = 8
 """Number of samples within which further rises belong to the same onset."""
 LEAST_WHOLE_S: Final = 0.9
-"""Time over which faster samples are averaged, because the noise models assume one pace."""
+"""Seconds over which faster samples are averaged, because the noise models assume samples of one length."""
 RELIEF: Final = 1.0 / 3.0
 """Share of the harm that must vanish when neighbours become quiet; otherwise they were not its cause."""
 RELIEF_SAMPLES: Final = 4
 OVER_SAMPLES: Final = 8
 SMOOTHED: Final = 6
-"""Number of samples whose mean shows the harm."""
+"""Number of latest samples whose mean shows the harm."""
 _DAY_S: Final = 86_400.0
 _LEAST_REST: Final = 0.1  # least share of cycles not due to misses
 _MOST_STALL: Final = 0.99
@@ -95,7 +95,7 @@ class Activity:
     step: float = 0.0
 
     def then(self, value: float, least: float) -> tuple[Activity, int]:
-        """The state after another value, with 1 for a clear rise, -1 for a clear fall, else 0."""
+        """The state after another value, and the direction of a clear change: 1 for a rise, -1 for a fall, else 0."""
         if math.isnan(self.level):
             return Activity(value), 0
         off = value - self.level
@@ -108,7 +108,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """The open window after a rise of neighbours' activity: samples since, and every channel at the onset."""
+    """The open window after a rise of neighbours' activity: samples since then, and every channel at the onset."""
 
     age: int
     onsets: tuple[Onset | None, ...]
@@ -148,8 +148,8 @@ NAMES: Final = (
 class Channels:
     """State of one LRA's channels.
 
-    ``partial``: seconds and weighted sums of samples shorter than ``LEAST_WHOLE_S``. ``onsets``, ``days``: windows
-    opened, and days observed.
+    ``partial``: seconds and weighted sums of samples shorter than ``LEAST_WHOLE_S``. ``onsets``: number of windows
+    opened. ``days``: days of observation.
     """
 
     series: tuple[Series, ...] = (Series(),) * 4
@@ -170,7 +170,7 @@ class Slowdown:
     """Harm for which neighbours are blamed. NaN: unknown.
 
     ``ratio``: time per unit of work relative to the usual. ``score``: the accepted ratio over ``ratio``.
-    ``cpi``, ``mpki``: over the latest samples. ``usual_cpi``, ``usual_mpki``: expected without neighbours.
+    ``cpi``, ``mpki``: means over the latest samples. ``usual_cpi``, ``usual_mpki``: values expected without neighbours.
     ``by``: name of the channel.
     ``chance``: p-value of the hypothesis that it is a phase.
     """
@@ -207,7 +207,7 @@ def step(
         state: state before.
         sample: the LRA's sample.
         beside: the neighbours' activity during the sample.
-        settings: contain the accepted rate of false alarms.
+        settings: the LRA's settings, with the accepted rate of false alarms.
         tolerances_pct: accepted loss of work, accepted growth of delay.
         crowded: the memory bus is crowded, so misses cost more than usual.
     """
@@ -360,7 +360,7 @@ def _tried(state: Channels, rise: int, settings: PolicySettings) -> Channels:
 
 
 def _around(before: Sequence[Activity], beside: Neighbours) -> tuple[tuple[Activity, ...], int]:
-    """Neighbours' activity after a sample, and 1 if any rose, else -1 if any fell, else 0."""
+    """Neighbours' activities after a sample, and 1 if one of them rose, else -1 if one fell, else 0."""
     after, rise = [], 0
     for activity, reading, least in zip(before, beside.readings, LEAST_RISES, strict=True):
         if not available(reading):
@@ -387,7 +387,7 @@ def _values(sample: Sample) -> tuple[float, ...]:
 
 
 def _threads(share_pct: Reading) -> float:
-    """Stalled threads, from the share of time in which any stalls (assuming independence)."""
+    """Number of stalled threads, from the share of time (%) in which any thread stalls, assuming independence."""
     if not available(share_pct):
         return 0.0
     return -math.log(1.0 - min(max(share_pct / 100.0, 0.0), _MOST_STALL))

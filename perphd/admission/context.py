@@ -82,7 +82,7 @@ def settable(snapshot: Snapshot) -> frozenset[str]:
 
 @once
 def least_batch_cores(snapshot: Snapshot) -> int:
-    """Cores that batch always keeps, as far as the host has them: at least 1."""
+    """Number of cores that batch always keeps if the host has them; at least 1."""
     return max((math.ceil(v.spec.least_cores) for v in batches(snapshot)), default=1)
 
 
@@ -114,14 +114,14 @@ def cores_per_cpu(snapshot: Snapshot) -> float:
 
 @once
 def batch_is_there(snapshot: Snapshot) -> bool:
-    """True if a batch workload has processes, or may have."""
+    """True if a batch workload has processes, or may have some because that is unknown."""
     samples = (view.sample for view in batches(snapshot))
     return any(s is not None and not s.has(Quality.GONE) and value_or(s.threads, 1.0) > 0 for s in samples)
 
 
 @once
 def batch_demand_cores(snapshot: Snapshot) -> float:
-    """CPU that batch would use if unrestricted, in physical cores, at most the host's.
+    """CPU that batch would use if it were unrestricted, in physical cores; at most those of the host.
 
     A batch workload that waits for CPU demands at least one CPU per thread; otherwise it demands its use. If its use is
     unknown, it demands one CPU per thread.
@@ -215,9 +215,9 @@ def beside_batch_cores(snapshot: Snapshot) -> float:
 
 
 def _wanted_cores(sample: Sample, usage_cores: float, model: ResPerfModel, siblings: bool) -> float:
-    """CPU that an LRA would use undisturbed (CPU seconds per second): its reference, scaled with its load.
+    """CPU that an LRA would use if undisturbed (CPU seconds per second): its reference, scaled with its load.
 
-    Its use beside batch is misleading: lower when it must wait, higher when SMT slows its threads.
+    Its use beside batch misleads: it is lower when the LRA must wait, and higher when SMT slows its threads.
     """
     reference = model.reference("cpu_usage_cores", sample.load_per_s)
     if reference is None:

@@ -1,7 +1,7 @@
 """The controller of one LRA: evaluates its sample and proposes a change, once per tick.
 
-It grows the protection at once after a verdict, but shrinks it only after the bound has stayed above target
-for some time. ``lra_state`` carries state between ticks; ``change_review`` decides whether a change stands.
+It grows the protection at once after a verdict, but shrinks it only after the score's lower bound has stayed above the
+target for some time. ``lra_state`` carries state between ticks; ``change_review`` decides whether a change stands.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from perphd.domain.workload import Exploration
 from perphd.forecast.load import Expected
 
 ALERT_S = 30.0
-"""Time after batch arrived in which trouble is expected and needs less evidence."""
+"""Seconds after batch's arrival in which trouble is expected and needs less evidence."""
 ON_TARGET = "on target"
 BELOW_UNDISTURBED = "below its objective, but without contention here: taking more from batch would not help"
 COME = "batch has started, and the target is expected to be missed beside it: "
@@ -57,7 +57,7 @@ LEAST_SCORES = 30
 
 
 class LraController:
-    """One decision about one LRA. Holds the working values of one tick only."""
+    """Makes one decision about one LRA. Holds the working values of one tick only."""
 
     def __init__(
         self, settings: PolicySettings, snapshot: Snapshot, view: WorkloadView, state: LraState
@@ -271,7 +271,7 @@ class LraController:
     def _grazes(self, judged: Judgement) -> bool:
         """True if the protection in force is slightly too weak: likely short, or below target repeatedly.
 
-        At just enough, or as batch starts, an LRA is often short, and one step too many costs less than waiting. This
+        With just enough, or as batch starts, an LRA is often short, and one step too many costs less than waiting. This
         needs less evidence than the verdict, whose false alarm rate suits an LRA with tolerance to spare.
         """
         theirs = origin.nothing_to_give(judged.verdict.cause, self.snapshot.host.account)
@@ -320,7 +320,7 @@ class LraController:
         return pregrow.spike(forecasts, perf.load, settings.forecast_horizon_s, settings.forecast_growth)
 
     def _prepare(self, move: Move, model: ResPerfModel, perf: Performance, foreseen: Expected) -> Move:
-        """Before a load spike, give nothing back and take idle resources."""
+        """``move``, changed before a load spike: nothing is given back, and the LRA gets idle resources."""
         is_shrink = move.action is Action.SHRINK
         if not (is_shrink or move.action is Action.HOLD) or self.state.quiet_since_s is not None:
             return move
@@ -345,7 +345,7 @@ class LraController:
         return "the model's advice has failed" if self._quarantined else blind.UNREFERENCED
 
     def _climb(self, judged: Judgement) -> Move:
-        """A rescue without the model."""
+        """The next move that strengthens the protection without the model."""
         barred = self._regretted
         if (step := blind.relieve(self.lra, self.target, self.state.scores, barred)) is not None:
             return step
@@ -360,7 +360,7 @@ class LraController:
         return Move(Action.GROW, rung, f"{self._why_unadvised}: {why}", unproven=unproven)
 
     def _descend(self) -> Move:
-        """A reduction without the model, one rung at a time."""
+        """The next reduction without the model, one rung at a time."""
         step = quarantine.descend(self.lra, self._regretted)
         if step is None:
             return self._hold(f"on target; {self._why_unadvised}, and the rungs below are in cooldown")
@@ -460,7 +460,7 @@ class LraController:
         return self.now_s - since_s
 
     def _lose_slack(self) -> None:
-        """Let a tick without slack cancel one tick with slack."""
+        """Let this tick without slack cancel one earlier tick with slack."""
         since_s = self.state.slack_since_s
         if since_s is not None:
             later_s = since_s + 2.0 * self.snapshot.period_s
@@ -472,7 +472,7 @@ class LraController:
         return batch_is_quiet(self.snapshot, self.settings.batch_idle_cores, self.current != self.nothing)
 
     def _is_alert(self) -> bool:
-        """True while batch has just arrived and the controller has not reacted."""
+        """True for ``ALERT_S`` after batch's arrival, while the controller has not reacted."""
         since_s = self.state.busy_since_s
         return self.current == self.nothing and since_s is not None and self.now_s - since_s <= ALERT_S
 

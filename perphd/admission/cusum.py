@@ -1,7 +1,8 @@
 """Sequential test for a lasting shift of a signal beyond its target, at a known rate of false alarms.
 
-Problem: samples scatter and are autocorrelated. Two samples in a row beyond a target are significant if the target lies
-four standard deviations away, and meaningless if it lies half of one away. One rule must cover both.
+Problem: samples scatter and are autocorrelated. Two samples in a row beyond a target are significant if the target
+lies four standard deviations away, and meaningless if it lies half a standard deviation away. One rule must cover
+both cases.
 
 Approach: two CUSUMs (Page 1954) of the whitened shortfall against the target itself:
     y      = log(how far a sample is beyond its target); negative while it keeps the target
@@ -40,13 +41,13 @@ The rate of false alarms grows with exp(2 k h), about 50,000, so an error of 10 
 fivefold.
 """
 LEAST_SAMPLES: Final = 40
-"""Number of samples before which nothing is clipped and no false alarms are extrapolated."""
+"""Number of samples from which values are clipped and false alarms are extrapolated."""
 CLIP_SIGMA: Final = 3.0
-"""Largest contribution of one sample, because a heavy tail is not a shift."""
+"""Largest contribution of one sample in sigma, because a heavy tail is not a shift."""
 LEAST_K: Final = 0.1
-"""Least slack. With less, the undisturbed signal is at its target, and no threshold keeps a rate."""
+"""Least slack in sigma. With less, the undisturbed signal is at its target, and no threshold keeps an accepted rate."""
 LEAST_MARGIN: Final = 0.25
-"""Least share of the margin to use, however close to the target the signal usually is."""
+"""Least share of the margin that is used, however close to its target the signal usually is."""
 PRIOR_SAMPLES: Final = 10.0
 """Weight, in samples, of the reference's scatter as prior for the noise."""
 PRIOR_RHO, PRIOR_RHO_SAMPLES = 0.4, 10.0
@@ -60,11 +61,11 @@ _LEAST_EXPONENT: Final = 2.0
 _OVERSHOOT: Final = 1.166
 _STEEP, _TWO = 1.2, 1.3
 _FREE_SHARE: Final = 0.1
-"""Share of the accepted rate below which false alarms by two samples in a row are ignored."""
+"""Share of the accepted rate of false alarms. Two samples in a row that cause fewer false alarms are ignored."""
 _SPLIT: Final = 1.3
 """Rate of alarms of both CUSUMs together, relative to one (by simulation); they usually alarm together."""
 _ROOM: Final = 0.1
-"""Factor by which one sample may exceed its part of the threshold."""
+"""Share of the threshold added before it is divided by ``ticks``. A sample may add one such part to the sum."""
 RISE_SHARE, HIGH_SHARE = 0.37, 0.85
 """Shares of the threshold between which the height of a rise is measured.
 
@@ -73,11 +74,11 @@ Rises are cut off at the second share, because higher ones may not be noise.
 LEARN_BELOW: Final = 0.45
 """Share of the threshold above which estimation pauses."""
 BELIEF: Final = 50
-"""Weight, in rises, of the prior from normal noise."""
+"""Weight of the prior from normal noise, as a number of rises."""
 ENOUGH_RISES: Final = 10
 """Number of observed rises that makes the prior unnecessary."""
 ENOUGH_WATCHED: Final = 3600
-"""Samples after which the absence of rises is informative."""
+"""Number of samples after which the absence of rises is informative."""
 LONGEST: Final = 7 * 86400
 """Number of samples after which counted rises lose half their weight."""
 LOWEST, HIGHEST = 0.75, 1.8
@@ -88,7 +89,8 @@ LOWEST, HIGHEST = 0.75, 1.8
 class Baseline:
     """A signal's noise when nothing is wrong, and the evidence of a shift.
 
-    ``mean`` of the shortfall y. ``variance`` and ``lagged`` (covariance with the sample before) give the correlation.
+    ``mean``: mean of the shortfall y. ``variance`` and ``lagged`` (covariance with the previous sample) give the
+    correlation.
     ``deviation``: mean absolute innovation. ``last``: the previous y less the mean. ``usual_s``: usual length of a
     sample in seconds. ``small``, ``large``: the CUSUMs in sigma, at most twice their thresholds, so that an ended shift
     is soon forgotten. ``ratio``: the larger of them over its threshold for normal noise. ``peak``: largest ``ratio``
@@ -176,7 +178,7 @@ def noise(state: Baseline, prior_sd: float, interval_s: float = 0.0) -> tuple[fl
 
 
 def slack(state: Baseline, margin: float, rho: float, scale: float) -> float:
-    """Distance of an undisturbed signal's innovations below the target's, in sigma.
+    """Distance by which an undisturbed signal's innovations lie below those at the target, in sigma.
 
     ``margin``: distance of the reference from the target (log units). A signal usually closer to its target than the
     reference gets less, but at least ``LEAST_MARGIN`` of the margin.
@@ -361,7 +363,7 @@ def cleared(state: Baseline) -> Baseline:
 
 
 def _counted(state: Baseline, *, by_itself: bool) -> Baseline:
-    """Count one rise. A rise that was cut off or is too high contributes only its height so far."""
+    """Count one rise. A rise that was cut off, or is too high, contributes only the height that it reached."""
     kept = 0.5 if state.watched > LONGEST else 1.0
     ended = by_itself and state.peak < HIGH_SHARE
     return replace(
@@ -376,7 +378,7 @@ def _counted(state: Baseline, *, by_itself: bool) -> Baseline:
 def bar(at: Limits, times: float) -> float:
     """The share of the threshold required when ``times`` the accepted rate may be spent.
 
-    It is always more than one sample can add, unless one sample is to suffice.
+    It is always more than one sample can add, unless the settings let one sample suffice.
     """
     least = at.clip + 0.01 if at.clip <= 1.0 else 0.5
     return max(at.own - math.log(times) / at.exponent, least)

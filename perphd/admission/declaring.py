@@ -1,8 +1,8 @@
-"""Finds undeclared groups worth declaring as batch, with the predicted gain. Pure.
+"""Finds undeclared groups that should be declared as batch, with the predicted gain. Pure.
 
 A group's record holds its CPU use and the seconds for which it was named as an LRA's antagonist. The gain is the
-model's prediction for the LRA if the group's CPU use were batch's and batch were demoted, relative to the LRA's
-performance while the group was named.
+model's prediction for the LRA if the group's CPU use were that of demoted batch, relative to the LRA's performance
+while the group was named.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_GROUPS: Final = 64
 MEMORY_S: Final = 6 * 3600.0
 """Time constant with which a group's record fades, in seconds."""
 LEAST_SHARE: Final = 0.01
-"""Least share of the host's CPUs that makes a group worth declaring if it was never named."""
+"""Least share of the host's CPUs from which a group that was never named is suggested."""
 LEAST_NAMED_S: Final = 1.0
 _NO_MODEL: Final = Unavailable("this LRA's performance is not known yet")
 
@@ -98,7 +98,7 @@ class UndeclaredRecord:
 
 
 def suggestions(snapshot: Snapshot, record: UndeclaredRecord) -> tuple[Suggestion, ...]:
-    """Groups worth declaring, longest named first."""
+    """Groups that should be declared. Those that were named as antagonists for longest come first."""
     found = []
     capacity = float(len(snapshot.host.topology.usable)) or 1.0
     for group, known in record.groups.items():

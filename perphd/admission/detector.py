@@ -31,9 +31,9 @@ from perphd.domain.workload import Objective
 MILD_FACTOR = 3
 """Factor on the required duration of a shortfall that is below the effect size."""
 LIKELY_SIGMA = 1.5
-"""Sum of sigmas below target at which consecutive samples make a shortfall likely."""
+"""Sum of consecutive samples' shortfalls, in sigma, from which a shortfall is likely."""
 ALMOST_WHOLE = 0.9
-"""Least part of a period that counts as a whole one, because ticks jitter."""
+"""Least share of a period that counts as a whole period, because ticks jitter."""
 UNEXPLAINED_RATIO = 1.2
 """Ratio of work without waiting to actual work above which the load has fallen."""
 
@@ -87,11 +87,11 @@ class Target:
 class DetectorState:
     """The detector's state between ticks.
 
-    ``below``, ``severe``, ``above``: consecutive samples below target, below it by the effect size, on target.
-    ``short_sigma``: sum of the shortfalls below target, in units of one sample's scatter. ``extra``, ``cause``: extra
-    time of the samples below target, and the cause inferred from it. ``work``, ``delay``: noise of both channels'
-    shortfalls, and evidence of a shift. ``delays``: scatter of latency alone, scaled to samples of one second.
-    ``margins``: distances of the references from the target, in log units.
+    ``below``, ``severe``, ``above``: numbers of consecutive samples below target, below it by the effect size, on
+    target. ``short_sigma``: sum of the shortfalls below target, in units of one sample's scatter. ``extra``,
+    ``cause``: extra time of the samples below target, and the cause inferred from it. ``work``, ``delay``: noise of
+    both channels' shortfalls, and evidence of a shift. ``delays``: scatter of latency alone, scaled to samples of
+    one second. ``margins``: distances of the references from the target, in log units.
     ``alert_share``: share of time shortly after batch arrived. ``gathered``: samples with too few events to judge yet.
     ``channels``: cycles, misses and waiting of an LRA without an indicator, and its phases.
     """
@@ -186,7 +186,7 @@ def judge(
     rising: bool = False,
     beside_batch: bool = False,
 ) -> Judgement:
-    """Judge one sample. Pure; UNKNOWN, with the reason as evidence, if it cannot be judged.
+    """Judge one sample. Pure. The result is UNKNOWN, with the reason as evidence, if the sample cannot be judged.
 
     ``alert``: batch has just arrived. In that case less evidence suffices, because a cause is at hand and a
     wrong action is soon reverted; an LRA without a reference needs no corroborating signal either.
@@ -231,7 +231,7 @@ def judge(
             if shared is not Cause.NONE:
                 cause, counted = shared, (shared, max(_delay_ratio(perf, target) or 1.0, 1.0) - 1.0)
     else:
-        cause = state.cause  # of a degradation that is not over yet
+        cause = state.cause  # the degradation is not over yet
     part = min(1.0, sample.interval_s / period_s) if period_s and sample.interval_s > 0 else 1.0
     part = part if part < ALMOST_WHOLE else 1.0
     counts = part >= SHORT_SHARE

@@ -62,8 +62,9 @@ class DomainCaches:
         return any(done)
 
     def judge_tightened(self, members: Mapping[str, Member], looks: Mapping[str, Look]) -> tuple[str, ...]:
-        """Evaluate earlier restrictions of batch; returns the LRAs that they did not help, whose gain goes
-        back at once.
+        """Evaluate earlier restrictions of batch.
+
+        Returns the LRAs that they did not help. Their gain goes back to batch at once.
         """
         found = (
             tick.judge_tightened(self._in(domain, members), self._in(domain, looks))
@@ -90,7 +91,7 @@ class DomainCaches:
     # -- who is where ----------------------------------------------------------------------------------
 
     def move(self, placed: Mapping[str, Cores], has_batch: bool) -> None:
-        """Follow the LRAs to these cores: start domains that got their first LRA, drop those without any."""
+        """Follow the LRAs to these cores: begin domains that got their first LRA, and drop domains without LRAs."""
         self._homes = self._homes_of(placed)
         used = {domain for domains in self._homes.values() for domain in domains}
         for domain in sorted(used - self._ticks.keys()):
@@ -110,7 +111,7 @@ class DomainCaches:
         return {n: domains_with(self._topology, cpus_of(self._topology, c)) for n, c in placed.items()}
 
     def _of(self, name: str) -> list[tuple[int, CacheTick]]:
-        """The domains of an LRA; all of them while it has no cores assigned."""
+        """The domains of an LRA; all domains while it has no cores assigned."""
         homes = self._homes.get(name)
         return [(d, tick) for d, tick in self._ticks.items() if homes is None or d in homes]
 

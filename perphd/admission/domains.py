@@ -1,8 +1,8 @@
 """The L3 domains that a workload uses, in which its protection must hold. Pure.
 
-An LRA on one socket needs nothing from batch on another. A workload's domains are those of the CPUs decided for it,
-else of the CPUs that its cgroup may use, reduced to the domains where its threads were seen. If nothing is known, all
-domains count.
+An LRA on one socket needs no protection from batch on another socket. A workload's domains are those of the CPUs
+decided for it, else of the CPUs that its cgroup may use, reduced to the domains where its threads were seen. If
+nothing is known, all domains count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def domains_with(topology: Topology, cpus: CpuSet) -> tuple[int, ...]:
 
 
 def domains_of(topology: Topology, view: WorkloadView, cpus: CpuSet | Keep = KEEP) -> tuple[int, ...]:
-    """The L3 domains that a workload uses; all of the host's if unknown.
+    """The L3 domains that a workload uses; all domains of the host if unknown.
 
     Args:
         topology: the host.

@@ -24,8 +24,8 @@ class EgressRule:
 
     ``devices``: network devices; ``ceiling_bytes``: bytes per second for all batch on each device.
 
-    ``when`` saturated: the ceiling starts at ``saturated_pct`` of the fullest link's speed and ends after ``release_s``
-    below ``release_pct``.
+    ``when``: "always", or "saturated": the ceiling then starts at ``saturated_pct`` of the fullest link's speed and
+    ends after ``release_s`` below ``release_pct``.
     """
 
     devices: tuple[str, ...]
@@ -49,7 +49,7 @@ def memory_within(memory: object) -> object:
 
 
 class EgressCeiling:
-    """Applies the rule on top of ``policy``."""
+    """Adds the ceiling of the rule to the decisions of ``policy``."""
 
     def __init__(self, policy: Policy, rule: EgressRule) -> None:
         self._policy, self._rule = policy, rule
@@ -82,7 +82,7 @@ class EgressCeiling:
             return _Memory(holds=True)
         full_pct = snapshot.host.network_pct
         if not available(full_pct):
-            return before  # keep the state while the use is unknown
+            return before  # the state stays while the link's use is unknown
         if full_pct >= rule.saturated_pct:
             return _Memory(holds=True)
         if not before.holds or full_pct >= rule.release_pct:

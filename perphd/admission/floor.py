@@ -1,7 +1,7 @@
 """The CPU floor of batch: guaranteed CPU time, and a bound on starvation, however full the host is.
 
-Problem. A cpuset of one core, or a weight, guarantees no CPU time: beside undeclared work, batch in the idle class got
-none for minutes. ``min_cores`` is CPU time per second, guaranteed on average over ten seconds.
+Problem. A cpuset of one core, or a weight, guarantees no CPU time: beside undeclared work, batch in the idle
+class got no CPU time for minutes. ``min_cores`` is CPU time per second, guaranteed on average over ten seconds.
 ``max_starvation_s`` bounds the time without any CPU time.
 
 Approach. While a job that wants more gets less than its floor, its weight is raised. The weight is inferred: with
@@ -33,29 +33,29 @@ from perphd.domain.reading import Unavailable, available, value_or
 from perphd.domain.workload import WorkloadSpec
 
 AIM: Final = 1.2
-"""Aim as a multiple of the floor, because samples scatter and the ten-second average must hold."""
+"""CPU time aimed at, as a multiple of the floor. It exceeds 1, because samples scatter around the ten-second mean."""
 CATCH_UP: Final = 2.0
-"""Time for compensating a deficit of the last ten seconds."""
+"""Seconds in which a deficit of the last ten seconds is compensated."""
 ENOUGH: Final = 1.05
 """Multiple of the floor from which the weight is not raised."""
 PLENTY: Final = 1.6
 """Multiple of the floor from which, after ``OVER_S``, the weight is lowered."""
 LEAST_PROGRESS_CORES: Final = 0.02
-"""CPU use that counts as progress if only ``max_starvation_s`` is given."""
+"""CPU use in cores that counts as progress if only ``max_starvation_s`` is given."""
 ACTS_AT: Final = 1.0 / 3.0
-"""Share of ``max_starvation_s`` after which a job must progress, leaving time for three raises."""
+"""Share of ``max_starvation_s`` after which a raise begins. The rest leaves time for three raises."""
 SETTLE_S: Final = 2.0
-"""Time after a change of weight before the next one."""
+"""Seconds between two changes of weight."""
 STEP: Final = 1.2
 """Factor by which weights must differ to be changed."""
 MOST_STEP: Final = 8.0
 BLIND_STEP: Final = 32.0
-"""Factor for a job that still gets nothing, because it was idle-class or the others weigh much."""
+"""Factor on the weight of a job that still gets no CPU time, because the weights of the others are unknown."""
 IDLE_WEIGHT: Final = 0.3
 """Weight equivalent to the idle class."""
 LEAST_WEIGHT, MOST_WEIGHT = 1.0, 10000.0
 NOTHING: Final = 0.01
-"""Share of the CPUs below which use does not reveal weights."""
+"""Share of the CPUs below which a job's use does not show the weights of the others."""
 FULL: Final = 0.9
 """Share of the host's CPUs in use above which the idle class gets nothing."""
 MOST_SHARE: Final = 0.95
@@ -64,7 +64,7 @@ MOST_SHARE: Final = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Lift:
-    """The raise granted to one job. ``weight``: at least this; ``wide``: all CPUs are allowed.
+    """The raise of one job's CPU share. ``weight``: least weight. ``wide``: True if the job may use all CPUs.
 
     ``began_s``: start of the raise; ``changed_s``: last change of weight; ``plenty_since_s``: time since
     which the job gets far more than its floor, or wants less (None: neither).
@@ -136,7 +136,7 @@ def hold(before: Floor, snapshot: Snapshot, settings: Mapping[str, Settings]) ->
 
 
 def lifted(wanted: Settings, lift: Lift) -> Settings:
-    """These settings with at least the raised weight, and without a cpuset if ``wide``."""
+    """``wanted`` with at least the raised weight, and without a cpuset if the raise is ``wide``."""
     weight = round(lift.weight)
     if weight > _weight(wanted):
         wanted = replace(wanted, cpu_weight=weight)

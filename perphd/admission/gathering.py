@@ -22,7 +22,7 @@ ENOUGH_EVENTS: Final = 100.0
 ENOUGH_REQUESTS: Final = {"p50": 100.0, "p95": 100.0, "p99": 500.0}
 """Requests needed for work and a latency percentile together."""
 LONGEST_S: Final = 10.0
-"""Longest time over which samples are merged; after this time, whatever was gathered is judged."""
+"""Longest time in seconds over which samples are merged. After this time, the merged sample is judged as it is."""
 
 _LATEST: Final = frozenset(n for n in READINGS if n.endswith("_bytes") or n == "threads")
 _SUMS: Final = frozenset({"work_events", "latency_events", "sli_window_s"})
@@ -51,7 +51,7 @@ NOTHING_GATHERED: Final = Gathered()
 def gathered_by(
     before: Gathered, view: WorkloadView, settings: PolicySettings, period_s: float
 ) -> tuple[Gathered, Sample | Awaiting]:
-    """``gather`` for an LRA with a sample and a model."""
+    """Do ``gather`` for an LRA that has a sample and a model."""
     assert view.sample is not None
     assert view.model is not None
     sample = view.sample
@@ -70,7 +70,7 @@ def gather(
 
     Args:
         before: merged samples so far.
-        sample: the newest.
+        sample: the newest sample.
         usual: usual work rate of the LRA's own indicator at this load, or None. Fewer events than usual are no reason
             to wait longer.
         percentile: the latency percentile judged.
@@ -102,7 +102,7 @@ def gather(
 
 
 def _events(sample: Sample, usual: Band | None, percentile: str) -> tuple[float, float]:
-    """Number of relevant events, and the number needed; (0, 0) if unknown."""
+    """Number of events that count for the judgement, and the number needed; (0, 0) if unknown."""
     work, latency = sample.work_events, sample.latency_events
     if isinstance(work, Unavailable) and isinstance(latency, Unavailable):
         return 0.0, 0.0

@@ -21,7 +21,7 @@ from perphd.domain.decision import Action
 from perphd.domain.policy import ResPerfModel
 
 SURE_FREE: Final = 2
-"""Number of harmful reductions after which even a nearly certain one has to wait longer."""
+"""Number of harmful reductions after which even a reduction that is nearly certain must wait longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class GiveBack:
     """Context of the search for a reduction.
 
     ``regretted``: allocations in cooldown. ``stride``: units of cores, ways or throttle that may be given back at once.
-    ``harmed``: reductions that proved harmful here.
+    ``harmed``: number of reductions that proved harmful here.
     """
 
     lra: LraContext
@@ -69,7 +69,7 @@ class GiveBack:
             assessed: as for ``smaller``.
             current: the one in force, from ``assessed``.
             smaller: the reduction.
-            waited_s: time for which a reduction has been possible.
+            waited_s: seconds for which a reduction has been possible.
         """
         settings, stakes = self.lra.settings, self.lra.stakes
         sure = inferer.chance(smaller.prediction, stakes.need, stakes.z) >= SURE
@@ -90,7 +90,7 @@ class GiveBack:
         return any(allocation.cpu == r.cpu and inferer.asks_no_more(allocation, r) for r in self.regretted)
 
     def _less_cache(self) -> Assessed | None:
-        """Give cache or bandwidth back: one unit with a fair chance, or more with a likely one."""
+        """A reduction of cache or bandwidth: one unit if the chance is fair, or more units if success is likely."""
         current, host, stakes = self.lra.current, self.lra.snapshot.host, self.lra.stakes
         if current.llc_ways == 0 and current.mbw_pct == 100:
             return None
@@ -107,7 +107,9 @@ class GiveBack:
         return None
 
     def _at_once(self, steps: Sequence[Assessed]) -> Assessed | None:
-        """Combine a step of cache or bandwidth with a step of cores, if that is predicted as likely to succeed."""
+        """A step of cache or bandwidth combined with a step of cores; None unless both together are likely to
+        succeed.
+        """
         cache, cpu = (step.allocation for step in steps)
         stakes = self.lra.stakes
         both = self.lra.assess_these([replace(cache, cpu=cpu.cpu)], self.model, self.target)[0]
@@ -115,7 +117,7 @@ class GiveBack:
         return both if likely and not self.is_weaker_than_regretted(both.allocation) else None
 
     def _less_memory(self, current: Assessed) -> Assessed | None:
-        """Give all protected memory back once nothing stalls for it."""
+        """A reduction that gives all protected memory back; None while the LRA stalls for memory."""
         step = replace(self.lra.current, memory_bytes=0)
         if step == self.lra.current or self.lra.memory_pressed() or step in self.regretted:
             return None

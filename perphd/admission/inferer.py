@@ -22,11 +22,13 @@ from perphd.domain.smt import SMT_SLOWER
 WEIGHTS: tuple[Weight, ...] = (IDLE, 6, 12, 25, 50, 100)
 """Batch weights tried, lowest first. 100 is the kernel's default: batch is never raised above an LRA."""
 MAX_CORE_STEPS = 16
-"""Largest number of batch core counts tried, spaced geometrically on large hosts."""
+"""Largest number of core counts for batch that are tried. On large hosts, they are spaced geometrically."""
 LEAST_GAIN_SHARE, LEAST_SURE_SHARE = 0.05, 0.02
-"""Least relative gain of batch that justifies a reduction; the smaller one if it almost certainly keeps the target."""
+"""Least relative gain of batch that justifies a reduction, and the same for one that almost certainly keeps the
+target.
+"""
 CONTENT_SHARE = 0.7
-"""Share of its demand above which batch needs no reduction with a merely possible gain."""
+"""Share of batch's demand. If batch gets more, a reduction with a merely possible gain is not worth its risk."""
 RESCUE_SCORE = 1.03
 """Score aimed at by a rescue: slightly above the target, so that noise does not trigger another."""
 VISITED = 2.0
@@ -45,8 +47,8 @@ NEGLIGIBLE_CORES = 0.02
 class Knobs:
     """CPU knobs that can be set here: batch's cpuset, batch's weight, the LRAs' cpuset.
 
-    ``siblings``: cores have SMT siblings. A weight keeps batch off no sibling, so intermediate weights make no
-    difference worth a step.
+    ``siblings``: cores have SMT siblings. A weight does not keep batch off any sibling, so intermediate weights
+    make too little difference to be tried.
     """
 
     batch_cpus: bool
@@ -111,7 +113,10 @@ def assess(
     target: Target,
     z: float,
 ) -> tuple[Assessed, ...]:
-    """Predicted score (see ``domain.decision.Prediction``) of every allocation, in one model call per channel."""
+    """Assess every allocation: its predicted score (``domain.decision.Prediction``) and batch's cores.
+
+    The model is called once per channel.
+    """
     work = model.predict_work(allocations, context)
     delay = model.predict_delay(allocations, context)
     batch = model.batch_cores(allocations, context)
@@ -135,7 +140,7 @@ def chance(prediction: Prediction, need: float, z: float) -> float:
 
 
 def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple[Assessed, str]:
-    """The allocation to rescue an LRA with, and the reason.
+    """The allocation that should rescue an LRA, and the reason.
 
     Maximises expected value: the chance of meeting the target times the host's work (1 for the LRA plus batch's share
     of the cores). Above ``SURE`` a chance counts as certain, so that the cheapest sufficient allocation wins.
@@ -316,8 +321,8 @@ def no_stronger_here(a: CpuGrant, b: CpuGrant) -> bool:
 def likeness(a: Allocation, b: Allocation, llc_ways: int) -> float:
     """Relevance of observations under ``a`` for ``b``: 1 if equal, falling with distance on the lattice.
 
-    Length scales as in the model's local correction: 0.4 of all cores and of all ways, 0.6 of the throttle, a factor of
-    3 in weight. Exclusive and shared cores differ by one further unit.
+    The length scales are those of the model's local correction: 0.4 of all cores and of all ways, 0.6 of the
+    throttle, a factor of 3 in weight. Exclusive and shared cores differ by one further unit.
     """
     cores = (a.cpu.batch_cores - b.cpu.batch_cores) / max(a.cpu.total_cores, 1) / 0.4
     weight = math.log10((a.cpu.weight_ratio + 0.02) / (b.cpu.weight_ratio + 0.02)) / 0.5

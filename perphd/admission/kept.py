@@ -1,8 +1,9 @@
 """Allocations that recently kept an LRA's target.
 
 When the protection in force turns out slightly too weak, the model corrects its predictions for similar allocations,
-including some under which the target was just kept. It would then protect far more than necessary. Measurements take
-precedence: among the allocations that kept the target, the one that leaves batch most is preferred. Pure.
+including some under which the target was just kept. It would then protect far more than necessary. Measurements
+therefore take precedence over predictions: among the allocations that kept the target, the one that leaves batch
+most is preferred. Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from perphd.domain.quick import replace
 from perphd.domain.reading import Reading, available
 
 LEAST_SAMPLES: Final = 6
-"""Clean samples of an allocation from which it counts as measured."""
+"""Number of clean samples from which an allocation counts as measured."""
 SURELY: Final = 1.5
 """Number of standard errors by which the mean of its samples must exceed the target."""
 LASTS_S: Final = 600.0
@@ -53,7 +54,7 @@ def noted(
         lra: the LRA now.
         loads: its recent loads, newest last; their median is recorded, because a single load scatters.
         scores: clean scores since the last change.
-        noise_sd: scatter of one of them, in log units.
+        noise_sd: scatter of one score, in log units.
     """
     if len(scores) < LEAST_SAMPLES:
         return kept

@@ -2,8 +2,8 @@
 
 An LRA is protected by ways that batch's mask excludes, and by a throttle on batch's bandwidth. The LRA itself keeps the
 whole cache and is never throttled. Growing halves batch's part at each step (fast relief); shrinking gives back one
-unit (just enough). Bandwidth counts by what a level delivers on a calibrated host (``bandwidth``), else by its
-percentage.
+unit (just enough). On a calibrated host, a throttle level counts by the bandwidth that it delivers (``bandwidth``),
+else by its percentage.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perphd.domain.decision import Cause
 from perphd.domain.policy import HostView, WorkloadView
 
 LLC_COST = 0.3
-"""Assumed share of batch's work lost when it has almost no cache; the prior of published benchmarks."""
+"""Assumed share of batch's work that is lost with almost no cache, from published benchmarks."""
 MBW_COST = 0.5
 """Assumed share of batch's work lost under the strongest throttle."""
 
@@ -35,7 +35,7 @@ def can_protect_mbw(host: HostView, batch: Sequence[WorkloadView]) -> bool:
 
 
 def cache_knobs(host: HostView, batch: Sequence[WorkloadView]) -> int:
-    """Number of resources (cache, bandwidth) in which batch can be restricted now: 0 to 2."""
+    """Number of resources, of cache and bandwidth, in which batch can be restricted now: 0 to 2."""
     return can_protect_llc(host, batch) + can_protect_mbw(host, batch)
 
 
@@ -62,7 +62,7 @@ def stronger(
 ) -> tuple[Allocation, ...]:
     """Allocations that protect more cache and bandwidth, in the order to try.
 
-    For cause LLC ways come first and bandwidth next, for MBW the reverse. Empty for other causes.
+    For the cause LLC, ways come before bandwidth; for MBW, bandwidth comes before ways. Empty for other causes.
     """
     if cause not in (Cause.LLC, Cause.MBW):
         return ()
@@ -168,7 +168,7 @@ def divide(
 ) -> None:
     """Add batch's masks and throttles to ``result``: in each L3 domain the strictest protection of its LRAs.
 
-    In a domain without a protected LRA batch keeps all ways and its bandwidth. ``result`` must already hold
+    In a domain without a protected LRA, batch keeps all ways and its bandwidth. ``result`` must already hold
     the CPUs of all workloads.
     """
     homes = {

@@ -44,8 +44,9 @@ def stalls_for_memory(sample: Sample, settings: PolicySettings) -> bool:
 
 
 class LraContext:
-    """One LRA in one snapshot. ``nothing``: the allocation without protection; ``current``: the allocation in
-    force.
+    """One LRA in one snapshot.
+
+    ``nothing``: the allocation without protection. ``current``: the allocation in force.
     """
 
     def __init__(self, settings: PolicySettings, snapshot: Snapshot, view: WorkloadView) -> None:
@@ -75,7 +76,7 @@ class LraContext:
         )
 
     def knobs(self) -> Knobs:
-        """CPU knobs that can be set; batch's according to ``settable``."""
+        """CPU knobs that can be set; those of batch according to ``settable``."""
         if self._knobs is None:
             batch = settable(self.snapshot)
             self._knobs = Knobs(
@@ -87,7 +88,7 @@ class LraContext:
         return self._knobs
 
     def may_part(self) -> bool:
-        """True if the LRA's own cores may be set and would be exclusive, without undeclared work on them."""
+        """True if perphd may set the LRA's own cores, and no undeclared work would share them."""
         return self.view.spec.touch is Touch.ALL and not origin.is_shared(self.snapshot.host.account)
 
     def can_set(self, allocation: Allocation) -> bool:
@@ -157,8 +158,8 @@ class LraContext:
     def cpu_is_contended(self) -> bool:
         """True if the host has almost no idle CPU, or batch has to wait for one.
 
-        In that case CPU is worth a try whatever else stalls, because I/O is also late if its threads do not
-        run.
+        In that case the controller may try CPU, whatever resource stalls the LRA: I/O is also late if its threads
+        do not run.
         """
         busy = self.snapshot.host.busy_cores
         if available(busy) and busy >= BUSY_SHARE * len(self.snapshot.host.topology.usable):

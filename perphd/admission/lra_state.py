@@ -26,7 +26,7 @@ LOADS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Settling:
-    """The display until the next sample can be judged.
+    """Values to display until the next sample can be judged.
 
     ``reason``: reason why nothing was done at the last sample. ``target``, ``culprit``: the target at that
     time, and the antagonist.
@@ -41,8 +41,8 @@ class Settling:
 class LraState:
     """State of one LRA.
 
-    ``scores``: clean scores since the last change, newest last. ``rooms``: the room of each, see ``outcomes.room``.
-    ``batch``: the active batch workloads. ``beside_batch``: how many of ``scores`` were taken beside exactly these.
+    ``scores``: clean scores since the last change, newest last. ``rooms``: ``outcomes.room`` of each of these samples.
+    ``batch``: the active batch workloads. ``beside_batch``: number of ``scores`` taken beside exactly these workloads.
     ``stride``: units that may be given back at once; doubles after each reduction that left more than enough, else 1.
     ``moments``: shortfall and batch's use in the last ticks, to find the antagonist. ``loads``: loads of the
     last ticks. ``standing``: result of the last judged sample.
@@ -116,14 +116,14 @@ class LraState:
         )
 
     def scored(self, score: float, room: float, most: int) -> LraState:
-        """The state with one more clean score and its room; ``most``: number of scores to remember."""
+        """The state with one more clean score and its room. ``most``: greatest number of scores to remember."""
         scores, rooms = (*self.scores, min(score, MOST_SCORE)), (*self.rooms, min(room, MOST_SCORE))
         beside_batch = min(self.beside_batch, len(self.scores)) + 1
         return replace(self, scores=scores[-most:], rooms=rooms[-most:], beside_batch=min(beside_batch, most))
 
     @property
     def scores_beside_batch(self) -> tuple[float, ...]:
-        """The scores that were taken beside the batch workloads of now; none without batch."""
+        """The scores that were taken beside the present batch workloads; none without batch."""
         count = min(self.beside_batch, len(self.scores)) if self.batch else 0
         return self.scores[len(self.scores) - count :]
 
@@ -144,7 +144,7 @@ class LraState:
         return bool(self.loads) and rose(load, statistics.median(self.loads))
 
     def asked(self, load: Reading) -> LraState:
-        """The state with this load added."""
+        """The state with one more load, if the load is known."""
         return replace(self, loads=(*self.loads, load)[-LOADS:]) if available(load) else self
 
 

@@ -37,9 +37,9 @@ AMPLE: Final = 1.08
 FALLS: Final = 0.3
 """Share of a fall of demand that is accepted per sample; a rise is accepted at once."""
 ELSEWHERE: Final = 0.94
-"""Factor on demand measured on too few cores, which appears too high there."""
+"""Factor on a demand that was measured on too few cores, because such a demand appears too high."""
 SATURATED: Final = 0.9
-"""Busy share of an LRA's CPUs above which use no longer shows its demand."""
+"""Busy share of an LRA's CPUs above which its use no longer shows its demand."""
 UNSEEN: Final = 1.25
 """Factor on the use of saturated CPUs to estimate demand if nothing else shows it."""
 STEPS: Final = (1, 1, 2, 4, 8)
@@ -48,8 +48,9 @@ STEPS: Final = (1, 1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A change of an LRA's cores under evaluation. ``score`` (NaN if unknown), ``demand``: values before the
-    change.
+    """A change of an LRA's cores under evaluation.
+
+    ``score`` (NaN if unknown), ``demand``: values before the change.
 
     ``lost_s``: sampled time since then in which the LRA was not on target.
     """
@@ -71,8 +72,8 @@ class Member:
     on target.
     ``idle_cores_until_s``, ``idle_cache_until_s``: cooldowns after more cores (``idle_times`` in a row), or less cache
     and bandwidth for batch, did not help. ``unknown_since_s``: time since which it cannot be judged.
-    ``target``: target of its last sample. ``rooms``: for each score, accepted over observed delay, which
-    shows spare capacity better than a rate at its load (the score if there is no delay). ``spans``: for each
+    ``target``: target of its last sample. ``rooms``: for each score, accepted over observed delay (the score itself
+    if there is no delay). It shows spare capacity better than a work rate does. ``spans``: for each
     score, the seconds that it covers.
     """
 
@@ -101,7 +102,9 @@ class Member:
 
     @property
     def now(self) -> float:
-        """The score that a change is to improve: the latest if worse than the mean; NaN if there is none."""
+        """The score that a change should improve: the lower one of the latest and the mean score; NaN without
+        scores.
+        """
         return min(self.level, self.scores[-1]) if self.scores else math.nan
 
     @property
@@ -152,8 +155,8 @@ def look_at(
         view: the LRA, which has a sample and a model.
         settings: the host's settings.
         state: the previous state of the detector.
-        is_apart: it already has exclusive cores.
-        known: its target until now.
+        is_apart: True if the LRA already has exclusive cores.
+        known: its target until now, if any.
     """
     assert view.sample is not None
     assert view.model is not None
@@ -227,11 +230,16 @@ def take_in(
 
 
 def _with_lost(trial: Trial | None, look: Look, now_s: float) -> Trial | None:
-    """The trial with the time of this sample, unless it was on target. Time that no sample covers is not counted."""
+    """The trial, with the time of this sample added unless the sample was on target.
+
+    Time that no sample covers is not counted.
+    """
     sample, score = look.view.sample, look.score
     if trial is None or sample is None or (look.clean and available(score) and score >= 1.0):
         return trial
-    lost_s = max(0.0, min(sample.interval_s, now_s - trial.at_s))  # the sample may have begun before the change
+    lost_s = max(
+        0.0, min(sample.interval_s, now_s - trial.at_s)
+    )  # the sample may have begun before the change
     return replace(trial, lost_s=trial.lost_s + lost_s)
 
 
@@ -348,7 +356,7 @@ def found_too_few(member: Member, look: Look, now_s: float) -> Member:
 
 
 def _lost_s(member: Member) -> float:
-    """Sampled time below target with its present cores; after a reduction, all time not seen on target."""
+    """Sampled seconds below target with the present cores; after a reduction, all seconds not seen on target."""
     trial = member.trial
     if trial is not None and trial.after < trial.before:
         return trial.lost_s

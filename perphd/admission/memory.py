@@ -26,7 +26,7 @@ def protect(lra: LraContext, regretted: Sequence[Allocation]) -> Move | None:
     if sample is None or wanted is None:
         return None
     if any(a.cpu == current.cpu and a.memory_bytes > current.memory_bytes for a in regretted):
-        return None  # refused before; other resources may still help
+        return None  # it was refused before; other resources may still help
     reason = f"memory stalls {value_or(sample.memory_some_pct, 0.0):.0f} %: protecting its working set"
     # The allocation without protection was not enough, so it enters a cooldown.
     without = current if current.memory_bytes == 0 else None
@@ -34,7 +34,7 @@ def protect(lra: LraContext, regretted: Sequence[Allocation]) -> Move | None:
 
 
 def wanted_bytes(view: WorkloadView, has_bytes: int, settings: PolicySettings) -> int | None:
-    """Bytes to protect for an LRA that stalls on memory; None: no more than now."""
+    """Bytes to protect for an LRA that stalls on memory; None if it needs no more than ``has_bytes``."""
     sample = view.sample
     if sample is None or "memory_low_bytes" not in view.enforceable:
         return None

@@ -1,7 +1,8 @@
 """Learns the cost in cycles of one more miss per instruction, for this program on this machine.
 
-The cost depends on what the counter counts (including prefetches, 35 cycles at the 90th percentile of 55 measured
-programs; for demand loads alone, several times as much) and on how well the program hides latency. The estimate is a
+The cost depends on the counter and on how well the program hides latency. If the counter includes prefetches, the
+cost is 35 cycles at the 90th percentile of 55 measured programs. If it counts demand loads alone, the cost is
+several times as high. The estimate is a
 Bayesian regression of cycles per instruction on misses per instruction, with a wide prior. Samples on a crowded memory
 bus are excluded, because misses cost more there.
 """
@@ -33,7 +34,7 @@ class MissCost:
     cov: float = 0.0
 
     def step(self, cpi: float, mpki: float) -> MissCost:
-        """These moments after one more sample."""
+        """The moments after one more sample."""
         n = min(self.n + 1, MEMORY)
         gain = 1.0 / n
         m = mpki / 1000.0

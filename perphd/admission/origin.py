@@ -1,16 +1,17 @@
 """Determines who takes the resource that an LRA lacks: batch, undeclared work, the hypervisor, or the LRA itself.
 
-Problem: the host is full and an LRA waits. Restricting batch helps only if batch fills the host, and calling everything
-else "remote" sends people to look at the network. Approach: the host account shows who uses the CPUs. On a host filled
-by others, a slow answer counts as caused elsewhere only if all waiting of the LRA's threads could not have caused it:
+Problem: the host is full and an LRA waits. Restricting batch helps only if batch fills the host. Calling every other
+cause "remote" would send operators to examine the network. Approach: the host account shows who uses the CPUs. On a
+host filled by others, a slow answer counts as caused elsewhere only if all waiting of the LRA's threads could not
+have caused it:
     waiting threads       w = run-queue delay + usage x steal / (1 - steal)
     with queues behind    w / (1 - p),  p: run-queue delay / (run-queue delay + usage)
     for requests beyond   the judged percentile, w / share of requests at or above it
     could explain         w / (1 - p) / share  of the extra requests in flight (Little's law)
 
 An application that does not keep up with its load works off a backlog, for which any amount of waiting may be the
-cause. The median, if known, is more informative: a cause that moves it affects every request, and waiting
-does so only in proportion to its total.
+cause. The median latency, if known, is more informative. A cause that raises it affects every request, while
+waiting raises it only in proportion to the total waiting.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ STOLEN_SHARE: Final = 0.05
 GIVING_SHARE: Final = 0.05
 """Share of the CPUs below which restricting batch would not help."""
 SATURATED: Final = 0.9
-"""Share of waiting in the time of a unit of work above which the median reveals little."""
+"""Share of waiting in the time of a unit of work above which the median latency reveals little."""
 KEEPS_UP: Final = 0.9
 """Ratio of work done to work arriving below which an application builds up a backlog; above the inverse, it
 works one off.
 """
 OCCUPIED: Final = 0.8
-"""Number of running and waiting threads above which a single thread may be the bottleneck."""
+"""Mean number of running and waiting threads above which a single thread may be the bottleneck."""
 MOST_WAITING: Final = 0.95
 MEDIAN_SHARE: Final = 0.5
 _CLEAR_STALL: Final = 0.5  # extra stalled threads from which the stall is real, whatever else grew
@@ -144,7 +145,7 @@ def waiting_explains(
 
 
 def origin(found: Cause, sample: Sample, account: HostAccount | None, evidence: list[Evidence]) -> Cause:
-    """Refine a cause by who takes the CPUs: NEIGHBOUR, HYPERVISOR, SELF, or unchanged.
+    """The cause, refined by the user of the CPUs: NEIGHBOUR, HYPERVISOR, SELF, or ``found`` unchanged.
 
     Args:
         found: the contended resource.
@@ -236,7 +237,7 @@ def _elsewhere(
 def nothing_to_give(found: Cause, account: HostAccount | None = None) -> str:
     """Reason why restricting batch would not help against this cause; empty if it might.
 
-    ``account``: the host account. If others are the cause, batch may still have something to give.
+    ``account``: the host account. Even if others are the cause, restricting batch may help if it uses the CPUs too.
     """
     shares = taken(account)
     if found in _OTHERS_DOING and shares is not None and shares.batch < GIVING_SHARE:

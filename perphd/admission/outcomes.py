@@ -1,7 +1,7 @@
 """Evaluates a change from the samples taken after it settled, allowing for their scatter.
 
-Pure functions and values; the policy keeps them in its memory. A harmful change is rolled back and starts a cooldown,
-which doubles with every repetition.
+All functions are pure, and the policy keeps the values in its memory. A harmful change is rolled back and starts a
+cooldown, which doubles with every repetition.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.signals import Performance
 
 PATIENCE = 3
-"""Maximum time to watch an undecided change, as a multiple of ``evaluate_ticks``."""
+"""Maximum number of samples for an undecided change, as a multiple of ``evaluate_ticks``."""
 _CLEAR = 1.0
 _CLEAR_SIGMA = 1.5
-"""Standard errors below target at which a score under ``WORSE_RATIO`` decides early."""
+"""Number of standard errors below target from which a score under ``WORSE_RATIO`` decides early."""
 FEW = 3
 """Least number of samples that prove a lasting shortfall."""
 SLIGHTLY, OFTEN, OFTEN_OF = 0.98, 3, 8
@@ -36,14 +36,14 @@ _AMPLE = 0.05
 MOST_STRIDE = 8
 """Maximum units of cores, ways or bandwidth to give back in one step."""
 _PILED_UP = 0.4
-"""Score below which requests have queued up."""
+"""Score below which requests have presumably queued up."""
 _COSTLIER = 1.5
-"""Assumed cost of the next units relative to the last ones, since the cost rises at a knee."""
+"""Assumed cost of the next units relative to the last ones, because each unit costs more than the one before."""
 _CERTAIN = 3.0
 _DOUBTFUL = 0.5
 _BEFORE_SAMPLES = 3
 REGRET_SLOWS: Final = 2.0
-"""Factor on the wait before the next reduction for each allocation in cooldown."""
+"""Increase of the wait before the next reduction for each allocation in cooldown, as a multiple of the wait."""
 _MOST_REGRETS = 16
 FREE: Final = 4
 """Number of harmful reductions after which apparent slack is doubted, because each try costs the LRA performance."""
@@ -103,9 +103,9 @@ def judge(
 
     Args:
         pending: the change.
-        scores: one per clean sample since the change, at least one.
+        scores: scores of the clean samples since the change, at least one.
         noise_sd: scatter of one sample's score, in log units.
-        nothing: the unprotected allocation; raising protection from it never counts as worse.
+        nothing: the allocation without protection; a first protection never counts as worse.
         settings: ``evaluate_ticks`` samples decide, or up to ``PATIENCE`` times as many while undecided.
     """
     n, after = len(scores), mean(scores)
@@ -184,7 +184,7 @@ def units_between(a: Allocation, b: Allocation, levels_pct: Sequence[int]) -> in
 
 
 def next_stride(stride: int, before: Reading, after: float, doubt: float) -> int:
-    """Units that may be given back next: twice as many if the cost of the last ones leaves room.
+    """Number of units that may be given back next: twice as many if the cost of the last units leaves room.
 
     Args:
         stride: units of the step just evaluated.
@@ -270,16 +270,17 @@ def cool_down(
 ) -> tuple[tuple[Cooldown, ...], float]:
     """Record that an allocation was not enough; returns the new list and the length of its cooldown (s).
 
-    The length doubles each time. Failures are forgotten once the allocation has stood for as long as its last
-    cooldown, or after ``FORGETS`` times ``regret_s``. Not trying it proves nothing.
+    The length doubles each time. Failures are forgotten once the allocation has been in force for as long as its
+    last cooldown, or after ``FORGETS`` times ``regret_s``. Time in which the allocation was not in force does not
+    count.
 
     Args:
-        cooldowns: existing ones.
+        cooldowns: the existing cooldowns.
         allocation: the insufficient allocation.
         now_s: monotonic time.
         regret_s: the first cooldown's length.
         setting: circumstances of the failure.
-        stood_s: time for which it had been in force.
+        stood_s: seconds for which it had been in force.
     """
 
     def counts(known: Cooldown) -> bool:
@@ -304,7 +305,7 @@ def _wait_s(times: int, regret_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Harmed:
-    """Reductions that harmed the LRA: their number, the last one's time (monotonic) and circumstances."""
+    """Reductions that harmed the LRA: their number, and the time (monotonic) and circumstances of the last one."""
 
     times: int = 0
     at_s: float = -math.inf

@@ -1,10 +1,10 @@
 """Separate cache ways for LRAs that evict each other's data, as laid out by the solver.
 
-Protection from batch leaves every LRA the whole cache, which does not help if LRAs of one L3 domain disturb each other.
-They are separated if all of this holds:
+Protection from batch leaves the whole cache to every LRA. That does not help if LRAs of one L3 domain disturb each
+other. They are separated if all of this holds:
 
 * two or more LRAs of the domain are short of cache at the same time, and batch cannot be restricted further;
-* it is known how many ways are enough for each: the fewest that it occupied in samples on target;
+* it is known how many ways are enough for each LRA: the fewest that it occupied in samples on target;
 * the solver finds contiguous ways for each of them beside batch's. They share the remaining ways.
 
 perphd does not narrow LRAs on target, and narrows no LRA below the ways known to be enough. If a condition
@@ -46,7 +46,7 @@ SHORT_TICKS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """LRAs of one domain with separate ways, from ``since_s`` to ``until_s`` at the latest."""
+    """The LRAs of one domain that have separate ways, from ``since_s`` until ``until_s`` at the latest."""
 
     domain: int
     layout: Apart
@@ -65,10 +65,10 @@ class WaysPause:
 
 @dataclass(frozen=True, slots=True)
 class OwnWays:
-    """State.
+    """The state of all separations.
 
-    ``held``: ways occupied in the last samples on target, by (LRA, domain). ``short``: ticks short of cache,
-    by LRA.
+    ``held``: ways occupied in the last samples on target, by (LRA, domain). ``short``: number of consecutive ticks
+    short of cache, by LRA.
     """
 
     held: Mapping[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class OwnWays:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Result of one tick."""
+    """Result of one tick: the next state, and the settings and decisions with separate ways."""
 
     own: OwnWays
     settings: Mapping[str, Settings]
@@ -209,7 +209,7 @@ class _Tick:
         return min(left, default=self.host.min_cbm_bits)
 
     def _closids(self) -> int:
-        """CLOSIDs available: all but the default group's and those of further batch masks."""
+        """Number of CLOSIDs available: all except the default group's and those of further batch masks."""
         count = self.host.llc_classes
         if count <= 0:
             return len(self.homes) + 1
@@ -317,7 +317,7 @@ def _with_mask(settings: Settings, domain: int, mask: int) -> Settings:
 
 
 def _inside(settings: Settings, domain: int, mask: int) -> Settings:
-    """Restrict batch's mask in a domain to these ways; if nothing is left, use all of them."""
+    """Settings with batch's mask in a domain restricted to the ways of ``mask``; all of these ways if none is left."""
     masks = {} if settings.llc_masks is KEEP else dict(settings.llc_masks)
     masks[domain] = (masks.get(domain, mask) & mask) or mask
     return replace(settings, llc_masks=tuple(sorted(masks.items())))

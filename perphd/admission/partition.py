@@ -1,8 +1,7 @@
-"""Number of cores for several LRAs: how many each needs, and how to divide them if the LRAs want more than
-there are. Pure.
+"""Core counts of several LRAs: the number that each needs, and the division if they want more than there are.
 
-An LRA's needs follow from experience where it applies: fewer cores under no less demand are no better than a number
-seen to be too few, and more cores under no more demand are no worse than a number seen to be enough.
+Pure. An LRA's needs follow from experience where it applies: fewer cores under no less demand are no better than a
+number that was too few, and more cores under no more demand are no worse than a number that was enough.
 Otherwise the estimate follows from how busy its cores would be: an open loop's delay hardly grows until they
 are half busy, and explodes soon after.
 """
@@ -18,29 +17,32 @@ from perphd.admission.backoff import doubled_s
 from perphd.domain.smt import thread_speed
 
 KNEE_BUSY: Final = 0.60
-"""Busy share of many CPUs at which an unknown service meets its target with even odds; less by ``KNEE_FEW`` / CPUs."""
+"""Busy share of many CPUs at which an unknown service meets its target with even odds.
+
+For few CPUs, it is less by ``KNEE_FEW`` / CPUs.
+"""
 KNEE_FEW: Final = 0.3
 KNEE_WIDTH: Final = 0.06
 """Width (busy share) of the logistic estimate."""
 SAME_DEMAND: Final = 1.05
 """Factor within which demands count as equal."""
 LESS_DEMAND: Final = 1.15
-"""Factor by which demand must fall before a number of cores seen as too few is tried again."""
+"""Factor by which demand must fall before a number of cores that was too few is tried again."""
 FAILED_BEFORE: Final = 0.5
 """Factor on the chance of a number of cores that was once too few."""
 MOST_LOST: Final = 0.005
-"""Largest share of time that an LRA may spend below target for retrying a number of cores found too few.
+"""Largest share of time that an LRA may spend below target for retrying a number of cores that was too few.
 
-A try that cost x seconds is repeated after x / ``MOST_LOST`` at the earliest, at the same demand. On a day
-with 2,000 jobs, LRAs are to stay within half a percentage point of their performance without jobs.
+At the same demand, a try that cost x seconds is repeated after x / ``MOST_LOST`` seconds at the earliest. On a day with
+2,000 jobs, LRAs should stay within half a percentage point of their performance without jobs.
 """
 LONGEST_BAN_S: Final = 14400.0
-"""Longest ban of a number of cores for lost time, because loads change over the day."""
+"""Longest time in seconds for which a number of cores is not retried, because loads change over the day."""
 GOOD_LASTS_S: Final = 300.0
 KNOWN, NEVER = 0.95, 0.03
 """Chances of a number of cores known to be enough, and known to be too few."""
 LEAST_GAIN: Final = 1.10
-"""Factor by which the worst score must improve before contended cores are moved."""
+"""Factor by which the worst score must improve before cores move between LRAs that lack cores."""
 STEEP: Final = 6.0
 LEAST_SCORE, MOST_SCORE = 0.05, 1.3
 """Slope (log units per busy share) and bounds of an estimated score."""
@@ -98,7 +100,7 @@ def predicted(anchor: Anchor, cores: int, demand: float, threads_per_core: int) 
 
 
 def _wait(busy: float, cpus: int) -> float:
-    """95th percentile of waiting for one of these CPUs, in service times."""
+    """95th percentile of the wait for one of these CPUs, as a multiple of the service time."""
     queued = min(busy, 1.0) ** (math.sqrt(2.0 * (cpus + 1.0)) - 1.0)
     return BURSTS * math.log(max(queued / 0.05, 1.0)) / (cpus * max(1.0 - busy, 0.02))
 
@@ -177,7 +179,7 @@ def expected(
 ) -> float:
     """Expected score with these cores, from experience, else extrapolated.
 
-    Beyond experience it falls by a factor of e per ``1 / STEEP`` of busy share.
+    Beyond experience, the score falls by a factor of e per ``1 / STEEP`` of busy share.
     """
     alive = [s for s in seen if s.until_s > now_s]
     busy = busy_share(demand, cores, threads_per_core)
@@ -204,9 +206,9 @@ def note(
 
     Args:
         seen: the experience until now.
-        new: the entry.
+        new: the new entry.
         now_s: monotonic time.
-        ban_s: lifetime of the first failure, which doubles with each.
+        ban_s: lifetime of the first failure in seconds; it doubles with each further failure.
         least_s: least lifetime of this failure.
     """
     kept = []
@@ -243,7 +245,7 @@ def _ban_s(times: int, ban_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One LRA's claim. ``priority``: higher ones are served first; ``has``: its cores now.
+    """One LRA's claim to cores. ``priority``: claims with a higher priority are served first. ``has``: its cores now.
 
     ``scores``: performance over target expected with 1, 2, ... cores, non-decreasing; 1 is enough.
     """

@@ -1,8 +1,8 @@
 """Cache and bandwidth of the LRAs of one L3 domain, by trial on the ladder of restrictions on batch.
 
-An LRA that is short gets more at batch's expense; a step that did not help is reverted at once. If all LRAs
-have slack, batch gets a step back; that is reverted if an LRA needs it. A failed step is not repeated during
-a cooldown that doubles.
+An LRA that is short of cache or bandwidth gets more at batch's expense. A step that did not help is reverted at
+once. If all LRAs have slack, batch gets a step back, and loses it again if an LRA needs it. A failed step is not
+repeated during a cooldown that doubles.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import available
 
 BEGIN_MBW_PCT: Final = 60
-"""Least share of bandwidth (%) left by the first throttle, more than almost any program can use alone."""
+"""Least share of bandwidth (%) that the first throttle leaves. Almost no program can use more alone."""
 ROOM: Final = 1.10
 """Score of all LRAs above which a step of cache or bandwidth is given back."""
 STILL_ROOM: Final = 1.03
@@ -44,7 +44,7 @@ _MOST_BANS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Ban:
-    """A cooldown of an insufficient protection; its length doubles each time."""
+    """A cooldown of a protection that was not enough. Its length doubles each time."""
 
     ways: int
     pct: int
@@ -54,7 +54,9 @@ class Ban:
 
 @dataclass(frozen=True, slots=True)
 class Tightened:
-    """Restriction of batch on trial for an LRA; ``ways``, ``pct`` and ``score``: values before it."""
+    """Restriction of batch that is on trial for an LRA. ``ways``, ``pct`` and ``score``: values before the
+    restriction.
+    """
 
     name: str
     ways: int
@@ -64,7 +66,7 @@ class Tightened:
 
 @dataclass(frozen=True, slots=True)
 class CacheState:
-    """Restrictions in force and on trial. ``ways``: closed to batch; ``pct``: throttle of its bandwidth.
+    """Restrictions in force and on trial. ``ways``: ways closed to batch. ``pct``: throttle of its bandwidth in %.
 
     ``loosened``: (ways, pct) before the reduction at ``loosened_s`` that is on trial; None: no trial.
     """
@@ -134,7 +136,7 @@ class CacheTick:
         return None
 
     def _unit(self, cause: Cause) -> tuple[int, int] | None:
-        """One unit less of cache or bandwidth for batch."""
+        """Ways and throttle with one unit less of cache or bandwidth for batch; None if there is no further unit."""
         host, ways, pct = self.host, self.state.ways, self.state.pct
         lower = [level for level in host.mba_levels_pct if level < pct]
         steps: list[tuple[int, int]] = []
@@ -188,7 +190,7 @@ class CacheTick:
         return short
 
     def loosen(self, members: Mapping[str, Member]) -> bool:
-        """Give batch a step back if all LRAs have had slack for a while; returns True if there is one."""
+        """Give batch a step back if all LRAs have had slack for a while. Returns True if a step was given back."""
         state = self.state
         if self.moved or state.loosened is not None or not members:
             return False

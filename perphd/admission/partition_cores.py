@@ -18,9 +18,12 @@ from perphd.admission.thresholds import BOLD, FAIR, LIKELY, SURE
 from perphd.domain.reading import available
 
 MODEST: Final = 0.3
-"""Least chance at which removing one core is tried for batch's sake, if batch has few cores."""
+"""Least chance of success at which an LRA loses one core to batch, if batch has few cores."""
 ODDS_PER_CORE: Final = 0.085
-"""Least odds of such a trial for each core that batch has: the less one core adds, the safer the trial must be."""
+"""Least odds of success of such a trial for each core that batch has.
+
+The less one more core adds for batch, the safer the trial must be.
+"""
 
 
 def worth_a_trial(batch_cores: int) -> float:
@@ -34,7 +37,7 @@ class SharedCores:
     """The cores to divide, and the claims on them.
 
     ``total``: usable cores, with ``threads`` hardware threads each. ``floor``: cores guaranteed to batch. ``lras``:
-    number of LRAs that get some. ``has_batch``: batch is present. ``can_lend``: batch can run in the idle class on
+    number of LRAs that get cores. ``has_batch``: batch is present. ``can_lend``: batch can run in the idle class on
     LRAs' cores.
     """
 
@@ -78,7 +81,7 @@ class SharedCores:
         return next((n for n in range(1, self.most) if self.is_idle(member, n)), self.most)
 
     def fewest(self, member: Member, wanted: float, least: int = 1) -> int:
-        """Fewest cores with at least this chance; the maximum if none has it."""
+        """Fewest cores with at least this chance of meeting the target; the maximum if no number has it."""
         for cores in range(max(1, least), self.most):
             if self.chance(member, cores) >= wanted:
                 return cores
@@ -87,12 +90,14 @@ class SharedCores:
     def spared(
         self, member: Member, settings: PolicySettings, *, needed: bool, batch_cores: int
     ) -> tuple[int, str]:
-        """Fewer cores if that is almost certain or worth a trial, else the present ones; with a reason if noteworthy.
+        """The cores that an LRA should have: fewer if that is almost certain or worth a trial, else its present number.
+
+        Returns the number and a reason, which is empty if there is nothing to explain.
 
         Args:
             member: the LRA, on target.
             settings: the settings for it.
-            needed: whether an LRA that is short and can take nothing from batch waits for spare cores.
+            needed: True if an LRA that is short, and can get no cores from batch, waits for spare cores.
             batch_cores: batch's present number of cores.
         """
         if member.trial is not None or member.calm_since_s is None:
@@ -114,7 +119,7 @@ class SharedCores:
         return member.cores - 1, f"a {guess:.0%} chance that one core less is enough"
 
     def expected(self, member: Member, cores: int) -> float:
-        """Score with this many cores: measured on the present number, else expected."""
+        """The score with ``cores`` cores: measured for the present number, else expected."""
         if cores == member.cores and member.scores:
             return member.level
         if member.demand is None:
@@ -131,7 +136,7 @@ class SharedCores:
 class CoreShares:
     """The division of cores. ``lends``: batch may have to run in the idle class on LRAs' cores.
 
-    ``lacks``: if more is wanted than there is, a message for each LRA that stays below target; else None.
+    ``lacks``: if the LRAs want more than there is, a message for each LRA that stays below target; else None.
     """
 
     counts: dict[str, int]

@@ -1,6 +1,6 @@
 """Divides cores by demand when the LRAs together need more than the host has, and stops trial and error.
 
-Problem: if each core that one LRA gains is missing for another, experience with a number of cores is outdated
+Problem: if each core that one LRA gains is missing for another LRA, experience with a number of cores is outdated
 after the next change, and cores circulate. Approach: count rounds of changes that leave an LRA short. After a
 handful, divide all cores available to LRAs in proportion to demand (max-min of cores over demand, by priority
 class, at least one each) and hold that division. It changes only if demand changed enough, and no more often
@@ -30,8 +30,8 @@ class SharedReach:
 
     ``names``: the LRAs. ``lacking``: rounds of changes that left an LRA short. ``began_s``: time of the first one.
     ``changed_s``: times of core changes in the last ten minutes. ``settled_until_s``: end of holding the division;
-    None: not held. ``looks``: number of times it was held. ``met_since_s``: time since which all are on
-    target; None: they are not.
+    None: not held. ``looks``: number of times it was held. ``met_since_s``: time since which all LRAs have been on
+    target; None if they are not.
     """
 
     names: frozenset[str] = frozenset()
@@ -57,7 +57,7 @@ def seen(reach: SharedReach, names: frozenset[str], now_s: float, *, all_met: bo
 
 
 def changed(reach: SharedReach, now_s: float) -> SharedReach:
-    """The episode after a round of changes that leaves an LRA short; held after a handful."""
+    """The episode after a round of changes that leaves an LRA short. After a handful, the division is held."""
     recent = (*(at_s for at_s in reach.changed_s if now_s - at_s < LONG_S), now_s)
     began_s = reach.began_s if reach.began_s is not None else now_s
     reach = replace(reach, changed_s=recent, began_s=began_s, lacking=reach.lacking + 1)

@@ -19,7 +19,7 @@ BY_BUSY_CORES: Final = "from the expected load of its cores and from experience,
 
 @dataclass(slots=True)
 class Draft:
-    """A decision about one LRA under construction."""
+    """The parts of a decision about one LRA, before it is recorded."""
 
     action: Action = Action.HOLD
     reason: str = "on target"

@@ -22,20 +22,20 @@ from perphd.domain.sample import Quality
 from perphd.domain.workload import Touch
 
 PLAIN, PLAINLY = 2, 0.9
-"""Consecutive scores below PLAINLY that count as trouble without a corroborating signal."""
+"""Number of consecutive scores below PLAINLY that count as trouble without a corroborating signal."""
 LEAST_LRAS: Final = 2
 """Least number of LRAs that can disturb each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """State of all these LRAs together.
+    """State of the LRAs that share one decision.
 
     ``members``, ``placed``: states and cores, by name. ``batch_cores``: batch's own cores. ``lent``: an LRA's
     cores on which batch runs in the idle class, because it has none of its own. ``quiet_since_s``: time since
     which batch is idle or gone.
-    ``trouble_was_quiet``: batch was absent when the LRAs disturbed each other. ``caches``: by L3 domain. ``reach``: the
-    episode of unreachable targets.
+    ``trouble_was_quiet``: batch was absent when the LRAs disturbed each other. ``caches``: cache and bandwidth, by
+    L3 domain. ``reach``: the episode of unreachable targets.
     """
 
     members: Mapping[str, Member] = field(default_factory=dict)
@@ -91,7 +91,7 @@ def floor_cores(snapshot: Snapshot, view: WorkloadView, settings: PolicySettings
 def in_trouble(
     decisions: Sequence[Decision], scores: Mapping[str, Sequence[float]], account: HostAccount | None = None
 ) -> bool:
-    """True if an LRA is below its target, with a known cause or plainly so beside others.
+    """True if an LRA beside others is below its target, with a known cause or by ``PLAIN`` clear samples.
 
     ``scores``: clean scores of each since its last change, newest last. ``account``: the host account.
     """

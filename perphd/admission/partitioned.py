@@ -1,10 +1,10 @@
 """Controller of several LRAs: each on exclusive cores, batch on the rest with limited cache and bandwidth.
 
-Protecting LRAs from batch does not protect them from each other, so each gets exclusive cores. The number is
-estimated from how busy the LRA keeps them, and learned from outcomes (``partition``). An LRA that is short
-gets enough for its target at once, first from batch, then from LRAs that can spare cores. Excess cores go
-back to batch, one at a time if that is uncertain (``partition_cores``). In each L3 domain, batch loses cache
-and bandwidth according to the needs of the LRAs there (``domain_caches``).
+Protecting LRAs from batch does not protect them from each other, so each gets exclusive cores. The number of cores
+is estimated from how busy the LRA keeps them, and learned from outcomes (``partition``). An LRA that is short gets
+enough for its target at once, first from batch, then from LRAs that can spare cores. Excess cores go back to batch,
+one at a time if that is uncertain (``partition_cores``). In each L3 domain, batch loses cache and bandwidth
+according to the needs of the LRAs there (``domain_caches``).
 
 One tick is one pass over values: ``PartitionState`` is the only state.
 """
@@ -120,7 +120,7 @@ class PartitionedTick:
         minutes = max(0.0, (reach.settled_until_s or self.now_s) - self.now_s) / 60.0
         text = f"{partition_reach.TOLD}; next attempt in {minutes:.0f} min"
         for name, member in self.members.items():
-            # No trial: the effect depends more on the neighbours' share than on this number of cores.
+            # Start no trial, because the effect depends more on the neighbours' cores than on this number of cores.
             self.members[name] = replace(member, trial=None)
             self.drafts[name] = Draft(Action.HOLD, text)
         return shares
@@ -139,11 +139,11 @@ class PartitionedTick:
         if member is None:
             demand = demand_of(look, self._host_busy(), self.cores.threads)
             member = Member(0, look.judged.state, demand=demand if available(demand) else None)
-            self.drafts[name].reason = "it is new here"
+            self.drafts[name].reason = "the LRA is new here"
             return member
         in_force = look.view.protection.cpu.own_cores if look.view.protection is not None else None
         if in_force is not None and in_force != member.cores:
-            # The decision is not in force (refused or rolled back), so use what is.
+            # The decision is not in force (refused or rolled back), so use the cores that are.
             member = replace(member, cores=in_force, trial=None)
         sample = look.view.sample
         usage = sample.cpu_usage_cores if sample is not None else math.nan
@@ -256,7 +256,9 @@ class PartitionedTick:
         return self.cores.fewest(member, LIKELY, member.cores + step)
 
     def _spared(self, name: str, member: Member, draft: Draft) -> int:
-        """Fewer cores if they can be spared and are wanted elsewhere; else the present number."""
+        """Number of cores for the LRA: fewer if it can spare some that are wanted elsewhere, else its present
+        number.
+        """
         short = self._somebody_is_short()
         if not short and self._batch_is_full():
             return member.cores

@@ -40,9 +40,9 @@ from perphd.domain.quick import replace
 class PerphMemory:
     """State of the policy: for each LRA, and for all LRAs together while they have exclusive cores.
 
-    Each LRA's learned state (cooldowns, circuit breaker, noise) is kept for the time after that. ``streaming``: batch
-    jobs confined to the least cache. ``own_ways``: LRAs with separate cache ways. ``floor``: progress of batch jobs,
-    and raises for their floor.
+    During that time, each LRA's learned state (cooldowns, circuit breaker, noise) is kept for later. ``streaming``:
+    batch jobs confined to the least cache. ``own_ways``: LRAs with separate cache ways. ``floor``: progress of
+    batch jobs, and raises for their floor.
     """
 
     lras: Mapping[str, LraState] = field(default_factory=dict)
@@ -160,7 +160,7 @@ def _with_bandwidth(snapshot: Snapshot, target: TargetState) -> tuple[Decision, 
 
 
 def _how_lras_fare(snapshot: Snapshot, target: TargetState) -> Lras:
-    """Condition of the present LRAs."""
+    """Condition of the present LRAs, as the streaming rule needs it."""
     there = {view.spec.name for view in present(snapshot)}
     decisions = [d for d in target.decisions if d.workload in there]
     good = Health.HEALTHY, Health.OVERPROVISIONED

@@ -32,7 +32,7 @@ KEPT: Final = BEFORE + GAP + HORIZONS[-1]
 MEMORY: Final = 600
 """Memory of the level, in samples."""
 LEAST_SAMPLES: Final = 24
-"""Number of samples before which no contrast is tested."""
+"""Number of samples from which contrasts are tested."""
 _CLIP: Final = 4.0  # multiple of the mean deviation at which one placebo's effect on the spread is clipped
 _EAGER: Final = (
     300  # samples until which all horizons learn from every sample; then one horizon from every other
@@ -42,7 +42,7 @@ _TAIL_MEMORY: Final = 20_000  # memory of the share of phase changes, in placebo
 _JUMPS: Final = 200  # memory of their size, in phase changes
 _FAR: Final = 3.0  # standard deviations from which a contrast is a change of phase
 LEAST_PLACEBOS: Final = 12
-"""Number of placebos before which a horizon is not tested."""
+"""Number of placebos from which contrasts over a horizon are tested."""
 _LEAST_SD: Final = 0.01
 _PRIOR_VARIANCE: Final = 1e-4  # variance of R - L with which theta starts at one half
 _MEAN_DEVIATION: Final = math.sqrt(math.pi / 2.0)
@@ -145,9 +145,9 @@ class Series:
         """The series after one more value.
 
         Args:
-            value: the value in log units; one that is not finite leaves a gap.
-            calm: whether nothing around the program has changed since the last value.
-            learn: whether the level may follow, because the program is undisturbed.
+            value: the value in log units; a value that is not finite leaves a gap.
+            calm: True if nothing around the program has changed since the last value.
+            learn: True if the level may follow, because the program is undisturbed.
         """
         if not math.isfinite(value):
             return replace(self, recent=(), quiet=0) if self.recent or self.quiet else self
@@ -158,7 +158,7 @@ class Series:
         return _series(n, level, recent, quiet, laws)
 
     def _taught(self, recent: tuple[float, ...], quiet: int, level: float) -> tuple[Law, ...]:
-        """The laws after this moment's placebos, if nothing changed during them."""
+        """The laws after the placebos of this moment, which count only if nothing changed during them."""
         laws = self.laws
         have = min(quiet, len(recent))
         turn = self.n // 2 % len(HORIZONS)

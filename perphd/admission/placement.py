@@ -14,7 +14,7 @@ from perphd.domain.topology import Topology
 Cores = tuple[int, ...]
 """Indices into ``Topology.usable_cores``, ascending."""
 ROOM: Final = 1.05
-"""Score from which an LRA keeps lending its cores."""
+"""Score from which an LRA continues to lend its cores."""
 
 
 def place(topology: Topology, counts: Mapping[str, int], before: Mapping[str, Cores]) -> dict[str, Cores]:
@@ -25,7 +25,7 @@ def place(topology: Topology, counts: Mapping[str, int], before: Mapping[str, Co
 
     Args:
         topology: the host; threads of a core are never divided.
-        counts: number of cores for each; their sum is at most the host's number.
+        counts: number of cores for each LRA; their sum is at most the host's number of cores.
         before: each LRA's cores until now.
     """
     domains = _domains(topology)
@@ -56,13 +56,14 @@ def lend(
 ) -> Cores:
     """Cores to lend to batch: cores of the least important LRAs, where lending harms least.
 
-    Lent cores stay as long as the worst-off lender has slack, or would gain little from getting them back.
+    Cores stay lent as long as the lender with the lowest score has slack, or would gain little from getting them
+    back.
 
     Args:
         count: cores to lend.
         placed: cores of each LRA.
         priorities: priority of each LRA.
-        levels: performance over target of each, with the present lending; an absent LRA counts as on target.
+        levels: performance over target of each LRA, with the present lending; an absent LRA counts as on target.
         before: cores lent until now.
     """
     least = min(priorities[name] for name in placed)
@@ -88,7 +89,7 @@ def lend(
         kept = [core for core in before if core in placed[name]][: wanted[name]]
         more = [core for core in reversed(placed[name]) if core not in kept]
         chosen += [*kept, *more[: wanted[name] - len(kept)]]
-    # If the least important LRAs have too few cores, continue with the next, those with most cores first.
+    # If the least important LRAs have too few cores, continue with the next ones, those with the most cores first.
     order = sorted(placed, key=lambda name: (priorities[name], -len(placed[name]), name))
     others = [core for name in order for core in reversed(placed[name]) if core not in chosen]
     return tuple(sorted((*chosen, *others[: count - len(chosen)])))

@@ -1,7 +1,7 @@
 """Prepares an LRA for a forecast load spike with idle resources only; batch loses nothing.
 
-A load forecast (``forecast.load``), with its recent error, is the evidence. The step takes only resources
-that batch does not use; trouble that occurs anyway is handled as usual.
+The evidence is a load forecast (``forecast.load``) with its recent error. The step takes only resources that batch does
+not use. If trouble occurs nevertheless, the controller handles it as usual.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def evidence(expected: Expected, load: Reading) -> Evidence:
 def advise(
     lra: LraContext, model: ResPerfModel, target: Target, load: Reading, expected: Expected
 ) -> Allocation | None:
-    """The step into idle resources that keeps the target under the expected load; None if none is worth it."""
+    """The step into idle resources that keeps the target under the expected load; None if no step gains enough."""
     if not available(load) or load <= 0:
         return None
     z = lra.settings.confidence_z

@@ -3,9 +3,9 @@
 A policy that moves only under pressure sees other allocations only in bad times. Its model then attributes
 bad times to the allocation, and misses changes of the application elsewhere.
 
-An exploration step is one unit of one resource, up or down, to the allocation about which least is known. It is made
-only with slack, after a long calm, and at a limited rate per hour. A step down that proves too little is rolled back
-with a cooldown, like any reduction; a step up always goes back.
+An exploration step is one unit of one resource, up or down, to the allocation about which least is known. The
+controller explores only with slack, after a long calm, and at a limited rate per hour. A step down that proves too
+little is rolled back with a cooldown, like any reduction; a step up always goes back.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ SEEN: Final = 10
 class Probing:
     """State of exploration.
 
-    ``steps_s``: times of the last hour's steps (monotonic). ``been``: allocations explored, latest last. ``out``:
-    destination of the last step up, and ``home``: its origin; both None if there is none to revert.
+    ``steps_s``: times of the last hour's steps (monotonic). ``been``: allocations explored, latest last. ``out``,
+    ``home``: destination and origin of the last step up; both None if there is no step to revert.
     """
 
     steps_s: tuple[float, ...] = ()
@@ -79,7 +79,7 @@ def may_step(
         scores: clean scores since the last change (1: on target).
         calm_s: seconds for which the LRA was healthy and nothing changed.
         now_s: monotonic time.
-        settings: ``step_aside_*``.
+        settings: the LRA's settings (``step_aside_*``).
     """
     if probing.made(now_s) >= settings.step_aside_per_h or calm_s < settings.step_aside_calm_s:
         return False

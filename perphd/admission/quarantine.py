@@ -29,7 +29,7 @@ GENTLE_WEIGHT = 25
 class Quarantine:
     """State of a model's circuit breaker.
 
-    ``failures``: number of failures of its advice since that last helped. ``until_s``: end of the suspension;
+    ``failures``: number of failures of its advice since the advice last helped. ``until_s``: end of the suspension;
     None: never suspended.
     ``times``: consecutive suspensions. ``best``: the best score during the suspension, and its allocation.
     """
@@ -51,9 +51,9 @@ class Quarantine:
 def judged(
     state: Quarantine, pending: Pending, came: Came, score: float, now_s: float, settings: PolicySettings
 ) -> Quarantine:
-    """The state after a change was evaluated. ``score``: its result (1: on target).
+    """The state after a change was evaluated. ``score``: score after the change (1: on target).
 
-    Only advice to give more counts: a reduction is a gamble by design, and exploration does not rely on the
+    Only advice to give the LRA more counts. A reduction takes a risk by design, and exploration does not rely on the
     prediction.
     """
     if state.active(now_s):
@@ -82,7 +82,7 @@ def _only_memory(pending: Pending) -> bool:
 
 
 def cpu_rungs(lra: LraContext) -> tuple[Allocation, ...]:
-    """CPU protections from the gentlest to the strongest; other resources as in force."""
+    """CPU protections from the gentlest to the strongest. Other resources stay as they are in force."""
     knobs, total, floor = lra.knobs(), lra.nothing.cpu.total_cores, lra.floor_cores()
     grants: list[CpuGrant] = []
     if knobs.batch_weight:
@@ -104,7 +104,7 @@ def cpu_rungs(lra: LraContext) -> tuple[Allocation, ...]:
 def climb(
     lra: LraContext, cause: Cause, regretted: Sequence[Allocation], state: Quarantine, score: float
 ) -> tuple[Allocation, str] | None:
-    """The next rung up and the reason; None if none is left. ``score``: score of the allocation in force."""
+    """The next rung up, and the reason; None if no rung is left. ``score``: score of the allocation in force."""
     cache = list(ladder.stronger(lra.current, cause, lra.snapshot.host, lra.giving()))
     other = Cause.MBW if cause is Cause.LLC else Cause.LLC
     late = list(ladder.stronger(lra.current, other, lra.snapshot.host, lra.giving()))
@@ -123,7 +123,7 @@ def climb(
 
 
 def descend(lra: LraContext, regretted: Sequence[Allocation]) -> Allocation | None:
-    """The next rung down, CPU first because it is most valuable to batch; None if none is left."""
+    """The next rung down: CPU first, because it is most valuable to batch. None if no rung is left."""
     rungs = cpu_rungs(lra)
     below = [a for a in rungs if _is_above(lra.current.cpu, a.cpu)]
     steps: list[Allocation] = [below[-1]] if below else []

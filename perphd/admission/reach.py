@@ -1,4 +1,4 @@
-"""Handles a target that is out of reach: holds the cheapest of the best settings and rarely tries again.
+"""Handles a target that is out of reach: holds the cheapest of the best settings, and seldom tries others.
 
 Problem: if no restriction of batch brings an LRA back to its target, trial and error never ends, and every try disturbs
 the LRA. Approach: count the changes that brought the LRA no nearer to its target. After a handful, restore the best
@@ -36,30 +36,30 @@ from perphd.domain.reading import Reading, available
 from perphd.domain.workload import Exploration
 
 HANDFUL: Final = 5
-"""Number of settings without improvement, returns included, after which perphd settles.
+"""Number of settings without improvement after which perphd settles. Returns to earlier settings count as well.
 
-This is enough to try and revert two instruments, and to leave a third in force.
+Five settings are enough to try and revert two instruments, and to leave a third in force.
 """
 BETTER: Final = 1.05
 """A setting is an improvement if its score exceeds the best earlier one by this factor."""
 SURELY: Final = 2.5
-"""Standard errors by which settings must differ to exceed their samples' scatter."""
+"""Number of standard errors by which the scores of two settings must differ to exceed their samples' scatter."""
 FEW: Final = 6.0
 """Correction of the scatter of n samples, as a factor 1 + FEW / n."""
 MOST_PER_MINUTE: Final = 7
-"""Maximum number of changes within a minute while the target is missed; settling is one more."""
+"""Maximum number of changes in the first minute while the target is missed, not counting the one that settles."""
 MOST_LATER: Final = 5
-"""Maximum number of changes in ten minutes after the first minute; settling is one more."""
+"""Maximum number of changes in ten minutes after the first minute, not counting the one that settles."""
 MINUTE_S: Final = 60.0
 LONG_S: Final = 600.0
 LOOK_AGAIN_S: Final = 600.0
-"""First pause before another attempt."""
+"""First pause before another attempt, in seconds."""
 MOST_DOUBLED: Final = 2
 """Maximum number of doublings of that pause."""
 LOOK_S: Final = 30.0
-"""Duration after which an attempt without a change ends."""
+"""Seconds after which an attempt without a change ends."""
 KEPT_S: Final = 60.0
-"""Time for which the target must be met before failed changes are forgotten."""
+"""Seconds for which the target must be met before failed changes are forgotten."""
 NEARLY: Final = 0.97
 """Share of the best score above which scores count as equal to it."""
 LEAST_SAMPLES: Final = 2
@@ -155,7 +155,7 @@ def having(reach: Reach, instruments: Instruments | None) -> Reach:
 def seen(reach: Reach, current: Allocation, score: Reading, now_s: float, *, clean: bool) -> Reach:
     """The episode after one more sample under ``current``.
 
-    ``score``: score of the sample. ``clean``: nothing is settling.
+    ``score``: score of the sample. ``clean``: True if no change is settling.
     """
     if not available(score) or not clean:
         return reach
@@ -184,7 +184,7 @@ def seen(reach: Reach, current: Allocation, score: Reading, now_s: float, *, cle
 
 
 def standing(reach: Reach, current: Allocation, now_s: float) -> tuple[Reach, Move | None]:
-    """HOLD while the setting is held; else None, and the policy decides."""
+    """The state, and a HOLD while the setting is held; None instead of a move if the policy decides."""
     until_s = reach.settled_until_s
     if until_s is None:
         return reach, None
@@ -205,7 +205,7 @@ def checked(
     scores: Sequence[float],
     strongest: Allocation | None = None,
 ) -> tuple[Reach, Move]:
-    """The move to make instead of ``move``, and the state after it.
+    """The state after this tick, and the move that replaces ``move``.
 
     Args:
         reach: the episode.
@@ -304,7 +304,7 @@ def _scatter(tried: Sequence[Tried]) -> float:
 
 
 def _was_nearer(tried: Sequence[Tried], left: Allocation) -> bool:
-    """True if this setting was significantly better than all others, or is the episode's first."""
+    """True if this setting was significantly better than all others, or is the first one of the episode."""
     others = [t for t in tried if t.allocation != left]
     judged = [t for t in tried if t.allocation == left and t.samples >= LEAST_SAMPLES]
     if not others or not judged:

@@ -29,19 +29,19 @@ from perphd.domain.sample import Sample
 from perphd.domain.smt import SMT_SLOWER
 
 RECENT = 5
-"""Number of latest samples that represent the present."""
+"""Number of latest samples whose scores represent the present performance."""
 SURPRISE_SIGMA = 2.0
 """Number of sigmas between score and prediction above which the score corrects the model at once."""
 
 
 MINOR_PART = 0.3
-"""Exponent on the slowdown if cache and bandwidth are not the main cause."""
+"""Exponent on the slowdown factor if cache and bandwidth are not the main cause."""
 SEEN_NOW = "as slow as now, less the restriction of batch"
 """Basis of a rescue's corrections to the model's predictions."""
 KEPT_BEFORE = "it kept the target here before"
 """Reason given for an allocation that was measured to be enough."""
 AS_GOOD = 0.97
-"""Share of another insufficient score from which a score counts as equal."""
+"""Ratio to a higher score that misses the target, from which a score counts as equal to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def rescue(lra: LraContext, model: ResPerfModel, target: Target, shortfall: Shor
     move = _infer(lra, model, target, shortfall, _cache_options(lra, judged.hierarchy))
     if move.action is not Action.HOLD or not blind or mean(shortfall.scores or (0.0,)) >= 1.0:
         return move
-    # CPU is exhausted: try cache and bandwidth, for which no counter can give evidence.
+    # CPU steps are exhausted: try cache and bandwidth, although no counter can show that they are the cause.
     for option in _cache_options(lra, Cause.LLC)[1:]:
         if not _barred(option, shortfall.regretted):
             why = f"{move.reason}; trying cache and bandwidth next"
@@ -139,7 +139,7 @@ def _infer(
             lra, "best effort: slightly below target, and no untried allocation is certain to do better"
         )
     if lra.current == lra.nothing and len(eligible) > 1:
-        eligible = tuple(a for a in eligible if a.allocation != lra.current)  # doing nothing has failed
+        eligible = tuple(a for a in eligible if a.allocation != lra.current)  # holding has failed
     chosen, why = inferer.choose(eligible, lra.current, z)
     exploring = why == inferer.EXPLORING
     if exploring and lra.current != lra.nothing and not shortfall.is_lasting(lra.settings):
@@ -148,7 +148,7 @@ def _infer(
     if lra.current != lra.nothing and spell:
         stay = inferer.chance(current.prediction, 1.0, z)
         if stay >= inferer.chance(chosen.prediction, 1.0, z):
-            # Experience outweighs a short bad spell; the model learns from a lasting one.
+            # Experience outweighs a few bad samples; the model learns from lasting ones.
             return _hold(lra, f"best effort: the allocation in force has the best chance ({stay:.0%})")
     candidates = lra.candidates(assessed, chosen, current)
     hopeless = chosen.prediction.score < measured * HELPED_RATIO and chosen.prediction.lower < 1.0
@@ -266,7 +266,10 @@ def _by_siblings(lra: LraContext) -> float:
 
 
 def _fits(lra: LraContext, item: Assessed, near: bool, assessed: Sequence[Assessed]) -> bool:
-    """True if the step suits the distance to the target: fast relief when far, a safe or single step when near."""
+    """True if the step suits the distance to the target.
+
+    Far from the target, this is fast relief; near the target, a safe step or a single one.
+    """
     here, there = lra.current, item.allocation
     if not near:
         # Fast relief: batch at its weakest on any cores; excess is given back afterwards.

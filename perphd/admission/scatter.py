@@ -5,8 +5,8 @@ reference. Differences of consecutive scores contain neither (von Neumann 1941):
 
 A score is the lower one of the scores of work and delay. While the target is kept with slack, it shows only
 the scatter of work, not that of latency, which is several times larger: a percentile of n requests scatters
-by 1 to 2 over sqrt(n), and more where queues begin. As the slack shrinks, the scatter of latency suddenly
-decides. It is therefore always measured separately.
+by 1 to 2 over sqrt(n), and more where queues begin. As the slack shrinks, the scatter of latency suddenly decides.
+The scatter of latency is therefore always measured separately.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from perphd.domain.reading import available
 from perphd.domain.signals import Performance
 
 MEMORY = 30
-"""Memory in differences."""
+"""Number of differences over which the mean is taken."""
 LEAST_DIFFERENCES = 6
-"""Number of differences before which scatter is unknown."""
+"""Number of differences from which the scatter is known."""
 LEAST_SD = 0.01
 REACH = 2.0
 """Number of standard deviations within which latency can push a sample's score below that of work."""
@@ -47,7 +47,7 @@ class Scatter:
 
     @property
     def sd(self) -> float | None:
-        """Standard deviation of one score in log units; None while there are too few."""
+        """Standard deviation of one score in log units; None while there are too few differences."""
         return max(_PER_DIFFERENCE * self.mean_step, LEAST_SD) if self.n >= LEAST_DIFFERENCES else None
 
 
@@ -78,7 +78,7 @@ def of_latency(state: Scatter, perf: Performance, interval_s: float) -> Scatter:
 def reached(
     noise_sd: float, delays: Scatter, work_score: float, delay_score: float, interval_s: float
 ) -> float:
-    """Scatter of one score (log units), at least that of latency if latency can determine it.
+    """Scatter of one score (log units); at least the scatter of latency, if latency can determine the score.
 
     Args:
         noise_sd: scatter of the latest scores.
@@ -103,7 +103,7 @@ def clear_below(own_sd: float, noise_sd: float) -> float:
     """Score below which one sample suffices to undo a reduction that was just made.
 
     Such a reduction is often too much, and undoing it wrongly costs batch little. ``own_sd``: scatter of the latest
-    scores; ``noise_sd``: the same, if latency can determine them.
+    scores. ``noise_sd``: the same, but at least the scatter of latency if latency can determine scores.
     """
     return min(BLATANT_RATIO, math.exp(-BLATANT_SIGMA * own_sd), math.exp(-CLEAR_SIGMA * noise_sd))
 

@@ -99,8 +99,8 @@ class PolicySettings:
         0.01,
         1000.0,
         "1/day",
-        "how often all rules together may call an LRA degraded while it meets its target with its whole tolerance "
-        "to spare",
+        "number of times a day that all rules together may call an LRA degraded although it performs as well as "
+        "its reference",
         expert=False,
     )
     settle_s: float = _key(
@@ -126,7 +126,7 @@ class PolicySettings:
         0.0,
         3600.0,
         "s",
-        "the same for a step that is almost certain to keep the target; such a step may be large",
+        "like shrink_after_s, for a step that is almost certain to keep the target; such a step may be large",
     )
     shrink_margin_pct: float = _key(
         3.0,
@@ -290,7 +290,7 @@ TRIALS_OFF: Final[Mapping[str, Any]] = {
     "probe_reference": False,
     "confine_streaming": False,
 }
-"""Values that switch off all trials."""
+"""Values of settings that switch off all trials."""
 
 
 def without_trials(settings: PolicySettings) -> PolicySettings:

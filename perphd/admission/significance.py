@@ -28,7 +28,7 @@ from perphd.domain.workload import Objective
 ALERT_TIMES: Final = 60.0
 """Assumed factor on the likelihood of degradation just after batch has arrived."""
 ALERT_MOST: Final = 0.4
-"""Share of the accepted false alarms allowed during that time."""
+"""Largest share of the accepted false alarms that may occur during that time."""
 ALERT_SHARE: Final = 0.01
 """Initial estimate of the share of time shortly after batch has arrived: about half a minute per hour."""
 ALERT_MEMORY_S: Final = 6 * 3600.0
@@ -45,9 +45,9 @@ Found by the same simulation. The verdict on such targets also waits for a sampl
 would halve the rate or more.
 """
 SINGLE_SHARE: Final = 0.1
-"""Share of the rate allowed to single samples."""
+"""Share of the accepted rate that single samples may use."""
 UNKNOWN_NOISE_SD: Final = 0.05
-"""Assumed scatter of one sample (log units)."""
+"""Assumed scatter of one sample (log units) if its reference is unknown."""
 ASSUMED_WORK: Final = -math.log(1.0 - Objective().tolerance_pct / 100.0)
 ASSUMED_DELAY: Final = math.log(1.0 + Objective().delay_tolerance_pct / 100.0)
 """Assumed margins without a reference: those of the default tolerances."""
@@ -59,7 +59,8 @@ _PER_REQUEST: Final = {"latency_p50_ms": 1.44, "latency_p95_ms": 1.45, "latency_
 class Channel:
     """Work or delay in one sample.
 
-    ``shortfall``: distance beyond its target (log units; NaN: unknown). ``margin``: margin of its reference.
+    ``shortfall``: distance beyond its target (log units; NaN: unknown). ``margin``: distance of its reference from the
+    target.
     ``prior_sd``: scatter of one sample, from its reference or event count.
     """
 
@@ -136,13 +137,13 @@ def _aim(rho: float, k: float) -> float:
 
 
 def alert_share(before: float, interval_s: float, *, alert: bool) -> float:
-    """Share of time shortly after batch arrived, averaged over ``ALERT_MEMORY_S``."""
+    """The share of time that lies shortly after an arrival of batch, averaged over ``ALERT_MEMORY_S``."""
     gain = min(max(interval_s, 0.0) / ALERT_MEMORY_S, 1.0)
     return before + gain * ((1.0 if alert else 0.0) - before)
 
 
 def times(share: float, *, alert: bool) -> float:
-    """Factor on the accepted rate for the present; it averages 1 over time."""
+    """Present factor on the accepted rate; its mean over time is 1."""
     spent = min(ALERT_TIMES * share, ALERT_MOST)
     return max(spent / max(share, 1e-6), 1.0 - spent) if alert else 1.0 - spent
 

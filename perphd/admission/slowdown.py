@@ -1,7 +1,7 @@
 """Determines whether neighbours, waiting, lower load or its own phases slow an LRA down.
 
-An indicator, if there is one, judges the LRA, and only the cost of a miss is learned from its counters;
-``channels`` judges the other LRAs.
+If an LRA has an indicator, the indicator judges it, and only the cost of a miss is learned from its counters. All other
+LRAs are judged by ``channels``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def look(
     tolerances_pct: Tolerances,
     evidence: list[Evidence],
 ) -> Look:
-    """Process one sample; appends evidence to ``evidence``."""
+    """Process one sample, and append the evidence to ``evidence``."""
     crowded = around.is_crowded(settings)
     if perf.work_source == "sli":
         cost = known.cost

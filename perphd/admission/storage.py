@@ -18,9 +18,9 @@ from perphd.domain.sample import Sample
 
 PAGE_BYTES: Final = 4096.0
 LEAST_PAGES_PER_S: Final = 16.0
-"""Pages per second above which a workload depends on storage; fewer are housekeeping."""
+"""Pages per second from which a workload depends on storage. Fewer pages are logs and the like."""
 LEAST_OTHERS_BYTES_PER_S: Final = 1e6
-"""Disk traffic of others that keeps no disk busy: logs and journals of an idle host."""
+"""Disk traffic of others, in bytes per second, that keeps no disk busy: logs and journals of an idle host."""
 
 
 def pages_per_s(sample: Sample) -> float:

@@ -6,8 +6,8 @@ most is confined to the smallest mask, and the instruction rates of all busy job
 confinement stays if the jobs together clearly gain (mean of logarithms, so that every job has equal weight)
 and the job itself loses almost nothing. It is lifted from time to time as a trial, because programs change.
 
-LRAs lose nothing. No trial starts while an LRA is below its target or being relieved; if this happens later,
-a running trial and a recent confinement end. A tick is one pass over values: ``Streaming`` is the only state.
+LRAs lose nothing. No trial starts while an LRA is below its target or is being relieved. If this happens later, a
+running trial ends, as does a recent confinement. A tick is one pass over values: ``Streaming`` is the only state.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ BEFORE: Final = 4
 """Number of samples under the same settings, with all LRAs well, required before a trial."""
 AFTER_LEAST: Final = 3
 AFTER: Final = 5
-"""Number of samples that decide about a trial: at least AFTER_LEAST if the result is clear, at most AFTER."""
+"""Greatest number of samples that decide about a trial; ``AFTER_LEAST`` suffice if the result is clear."""
 PATIENCE: Final = 3
 """Multiple of the needed samples after which an undecided trial ends."""
 MOST_RATES: Final = 12
 MUCH: Final = 0.1
-"""Share of batch's cache misses above which confining a job may benefit others."""
+"""Share of all batch's cache misses from which confining a job may benefit the others."""
 CERTAIN: Final = 2.0
 """Number of standard errors that a gain must exceed."""
 LEAST_CLASSES: Final = 4
-"""CLOSIDs needed for confinement: the default group's, batch's, this one's, and a spare."""
+"""Number of CLOSIDs needed for confinement: the default group's, batch's, the confined jobs', and a spare."""
 NOT_MEANWHILE: Final = "an LRA was below its target or being relieved meanwhile"
 
 InForce = tuple[tuple[str, Settings], ...]
@@ -52,9 +52,10 @@ InForce = tuple[tuple[str, Settings], ...]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A trial of confining ``name`` (or of lifting that, if not ``confines``).
+    """A trial with the job ``name``.
 
-    ``at_s``: start of the trial. ``before``: rates before it.
+    ``confines``: True: the trial confines the job; False: it lifts the confinement. ``at_s``: start of the trial.
+    ``before``: rates before the trial.
     """
 
     name: str
@@ -78,7 +79,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """State.
+    """The state of all trials and confinements.
 
     ``confined``: jobs confined to the smallest mask. ``rates``: rates of the samples since the last change.
     ``around``: all settings without confinement. ``since_s``: time since which these and the confinement have
@@ -181,7 +182,7 @@ class _Tick:
         )
 
     def run(self, lras: Lras) -> None:
-        """Evaluate, lift or start a trial."""
+        """Process the tick: evaluate or end the running trial, or start one."""
         if self._is_lone(lras):
             return
         around = tuple(sorted((name, _caches_and_cores(s)) for name, s in self.settings.items()))
@@ -356,7 +357,7 @@ def _can(view: WorkloadView, host: HostView, settings: Mapping[str, Settings]) -
 
 
 def _misses(view: WorkloadView) -> float:
-    """Cache misses per second in a common, arbitrary unit; 0 if not counted."""
+    """Cache misses per second, in an arbitrary unit that is the same for all jobs; 0 if not counted."""
     sample = view.sample
     if sample is None or not available(sample.llc_mpki):
         return 0.0
@@ -377,7 +378,7 @@ def _least(host: HostView, settings: Settings) -> tuple[tuple[int, int], ...]:
 
 
 def _caches_and_cores(settings: Settings) -> Settings:
-    """The settings that affect a job's speed at once."""
+    """The part of ``settings`` that affects a job's speed at once: CPUs, cache and bandwidth."""
     return Settings(
         cpus=settings.cpus,
         cpu_weight=settings.cpu_weight,

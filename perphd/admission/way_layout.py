@@ -16,14 +16,14 @@ from rdt.layout import CacheDomain, Infeasible, Layout
 from rdt.masks import Demand, Use, solve
 
 BATCH: Final = "\N{BULLET} batch"
-"""Name of all batch in the solver's demands; no workload can have it."""
+"""Name of all batch in the solver's demands. No workload can have this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apart:
     """Masks of one L3 domain in which LRAs have separate ways.
 
-    ``masks``: masks by LRA. ``batch``: batch's mask. ``pooled``: LRAs that share a CLOSID, and therefore
+    ``masks``: masks by LRA. ``batch``: batch's mask. ``pooled``: groups of LRAs that share a CLOSID, and therefore
     ways.
     """
 
@@ -54,7 +54,7 @@ def lay_apart(
 
     Args:
         host: the host with its cache.
-        needs: ways by LRA.
+        needs: number of ways that each LRA needs, by name.
         batch_ways: ways that batch keeps.
         closids: CLOSIDs available for this.
         present: present masks by LRA, so that few ways move.

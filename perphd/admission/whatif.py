@@ -23,9 +23,12 @@ from perphd.domain.whatif import Arrival, Effect, WhatIf
 CORRECTABLE_CHANCE = 0.6
 """Least chance of meeting an LRA's target for admitting work, if perphd can restrict batch later."""
 STARVED_SHARE = 0.1
-"""Share of its demand below which work should start later."""
+"""Share of its demand that work must get. With less, it should start later."""
 LASTING_CHANCE = 0.84
-"""The same if batch is only observed: the lower bound, one sigma down, must suffice."""
+"""Least chance of meeting an LRA's target for admitting work if batch is only observed.
+
+It means that the lower bound, one standard deviation below the prediction, must suffice.
+"""
 
 
 def whatif(snapshot: Snapshot, arrival: Arrival, settings: PolicySettings) -> WhatIf:

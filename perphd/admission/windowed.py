@@ -1,4 +1,4 @@
-"""Restricts a policy's riskier changes to the operator's change window. Wraps any other policy; pure.
+"""Restricts riskier changes of a policy to the operator's change window. Wraps any other policy. Pure.
 
 Outside the window, no setting of an LRA itself changes, and there are no trials: no exploration, no probe of
 an LRA's reference, no cache trial. Batch can still be restricted at any time, which relieves LRAs.
@@ -18,7 +18,7 @@ from perphd.domain.workload import Kind, Touch
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """The wrapper's memory. ``own``: the LRAs' own settings when the window was last open."""
+    """Memory of ``Windowed``. ``own``: the LRAs' own settings when the window was last open."""
 
     inner: Any = None
     own: Mapping[str, Settings] = field(default_factory=dict)
@@ -57,12 +57,15 @@ class Windowed:
 
 
 def _still_allowed(view: WorkloadView, own: Settings) -> Settings:
-    """The held settings, without those that the LRA's owner has forbidden since then; a ban takes effect at once."""
+    """The held settings, without those that the LRA's owner has forbidden since then.
+
+    The owner's restriction takes effect at once, even outside the window.
+    """
     return own if view.spec.touch is Touch.ALL else replace(own, cpus=KEEP, llc_masks=KEEP, mba_pct=KEEP)
 
 
 def _held(view: WorkloadView, held: Mapping[str, Settings]) -> WorkloadView:
-    """The view of an LRA whose own settings are held; if it has none, the policy plans with batch alone."""
+    """The view of an LRA whose own settings are held. If no settings are held, the policy plans with batch alone."""
     policy = tuple(pair for pair in view.spec.policy if pair[0] not in TRIALS_OFF)
     knobs = frozenset() if held[view.spec.name].is_untouched() else view.enforceable
     return replace(view, spec=replace(view.spec, policy=policy), enforceable=knobs)

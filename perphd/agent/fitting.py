@@ -281,7 +281,7 @@ class Fitting:
         if until_s is None:
             search.fit = after_harm(search.fit)
         if search.has_ended:
-            return True  # the pause ends; until now, the limit was not in force
+            return True  # the search has ended, and its limit is no longer in force
         if troubled:
             search.relieved_until_s = now_s + RELIEF_S
         self._begin_epoch(search)
