@@ -462,7 +462,7 @@ def cause(
     settings: PolicySettings,
     evidence: list[Evidence],
 ) -> Cause:
-    """The resource of this host that takes most of the extra time; UNKNOWN if unclear."""
+    """The resource of this host that causes most of the extra time; UNKNOWN if the evidence is not clear."""
     if not extra.is_known:
         return Cause.UNKNOWN
     queue, running = (0.0 if math.isnan(v) else max(0.0, v) for v in (extra.queue, extra.running))
@@ -481,14 +481,14 @@ def cause(
         # Nothing competes for its processors, so threads wait because its own instructions take longer.
         parts[hierarchy] = queue + running
     else:
-        # Waiting affects few requests and makes their tail; longer running affects all alike.
+        # Waiting slows few requests, and so the tail of latency. Slower execution slows all requests.
         parts[Cause.CPU] = queue if math.isnan(extra.delay) else _TAIL * queue
         if hierarchy is not Cause.NONE:
             parts[hierarchy] = running
         elif around.batch_waits and not (around.confined and isinstance(sample.cpi, Unavailable)):
             parts[Cause.CPU] += running  # sharing processors means sharing private caches
         else:
-            # Batch that perphd confines waits for that reason, which proves no competition.
+            # Confined batch waits because it is confined, so its waiting does not prove competition.
             parts[Cause.UNKNOWN] = running
     whole = sum(v for v in parts.values() if v > 0)
     if whole <= 0:

@@ -36,7 +36,7 @@ from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Quality, Sample
 
 SHARE: Final = 0.25
-"""Share of the accepted false alarms per day; a false alarm may cause several actions before it ends."""
+"""Share of the accepted false alarms per day that channels use: one false alarm may cause several actions."""
 TESTS: Final = 6.0
 """Effective number of independent tests per onset: four channels over overlapping horizons."""
 ONSETS_A_DAY, KNOWN_DAYS = 10.0, 0.3

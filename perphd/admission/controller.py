@@ -179,7 +179,7 @@ class LraController:
         self.state = replace(self.state, unknown_since_s=None)
         pending = self.state.pending
         if pending is not None and pending.action is Action.SHRINK and judged.clear:
-            # Relieve at once, even while a change is settling, because far too little is left.
+            # Relieve at once, even while a change is settling: the LRA is far below its target.
             return self._relieved_after(pending, judged, perf, model)
         if pending is not None and (why := change_review.overtaken(self.lra, pending, judged, perf.load)):
             if not pending.unproven:
@@ -355,7 +355,7 @@ class LraController:
         if found is None:
             return self._hold(f"best effort: {self._why_unadvised}, and the ladder is at its end")
         rung, why = found
-        self._regret(self.current)  # it was not enough, so it enters a cooldown
+        self._regret(self.current)  # the allocation in force was not enough, so it enters a cooldown
         unproven = not self.target.has_reference
         return Move(Action.GROW, rung, f"{self._why_unadvised}: {why}", unproven=unproven)
 

@@ -82,7 +82,7 @@ ENOUGH_WATCHED: Final = 3600
 LONGEST: Final = 7 * 86400
 """Number of samples after which counted rises lose half their weight."""
 LOWEST, HIGHEST = 0.75, 1.8
-"""Bounds of a signal's own threshold, as factors on that for normal noise."""
+"""Bounds of a signal's own threshold, as multiples of the threshold for normal noise."""
 
 
 @dataclass(frozen=True, slots=True)

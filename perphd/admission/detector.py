@@ -237,7 +237,7 @@ def judge(
     counts = part >= SHORT_SHARE
     prior_sd = significance.noise_of(target.work_band if work_score <= delay_score else target.delay_band)
     own_sd = noise_sd = (state.scatter.sd or prior_sd) / math.sqrt(part)
-    if protected:  # without protection trouble is likely, and an alarm costs batch less
+    if protected:  # unprotected LRAs need alarms more, and these cost batch less
         noise_sd = scatter.reached(own_sd, state.delays, work_score, delay_score, sample.interval_s)
     blatant = below and score < scatter.blatant_below(noise_sd)
     clear = below and score < scatter.clear_below(own_sd, noise_sd)

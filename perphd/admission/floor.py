@@ -45,7 +45,7 @@ LEAST_PROGRESS_CORES: Final = 0.02
 ACTS_AT: Final = 1.0 / 3.0
 """Share of ``max_starvation_s`` after which a raise begins. The rest leaves time for three raises."""
 SETTLE_S: Final = 2.0
-"""Seconds between two changes of weight."""
+"""Least time between two changes of a job's weight, in seconds."""
 STEP: Final = 1.2
 """Factor by which weights must differ to be changed."""
 MOST_STEP: Final = 8.0

@@ -57,7 +57,7 @@ class GiveBack:
             return self._less_memory(current)
         if len(found) == 2 and self.stride > 1 and (both := self._at_once(found)) is not None:
             return both
-        # The most valuable one to batch comes first.
+        # The reduction of most value to batch comes first.
         return max(found, key=lra.batch_value)
 
     def move(

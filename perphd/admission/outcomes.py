@@ -143,7 +143,7 @@ def judge(
         return Came.HELPED
     both = noise_sd * math.sqrt(1.0 / n + 1.0 / _BEFORE_SAMPLES)
     doubtful = math.log(before * HELPED_RATIO / after) < both
-    # Watch a change that must help while its samples leave that open.
+    # Continue to watch a change that must help while the samples do not show whether it helps.
     watched = pending.unproven or (pending.must_help and doubtful)
     return Came.OPEN if watched and n < PATIENCE * settings.evaluate_ticks else Came.NO_HELP
 

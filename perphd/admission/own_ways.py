@@ -184,7 +184,7 @@ class _Tick:
             self._say(short, f"no separate ways: {exc}", together)
             return
         if any(len(set(pool) & set(short)) > 1 for pool in layout.pooled) and len(short) == 2:
-            self._say(short, "no separate ways: too few CLOSIDs for a group each", together)
+            self._say(short, "no separate ways: too few CLOSIDs for one group per LRA", together)
             return
         times = next((p.times for p in self.now.pauses if p.domain == domain), 0)
         until_s = self.at_s + doubled_s(self.policy.streaming_recheck_s, times)

@@ -179,7 +179,7 @@ class PartitionedTick:
                 rescues=0,
             )
             if self.cores.is_idle(member, trial.before):
-                # Its cores were not busy, and more did not help: the LRA does not lack cores.
+                # Its cores were not busy, and more cores did not help: the LRA does not lack cores.
                 self.undone.add(name)
                 self.drafts[name] = Draft(
                     Action.ROLLBACK, f"{text}: given back, because the LRA waits for something else"
@@ -194,7 +194,7 @@ class PartitionedTick:
         if member.cores == 0:
             if member.demand is None:
                 return max(1, self.cores.total // (len(self.looks) + 1))
-            # Beside others its use is distorted; the estimate is repeated once it has its own cores.
+            # Other workloads distort its CPU use. The estimate is repeated once it has its own cores.
             return self.cores.fewest(member, SURE)
         if draft.action is Action.ROLLBACK and name not in self.undone:
             return member.cores
@@ -229,7 +229,7 @@ class PartitionedTick:
             return member.cores
         trial = member.trial
         if trial is not None and trial.after > trial.before and self.cores.is_idle(member, trial.before):
-            # Its cores are not busy, so first check whether more of them helped.
+            # Its cores are not busy, so first check whether the last added cores helped.
             draft.reason = f"score {member.level:.2f}: evaluating whether more cores help"
             return member.cores
         guess = self.cores.chance(member, member.cores)

@@ -39,7 +39,7 @@ _EAGER: Final = (
 )
 _LAW_MEMORY: Final = 2000  # memory of spread and regression, in placebos
 _TAIL_MEMORY: Final = 20_000  # memory of the share of phase changes, in placebos
-_JUMPS: Final = 200  # memory of their size, in phase changes
+_JUMPS: Final = 200  # memory of the size of phase changes, in phase changes
 _FAR: Final = 3.0  # standard deviations from which a contrast is a change of phase
 LEAST_PLACEBOS: Final = 12
 """Number of placebos from which contrasts over a horizon are tested."""

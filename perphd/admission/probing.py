@@ -137,7 +137,7 @@ def step(
 
 def _is_one_step(a: Allocation, b: Allocation, counts: Sequence[int]) -> bool:
     if a.cpu == b.cpu:
-        return True  # made by ``around``
+        return True  # ``around`` offers only single steps
     # Exclusive instead of shared cores are a different instrument, not one step.
     same = a.cpu.exclusive == b.cpu.exclusive and replace(a, cpu=b.cpu) == b
     return same and inferer.is_step(a.cpu, b.cpu, counts)

@@ -139,7 +139,7 @@ def _infer(
             lra, "best effort: slightly below target, and no untried allocation is certain to do better"
         )
     if lra.current == lra.nothing and len(eligible) > 1:
-        eligible = tuple(a for a in eligible if a.allocation != lra.current)  # holding has failed
+        eligible = tuple(a for a in eligible if a.allocation != lra.current)  # it misses the target
     chosen, why = inferer.choose(eligible, lra.current, z)
     exploring = why == inferer.EXPLORING
     if exploring and lra.current != lra.nothing and not shortfall.is_lasting(lra.settings):
@@ -272,7 +272,7 @@ def _fits(lra: LraContext, item: Assessed, near: bool, assessed: Sequence[Assess
     """
     here, there = lra.current, item.allocation
     if not near:
-        # Fast relief: batch at its weakest on any cores; excess is given back afterwards.
+        # For fast relief, batch gets its least weight on any cores. Excess protection is given back later.
         weak = there.cpu.exclusive or there.cpu.batch_weight is IDLE or there.cpu == here.cpu
         return weak or not lra.knobs().batch_weight
     if inferer.chance(item.prediction, 1.0, lra.settings.confidence_z) >= SURE:

@@ -102,7 +102,7 @@ class Agent:
         async with self._state.lock:
             report = await self._state.parts.executor.restore() if restore else None
             if not restore:
-                with suppress(KernelError):  # the next start then restores
+                with suppress(KernelError):  # if this fails, the daemon's next start restores
                     self._state.parts.executor.keep()
             save = self._state.began_s is not None and self._state.config.daemon.model_save_s > 0
             self._state.parts.models.close(self._state.all_specs(), self._state.now_s, save)

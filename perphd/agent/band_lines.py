@@ -37,7 +37,7 @@ def _bands(state: State, modes: Modes) -> tuple[str, ...]:
     ]
     if not declared:
         return ()
-    from perphd.qos.band_report import BandMember, HostControls, report  # not loaded without bands
+    from perphd.qos.band_report import BandMember, HostControls, report  # loaded only if bands are used
 
     members = []
     for spec in declared:

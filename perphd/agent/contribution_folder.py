@@ -69,7 +69,8 @@ class ContributionFolder:
         except OSError as exc:
             return Ledger(), (f"{self.folder}: cannot be read: {exc.strerror}",)
         wanted = [name for name in names if name.endswith((_SUFFIX, _WITHDRAWN)) and name[0] != "."]
-        wanted.sort(key=lambda name: not name.endswith(_WITHDRAWN))  # withdrawals first: the limit drops none
+        # Withdrawals come first, so that the limit on files drops none of them.
+        wanted.sort(key=lambda name: not name.endswith(_WITHDRAWN))
         for name in wanted[:MOST_FILES]:
             try:
                 if name.endswith(_WITHDRAWN):
@@ -89,7 +90,7 @@ class ContributionFolder:
             (self.folder / (contributor + _SUFFIX)).stat()
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError:  # a folder that this user may not enter
+        except OSError:  # this user may not enter the folder: assume that there is one
             return True
         return True
 

@@ -126,7 +126,7 @@ class _Watcher:
 class _Story:
     """Prints events, each with its virtual time."""
 
-    _ORDER: ClassVar = (Outcome, Decision, ChangeSet)  # of one tick: judged, decided, written
+    _ORDER: ClassVar = (Outcome, Decision, ChangeSet)  # order in which one tick creates them
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -209,7 +209,7 @@ class Federated:
                 continue
             met = self._waiting.get(lra)
             if met is None or _asked(lra, met, versions(lra)) != answer.asked:
-                continue  # it was removed, or another version runs now: ask again
+                continue  # the LRA was removed, or its version changed: ask again
             del self._waiting[lra]
             words = self._start(registry.model(lra), lra, answer)
             if words:
@@ -231,12 +231,12 @@ class Federated:
                 for lra, each in asked.items():
                     try:
                         answers[lra] = self._answer(lra, each, ledger)
-                    except Exception as exc:  # this model works without a start, and the others keep theirs
+                    except Exception as exc:  # this model starts empty; the others are not affected
                         log.exception("contributions of other hosts about %s cannot be used", lra)
                         answers[lra] = None
                         problems = (*problems, f"{lra}: contributions of other hosts cannot be used: {exc!r}")
                 future.set_result(_Read(answers, problems, not ledger.contributions.keys() - {self._name}))
-            except Exception as exc:  # models work without a start
+            except Exception as exc:  # models can start empty
                 log.exception("%s cannot be read", self._folder.folder)
                 future.set_result(_Read({}, (f"{self._folder.folder}: cannot be read: {exc!r}",), True))
 

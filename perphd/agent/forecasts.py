@@ -121,7 +121,7 @@ class ForecastProcess:
             return
         if now_s >= self._tell_s and not self._unsent:
             self._told_s, self._tell_s = now_s, now_s + self._pause_to_tell_s()
-            if now_s - self._started_s >= PERIOD_S:  # it has completed a cycle
+            if now_s - self._started_s >= PERIOD_S:  # the worker has completed a cycle
                 self._records.problem("forecast", None, now_s)
             self._unsent = message().line()
         self._send()

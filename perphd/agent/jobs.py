@@ -107,7 +107,7 @@ class Jobs:
                     self._end(declared_as(name), spec, self._runs.pop(name))
                 continue
             is_empty = sample.threads == 0
-            # At the daemon's start, the start of a run is unknown; a run with a new name has just started.
+            # A name first seen later than the daemon's start is a new run. Of others, the start is unknown.
             anew = bool(sample.quality) and (
                 sample.has(Quality.RESTARTED) or (sample.has(Quality.FIRST) and not self._first)
             )
@@ -125,7 +125,7 @@ class Jobs:
             _take(run, sample)
             run.seen_s = now_s
             if not run.looked and not looked and now_s - run.began_s >= LEAST_S:
-                looked = run.looked = True  # at most one per tick
+                looked = run.looked = True  # at most one look per tick
                 run.process, run.image = (
                     self._facts.first_process(spec.cgroup),
                     self._facts.image(spec.cgroup),

@@ -42,7 +42,7 @@ class Life:
     version: str = ""
     looked_s: float = -math.inf
     fresh: bool = False  # no file was found, except perhaps models of earlier versions
-    application: str = ""  # the name by which other hosts know it; empty: its own
+    application: str = ""  # name by which other hosts know the LRA; empty: its own name
 
     @property
     def known_as(self) -> str:

@@ -65,6 +65,6 @@ def _lattice(
 
 
 def _reference(signal: str, load: Reading, band: Band, z: float) -> ReferenceBelief:
-    shift = 1.0 if signal in WITNESSES else 0.0  # these are learned plus 1, so that 0 has a logarithm
+    shift = 1.0 if signal in WITNESSES else 0.0  # learned with 1 added, so that 0 has a logarithm
     value, low, high = (max(v - shift, 0.0) for v in (band.value, band.at(-z), band.at(z)))
     return ReferenceBelief(signal, load, value, low, high, band.support, band.provisional)

@@ -58,8 +58,8 @@ class Protections:
         if known is None or known.present != present or now_s - known.looked_s >= ENFORCEABLE_S:
             knobs, missing = self._state.parts.executor.enforceable(spec, now_s)
             self._look_at_bounds(bool(knobs & {"llc_masks", "mba_pct"}), now_s)
-            # Each is checked when first seen, and then at staggered times, so that no later tick checks all
-            # of them.
+            # Each workload is checked when first seen, and then at staggered times, so that no tick
+            # checks all of them.
             early_s = len(self._state.enforceable) % ENFORCEABLE_S if known is None else 0.0
             known = Enforceable(knobs, missing, now_s - early_s, present)
             self._state.enforceable[spec.name] = known
@@ -136,7 +136,7 @@ class Protections:
                 allocation = self._really(allocation, target, blocked)
                 own_blocked = "cpus" in self._state.parts.executor.blocked(spec.name)
                 if cpu_blocked or (allocation.cpu.exclusive and own_blocked):
-                    # Not confined as planned: the previous CPU settings are still in force.
+                    # Batch is not confined as planned: its previous CPU settings are still in force.
                     allocation = replace(
                         allocation, cpu=nothing.cpu if before is None else before.allocation.cpu
                     )
@@ -159,7 +159,7 @@ class Protections:
     def _really(
         self, chosen: Allocation, target: TargetState, blocked: Mapping[str, frozenset[str]]
     ) -> Allocation:
-        """``chosen``, with the ways and the bandwidth that batch really leaves where its knobs are blocked."""
+        """``chosen``, corrected by the ways and bandwidth that batch keeps because its knobs are blocked."""
         for name, knobs in blocked.items():
             if knobs.isdisjoint(_CACHE_KNOBS):
                 continue

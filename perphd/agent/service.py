@@ -83,7 +83,7 @@ class Service:
             await server.start()
             asyncio.get_running_loop().set_exception_handler(Complaints(time.monotonic))
             self._notifier.ready(f"{self._config.daemon.mode}, {self._config.count} workloads")
-            # Rounds do not wait for the test.
+            # The first tick does not wait for this test.
             testing = asyncio.create_task(asyncio.to_thread(agent.test_detector))
             spare_the_start()
             log.info("ready: mode %s, policy %s", self._config.daemon.mode, self._config.daemon.policy)

@@ -166,7 +166,7 @@ class WorkloadRegistry:
             new.setdefault(name, spec)
         in_the_way = self._in_the_way(config.workloads)
         for name, spec in self._by_themselves():
-            if name not in in_the_way:  # otherwise the next search decides
+            if name not in in_the_way:  # if it is, the next search decides
                 new.setdefault(name, spec)
         self._state.declared, self._looked_s = declared, None
         for name, old in list(self._state.specs.items()):

@@ -89,7 +89,7 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
         over[job.id] = answer.over
         planned_s = 0.0 if plan is None or job.id in elastic.served else plan.starts_s.get(str(job.id), 0.0)
         if has_deadline(view, job) and not refused_urgent:
-            planned_s = 0.0  # no other job waits for the room that it takes
+            planned_s = 0.0  # a job with a deadline need not leave its room to others
         if answer.admitted and planned_s > 0.0:
             reasons[job.id] = f"planned to start in {planned_s:.0f} s: other jobs gain more by starting now"
         elif answer.admitted:
@@ -251,7 +251,7 @@ class _Elastic:
         self.revoked += taken
         why = f"job {job.id} is urgent and needs its slot (the worker is frozen, and no work is lost)"
         self.reasons |= dict.fromkeys(taken, why)
-        self.served.add(job.id)  # a plan that includes the workers would start it later
+        self.served.add(job.id)  # the plan still includes the workers, and would start the job later
         return after
 
     def more(self, started: Sequence[QueuedJob]) -> list[QueuedJob]:

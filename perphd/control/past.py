@@ -125,7 +125,7 @@ def _masks(written: Sequence[Written]) -> dict[str, tuple[tuple[int, int], ...]]
             schemata[directory] = item.text
         elif file == "tasks":
             home[item.workload] = directory
-        elif not item.text:  # the group was removed
+        elif not item.text:  # an empty text records that the group was removed
             schemata.pop(item.path, None)
     return {
         workload: masks

@@ -76,7 +76,7 @@ class ModelFiles:
                 problems.append(f"{candidate}: cannot be read: {exc.strerror}")
             except ModelFileError as exc:
                 problems.append(f"{candidate}: not used: {exc}")
-                if candidate == path:  # else a later save would keep it as the last good one
+                if candidate == path:  # otherwise a later save would keep this file as the last good one
                     with contextlib.suppress(OSError):
                         os.replace(path, path + ASIDE)
             else:

@@ -215,7 +215,7 @@ class Explorer:
     async def _suffered(self, point: Point, complaint: str, reference: Reference) -> ProbeOutcome | None:
         """Restore everything at once. Returns the outcome, or None to continue with other points."""
         await self._subject.grant(None)
-        await self._subject.look()  # applies the restored settings before anything else
+        await self._subject.look()  # a sample makes the agent apply the restored settings
         self._progress.add_suffered(point, complaint)
         self._tell(Step(self._progress.done, len(self._progress.points), point, None, complaint))
         if not self._pacing.skip:

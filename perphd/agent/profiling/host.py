@@ -42,7 +42,7 @@ MOST_CORE_STEPS = 16
 FEW_CORES = 4
 """On hosts with at most this number of cores, CPU time is varied instead of whole cores."""
 QUOTA_STEPS = 24
-"""Least number of steps of CPU time. A model of this axis alone needs this many."""
+"""Least number of steps of CPU time. With fewer, this axis alone has too few points for a model."""
 QUOTA_GRAINS = (0.1, 0.05, 0.02, 0.01)
 """Candidate distances between two steps, in CPUs. The first that gives enough steps is used. The kernel's minimum is
 0.01.
@@ -107,7 +107,7 @@ class HostSubject:
         for _ in range(_MOST_AWAITED):
             if sample is None or not sample.has(Quality.BETWEEN):
                 break
-            sample = await self._sampled()  # without due indicators there is no result
+            sample = await self._sampled()  # the indicators are not due yet
         if sample is None or sample.has(Quality.GONE):
             raise PerphError(f"{self._spec.name}: nothing runs in {self._spec.cgroup}")
         self._looks += 1

@@ -270,7 +270,7 @@ async def _profile(
         explorer = Explorer(subject, progress, options.guard, options.pacing, hear)
         with _interruptible(lambda: setattr(explorer, "interrupted", True)):
             outcome = await explorer.run()
-            await subject.look()  # applies the restored settings
+            await subject.look()  # a sample makes the agent apply the restored settings
     finally:
         await subject.close()
     measured, least = len(progress.measured), least_rows(lattice)

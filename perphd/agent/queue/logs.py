@@ -57,5 +57,5 @@ def _halve(path: str) -> None:
         file.seek(-(MOST_BYTES // 2), os.SEEK_END)
         kept = file.read(MOST_BYTES // 2)
         file.truncate(0)
-    with open(path, "ab") as file:  # while the job may append to it
+    with open(path, "ab") as file:  # the job may append to the file at the same time
         file.write(b"[perphd: earlier output was dropped]\n" + kept)

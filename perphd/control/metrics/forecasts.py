@@ -30,7 +30,7 @@ def add_forecasts(page: Page, published: bytes | Unavailable) -> None:
         return
     try:
         found = _lines(json.loads(published))
-    except (ValueError, KeyError, TypeError):  # another version wrote it; the worker soon replaces it
+    except (ValueError, KeyError, TypeError):  # written by another version; the worker soon replaces it
         return
     for name, value, pairs in found:
         page.add(name, value, pairs)

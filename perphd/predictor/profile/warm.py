@@ -72,7 +72,7 @@ def corrections(
         if not (exclusive and cores >= total_cores)
     ]
     ways = tuple(float(w) for w in range(llc_ways)) or (0.0,)
-    # The even sampling used for exploring; here the order from generous to tight has no meaning.
+    # Reuses the even sampling of exploration. The order from generous to tight has no meaning here.
     lattice = Lattice(
         (
             Axis("grant", "", tuple(float(i) for i in range(len(grants)))),
