@@ -37,9 +37,9 @@ _CLIP: Final = 4.0  # multiple of the mean deviation at which one placebo's effe
 _EAGER: Final = (
     300  # samples until which all horizons learn from every sample; then one horizon from every other
 )
-_LAW_MEMORY: Final = 2000  # memory of spread and regression, in placebos
-_TAIL_MEMORY: Final = 20_000  # memory of the share of phase changes, in placebos
-_JUMPS: Final = 200  # memory of the size of phase changes, in phase changes
+_LAW_MEMORY: Final = 2000  # number of placebos that spread and regression remember
+_TAIL_MEMORY: Final = 20_000  # number of placebos that the share of phase changes remembers
+_JUMPS: Final = 200  # number of phase changes that their mean size remembers
 _FAR: Final = 3.0  # standard deviations from which a contrast is a change of phase
 LEAST_PLACEBOS: Final = 12
 """Number of placebos from which contrasts over a horizon are tested."""

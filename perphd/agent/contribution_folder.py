@@ -169,13 +169,17 @@ class ContributionFolder:
     def _contribution(self, name: str) -> Contribution:
         found = from_text(self._text(name, MAX_BYTES))
         if found.contributor + _SUFFIX != name:
-            raise ContributionRefused(f"it is from {found.contributor}, not from the host in its name")
+            raise ContributionRefused(
+                f"it is from {found.contributor}, but its file is named after another host"
+            )
         return found
 
     def _withdrawal(self, name: str) -> Withdrawal:
         found = _decoded(self._text(name, 4096))
         if found.contributor + _WITHDRAWN != name:
-            raise ContributionRefused(f"it is about {found.contributor}, not about the host in its name")
+            raise ContributionRefused(
+                f"it is about {found.contributor}, but its file is named after another host"
+            )
         return found
 
     def _text(self, name: str, most: int) -> bytes:

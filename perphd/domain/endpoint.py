@@ -21,7 +21,7 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     six, four, port = found.groups()
     address = ipaddress.IPv6Address(six) if six else ipaddress.IPv4Address(four)
     if not 0 < int(port) < 1 << 16:
-        raise ValueError("has a port out of range")
+        raise ValueError("has a port outside 1 to 65535")
     return str(address), int(port)
 
 

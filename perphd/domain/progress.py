@@ -11,7 +11,7 @@ from perphd.domain.reading import Reading, Unavailable, available, value_or
 from perphd.domain.sample import Quality, Sample
 
 OVER_S: Final = 10.0
-"""Averaging time of a guaranteed share of CPU time."""
+"""Seconds over which CPU use is averaged before it is compared with a guaranteed share."""
 IDLE_CORES: Final = 0.01
 """CPU use, in cores, below which a workload makes no progress."""
 WAITS_PCT: Final = 20.0

@@ -65,7 +65,7 @@ def parse_window(text: str) -> ChangeWindow:
 def _minute(hour: str, minute: str) -> int:
     total = 60 * int(hour) + int(minute)
     if int(minute) > 59 or total > DAY_MIN:
-        raise ValueError(f"has a time out of range: {hour}:{minute}")
+        raise ValueError(f"has a time after 24:00, or minutes above 59: {hour}:{minute}")
     return total
 
 

@@ -293,7 +293,7 @@ def relate(
         The factor is Unavailable if nothing was counted although the workload ran.
     """
     if isinstance(clock_cores, Unavailable):
-        # Without a clock only the group itself can report starvation; a first reading has no rates anyway.
+        # Without a task clock, only the group itself can report starvation. A first reading has no rates.
         return 1.0, 0.0 if starved and clock_cores is NO_CLOCK else 1.0
     if isinstance(usage_cores, Unavailable):
         if starved and clock_cores <= 0.0:

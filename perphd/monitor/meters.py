@@ -162,7 +162,7 @@ class MemoryStat:
         lists = ("inactive_anon", "active_anon", "active_file", "unevictable")
         kernel = ("kernel_stack", "pagetables")
         refaults = ("workingset_refault_anon", "workingset_refault_file")
-        # In the kernel's order, so that one pass over the file finds all lines.
+        # The names are in the order of the file, so that one pass over the file finds all lines.
         order = (*kernel, *lists, "slab_unreclaimable", *refaults, "pgmajfault")
         return cls(
             order, frozenset((*kernel, *lists, "slab_unreclaimable")), frozenset(refaults), "pgmajfault"

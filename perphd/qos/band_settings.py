@@ -93,7 +93,7 @@ def with_band(
 
 
 def weight_for(cpus: float) -> int:
-    """CPU weight that guarantees CPUs: the kernel's default for each of them, at least one."""
+    """CPU weight for this number of guaranteed CPUs: the default weight per CPU, for at least one CPU."""
     return min(MOST_WEIGHT, max(DEFAULT_WEIGHT, round(DEFAULT_WEIGHT * cpus)))
 
 

@@ -203,7 +203,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_counts(folder: Path, tmp_path
     daemon = Daemon(tmp_path, 0, folder).tick()
     assert len(daemon.origin.hosts) == 3
     for name, why in (
-        ("host-04", "not a contribution"), ("host-09", "not from the host in its name"), ("pipe", "regular file"),
+        ("host-04", "not a contribution"), ("host-09", "named after another host"), ("pipe", "regular file"),
         ("link", "not used"), ("bad", "not a withdrawal"),
     ):  # fmt: skip
         assert name in daemon.problem

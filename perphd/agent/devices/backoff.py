@@ -63,7 +63,7 @@ class WatchedDevices(Protocol):
     def look(
         self, now_s: float, seconds: float, specs: Sequence[WorkloadSpec], samples: Mapping[str, Sample]
     ) -> Mapping[str, DeviceUse]:
-        """Use of every device in the ``seconds`` since the last call; empty at the first one."""
+        """Use of every device in the ``seconds`` since the previous call; empty at the first call."""
 
     def with_ceiling(self, device: str, restriction: Restriction, wanted: Settings) -> Settings:
         """``wanted`` with a ceiling for this device; a lower ceiling in ``wanted`` stays."""

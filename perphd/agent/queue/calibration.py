@@ -66,7 +66,7 @@ def _calibration(record: Mapping[str, Any]) -> Calibration:
             f"{each.kept:g} of {each.jobs:g} jobs stayed within their usage: not a possible count"
         )
     if each.pairs <= 0.0:
-        raise ValueError(f"{each.pairs:g} pairs of jobs: must be above 0")
+        raise ValueError(f"the number of pairs of jobs is {each.pairs:g}; it must be above 0")
     if len(each.levels) > MOST_LEVELS or not all(0.0 <= level <= 1.0 for level in each.levels):
         raise ValueError(f"levels must be from 0 to 1, and there may be at most {MOST_LEVELS} of them")
     return each

@@ -261,7 +261,7 @@ def _number(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise FileError(f"{where} is {str(value)[:40]!r}, not a number")
     if abs(value) > 1e18:
-        raise FileError(f"{where} is out of range")
+        raise FileError(f"{where} is outside -1e18 to 1e18")
     return float(value)
 
 
