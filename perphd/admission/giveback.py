@@ -86,7 +86,7 @@ class GiveBack:
         return Move(Action.SHRINK, smaller.allocation, reason, candidates)
 
     def is_weaker_than_regretted(self, allocation: Allocation) -> bool:
-        """True if it protects no more than an allocation in cooldown with the same CPU grant."""
+        """True if this allocation protects no more than one in cooldown with the same CPU grant."""
         return any(allocation.cpu == r.cpu and inferer.asks_no_more(allocation, r) for r in self.regretted)
 
     def _less_cache(self) -> Assessed | None:

@@ -19,7 +19,7 @@ Later = Callable[[float, Callable[[], None]], object]
 
 
 class ReadSlot:
-    """Permission to be answered now. A stream or a query, which does not occupy the loop, ends it early."""
+    """Permission to be answered now. Streams and queries end it early, since they do not occupy the loop."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         self._end: Callable[[], None] | None = end

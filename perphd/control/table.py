@@ -137,7 +137,7 @@ def print_parts(parts: Iterable[Part], console: Console) -> None:
 
 
 def with_bars_within(part: Table, width: int) -> Table:
-    """The table with shorter bars if it is wider than a terminal; without them where few characters would be left."""
+    """The table with shorter bars if it is wider than ``width``; without bars if they would be too short."""
     heads: list[Cell] = list(part.columns)
     rows = [list(row) for row in part.rows]
     right = part.right

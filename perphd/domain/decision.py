@@ -130,7 +130,7 @@ class Candidate:
 
     @property
     def score(self) -> float:
-        """The score by which it was ranked; NaN if it was not ranked."""
+        """The score by which the candidate was ranked; NaN if it was not ranked."""
         if self.estimate is not None:
             return self.estimate.score
         return self.prediction.score if self.prediction is not None else math.nan

@@ -34,7 +34,7 @@ MOST_CHANGES: Final = 200
 SHOWN_CHANGES: Final = 5
 SHOWN_EVENTS: Final = 50
 FRESH_S: Final = 90.0
-"""Age from which a workload's last sample no longer shows that it ran; LRAs are sampled every few seconds."""
+"""Age in seconds from which a last sample does not show that a workload runs; it is many sampling periods."""
 _SEARCHED: Final = 2000
 """Number of an LRA's decisions that are searched for its last changes."""
 _COLUMNS: Final = (

@@ -148,7 +148,7 @@ def remembered(file: ModelFile, channel: str) -> Remembered | None:
         x, prior, y = rows_of(state.staged)
     elif has_trees(state):
         x, y = _boosted(state, channel).remembered()
-        prior = np.zeros(len(y))  # physics predictions were not saved
+        prior = np.zeros(len(y))  # the predictions of physics were not saved
     else:
         return None
     known = np.isfinite(y)

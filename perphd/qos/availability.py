@@ -29,7 +29,7 @@ from typing import Final
 ETA: Final = 0.3
 """Weight of unused resources; over-allocated ones weigh 1 - ETA."""
 GREATEST_OVER_RATIO: Final = 0.15
-"""Share of capacity and time above which an over-allocating candidate waits, unless its deadline has passed."""
+"""Over-allocation, as a share of capacity x duration, above which a job waits unless it is overdue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class AvailableInterval:
 
 @dataclass(frozen=True, slots=True)
 class ResourceFit:
-    """The fit of a candidate to one resource: weighted unused and over-allocated areas, in its unit times s."""
+    """The fit of a candidate to one resource: unused and over-allocated areas, in the resource's unit x s."""
 
     unused: float
     over: float
@@ -100,7 +100,7 @@ def distance(fits: Mapping[str, ResourceFit], capacities: Mapping[str, float], l
 
 
 def over_ratio(fits: Mapping[str, ResourceFit], capacities: Mapping[str, float], length_s: float) -> float:
-    """The over-allocated part of all resources together, as a share of capacity and time."""
+    """The over-allocation of all resources, each as a share of capacity x duration, added up."""
     if length_s <= 0:
         return 0.0
     return sum(each.over / (capacities[name] * length_s) for name, each in fits.items())
