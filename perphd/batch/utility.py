@@ -43,12 +43,12 @@ class RunTime:
 
     @property
     def median_s(self) -> float:
-        """The median run time."""
+        """The median run time in seconds."""
         points = np.linspace(0.0, max(0.0, self.longest_s), _POINTS)
         return float(points[min(_POINTS - 1, int((self.survivals(points) > 0.5).sum()))])
 
     def integrals(self, starts_s: Floats, ends_s: Floats) -> Floats:
-        """The integral of the survival from each start to its end."""
+        """For each pair of a start and an end: the integral of the survival function between them, in seconds."""
         starts_s = np.maximum(0.0, starts_s)
         ends_s = np.maximum(starts_s, np.minimum(ends_s, self.longest_s))
         points = np.linspace(starts_s, ends_s, _POINTS)

@@ -57,7 +57,7 @@ class Queries:
         )
 
     async def answer(self, sql: str, limit: int, may_change: bool) -> bytes:
-        """The JSON answer. ``may_change``: the client is an administrator, who can also use the reserved limits.
+        """The JSON answer to a query. ``may_change``: an administrator asks, who may use the reserved limits too.
 
         Raises:
             ApiError: the store is disabled, the query is refused, or a limit is reached.

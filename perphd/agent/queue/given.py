@@ -35,7 +35,7 @@ class QueueGiven:
         return settings
 
     def round_over(self) -> None:
-        """End a round: jobs without settings in it have no limit in force."""
+        """End a round. Jobs that got no settings in that round have no limit in force."""
         self._last, self._noted = self._noted, {}
 
     @property
