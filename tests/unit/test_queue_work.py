@@ -211,7 +211,7 @@ def test_the_history_of_jobs_says_when_a_slow_one_ends(tmp_path: Path) -> None:
     law, basis = left_with_basis(each, job.since_s)
     assert basis.by is WorkKind.INSTRUCTIONS
     assert law.median_s == pytest.approx((900.0 - 150.0) / 0.5, rel=0.05)
-    assert "errors of both" in basis.why
+    assert "of the sum of both" in basis.why
 
 
 def test_jobs_that_wait_for_a_timer_teach_the_queue_to_look_at_the_clock(tmp_path: Path) -> None:
