@@ -400,7 +400,7 @@ class LraController:
             self._lose_slack()
             if (aside := self._step_aside(judged, assessed, model)) is not None:
                 return aside
-            text = "just enough: nothing smaller is predicted to keep the target"
+            text = "just enough: no step back would keep the target and gain batch enough"
             return self._hold(text if self.current != self.nothing else on_target)
         return back.move(assessed, current, smaller, self._slack_for_s())
 

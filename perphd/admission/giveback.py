@@ -40,7 +40,7 @@ class GiveBack:
     harmed: int = 0
 
     def smaller(self, assessed: Sequence[Assessed], current: Assessed) -> Assessed | None:
-        """The reduction to make; None if nothing smaller is predicted to keep the target.
+        """The reduction to make; None if no reduction is expected to be worth its risk.
 
         Args:
             assessed: every enforceable CPU grant, with its prediction.
