@@ -43,7 +43,7 @@ _LINE: Final = 64.0
 LOST_OCCUPANCY: Final = 0.8
 """Share of its usual cache occupancy below which an LRA has lost cache to others."""
 MORE_TRAFFIC: Final = 1.2
-"""Growth of memory traffic per unit of work that counts as more misses."""
+"""Ratio of memory traffic per unit of work to its usual value, from which an LRA counts as having more misses."""
 _TAKEN_BY_BATCH: Final = 0.5  # share of the lost occupancy that batch must hold
 _LARGE_PART: Final = 0.25  # share of all caches that batch must hold to be suspected without other evidence
 _MOST_TRAFFIC: Final = 0.5  # share of the memory traffic that batch must cause to be blamed

@@ -37,8 +37,8 @@ from typing import Final
 MEMORY: Final = 3600
 """Memory, in samples, of mean, correlation and scale.
 
-The rate of false alarms grows with exp(2 k h), about 50,000, so an error of 10 % in the scale changes the rate
-fivefold.
+The time between false alarms grows with exp(2 k h), about 50,000, so an error of 10 % in the scale changes it at
+least fivefold.
 """
 LEAST_SAMPLES: Final = 40
 """Number of samples from which values are clipped and false alarms are extrapolated."""

@@ -26,7 +26,7 @@ LEAST_SAMPLES: Final = 6
 SURELY: Final = 1.5
 """Number of standard errors by which the mean of its samples must exceed the target."""
 LASTS_S: Final = 600.0
-"""Seconds for which such an allocation is remembered, because programs and their data change."""
+"""Seconds after an allocation last kept the target until it is forgotten, because programs and their data change."""
 MOST: Final = 8
 """Maximum number of allocations to remember."""
 LOAD_GREW: Final = 1.1

@@ -169,7 +169,7 @@ class CacheTick:
     # -- restoring ------------------------------------------------------------------------------------
 
     def judge_loosened(self, members: Mapping[str, Member], looks: Mapping[str, Look]) -> tuple[str, ...]:
-        """Evaluate the reduction on trial; if LRAs need it, revert it and return them."""
+        """Evaluate the step last given back to batch; if it leaves LRAs short, revert it and return these LRAs."""
         before = self.state.loosened
         if before is None:
             return ()

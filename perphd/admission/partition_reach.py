@@ -57,7 +57,7 @@ def seen(reach: SharedReach, names: frozenset[str], now_s: float, *, all_met: bo
 
 
 def changed(reach: SharedReach, now_s: float) -> SharedReach:
-    """The episode after a round of changes that leaves an LRA short. After a handful, the division is held."""
+    """The episode after a round of changes that leaves an LRA short. After ``HANDFUL`` rounds, the division is held."""
     recent = (*(at_s for at_s in reach.changed_s if now_s - at_s < LONG_S), now_s)
     began_s = reach.began_s if reach.began_s is not None else now_s
     reach = replace(reach, changed_s=recent, began_s=began_s, lacking=reach.lacking + 1)

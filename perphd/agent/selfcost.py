@@ -24,9 +24,9 @@ class CostMeter:
         self._writes_ms: deque[float] = deque(maxlen=KEPT_TICKS)
         self._asked_s: float | None = None
         self._cpu_s = 0.0
-        self._cpu_pct: Reading = Unavailable("measured over the first seconds")
-        self._rss_bytes: Reading = Unavailable("measured at the first tick")
-        self._open_fds: Reading = Unavailable("measured at the first tick")
+        self._cpu_pct: Reading = Unavailable("not measured yet: the first value takes a few seconds")
+        self._rss_bytes: Reading = Unavailable("not measured before the first tick")
+        self._open_fds: Reading = Unavailable("not measured before the first tick")
         self.missed_ticks = 0
 
     def tick(self, now_s: float, duration_s: float) -> None:

@@ -1,4 +1,4 @@
-"""A gate between a listening socket and aiohttp: a limit of connections, and a filtered log."""
+"""A gate between a listening socket and aiohttp: a connection limit, and a filtered log."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def from_json(text: str, hint: type[T]) -> T:
     """Parse the text that ``to_json`` made.
 
     Raises:
-        WireError: the text is no JSON, or does not fit ``hint`` (damaged, or written by another version).
+        WireError: the text is not JSON, or does not fit ``hint`` (damaged, or written by another version).
     """
     try:
         data = json.loads(text)

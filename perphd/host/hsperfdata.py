@@ -90,7 +90,7 @@ def collection_s(counters: Mapping[str, int | str]) -> Reading:
 
 
 def find_jvm(fs: KernelFs, pid: int) -> str | Unavailable:
-    """Path of the performance data of the JVM with this process id; Unavailable if the process is no JVM.
+    """Path of the performance data of the JVM with this process id; Unavailable if the process is not a JVM.
 
     The folder is named after the JVM's user, as in the process's own passwd file. If that file does not list the
     user, the process's /tmp is listed instead. At most ``MOST_NAMES`` names are read, because an application

@@ -89,7 +89,7 @@ class UnitFs:
 
     @property
     def raw(self) -> rdt.Fs:
-        """Like ``fs``, because systemd does not manage resctrl."""
+        """Files by which ``rdt`` accesses resctrl: those of ``fs``, because systemd does not manage resctrl."""
         return self._fs.raw  # type: ignore[attr-defined,no-any-return]
 
     # -- ownership -----------------------------------------------------------------------------------------------

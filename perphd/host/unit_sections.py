@@ -2,7 +2,7 @@
 
 systemd ignores sections whose names begin with ``X-``, so that other programs may use them (systemd.unit(5)).
 A unit's own file and its drop-ins are read, in the folders of administrators and packages; for
-``a@b.service`` also those of ``a@.service``. Not read are drop-ins of unit types and name prefixes,
+``a@b.service`` also those of ``a@.service``. Not read: drop-ins of unit types and name prefixes,
 program-generated files (transient units, ``systemctl set-property``, generators), symbolic links, and files
 of ordinary users.
 """

@@ -109,7 +109,8 @@ def merge_models(files: Sequence[ModelFile]) -> MergedModel:
             if channel == "work":
                 lacking = [_host(f) for f in files if remembered(f, channel) is None]
                 raise PerphError(
-                    f"{', '.join(lacking)}: fewer than {LEAST_ROWS} remembered samples beside batch"
+                    f"{', '.join(lacking)}: fewer than {LEAST_ROWS} samples taken while batch ran; "
+                    "let perphd learn longer there"
                 )
             continue  # a channel not measured on every host starts from physics
         contests += _contest(parts, channel)
@@ -130,7 +131,9 @@ def judge(file: ModelFile, other: ModelFile, channel: str = "work") -> Metrics:
     """
     asked = remembered(other, channel)
     if asked is None:
-        raise PerphError(f"{_host(other)}: fewer than {LEAST_ROWS} remembered samples beside batch")
+        raise PerphError(
+            f"{_host(other)}: fewer than {LEAST_ROWS} samples taken while batch ran; let perphd learn longer there"
+        )
     state: ResidualState = getattr(file.state, channel)
     if state.staged is None and not has_trees(state):
         raise PerphError(f"{_host(file)}: its {channel} has neither stages nor trees yet")

@@ -438,7 +438,7 @@ class LraModel:
         return answer.bands()
 
     def predict_delay(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
-        """Delay relative to the reference; never rises where work never falls."""
+        """Delay relative to the reference. Changes that never lower work never raise it (except with ``residual``)."""
         asked = self._question(_as_seen(allocations), context)
         answer = self._answer(self._delay, asked.prior.delay, asked, self.delay_gate, corrections.DELAY_SD)
         return answer.bands()

@@ -125,7 +125,7 @@ class ContendedLinks:
         return replace(wanted, egress_max=tuple(sorted(ceilings.items())))
 
     def _busy_ratio(self, device: str, sent_bytes_s: float) -> float:
-        """How busy a link is, from 0 to 1. It is 1 from ``full_ratio`` of the link's speed on."""
+        """Utilisation of a link, 0 to 1. It reaches 1 at ``full_ratio`` of the link's known or estimated speed."""
         best = link_speed(self._fs, device)
         if not best:
             best = max(sent_bytes_s, BEST_FADES * self._best.get(device, 0.0))

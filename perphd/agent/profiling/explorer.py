@@ -139,7 +139,7 @@ def looks_ahead(progress: ProfileProgress, pacing: Pacing) -> int:
 
 
 class Explorer:
-    """Runs through the points of a ``ProfileProgress``; points that it already contains are not repeated.
+    """Measures the points of a ``ProfileProgress`` in order, and skips those already tried.
 
     Args:
         subject: the application.

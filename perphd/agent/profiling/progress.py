@@ -132,7 +132,10 @@ class ProfileProgress:
                 or data["version"] != VERSION
                 or data["app"] != app
             ):
-                raise ValueError(f"it belongs to {data.get('app')!r}, version {data.get('version')}")
+                raise ValueError(
+                    f"it belongs to {data.get('app')!r}, format version {data.get('version')}, "
+                    f"not to {app!r}, version {VERSION}"
+                )
             lattice = Lattice(
                 tuple(
                     Axis(a["name"], a["unit"], tuple(map(float, a["steps"])), bool(a["slow"]))
@@ -148,7 +151,9 @@ class ProfileProgress:
                 if len(measured.values) != len(lattice.axes):
                     raise ValueError(f"{measured.values} are not the values of {len(lattice.axes)} axes")
                 if not (math.isfinite(measured.work) and measured.work > 0 and measured.reference > 0):
-                    raise ValueError(f"work is {measured.work}, not a number above 0")
+                    raise ValueError(
+                        f"work is {measured.work}, its reference {measured.reference}; both must be above 0"
+                    )
                 made.measured[measured.point] = measured
             made.suffered = {_point(point, lattice): str(why) for point, why in data["suffered"]}
             made.unknown = {_point(point, lattice) for point in data["unknown"]}

@@ -34,7 +34,7 @@ from perphd.forecast.history.features import JobFacts, feature_values
 
 FORMAT: Final = "perphd job history 2"
 LEAST_SCORES: Final = 3
-"""Number of scored estimates that an expert needs to compete. If no expert has them, the largest history acts."""
+"""Number of scored estimates that an expert needs to compete. If none has as many, that with most samples is used."""
 NEAR: Final = 1.15
 """Factor within which experts' errors count as equal; among these, the one with the newest job acts. Thus an
 expert that was good long ago gives way to newer ones.

@@ -1,4 +1,4 @@
-"""Samples kept for the next rebuild, stratified so that staying in one place does not displace the others.
+"""Samples kept for the next rebuild, stratified so that samples of one place do not displace those of others.
 
 Space is divided into cells. A full reservoir drops the oldest sample of the fullest cell. Among equally full cells,
 it chooses the one visited least recently. A policy that stays in one cell for days therefore replaces only that

@@ -217,7 +217,9 @@ def _profile(body: Mapping[str, Any]) -> Profile:
     if not len(scale) == len(low) == len(high) == width or x.shape != (len(y), width):
         raise FileError("features, scale, low, high, x and y are inconsistent")
     if trees.features != features:
-        raise FileError(f"trees.features are {trees.features}, the profile's {features}")
+        raise FileError(
+            f"trees.features are {trees.features}, but must equal the profile's features {features}"
+        )
     if min(scale, default=1.0) <= 0:
         raise FileError(f"scale is {scale}; every entry must be positive")
     return Profile(
