@@ -34,6 +34,7 @@ from perphd.host.resctrl import (
 )
 from perphd.isolation.backends.resctrl import is_control_group
 from perphd.isolation.cache_plan import KNOB, CachePlan, Draft, Look, Placement, has_any, left_out
+from perphd.isolation.engine import Result
 from perphd.isolation.group_jobs import GroupJobs, Job
 from perphd.isolation.group_watch import GroupWatch, SeenGroup
 from perphd.isolation.journal import Journal
@@ -41,7 +42,6 @@ from perphd.isolation.journal_format import Original
 from perphd.isolation.knob_states import KnobStates
 from perphd.isolation.pools import Pool, Want, assign
 from perphd.isolation.refusals import Refusals
-from perphd.isolation.transaction import Result
 
 
 class Caches:
