@@ -182,18 +182,19 @@ def test_what_is_no_profile_is_refused_with_a_sentence(profile: Profile, edit, s
         ("y", ["a"], "y.0|not a number"),
         ("scale", [0.0, 1.0], "positive"),
         ("features", ["x"], "are inconsistent|trees.features"),
-        ("trees", {}, "lacks"),
+        ("trees", {}, "trees.features is missing"),
         ("low", [1.0], "are inconsistent"),
     ],
 )
 def test_values_that_fit_nothing_are_refused_although_the_checksum_is_right(
     profile: Profile, key: str, value: object, says: str
 ) -> None:
+    from perphd.predictor import sealed
     from perphd.predictor.profile import file
 
     body = json.loads(to_text(profile))["body"] | {key: value}
     text = json.dumps(
-        {"format": file.FORMAT, "version": 1, "sha256": file._digest(file._canonical(body)), "body": body}
+        {"format": file.FORMAT, "version": 1, "sha256": sealed._digest(sealed._canonical(body)), "body": body}
     )
     with pytest.raises(FileError, match=says):
         from_text(text)
