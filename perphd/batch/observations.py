@@ -40,7 +40,7 @@ HALF_S: Final = 3600.0
 
 
 @dataclass(slots=True)
-class Window:
+class UsageWindow:
     """Distribution of the values of the last ``HALF_S`` to twice ``HALF_S``, and the latest value."""
 
     before: Histogram = field(default_factory=Histogram)
@@ -86,7 +86,7 @@ class Observations:
         self._uses: dict[int, JobUse] = {}
         self.earlier: dict[int, EarlierUse] = {}
         """Usage of earlier attempts that failed or were evicted, by job that has not ended."""
-        self.others: dict[str, Window] = {name: Window() for name in EVERY}
+        self.others: dict[str, UsageWindow] = {name: UsageWindow() for name in EVERY}
         self._expected: dict[int, list[tuple[ExpectedSum, dict[int, float]]]] = {}
 
     def of(self, job: QueuedJob) -> JobUse:

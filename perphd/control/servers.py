@@ -16,7 +16,7 @@ from perphd.control.server import ControlServer
 from perphd.domain.control import Actor
 
 
-class Server(Protocol):
+class RunningServer(Protocol):
     """One server."""
 
     async def start(self) -> None:
@@ -29,7 +29,7 @@ class Server(Protocol):
 class Servers:
     """Starts its servers in order and stops them in reverse order."""
 
-    def __init__(self, servers: Sequence[Server]) -> None:
+    def __init__(self, servers: Sequence[RunningServer]) -> None:
         self._servers = tuple(servers)
         self._stack = AsyncExitStack()
 
@@ -63,7 +63,7 @@ def servers_of(agent: AgentPort, config: Config, reload: Callable[[Actor], Await
         agent.shaper,
         agent.memory_fits,
     ).text
-    servers: list[Server] = [ControlServer(agent, config, reload=reload)]
+    servers: list[RunningServer] = [ControlServer(agent, config, reload=reload)]
     access = Access.of_groups(config.daemon.read_group, config.daemon.admin_group)
     servers.append(NamesFile(config.daemon.socket, access.read_gid, agent.status))
     if metrics.listen:

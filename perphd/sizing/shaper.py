@@ -137,7 +137,7 @@ class ShaperSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class WantedSize:
     """The target of one component for one resource, with the reason."""
 
     component: str
@@ -172,7 +172,7 @@ class Release:
     component: str
 
 
-_make_size = maker(Size)
+_make_size = maker(WantedSize)
 ShapingAction: TypeAlias = Preemption | Resize | Release
 
 
@@ -183,7 +183,7 @@ class ShapingPlan:
     ``reclaimable``: capacity less the sizes of all components that stay.
     """
 
-    sizes: tuple[Size, ...]
+    sizes: tuple[WantedSize, ...]
     proposed: tuple[ShapingAction, ...]
     actions: tuple[ShapingAction, ...]
     reclaimable: Mapping[Resource, float]
@@ -250,7 +250,7 @@ def _touchable(component: Component) -> bool:
     return component.shaped and not component.degraded
 
 
-def _sizes(component: Component, settings: ShaperSettings) -> dict[Resource, Size]:
+def _sizes(component: Component, settings: ShaperSettings) -> dict[Resource, WantedSize]:
     return {
         resource: _make_size(component.name, resource, *_target(component, resource, demand, settings))
         for resource, demand in component.demands.items()
@@ -282,7 +282,7 @@ def _target(
     )
 
 
-def _placed(component: Component, size: Size, demand: Demand) -> float:
+def _placed(component: Component, size: WantedSize, demand: Demand) -> float:
     """A component's share of the host in the plan."""
     known = not isinstance(demand.mean, Unavailable) and component.samples >= GRACE_SAMPLES
     return size.target if _touchable(component) or known else demand.used

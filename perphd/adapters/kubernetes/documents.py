@@ -36,7 +36,7 @@ _log: Final = logging.getLogger("perphd.extender")
 MOST_BYTES: Final = 256 << 20
 
 
-class Listener(Protocol):
+class DocumentListener(Protocol):
     """Notified of every change of the cache."""
 
     def put(self, node: str, document: NodeDocument) -> None:
@@ -56,7 +56,9 @@ class DocumentCache:
     with the time of their last state by this host's clock; None: the publisher publishes no state.
     """
 
-    def __init__(self, listener: Listener | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, listener: DocumentListener | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
         self.known = KnownNodes()
         self.refused: dict[str, str] = {}
         self.publishers: dict[str, PublisherState | None] = {}

@@ -41,7 +41,7 @@ _log: Final = logging.getLogger("perphd.publish")
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class SharedModels:
     """The exchange of models: see ``Contributions``."""
 
     folder: ContributionFolder
@@ -149,7 +149,7 @@ def run(
         at = address(metrics, METRICS_EXAMPLE) if metrics else None
         after_s = evict_after_s if evict else None
         models = (
-            Models(ContributionFolder(models_folder), models_host or "", models_namespace)
+            SharedModels(ContributionFolder(models_folder), models_host or "", models_namespace)
             if models_folder
             else None
         )
@@ -190,7 +190,7 @@ async def _run(
     holds: bool,
     metrics_at: Address | None,
     evict_after_s: float | None,
-    models: Models | None,
+    models: SharedModels | None,
     access: Access,
 ) -> None:
     stop = stop_signal()

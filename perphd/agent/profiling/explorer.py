@@ -1,6 +1,6 @@
 """Profiles an application: one allocation after another, from generous to tight, with a guard.
 
-The explorer decides which allocations to try, what to record and when to stop. It acts on a ``Subject`` (a
+The explorer decides which allocations to try, what to record and when to stop. It acts on an ``ExploredSubject`` (a
 live or a simulated application), and always leaves it with its original resources.
 """
 
@@ -106,7 +106,7 @@ class ProbeOutcome:
     reason: str = ""
 
 
-class Subject(Protocol):
+class ExploredSubject(Protocol):
     """The subject of an exploration."""
 
     async def grant(self, point: Point | None) -> None:
@@ -151,7 +151,7 @@ class Explorer:
 
     def __init__(
         self,
-        subject: Subject,
+        subject: ExploredSubject,
         progress: ProfileProgress,
         guard: Guard | None,
         pacing: Pacing,

@@ -123,14 +123,14 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolution:
+class ProposalResolution:
     """The proposals to deploy, at most one per node, and those returned to their schedulers."""
 
     deployed: tuple[Proposal, ...]
     redispatched: tuple[Proposal, ...]
 
 
-def resolved(proposals: Iterable[Proposal]) -> Resolution:
+def resolved(proposals: Iterable[Proposal]) -> ProposalResolution:
     """Optum's conflict rule: on each node, the proposal with the highest score wins, the first of several equal ones.
     Keeps the order.
     """
@@ -141,7 +141,7 @@ def resolved(proposals: Iterable[Proposal]) -> Resolution:
         if known is None or each.score > known.score:
             winners[each.node] = each
     deployed = {id(each) for each in winners.values()}
-    return Resolution(
+    return ProposalResolution(
         tuple(each for each in given if id(each) in deployed),
         tuple(each for each in given if id(each) not in deployed),
     )
