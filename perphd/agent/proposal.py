@@ -18,7 +18,7 @@ from perphd.agent.known_programs import (
     HOUSEKEEPING,
     JAVA_OTHER,
     OTHER,
-    Server,
+    KnownServer,
     is_perphds,
     is_system,
     program_of,
@@ -173,7 +173,7 @@ def _lra(group: GroupFact, facts: HostFacts) -> Proposed | NotProposed | None:
 
 
 def _sli(
-    server: Server, name: str, group: GroupFact, ports: tuple[int, ...], facts: HostFacts
+    server: KnownServer, name: str, group: GroupFact, ports: tuple[int, ...], facts: HostFacts
 ) -> SliSpec | None:
     if server.source == "tcp":
         if not facts.tcp_latency or not ports:
@@ -195,7 +195,7 @@ def _sli(
     return validate_options(server.source, options)
 
 
-def _of_latency(server: Server, sli: SliSpec | None, ports: Sequence[int], facts: HostFacts) -> str:
+def _of_latency(server: KnownServer, sli: SliSpec | None, ports: Sequence[int], facts: HostFacts) -> str:
     """A remark about the server's latency over TCP, after a semicolon; empty if there is none."""
     if sli is None or not facts.tcp_latency:
         return ""

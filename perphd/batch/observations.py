@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Final
 
 from perphd.batch.admission import LEAST_OBSERVED_S
-from perphd.batch.calibration import Calibration, score, with_job, with_scores, with_sum
+from perphd.batch.calibration import UsageCalibration, score, with_job, with_scores, with_sum
 from perphd.batch.job import QueuedJob
 from perphd.batch.job_worth import both_ends, with_overrun
 from perphd.batch.look import (
@@ -81,8 +81,8 @@ class JobUse:
 class Observations:
     """Observed usage of running jobs and of everything else, by resource. ``calibration``: learned from jobs."""
 
-    def __init__(self, calibration: Mapping[str, Calibration] = MappingProxyType({})) -> None:
-        self.calibration = {name: calibration.get(name, Calibration()) for name in EVERY}
+    def __init__(self, calibration: Mapping[str, UsageCalibration] = MappingProxyType({})) -> None:
+        self.calibration = {name: calibration.get(name, UsageCalibration()) for name in EVERY}
         self._uses: dict[int, JobUse] = {}
         self.earlier: dict[int, EarlierUse] = {}
         """Usage of earlier attempts that failed or were evicted, by job that has not ended."""

@@ -74,14 +74,21 @@ def parse(lines: Sequence[bytes]) -> tuple[list[Listed], list[EndedJob], dict[st
     """
     found = [json.loads(line) for line in lines]
     listed = [
-        Listed(str(name), str(cgroup), int(least), frozenset(map(str, own)), int(declared), *map(str, application))
+        Listed(
+            str(name),
+            str(cgroup),
+            int(least),
+            frozenset(map(str, own)),
+            int(declared),
+            *map(str, application),
+        )
         for name, cgroup, least, own, declared, *application in found[-1]["workloads"]
     ]
     jobs = [EndedJob(**{**job, "argv": tuple(job["argv"])}) for message in found for job in message["jobs"]]
     return listed, jobs, {str(name): float(amount) for name, amount in found[-1]["most"].items()}
 
 
-class Worker:
+class ForecastWorker:
     """Runs cycles on this store and keeps its files in this folder."""
 
     def __init__(
@@ -202,7 +209,7 @@ def main(arguments: Sequence[str]) -> int:
     os.chdir("/")  # so that the worker keeps no file system in use
     give_way()
     store, folder, node, root, rows, reader = (*arguments, *("", "0", "")[len(arguments) - 3 :])
-    worker = Worker(Path(store), Path(folder), node, root, int(rows), reader)
+    worker = ForecastWorker(Path(store), Path(folder), node, root, int(rows), reader)
     pending = b""
     while True:
         lines, pending = lines_of(0, pending)

@@ -18,7 +18,7 @@ from aiohttp import web
 from perphd.agent.rounds import Question, Round
 from perphd.control.client import MOST_ROUNDS
 from perphd.control.errors import ApiError, Code
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.control.port import AgentPort
 from perphd.control.tagged import TaggedError, encode_tagged
 from perphd.domain.masking import without_secrets
@@ -32,7 +32,7 @@ _MOST_AT_ONCE = 2
 class Recordings:
     """All recordings in progress."""
 
-    def __init__(self, agent: AgentPort, limits: Limits) -> None:
+    def __init__(self, agent: AgentPort, limits: ApiLimits) -> None:
         self._agent, self._limits = agent, limits
         self._open = 0
         self._ended = asyncio.Event()
@@ -102,7 +102,9 @@ class Recordings:
 def _rounds(request: web.Request) -> int:
     text = request.query.get("rounds", "60")
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MOST_ROUNDS:
-        raise ApiError(Code.REFUSED, f"{text[:40]!r} is not a number of rounds", "rounds", f"1 to {MOST_ROUNDS}")
+        raise ApiError(
+            Code.REFUSED, f"{text[:40]!r} is not a number of rounds", "rounds", f"1 to {MOST_ROUNDS}"
+        )
     return int(text)
 
 

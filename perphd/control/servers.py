@@ -10,7 +10,7 @@ from perphd.config.file import Config
 from perphd.control.access import Access
 from perphd.control.kept_file import NamesFile, Textfile
 from perphd.control.metrics import Collector
-from perphd.control.metrics.listener import Listener
+from perphd.control.metrics.listener import MetricsListener
 from perphd.control.port import AgentPort
 from perphd.control.server import ControlServer
 from perphd.domain.control import Actor
@@ -67,7 +67,7 @@ def servers_of(agent: AgentPort, config: Config, reload: Callable[[Actor], Await
     access = Access.of_groups(config.daemon.read_group, config.daemon.admin_group)
     servers.append(NamesFile(config.daemon.socket, access.read_gid, agent.status))
     if metrics.listen:
-        servers.append(Listener(metrics, page))
+        servers.append(MetricsListener(metrics, page))
     if metrics.textfile:
         servers.append(Textfile(metrics.textfile, metrics.textfile_period_s, page))
     if config.notify:

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from perphd.federated.contribution import Contribution, Statistic, Topic
 from perphd.federated.hardware import Hardware, distance, likeness
-from perphd.federated.ledger import Ledger
+from perphd.federated.ledger import ContributionLedger
 
 Floats = NDArray[np.float64]
 
@@ -113,7 +113,12 @@ class Pooled:
 
 
 def pool(
-    ledger: Ledger, topic: Topic, count: int, asking: Asking, counted_by: str = "", version: str = ""
+    ledger: ContributionLedger,
+    topic: Topic,
+    count: int,
+    asking: Asking,
+    counted_by: str = "",
+    version: str = "",
 ) -> Pooled:
     """Pooled estimates of the ledger's hosts about ``topic`` at its ``count`` points, for the asking host.
 
@@ -254,7 +259,7 @@ def _unfit(
     return "" if alike > 0 else "unlike hardware"
 
 
-def _hidden(ledger: Ledger, topic: Topic) -> Sequence[str]:
+def _hidden(ledger: ContributionLedger, topic: Topic) -> Sequence[str]:
     counting = {each.contributor for each in ledger.counting()}
     return [
         name

@@ -362,7 +362,6 @@ class Executor:
             await self.settle()
         if done.failed is None:
             self._reclaim(reclaims)
-        more = done.failed is None and (self._size.more or late)
         return Applied(
             done.failed is None,
             tuple(done.written),
@@ -371,7 +370,7 @@ class Executor:
             took,
             tuple(sorted(done.gone)),
             tuple(done.undo_problems),
-            more,
+            done.failed is None and (self._size.more or late),
         )
 
     async def settle(self) -> None:

@@ -48,7 +48,7 @@ _NOTHING_WRITTEN = "no kernel file is changed while its original cannot be recor
 Guard: TypeAlias = Callable[[Sequence[Original]], contextlib.AbstractContextManager[object]]
 
 
-class Taken(Busy):
+class OriginTaken(Busy):
     """The file is in a group that another instance has changed; other files can still be recorded."""
 
 
@@ -406,4 +406,3 @@ def this_boot() -> str:
 def _write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]
-

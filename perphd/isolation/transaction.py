@@ -21,7 +21,7 @@ from perphd.host.fs import Identity, KernelFs, as_text, hold, read_text
 from perphd.isolation.backends.cgroupfs import FoundCgroup, found_at, is_free, is_own, put
 from perphd.isolation.descendants import DescendantList
 from perphd.isolation.engine import NotRolledBack, Result, Undo, make_all
-from perphd.isolation.journal import Journal, Taken
+from perphd.isolation.journal import Journal, OriginTaken
 from perphd.isolation.journal_format import Original
 
 _make_original = maker(Original)
@@ -64,7 +64,7 @@ class Transaction:
         result = self.result
         try:
             self._record(writes)
-        except Taken as exc:
+        except OriginTaken as exc:
             result.failed, result.at_fault = exc, self._at_fault(exc.path, writes)
             return result
         except KernelError as exc:

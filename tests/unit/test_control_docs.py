@@ -20,7 +20,7 @@ from perphd.config.file import parse
 from perphd.config.schema import keys_of, read_value
 from perphd.config.workloads import WORKLOAD_TABLES
 from perphd.control.errors import Code
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.control.routes import Routes
 from tests.unit.control_fake import Served
 from tools.reference.config import EXAMPLE, default_text, man, markdown
@@ -113,7 +113,7 @@ def test_every_command_says_what_it_does_in_one_line():
 
 def test_every_route_and_code_is_documented(tmp_path: Path):
     manual = plain_page("perphd.8")
-    served = Served(tmp_path, Limits())
+    served = Served(tmp_path, ApiLimits())
     routes: Routes = served.server._routes
     for route in routes.table():
         path = route.path.replace("{name}", "NAME")

@@ -21,8 +21,8 @@ from perphd.predictor.profile import (
     Axis,
     FileError,
     Lattice,
-    Origin,
     Profile,
+    ProfileOrigin,
     from_text,
     lightgbm_trees,
     to_text,
@@ -48,7 +48,7 @@ def a_profile(seed: int = 0, host: str = "a", rows: int = 120, shift: float = 0.
     x = rng.uniform((0.1, 0.1), (1.0, 1.0), (rows, 2))
     y = surface(x) * (1 + shift) + 0.02 * rng.standard_normal(rows)
     trained = training.train(x, y, NAMES, SIGNS, engine="numpy")
-    origin = Origin("db", (host,), "1", 0.0, "sli", "numpy", trained.rounds, seed, 1000, rows)
+    origin = ProfileOrigin("db", (host,), "1", 0.0, "sli", "numpy", trained.rounds, seed, 1000, rows)
     return Profile(origin, trained.metrics, NAMES, (8.0, 11.0), (0.1, 0.1), (1.0, 1.0), trained.trees, x, y)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from perphd.control.metrics.series import GROUPS, Series
+from perphd.control.metrics.series import GROUPS, MetricSeries
 
 _HEAD = """\
 # Metrics
@@ -69,7 +69,7 @@ def markdown() -> str:
     return "".join(parts)
 
 
-def _row(series: Series) -> str:
+def _row(series: MetricSeries) -> str:
     labels = ", ".join(f"`{label}`" for label in series.labels) or "-"
     return f"| `{series.name}` | {series.type} | {labels} | {series.text} |\n"
 

@@ -13,7 +13,7 @@ from typing import Final
 import click
 
 from perphd import __version__
-from perphd.adapters.kubernetes.client import Access, ApiClient, Forbidden, follow
+from perphd.adapters.kubernetes.client import ApiAccess, ApiClient, Forbidden, follow
 from perphd.adapters.kubernetes.contributions import Contributions
 from perphd.adapters.kubernetes.contributions import withdraw as withdraw_models
 from perphd.adapters.kubernetes.documents import troubled
@@ -191,7 +191,7 @@ async def _run(
     metrics_at: Address | None,
     evict_after_s: float | None,
     models: SharedModels | None,
-    access: Access,
+    access: ApiAccess,
 ) -> None:
     stop = stop_signal()
     pods = OwnPods()

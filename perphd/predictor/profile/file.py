@@ -60,7 +60,7 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ProfileOrigin:
     """Origin of a profile.
 
     ``app``: name of the LRA or the class. ``hosts``: hosts on which it was measured. ``work_source``: signal
@@ -97,7 +97,7 @@ class Profile:
         x, y: the training samples, (n, F) and (n,).
     """
 
-    origin: Origin
+    origin: ProfileOrigin
     metrics: Metrics
     features: tuple[str, ...]
     scale: tuple[float, ...]
@@ -134,7 +134,7 @@ class _TreesBody:
 class _Body:
     """``Profile`` with lists instead of arrays."""
 
-    origin: Origin
+    origin: ProfileOrigin
     metrics: Metrics
     features: tuple[str, ...] = items(0, _TEXTS)
     scale: tuple[float, ...] = items(0, _TEXTS, _MOST)

@@ -25,8 +25,8 @@ from perphd.cluster.scheduling.fleet import BaseColumns, Fleet
 from perphd.cluster.scheduling.optum import MatchedColumns
 from perphd.cluster.scheduling.placement import (
     PlacementDecision,
+    PlacementProposal,
     PlacementSettings,
-    Proposal,
     decided,
     resolved,
 )
@@ -235,7 +235,9 @@ class FleetSimulator:
                     passed.append(pod)
                     refused += 1
                     continue
-                proposals.append(Proposal(str(place), str(pod), decision.chosen.node, decision.chosen.score))
+                proposals.append(
+                    PlacementProposal(str(place), str(pod), decision.chosen.node, decision.chosen.score)
+                )
             resolution = resolved(proposals)
             for each in resolution.deployed:
                 changed.add(self._start(int(each.pod), int(each.node), now_s))
