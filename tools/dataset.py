@@ -15,11 +15,11 @@ from pathlib import Path
 
 from perphd.dataset.attempt import attempt, read_manifest, read_part
 from perphd.dataset.manifest import DatasetError, Manifest, NotCommitted
-from perphd.dataset.stores import Store, open_store
+from perphd.dataset.stores import ObjectStore, open_store
 from perphd.domain.units import format_bytes
 
 
-def verify(store: Store) -> Manifest:
+def verify(store: ObjectStore) -> Manifest:
     """Read all of a dataset. Raises DatasetError if it is not what was committed."""
     manifest = read_manifest(store)
     for part in manifest.parts:
@@ -28,7 +28,7 @@ def verify(store: Store) -> Manifest:
     return manifest
 
 
-def get(store: Store, folder: Path) -> Manifest:
+def get(store: ObjectStore, folder: Path) -> Manifest:
     """Copy a dataset's parts into a folder, under their names in the dataset; a damaged part does not remain there."""
     manifest = read_manifest(store)
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def get(store: Store, folder: Path) -> Manifest:
     return manifest
 
 
-def put(folder: Path, store: Store) -> Manifest:
+def put(folder: Path, store: ObjectStore) -> Manifest:
     """Commit all files below a folder as one dataset; their relative paths are the parts' sources."""
     try:
         raise DatasetError(f"{store}: already committed by attempt {read_manifest(store).attempt}")

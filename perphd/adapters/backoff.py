@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Final
 
+from perphd.domain.backoff import BackoffRule
+
 LEAST_PAUSE_S: Final = 0.5
 MOST_PAUSE_S: Final = 30.0
 
@@ -13,12 +15,12 @@ class Backoff:
     """Pauses that double from 0.5 s to 30 s, with jitter, so that the nodes of a fleet do not retry at once."""
 
     def __init__(self, least_s: float = LEAST_PAUSE_S, most_s: float = MOST_PAUSE_S) -> None:
-        self._least_s, self._most_s = least_s, most_s
+        self._rule = BackoffRule(least_s, most_s)
         self.failures = 0
 
     def failed(self, at_least_s: float = 0.0) -> float:
         """Count a failure and return the pause before the next try, in seconds."""
-        pause_s = min(self._most_s, self._least_s * 2.0 ** min(self.failures, 10))
+        pause_s = self._rule.nth(self.failures)
         self.failures += 1
         return max(at_least_s, pause_s * random.uniform(0.5, 1.0))
 

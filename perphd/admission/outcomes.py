@@ -13,12 +13,12 @@ from enum import StrEnum
 from typing import Final
 
 from perphd.admission import inferer
-from perphd.admission.backoff import doubled_s
 from perphd.admission.detector import Target
 from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import HELPED_RATIO, WORSE_RATIO
 from perphd.domain.allocation import Allocation
+from perphd.domain.backoff import doubled_s
 from perphd.domain.decision import Action
 from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.signals import Performance

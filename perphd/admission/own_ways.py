@@ -22,12 +22,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from perphd.admission.backoff import doubled_s
 from perphd.admission.context import batches, lras
 from perphd.admission.domains import domains_of
 from perphd.admission.settings import PolicySettings
 from perphd.admission.way_layout import Apart, lay_apart
 from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.backoff import doubled_s
 from perphd.domain.decision import AWAITED, Action, Cause, Decision, Health, Outcome
 from perphd.domain.policy import Snapshot, TargetState, WorkloadView
 from perphd.domain.quick import replace

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from perphd.admission.backoff import doubled_s
+from perphd.domain.backoff import doubled_s
 from perphd.domain.smt import thread_speed
 
 KNEE_BUSY: Final = 0.60

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perphd.admission import ladder
-from perphd.admission.backoff import doubled_s
 from perphd.admission.bandwidth import delivered_pct
 from perphd.admission.member import Look, Member, is_short
 from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import HELPED_RATIO
 from perphd.domain.allocation import Allocation, CpuGrant
+from perphd.domain.backoff import doubled_s
 from perphd.domain.decision import Cause
 from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import available

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from perphd.admission.backoff import doubled_s
 from perphd.admission.member import Look, Member
 from perphd.admission.partition_cores import CoreShares, SharedCores
 from perphd.admission.reach import HANDFUL, KEPT_S, LONG_S, LOOK_AGAIN_S, MOST_DOUBLED, changed_enough
+from perphd.domain.backoff import doubled_s
 
 WORTH: Final = 1.2
 """Factor by which the least cores per demand must improve before cores are divided again."""

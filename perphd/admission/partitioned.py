@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Final
 
 from perphd.admission import memory, partition_reach, partition_records
-from perphd.admission.backoff import doubled_s
 from perphd.admission.context import batch_demand_cores, batch_is_quiet, batches, total_cores
 from perphd.admission.detector import DetectorState
 from perphd.admission.domain_caches import DomainCaches
@@ -45,6 +44,7 @@ from perphd.admission.placement import Cores, lend, place
 from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import FAIR, LIKELY, SURE
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant, Weight
+from perphd.domain.backoff import doubled_s
 from perphd.domain.decision import Action, Decision, Outcome
 from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import Unavailable, available

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perphd.admission import inferer, ladder
-from perphd.admission.backoff import doubled_s
 from perphd.admission.lra_context import LraContext
 from perphd.admission.outcomes import Came, Pending
 from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import HELPED_RATIO, WORSE_RATIO
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
+from perphd.domain.backoff import doubled_s
 from perphd.domain.decision import Action, Cause
 from perphd.domain.quick import replace
 from perphd.domain.reading import available

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from perphd.admission import inferer
-from perphd.admission.backoff import doubled_s
 from perphd.admission.context import giving_now
 from perphd.admission.ladder import cache_knobs
 from perphd.admission.lra_context import LraContext
 from perphd.admission.rescue import Move
 from perphd.domain.allocation import IDLE, Allocation
+from perphd.domain.backoff import doubled_s
 from perphd.domain.decision import Action
 from perphd.domain.quick import replace
 from perphd.domain.reading import Reading, available

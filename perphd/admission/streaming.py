@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from perphd.admission import way_layout
-from perphd.admission.backoff import doubled_s
 from perphd.admission.batch_rates import Rates, changes, is_busy, rate_of, standard_error
 from perphd.admission.context import batches
 from perphd.admission.domains import domains_of
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.backoff import doubled_s
 from perphd.domain.decision import Outcome
 from perphd.domain.policy import HostView, Snapshot, WorkloadView
 from perphd.domain.quick import replace

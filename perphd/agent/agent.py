@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -99,23 +99,27 @@ class Agent:
 
         The agent cannot be used afterwards. Returns the restore report; None without a restore.
         """
-        async with self._state.lock:
-            report = await self._state.parts.executor.restore() if restore else None
-            if not restore:
+        parts = self._state.parts
+        report: RestoreReport | None = None
+        # Closes everything, whatever fails; what is pushed last is closed first.
+        async with self._state.lock, AsyncExitStack() as ending:
+            for part in reversed(parts.owned):
+                ending.callback(part.close)
+            ending.callback(parts.executor.close)
+            if parts.early_ticks is not None:
+                ending.callback(parts.early_ticks.close)
+            ending.callback(parts.monitor.close)
+            ending.push_async_callback(parts.sli.close)
+            if parts.rounds is not None:
+                ending.callback(parts.rounds.end)
+            ending.callback(parts.records.end_subscriptions)
+            if restore:
+                report = await parts.executor.restore()
+            else:
                 with suppress(KernelError):  # if this fails, the daemon's next start restores
-                    self._state.parts.executor.keep()
+                    parts.executor.keep()
             save = self._state.began_s is not None and self._state.config.daemon.model_save_s > 0
-            self._state.parts.models.close(self._state.all_specs(), self._state.now_s, save)
-            self._state.parts.records.end_subscriptions()
-            if self._state.parts.rounds is not None:
-                self._state.parts.rounds.end()
-            await self._state.parts.sli.close()
-            self._state.parts.monitor.close()
-            if self._state.parts.early_ticks is not None:
-                self._state.parts.early_ticks.close()
-            self._state.parts.executor.close()
-            for part in self._state.parts.owned:
-                part.close()
+            parts.models.close(self._state.all_specs(), self._state.now_s, save)
         return report
 
     # -- asked from outside -------------------------------------------------------------------------

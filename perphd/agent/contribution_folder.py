@@ -29,7 +29,7 @@ from perphd.federated.contribution import (
     from_text,
     to_text,
 )
-from perphd.federated.ledger import EVERY_GENERATION, Ledger, Withdrawal, of_documents
+from perphd.federated.ledger import EVERY_GENERATION, ContributionLedger, Withdrawal, of_documents
 
 MOST_FILES: Final = 1024
 """Maximum number of files to read, in order of their names; further files add little."""
@@ -55,7 +55,7 @@ class ContributionFolder:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
-    def read(self, topics: Collection[Topic] | None = None) -> tuple[Ledger, tuple[str, ...]]:
+    def read(self, topics: Collection[Topic] | None = None) -> tuple[ContributionLedger, tuple[str, ...]]:
         """Read the folder: the ledger of its valid files, and the problems of the others. Never raises.
 
         ``topics``: keep only statistics about these topics, because those of a whole fleet may not fit in memory.
@@ -65,9 +65,9 @@ class ContributionFolder:
         try:
             names = sorted(entry.name for entry in os.scandir(self.folder))
         except FileNotFoundError:
-            return Ledger(), ()
+            return ContributionLedger(), ()
         except OSError as exc:
-            return Ledger(), (f"{self.folder}: cannot be read: {exc.strerror}",)
+            return ContributionLedger(), (f"{self.folder}: cannot be read: {exc.strerror}",)
         wanted = [name for name in names if name.endswith((_SUFFIX, _WITHDRAWN)) and name[0] != "."]
         # Withdrawals come first, so that the limit on files drops none of them.
         wanted.sort(key=lambda name: not name.endswith(_WITHDRAWN))

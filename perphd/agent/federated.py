@@ -38,7 +38,7 @@ from perphd.domain.topology import Topology
 from perphd.domain.wire import decode, encode
 from perphd.federated.contribution import Contribution, Statistic, fitting, spoken
 from perphd.federated.hardware import Hardware
-from perphd.federated.ledger import EVERY_GENERATION, Ledger
+from perphd.federated.ledger import EVERY_GENERATION, ContributionLedger
 from perphd.federated.pooling import Asking, Pooled
 from perphd.federated.replicas import EARLIER, of_present
 from perphd.host.fs import KernelFs, RealFs
@@ -243,7 +243,7 @@ class Federated:
         if not self._runs(read):
             self._reading = None
 
-    def _answer(self, lra: str, asked: _Asked, ledger: Ledger) -> _Answer:
+    def _answer(self, lra: str, asked: _Asked, ledger: ContributionLedger) -> _Answer:
         here = self._membership
         name = "" if asked.hears_own else self._name
         asking = Asking(name, here.hardware, self._wall_clock(), here.expire_s)

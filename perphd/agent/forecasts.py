@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from perphd.agent import spawn
 from perphd.agent.records import Records
@@ -28,7 +28,8 @@ from perphd.domain.backoff import BackoffRule, RetryPause
 from perphd.domain.belief import ForecastOrigin
 from perphd.domain.forecast import PUBLISHED_FILE, SUMMARY_FILE, ForecastSummary
 from perphd.domain.job import EndedJob
-from perphd.domain.reading import Reading, Unavailable
+from perphd.domain.reading import Unavailable
+from perphd.domain.wire import WireError, from_json
 
 PERIOD_S: Final = 60.0
 PHASE_S: Final = 8.0
@@ -129,10 +130,10 @@ class ForecastProcess:
     def summary(self) -> ForecastSummary | Unavailable:
         """Summary of the worker's last cycle."""
         try:
-            return _summary_from(json.loads((self._folder / SUMMARY_FILE).read_bytes()))
+            return from_json((self._folder / SUMMARY_FILE).read_text(encoding="utf-8"), ForecastSummary)
         except FileNotFoundError:
             return _NOTHING
-        except (OSError, ValueError, KeyError, TypeError) as exc:
+        except (OSError, ValueError, WireError) as exc:
             return Unavailable(f"{self._folder / SUMMARY_FILE} cannot be read: {exc}")
 
     def published(self) -> bytes | Unavailable:
@@ -261,21 +262,3 @@ class ForecastProcess:
 def set_limits(settings: Settings) -> tuple[str, ...]:
     """The limits set by perphd itself, which are not reservations."""
     return tuple(name for name in LIMITS if getattr(settings, name) is not KEEP)
-
-
-def _summary_from(data: Mapping[str, Any]) -> ForecastSummary:
-    return ForecastSummary(
-        made_unix_s=float(data["made_unix_s"]),
-        newest_unix_s=_reading(data["newest_unix_s"]),
-        series=int(data["series"]),
-        forecasts=int(data["forecasts"]),
-        peak_cores=_reading(data["peak_cores"]),
-        peak_bytes=_reading(data["peak_bytes"]),
-        cpu_pct=_reading(data["cpu_pct"]),
-        rss_bytes=_reading(data["rss_bytes"]),
-        problem=str(data["problem"]),
-    )
-
-
-def _reading(data: Any) -> Reading:
-    return Unavailable(str(data["unavailable"])) if isinstance(data, dict) else float(data)

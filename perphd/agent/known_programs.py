@@ -11,7 +11,7 @@ from perphd.domain.host_facts import ProcessFact
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class KnownServer:
     """One kind of server.
 
     ``source``: source of its indicators. ``socket``: part of its socket's path. ``default_socket``: path that the
@@ -32,7 +32,7 @@ class Server:
 _MANY_STREAMS: Final = "HTTP/2 with many streams at once: a burst of requests counts as one"
 _DEFERRED: Final = "the first request of each connection is not seen (TCP_DEFER_ACCEPT)"
 _BEHIND: Final = "its latency includes that of its backends"
-_MYSQL: Final = Server(
+_MYSQL: Final = KnownServer(
     "MariaDB or MySQL",
     "database",
     "mysql",
@@ -41,7 +41,7 @@ _MYSQL: Final = Server(
     "CREATE USER perphd@localhost IDENTIFIED BY '{password}';",
     password=True,
 )
-_POSTGRESQL: Final = Server(
+_POSTGRESQL: Final = KnownServer(
     "PostgreSQL",
     "database",
     "postgresql",
@@ -49,25 +49,25 @@ _POSTGRESQL: Final = Server(
     "/run/postgresql/.s.PGSQL.5432",
     "CREATE ROLE perphd LOGIN;   -- and let root in as this role: docs/how-to/indicators.md",
 )
-_REDIS: Final = Server("Redis or Valkey", "cache", "redis", "redis", "/run/redis/redis-server.sock")
+_REDIS: Final = KnownServer("Redis or Valkey", "cache", "redis", "redis", "/run/redis/redis-server.sock")
 
-PROGRAMS: Final[Mapping[str, Server]] = {
+PROGRAMS: Final[Mapping[str, KnownServer]] = {
     "mariadbd": _MYSQL,
     "mysqld": _MYSQL,
     "postgres": _POSTGRESQL,
     "postmaster": _POSTGRESQL,
     "redis-server": _REDIS,
     "valkey-server": _REDIS,
-    "memcached": Server("memcached", "cache", "tcp"),
-    "mongod": Server("MongoDB", "database", "tcp"),
-    "nginx": Server("nginx", "web", "tcp", against=_BEHIND),
-    "haproxy": Server("HAProxy", "web", "tcp", against=_BEHIND),
-    "envoy": Server("Envoy", "web", "tcp", against=_MANY_STREAMS),
-    "apache2": Server("Apache httpd", "web", "tcp", against=_DEFERRED),
-    "httpd": Server("Apache httpd", "web", "tcp", against=_DEFERRED),
-    "clickhouse-server": Server("ClickHouse", "database", "tcp"),
-    "etcd": Server("etcd", "database", "tcp", against=_MANY_STREAMS),
-    "beam.smp": Server(
+    "memcached": KnownServer("memcached", "cache", "tcp"),
+    "mongod": KnownServer("MongoDB", "database", "tcp"),
+    "nginx": KnownServer("nginx", "web", "tcp", against=_BEHIND),
+    "haproxy": KnownServer("HAProxy", "web", "tcp", against=_BEHIND),
+    "envoy": KnownServer("Envoy", "web", "tcp", against=_MANY_STREAMS),
+    "apache2": KnownServer("Apache httpd", "web", "tcp", against=_DEFERRED),
+    "httpd": KnownServer("Apache httpd", "web", "tcp", against=_DEFERRED),
+    "clickhouse-server": KnownServer("ClickHouse", "database", "tcp"),
+    "etcd": KnownServer("etcd", "database", "tcp", against=_MANY_STREAMS),
+    "beam.smp": KnownServer(
         "an Erlang server such as RabbitMQ",
         "streaming",
         "tcp",
@@ -76,20 +76,20 @@ PROGRAMS: Final[Mapping[str, Server]] = {
 }
 """Servers by program name."""
 
-JAVA: Final[Mapping[str, Server]] = {
-    "kafka.Kafka": Server(
+JAVA: Final[Mapping[str, KnownServer]] = {
+    "kafka.Kafka": KnownServer(
         "Kafka", "streaming", "tcp", against="consumers that wait for messages look like slow requests"
     ),
-    "org.elasticsearch": Server("Elasticsearch", "database", "tcp"),
-    "org.opensearch": Server("OpenSearch", "database", "tcp"),
-    "org.apache.cassandra": Server("Cassandra", "database", "tcp"),
-    "org.apache.zookeeper": Server("ZooKeeper", "database", "tcp"),
-    "org.apache.catalina": Server("Tomcat", "web", "tcp"),
+    "org.elasticsearch": KnownServer("Elasticsearch", "database", "tcp"),
+    "org.opensearch": KnownServer("OpenSearch", "database", "tcp"),
+    "org.apache.cassandra": KnownServer("Cassandra", "database", "tcp"),
+    "org.apache.zookeeper": KnownServer("ZooKeeper", "database", "tcp"),
+    "org.apache.catalina": KnownServer("Tomcat", "web", "tcp"),
 }
 """Java servers by the prefix of their main class."""
 
-OTHER: Final = Server("a server", "none", "tcp")
-JAVA_OTHER: Final = Server("a Java service", "none", "tcp")
+OTHER: Final = KnownServer("a server", "none", "tcp")
+JAVA_OTHER: Final = KnownServer("a Java service", "none", "tcp")
 
 SYSTEM: Final = frozenset(
     """
@@ -154,7 +154,7 @@ def is_perphds(unit: str) -> bool:
     return unit.startswith(("perphd.", "perphd-"))
 
 
-def server_of(process: ProcessFact) -> Server | None:
+def server_of(process: ProcessFact) -> KnownServer | None:
     """The kind of server that this process is; None if it neither listens nor is a known server."""
     program = program_of(process)
     if is_system(process):

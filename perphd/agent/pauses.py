@@ -8,9 +8,10 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from perphd.domain.control import Pause
+from perphd.domain.wire import WireError, decode
 from perphd.host.state_files import StateFiles
 
 FILE: Final = "pauses.json"
@@ -119,10 +120,10 @@ class Pauses:
         if self._path is None:
             return ()
         try:
-            return [_pause(item) for item in json.loads(self._path.read_text(encoding="utf-8"))["pauses"]]
+            return decode(tuple[Pause, ...], json.loads(self._path.read_text(encoding="utf-8"))["pauses"])
         except FileNotFoundError:
             return ()
-        except (OSError, ValueError, KeyError, TypeError) as exc:
+        except (OSError, ValueError, KeyError, TypeError, WireError) as exc:
             reason = f"{self._path} cannot be read ({exc}); perphctl resume replaces it"
             return [Pause("", self._wall_clock(), None, reason, "perphd")]
 
@@ -146,14 +147,3 @@ def _text(pauses: Mapping[str, Pause]) -> str:
 def _at_once(path: str, flags: int) -> int:
     """Open without blocking: the daemon must not hang on a named pipe without a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _pause(item: Any) -> Pause:
-    until_s = item["until_unix_s"]
-    return Pause(
-        str(item["workload"]),
-        float(item["since_unix_s"]),
-        None if until_s is None else float(until_s),
-        str(item["reason"]),
-        str(item["by"]),
-    )

@@ -18,7 +18,7 @@ from perphd.agent.known_programs import (
     HOUSEKEEPING,
     JAVA_OTHER,
     OTHER,
-    Server,
+    KnownServer,
     is_perphds,
     is_system,
     program_of,
@@ -59,7 +59,7 @@ class Proposed:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class NotProposed:
     """A running group that cannot be, or need not be, declared."""
 
     what: str
@@ -71,19 +71,19 @@ class Proposal:
     """The proposed workloads, and the groups left out."""
 
     workloads: tuple[Proposed, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[NotProposed, ...] = ()
 
 
 def propose(facts: HostFacts, declared: Sequence[WorkloadSpec] = ()) -> Proposal:
     """Propose workloads for a host. ``declared``: workloads of the existing configuration."""
     found: list[Proposed] = []
-    left: list[LeftOut] = []
+    left: list[NotProposed] = []
     groups = sorted(facts.groups, key=lambda group: group.cgroup)
     for group in groups:
         if any(relation_of(group.cgroup, own) for own in facts.own) or is_perphds(group.unit):
             continue
         item = _lra(group, facts) or _batch(group, facts)
-        if isinstance(item, LeftOut):
+        if isinstance(item, NotProposed):
             left.append(item)
         elif item is not None:
             found.append(item)
@@ -96,7 +96,7 @@ def propose(facts: HostFacts, declared: Sequence[WorkloadSpec] = ()) -> Proposal
     for item in found:
         problem = _problem(item, kept, declared)
         if problem:
-            left.append(LeftOut(item.cgroup or item.spec.match, problem))
+            left.append(NotProposed(item.cgroup or item.spec.match, problem))
         else:
             kept.append(item)
     return Proposal(_named_apart(kept, {spec.name for spec in declared}), tuple(left))
@@ -144,7 +144,7 @@ def _comment(text: str) -> str:
 # -- LRAs ------------------------------------------------------------------------------------------------------------
 
 
-def _lra(group: GroupFact, facts: HostFacts) -> Proposed | LeftOut | None:
+def _lra(group: GroupFact, facts: HostFacts) -> Proposed | NotProposed | None:
     servers = [(server, process) for process in group.processes if (server := server_of(process)) is not None]
     if not servers or group.unit in CRON:
         return None
@@ -152,9 +152,9 @@ def _lra(group: GroupFact, facts: HostFacts) -> Proposed | LeftOut | None:
     server, process = min(servers, key=lambda pair: (pair[0] in _SURE_TITLES, not pair[1].ports, pair[1].pid))
     what = f"{program_of(process)} (pid {process.pid})"
     if not _can_be_declared(group):
-        return LeftOut(what, _why_not(group))
+        return NotProposed(what, _why_not(group))
     if _SESSION.search(group.cgroup):
-        return LeftOut(what, "runs in a login session; start it as a systemd unit or in a container")
+        return NotProposed(what, "runs in a login session; start it as a systemd unit or in a container")
     known = server not in _SURE_TITLES
     ports = tuple(sorted(set(process.ports) or set(group.ports)))
     where = f" on {_ports_text(ports)}" if ports else ""
@@ -173,7 +173,7 @@ def _lra(group: GroupFact, facts: HostFacts) -> Proposed | LeftOut | None:
 
 
 def _sli(
-    server: Server, name: str, group: GroupFact, ports: tuple[int, ...], facts: HostFacts
+    server: KnownServer, name: str, group: GroupFact, ports: tuple[int, ...], facts: HostFacts
 ) -> SliSpec | None:
     if server.source == "tcp":
         if not facts.tcp_latency or not ports:
@@ -195,7 +195,7 @@ def _sli(
     return validate_options(server.source, options)
 
 
-def _of_latency(server: Server, sli: SliSpec | None, ports: Sequence[int], facts: HostFacts) -> str:
+def _of_latency(server: KnownServer, sli: SliSpec | None, ports: Sequence[int], facts: HostFacts) -> str:
     """A remark about the server's latency over TCP, after a semicolon; empty if there is none."""
     if sli is None or not facts.tcp_latency:
         return ""
@@ -223,7 +223,7 @@ def _ports_text(ports: Sequence[int]) -> str:
 # -- batch -----------------------------------------------------------------------------------------------------------
 
 
-def _batch(group: GroupFact, facts: HostFacts) -> Proposed | LeftOut | None:
+def _batch(group: GroupFact, facts: HostFacts) -> Proposed | NotProposed | None:
     workers = [process for process in group.processes if not is_system(process)]
     main = max(workers, key=lambda p: (p.cpu_cores, p.memory_bytes, -p.pid), default=None)
     if main is None and group.unit not in CRON:
@@ -247,9 +247,9 @@ def _batch(group: GroupFact, facts: HostFacts) -> Proposed | LeftOut | None:
         why, sure = f"{program} has no listening socket and uses {use}", False
     what = f"{program} (pid {main.pid})" if main is not None else group.cgroup
     if not _can_be_declared(group):
-        return LeftOut(what, _why_not(group))
+        return NotProposed(what, _why_not(group))
     if _SESSION.search(group.cgroup):
-        return LeftOut(what, "runs in a login session; start it with systemd-run --slice=batch.slice")
+        return NotProposed(what, "runs in a login session; start it with systemd-run --slice=batch.slice")
     name = _name_of(group, main)
     spec = _placed(name, Kind.BATCH, group)
     return Proposed(spec, why, sure, group.cgroup, group.cpu_cores, group.memory_bytes)

@@ -18,10 +18,10 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.fs import Identity
 from perphd.isolation.ending import Ender
 from perphd.monitor.memory_facts import Facts, MemoryFacts
-from perphd.sizing.shaper import Mode, Resource, Role, ShaperSettings
+from perphd.sizing.shaper import Resource, Role, ShaperMode, ShaperSettings
 from perphd.sizing.shaper_view import ShaperView
 from perphd.sizing.shaping import advance, is_notable, schedule
-from perphd.sizing.shaping_state import ShapedLimits, ShapingRules, ShapingState, ShapingStep, Subject
+from perphd.sizing.shaping_state import ShapedLimits, ShapedSubject, ShapingRules, ShapingState, ShapingStep
 from perphd.sizing.shaping_view import view
 
 _ROLES: Final = {each.value: each for each in Role}
@@ -30,7 +30,7 @@ LOOKED_AT_ONCE: Final = 10
 """Number of workloads to examine per tick: urgent ones first, then the next in order."""
 LEAST_TURNS: Final = 3
 """Least number of workloads per tick that are examined in order, even if many are urgent."""
-_make_subject = maker(Subject)
+_make_subject = maker(ShapedSubject)
 
 
 class Shaping:
@@ -47,7 +47,7 @@ class Shaping:
         self._facts, self._ender = facts, ender
         self._ahead = ahead if config.interval_s == WINDOW_S else None
         self._state = ShapingState()
-        self._subjects: dict[str, Subject] = {}
+        self._subjects: dict[str, ShapedSubject] = {}
         self._specs: list[WorkloadSpec] = []
         self._excluded: frozenset[str] = frozenset()
         self._next = 0
@@ -61,7 +61,7 @@ class Shaping:
     @property
     def is_off(self) -> bool:
         """True if the shaper is off."""
-        return self._rules.mode is Mode.OFF
+        return self._rules.mode is ShaperMode.OFF
 
     def look(
         self, snapshot: Snapshot, target: TargetState, excluded: frozenset[str] = frozenset()
@@ -186,7 +186,7 @@ class Shaping:
             now_s,
         )
 
-    def _subject(self, seen: WorkloadView, troubled: set[str], excluded: bool) -> Subject:
+    def _subject(self, seen: WorkloadView, troubled: set[str], excluded: bool) -> ShapedSubject:
         spec, sample = seen.spec, seen.sample
         used: Reading = 0.0 if sample is None else sample.memory_working_set_bytes
         facts = _NO_FACTS if sample is None else self._facts.of(spec.cgroup)
@@ -216,7 +216,7 @@ def rules_of(config: SizingConfig) -> ShapingRules:
     """The operator's settings in the shaper's types."""
     k2 = {Resource.MEMORY: config.k2, Resource.CPU: min(config.k2, 1.0)}
     settings = ShaperSettings(config.k1_pct / 100.0, k2)
-    return ShapingRules(Mode(config.shaper), config.interval_s, settings, config.hard_limit)
+    return ShapingRules(ShaperMode(config.shaper), config.interval_s, settings, config.hard_limit)
 
 
 def merged(settings: Settings, limits: ShapedLimits, knobs: frozenset[str]) -> Settings:

@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import Final, Protocol
 
 from perphd.config.tables import WakeConfig
+from perphd.domain.backoff import BackoffRule
 from perphd.domain.errors import Denied, KernelError, ParseError, Unsupported
 from perphd.domain.reading import Reading, available
 from perphd.domain.workload import Objective
@@ -230,8 +231,9 @@ class EarlyTicks:
             if subscription is None:
                 continue
             subscription.in_vain = 0 if name in troubled else subscription.in_vain + 1
-            wait_s = self._window_us / 1e6 * 2.0 ** min(subscription.in_vain, 8)
-            subscription.ignored_until_s = now_s + min(wait_s, MAX_IGNORED_S) if subscription.in_vain else 0.0
+            pauses = BackoffRule(2 * self._window_us / 1e6, MAX_IGNORED_S)
+            in_vain = subscription.in_vain
+            subscription.ignored_until_s = now_s + pauses.nth(in_vain - 1) if in_vain else 0.0
 
     def close(self) -> None:
         """Disarm everything."""

@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from perphd.batch.calibration import Calibration
+from perphd.batch.calibration import UsageCalibration
 from perphd.batch.sharing import actual_cpu
 from perphd.forecast.grid import (
     CELLS,
@@ -68,7 +68,7 @@ def conditioned(
 ) -> GridDistribution:
     """Distribution of a workload's future usage, given its usage so far.
 
-    ``Calibration`` learns ``observed_weight``.
+    ``UsageCalibration`` learns ``observed_weight``.
     """
     prior, seen = usage.prior, usage.observed
     briefly = usage.observed_s < LEAST_OBSERVED_S
@@ -158,7 +158,7 @@ class ResourceRisk:
     running: GridDistribution
     task: GridDistribution
     epsilon: float
-    calibration: Calibration = Calibration()
+    calibration: UsageCalibration = UsageCalibration()
 
 
 @dataclass(frozen=True, slots=True)

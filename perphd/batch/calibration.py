@@ -49,7 +49,7 @@ _NORMAL: Final = NormalDist()
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class UsageCalibration:
     """Calibration of one resource."""
 
     kept: float = KEPT_PRIOR / 2
@@ -76,7 +76,7 @@ class Calibration:
         return over / known * (above + LEVELS_PRIOR * known) / number
 
 
-def with_job(calibration: Calibration, first: float, most: float) -> Calibration:
+def with_job(calibration: UsageCalibration, first: float, most: float) -> UsageCalibration:
     """A copy that includes a job that used ``first`` in its first minute and ``most`` at its peak."""
     fade = min(1.0, MOST_JOBS / (calibration.jobs + 1.0))
     kept = float(most <= KEPT_RATIO * first)
@@ -88,7 +88,7 @@ def score(prior: Histogram, used: float) -> float:
     return _NORMAL.inv_cdf(min(1.0 - _OUTER, max(_OUTER, share_to(prior, used))))
 
 
-def with_scores(calibration: Calibration, one: float, others: Sequence[float]) -> Calibration:
+def with_scores(calibration: UsageCalibration, one: float, others: Sequence[float]) -> UsageCalibration:
     """A copy that includes the products of a job's score with those of concurrent jobs."""
     pairs = calibration.pairs + len(others)
     fade = min(1.0, MOST_PAIRS / pairs)
@@ -96,7 +96,9 @@ def with_scores(calibration: Calibration, one: float, others: Sequence[float]) -
     return replace(calibration, products=fade * products, pairs=fade * pairs)
 
 
-def with_sum(calibration: Calibration, law: GridDistribution, used: float, shared: bool) -> Calibration:
+def with_sum(
+    calibration: UsageCalibration, law: GridDistribution, used: float, shared: bool
+) -> UsageCalibration:
     """A copy that includes an observed sum.
 
     ``shared``: the resource is divided when full, which hides excess demand.

@@ -25,7 +25,7 @@ from perphd.batch.admission import (
     admission,
     conditioned,
 )
-from perphd.batch.calibration import Calibration
+from perphd.batch.calibration import UsageCalibration
 from perphd.batch.job import JobState, QueuedJob
 from perphd.batch.job_worth import PLANNED_SHARE, left_of, run_time_of
 from perphd.batch.look import CPU, MEMORY, ActiveJob, ExpectedSum, JobOutlook, QueueView
@@ -50,7 +50,7 @@ class HostLaws:
     def __init__(self, view: QueueView) -> None:
         self._view = view
         names = view.resources
-        self._calibration = {name: view.calibration.get(name, Calibration()) for name in names}
+        self._calibration = {name: view.calibration.get(name, UsageCalibration()) for name in names}
         self._capacity = {CPU: max(view.cpus, 1e-6), MEMORY: max(view.memory_bytes, 1.0), **view.shared}
         self._others = {name: self._law(name, view.others(name)) for name in names}
         self._nothing = {name: nothing(self._capacity[name], CELLS) for name in names}

@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
 
+from perphd.domain.backoff import BackoffRule
 from perphd.qos.bands import QosBand
 
-PREEMPTION_BACKOFF_S: Final = 300.0
-MAX_PREEMPTION_BACKOFF_S: Final = 6 * 3600.0
+PREEMPTION_BACKOFF: Final = BackoffRule(300.0, 6 * 3600.0)
 MAX_NAME: Final = 128
 
 
@@ -350,7 +350,7 @@ def _new_preemption(job: QueuedJob, event: RequeuedFor) -> bool:
 
 
 def _preempted(job: QueuedJob, at_s: float) -> QueuedJob:
-    backoff_s = min(MAX_PREEMPTION_BACKOFF_S, PREEMPTION_BACKOFF_S * 2.0**job.preemptions)
+    backoff_s = PREEMPTION_BACKOFF.nth(job.preemptions)
     return replace(job, preemptions=job.preemptions + 1, not_preempted_before_s=at_s + backoff_s)
 
 

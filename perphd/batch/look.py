@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from perphd.batch.calibration import Calibration
+from perphd.batch.calibration import UsageCalibration
 from perphd.batch.job import QueuedJob
 from perphd.batch.utility import OVERESTIMATE_THRESHOLD
 from perphd.batch.work import WorkDone, WorkOutlook
@@ -112,7 +112,7 @@ class QueueView:
     together: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     workers: Sequence[QueuedJob] = ()
     doubted: float = OVERESTIMATE_THRESHOLD
-    calibration: Mapping[str, Calibration] = field(default_factory=dict)
+    calibration: Mapping[str, UsageCalibration] = field(default_factory=dict)
     shared: Mapping[str, float] = field(default_factory=dict)
     others_shared: Mapping[str, Histogram] = field(default_factory=dict)
     earlier: Mapping[int, EarlierUse] = field(default_factory=dict)

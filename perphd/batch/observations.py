@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Final
 
 from perphd.batch.admission import LEAST_OBSERVED_S
-from perphd.batch.calibration import Calibration, score, with_job, with_scores, with_sum
+from perphd.batch.calibration import UsageCalibration, score, with_job, with_scores, with_sum
 from perphd.batch.job import QueuedJob
 from perphd.batch.job_worth import both_ends, with_overrun
 from perphd.batch.look import (
@@ -40,7 +40,7 @@ HALF_S: Final = 3600.0
 
 
 @dataclass(slots=True)
-class Window:
+class UsageWindow:
     """Distribution of the values of the last ``HALF_S`` to twice ``HALF_S``, and the latest value."""
 
     before: Histogram = field(default_factory=Histogram)
@@ -82,12 +82,12 @@ class JobUse:
 class Observations:
     """Observed usage of running jobs and of everything else, by resource. ``calibration``: learned from jobs."""
 
-    def __init__(self, calibration: Mapping[str, Calibration] = MappingProxyType({})) -> None:
-        self.calibration = {name: calibration.get(name, Calibration()) for name in EVERY}
+    def __init__(self, calibration: Mapping[str, UsageCalibration] = MappingProxyType({})) -> None:
+        self.calibration = {name: calibration.get(name, UsageCalibration()) for name in EVERY}
         self._uses: dict[int, JobUse] = {}
         self.earlier: dict[int, EarlierUse] = {}
         """Usage of earlier attempts that failed or were evicted, by job that has not ended."""
-        self.others: dict[str, Window] = {name: Window() for name in EVERY}
+        self.others: dict[str, UsageWindow] = {name: UsageWindow() for name in EVERY}
         self._expected: dict[int, list[tuple[ExpectedSum, dict[int, float]]]] = {}
 
     def of(self, job: QueuedJob) -> JobUse:

@@ -34,7 +34,7 @@ _WORDS: Final = {CPU: "CPUs", MEMORY: "memory", WAYS: "cache", BANDWIDTH: "memor
 
 
 @dataclass(frozen=True, slots=True)
-class Preemption:
+class PreemptionPlan:
     """The jobs to freeze and to requeue, and the admission of the job for which they make room.
 
     ``reasons``: the reason and the cost, by preempted job.
@@ -48,7 +48,7 @@ class Preemption:
 
 def preempted_for(
     view: QueueView, host: HostLaws, job: QueuedJob, answer: Admission, spared: Sequence[int] = ()
-) -> Preemption | None:
+) -> PreemptionPlan | None:
     """Make room on ``host`` for a job that was refused with ``answer``.
 
     Returns None and changes nothing if the cost exceeds the gain. ``spared``: jobs that this pass has already acted on.
@@ -77,8 +77,8 @@ def preempted_for(
     after = host.admission(job)
     reasons = {number: _reason(job, lacking, costs[number], gain) for number in found}
     if freezes:
-        return Preemption(tuple(found), (), after, reasons)
-    return Preemption((), tuple(found), after, reasons)
+        return PreemptionPlan(tuple(found), (), after, reasons)
+    return PreemptionPlan((), tuple(found), after, reasons)
 
 
 def _reason(job: QueuedJob, lacking: Sequence[str], cost: float, gain: float) -> str:

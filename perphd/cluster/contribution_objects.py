@@ -42,7 +42,7 @@ _NODE: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedContributions:
     """A contribution in the cluster. ``version``: changes with its content."""
 
     node: str
@@ -103,7 +103,7 @@ def config_map(node: str, node_uid: str, said: Contribution) -> dict[str, Any]:
     }
 
 
-def listed(item: Any) -> Listed:
+def listed(item: Any) -> ListedContributions:
     """The content of a ConfigMap's metadata.
 
     Raises:
@@ -116,7 +116,7 @@ def listed(item: Any) -> Listed:
     named = found.annotations.get(APPLICATIONS, "").split(",", MOST_APPLICATIONS)
     # Each name counts once: a repeated name would take the places of other hosts.
     applications = tuple(dict.fromkeys(filter(None, named[:MOST_APPLICATIONS])))
-    return Listed(found.name, found.resource_version, applications)
+    return ListedContributions(found.name, found.resource_version, applications)
 
 
 def document_in(item: Any) -> Contribution:
@@ -140,13 +140,13 @@ def document_in(item: Any) -> Contribution:
     return said
 
 
-def chosen(found: Iterable[Listed], node: str) -> list[Listed]:
+def chosen(found: Iterable[ListedContributions], node: str) -> list[ListedContributions]:
     """The contributions that this node reads, selected as the module describes."""
 
-    def place(each: Listed) -> str:
+    def place(each: ListedContributions) -> str:
         return hashlib.sha256(f"{node}/{each.node}".encode()).hexdigest()
 
-    kept: list[Listed] = []
+    kept: list[ListedContributions] = []
     heard: Counter[str] = Counter()
     for each in sorted((each for each in found if each.node != node), key=place):
         if len(kept) == MOST_HOSTS:

@@ -23,6 +23,7 @@ from typing import Any, Final
 from perphd.cluster.asking import BAND_LABEL, ExtenderError, asking_pod, optional
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.publication import STEP_RATIO
+from perphd.domain.backoff import BackoffRule
 from perphd.domain.reading import Unavailable, available
 from perphd.domain.units import format_bytes
 from perphd.qos.bands import QosBand
@@ -31,6 +32,7 @@ AFTER_S: Final = 300.0
 SETTLE_S: Final = 60.0
 """Least pause after an eviction: memory returns, and the forecasts follow, within a minute."""
 MOST_PAUSE_S: Final = 900.0
+_PAUSES: Final = BackoffRule(SETTLE_S, MOST_PAUSE_S)
 REFUSED_S: Final = 60.0
 """Least pause for one pod after its eviction was refused."""
 _MIRROR: Final = "kubernetes.io/config.mirror"
@@ -160,7 +162,7 @@ def considered(
 
 def evicted(shortage: Shortage, uid: str, now_s: float) -> Shortage:
     """The state after this pod was evicted; the pause doubles with each further eviction."""
-    pause_s = SETTLE_S if shortage.last_s is None else min(MOST_PAUSE_S, 2 * shortage.pause_s)
+    pause_s = _PAUSES.after(0.0 if shortage.last_s is None else shortage.pause_s)
     return replace(shortage, last_s=now_s, last_uid=uid, pause_s=pause_s)
 
 

@@ -46,7 +46,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class NodeCondition:
     """A condition of the node. ``status``: True, False or Unknown."""
 
     type: str
@@ -56,7 +56,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class NodeNotice:
     """An occurrence to be published as an event of the node."""
 
     reason: str
@@ -65,7 +65,7 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptPublication:
     """State between looks.
 
     ``published``: last published level; None before the first look. ``seen``: level of the last look. ``poor``,
@@ -88,18 +88,18 @@ class Publication:
 
     level: Level
     is_tainted: bool
-    conditions: tuple[Condition, ...]
-    notices: tuple[Notice, ...]
+    conditions: tuple[NodeCondition, ...]
+    notices: tuple[NodeNotice, ...]
 
 
-def decided(look: NodeDocument | Unavailable, before: Kept) -> tuple[Publication, Kept]:
+def decided(look: NodeDocument | Unavailable, before: KeptPublication) -> tuple[Publication, KeptPublication]:
     """Decide what to publish after one more look; also returns the state to keep."""
     if isinstance(look, Unavailable):
         conditions = (
-            Condition("perphd.io/CopperAvailable", "False", "NoDaemon", look.reason),
-            Condition("perphd.io/LrasOnTarget", "Unknown", "NoDaemon", look.reason),
+            NodeCondition("perphd.io/CopperAvailable", "False", "NoDaemon", look.reason),
+            NodeCondition("perphd.io/LrasOnTarget", "Unknown", "NoDaemon", look.reason),
         )
-        kept = Kept(Level(), Level(), True, LOOKS_TO_TAINT, 0, before.announced, before.changing)
+        kept = KeptPublication(Level(), Level(), True, LOOKS_TO_TAINT, 0, before.announced, before.changing)
         return Publication(Level(), True, conditions, ()), kept
     offered = offered_level(look)
     level = _followed(look, offered, before)
@@ -111,20 +111,22 @@ def decided(look: NodeDocument | Unavailable, before: Kept) -> tuple[Publication
     announced, changing, notices = _announced(look, frozenset(degraded), before)
     why = look.copper.reason or "less than 2 % of the node is free for copper"
     copper = (
-        Condition(
+        NodeCondition(
             "perphd.io/CopperAvailable", "False", "LraDegraded", f"degraded: {', '.join(sorted(degraded))}"
         )
         if degraded and is_tainted
-        else Condition("perphd.io/CopperAvailable", "False", "NoHeadroom", why)
+        else NodeCondition("perphd.io/CopperAvailable", "False", "NoHeadroom", why)
         if is_tainted
-        else Condition("perphd.io/CopperAvailable", "True", "Headroom", "copper has room on this node")
+        else NodeCondition("perphd.io/CopperAvailable", "True", "Headroom", "copper has room on this node")
     )
     lras = (
-        Condition("perphd.io/LrasOnTarget", "False", "Degraded", f"degraded: {', '.join(sorted(announced))}")
+        NodeCondition(
+            "perphd.io/LrasOnTarget", "False", "Degraded", f"degraded: {', '.join(sorted(announced))}"
+        )
         if announced
-        else Condition("perphd.io/LrasOnTarget", "True", "OnTarget", f"{len(look.lras)} LRAs")
+        else NodeCondition("perphd.io/LrasOnTarget", "True", "OnTarget", f"{len(look.lras)} LRAs")
     )
-    kept = Kept(level, offered, is_tainted, poor, rich, announced, changing)
+    kept = KeptPublication(level, offered, is_tainted, poor, rich, announced, changing)
     return Publication(level, is_tainted, (copper, lras), notices), kept
 
 
@@ -145,7 +147,7 @@ def _most_memory(document: NodeDocument) -> int:
     return int(max(0.0, MEMORY_LIMIT_RATIO * whole - others)) // _MIB * _MIB
 
 
-def _followed(document: NodeDocument, offered: Level, before: Kept) -> Level:
+def _followed(document: NodeDocument, offered: Level, before: KeptPublication) -> Level:
     """The level to publish: follows decreases at once, and increases at the second look."""
     if before.published is None:
         return offered
@@ -178,8 +180,8 @@ def _has(document: NodeDocument, offered: Level, share: float) -> bool:
 
 
 def _announced(
-    document: NodeDocument, degraded: frozenset[str], before: Kept
-) -> tuple[frozenset[str], Mapping[str, int], tuple[Notice, ...]]:
+    document: NodeDocument, degraded: frozenset[str], before: KeptPublication
+) -> tuple[frozenset[str], Mapping[str, int], tuple[NodeNotice, ...]]:
     """LRAs announced as degraded, pending changes, and notices about new changes."""
     names = {each.name for each in document.lras}
     announced, changing, notices = set(before.announced & names), dict[str, int](), []
@@ -194,9 +196,9 @@ def _announced(
             by = next((one.culprit for one in document.antagonists if one.lra == each.name), None)
             blamed = f", disturbed by {by}" if by is not None else ""
             notices.append(
-                Notice("LraDegraded", f"{each.name} is below its target: {each.cause}{blamed}", True)
+                NodeNotice("LraDegraded", f"{each.name} is below its target: {each.cause}{blamed}", True)
             )
         else:
             announced.discard(each.name)
-            notices.append(Notice("LraRecovered", f"{each.name} is on its target again", False))
+            notices.append(NodeNotice("LraRecovered", f"{each.name} is on its target again", False))
     return frozenset(announced), changing, tuple(notices)

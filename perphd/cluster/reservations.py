@@ -25,7 +25,7 @@ from perphd.qos.ledger import (
     CapacityRequest,
     Holding,
     HostLedger,
-    Refusal,
+    LedgerRefusal,
     RefusalCause,
     Settlement,
     bid,
@@ -77,15 +77,15 @@ def adjusted(
 
 def offered_bid(
     node: NodeLedger, request: CapacityRequest, score: float, generation: int, now_s: float
-) -> NodeLedger | Refusal:
+) -> NodeLedger | LedgerRefusal:
     """The ledger with one more bid, or why it is refused at once."""
     if request.band not in BANDS:
         text = f"{request.band} owns cores, which only the node's configuration can assign"
-        return Refusal(request.holder, RefusalCause.INVALID, text)
+        return LedgerRefusal(request.holder, RefusalCause.INVALID, text)
     if request.holder == WORKLOADS:
-        return Refusal(request.holder, RefusalCause.HELD, "this name is reserved for the node itself")
+        return LedgerRefusal(request.holder, RefusalCause.HELD, "this name is reserved for the node itself")
     found = bid(node.ledger, Bid(request, score), generation, now_s)
-    return found if isinstance(found, Refusal) else replace(node, ledger=found)
+    return found if isinstance(found, LedgerRefusal) else replace(node, ledger=found)
 
 
 def closed(node: NodeLedger, now_s: float) -> tuple[NodeLedger, Settlement]:

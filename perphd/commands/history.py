@@ -21,7 +21,7 @@ from perphd.domain.job import HISTORY_FILE
 
 if TYPE_CHECKING:
     from perphd.control.table import Part
-    from perphd.forecast.history.features import JobFacts
+    from perphd.forecast.history.features import JobDescription
     from perphd.forecast.history.store import JobHistory
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -213,14 +213,14 @@ def _job(
     cores: float | None,
     memory_bytes: int | None,
     hour: int | None,
-) -> JobFacts:
-    from perphd.forecast.history.features import JobFacts, feature_values
+) -> JobDescription:
+    from perphd.forecast.history.features import JobDescription, feature_values
 
     try:
         argv = tuple(shlex.split(words))
     except ValueError as exc:
         raise click.UsageError(f"--command {words!r}: {exc}") from exc
-    facts = JobFacts(user, image, name, argv, cores, memory_bytes, hour)
+    facts = JobDescription(user, image, name, argv, cores, memory_bytes, hour)
     if not feature_values(facts):
         raise click.UsageError(
             "describe the job: --user, --image, --name, --command, --cores, --memory, --hour"

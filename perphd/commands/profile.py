@@ -17,7 +17,7 @@ from perphd.domain.errors import PerphError
 from perphd.domain.extras import how_to_get
 
 if TYPE_CHECKING:
-    from perphd.agent.profiling.run import Plan
+    from perphd.agent.profiling.run import ProfilingPlan
 
 _EXIT_FAILED = 1
 _TELLING = 5
@@ -93,7 +93,7 @@ def profile(app: str, config_path: str, simulated: bool, out: str | None, **aske
     everything as soon as APP suffers, at the end, and after Ctrl-C. A later run continues one that ended early. The
     daemon must not run meanwhile; after a crash "perphd restore" restores everything.
     """
-    from perphd.agent.profiling.explorer import Guard, Pacing, Stop
+    from perphd.agent.profiling.explorer import ExplorationGuard, Pacing, Stop
     from perphd.agent.profiling.run import ProfileOptions, find_lra, profile_live, profile_simulated
     from perphd.config.file import load
     from perphd.predictor.profile.training import NO_LIGHTGBM, best_engine
@@ -110,7 +110,7 @@ def profile(app: str, config_path: str, simulated: bool, out: str | None, **aske
         config = None if simulated else load(config_path)
         spec = None if config is None else find_lra(config, app)
         if spec is not None:
-            guard = Guard(spec.objective, asked["max_loss"], asked["max_delay"])
+            guard = ExplorationGuard(spec.objective, asked["max_loss"], asked["max_delay"])
         options = ProfileOptions(
             points=asked["points"],
             guard=guard,
@@ -158,7 +158,7 @@ class _Lines:
         self._began_s = self._told_s = time.monotonic()
         self._known, self._each_s = 0, 0.0
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: ProfilingPlan) -> None:
         for axis in plan.axes:
             self.say(f"explored: {axis}")
         for why in plan.left_out:
@@ -206,7 +206,7 @@ class _Bar(_Lines):
         )
         self._task: Any = None
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: ProfilingPlan) -> None:
         super().begin(plan)
         self._task = self._bar.add_task("exploring", total=plan.points, completed=plan.known, work="")
         self._bar.start()

@@ -10,7 +10,7 @@ from typing import Final
 
 from perphd.dataset.attempt import attempt, read_manifest
 from perphd.dataset.manifest import DatasetError, Manifest, NotCommitted
-from perphd.dataset.stores import Store, inside, open_store
+from perphd.dataset.stores import ObjectStore, inside, open_store
 from perphd.domain.errors import PerphError
 from perphd.domain.units import format_bytes
 from perphd.monitor.export import export_parts
@@ -41,7 +41,7 @@ def contents(name: str) -> tuple[str, ...]:
 
 
 def commit(
-    place: Store, store: str, what: Sequence[str], form: str, window: tuple[float, float] | None = None
+    place: ObjectStore, store: str, what: Sequence[str], form: str, window: tuple[float, float] | None = None
 ) -> Manifest:
     """Write one dataset, which becomes readable only when it is complete.
 
@@ -72,7 +72,7 @@ def commit(
         return made.commit(facts)
 
 
-def is_committed(place: Store) -> bool:
+def is_committed(place: ObjectStore) -> bool:
     """True if a manifest exists. Raises DatasetError if that is unknown, or the manifest is damaged."""
     try:
         read_manifest(place)
@@ -100,7 +100,7 @@ def ship(to: str, store: str, host: str, every_s: float, form: str, now_s: float
     if not host or "/" in host or host in (".", ".."):
         raise PerphError(f"{host!r} cannot name a host in a path (allowed: a name without a slash)")
 
-    def place(start_s: float) -> Store:
+    def place(start_s: float) -> ObjectStore:
         begin = datetime.datetime.fromtimestamp(start_s, datetime.UTC)
         return open_store(inside(to, host, f"{begin:%Y%m%dT%H%M%SZ}"))
 

@@ -122,7 +122,7 @@ def size(out: Out, workload: str | None, form: str | None, last_s: float, store:
     Lists for CPU and memory: reserved, used, forecast for the next minute, recommended, and what could be reclaimed
     now. Reads the store; applies nothing, even with --format.
     """
-    from perphd.sizing.formats import Amounts, printed
+    from perphd.sizing.formats import PrintedAmounts, printed
 
     if form and out.as_json:
         raise click.UsageError("--format prints text and cannot be combined with --json")
@@ -130,7 +130,7 @@ def size(out: Out, workload: str | None, form: str | None, last_s: float, store:
     sizes = sizes_of(place, found)
     if form:
         amounts = [
-            Amounts(
+            PrintedAmounts(
                 item.workload,
                 place.cgroups.get(item.workload, ""),
                 item.resources[0].recommended,

@@ -18,7 +18,7 @@ from perphd.domain.errors import ParseError
 from perphd.domain.workload import WorkloadSpec
 from perphd.host.cgroup.hierarchy import check_cgroup_path, own_cgroups
 from perphd.host.fs import KernelFs
-from perphd.host.lookup import Container, Lookup, Pod
+from perphd.host.lookup import Container, LocalPod, Lookup
 
 MAX_INSTANCES: Final = 64
 """Maximum number of workloads from one match with wildcards; the first ones by path are accepted."""
@@ -217,7 +217,7 @@ class Discovery:
         """
         hits, unknown = [], []
         pods = {pod.cgroup: pod.labels or {} for pod in self._lookup.pods()}
-        items: list[Container | Pod] = [*self._lookup.pods()]
+        items: list[Container | LocalPod] = [*self._lookup.pods()]
         for each in self._lookup.containers():
             if not each.is_sandbox and match.key not in pods.get(each.pod, {}):
                 items.append(each)

@@ -25,7 +25,7 @@ from perphd.config.workloads import WORKLOAD_TABLES, read_workload
 from perphd.domain.errors import ConfigError, ParseError
 from perphd.domain.workload import LABEL_PREFIX, Kind, Mode, Objective, WorkloadSpec
 from perphd.host.fs import KernelFs
-from perphd.host.lookup import Container, Lookup, Pod
+from perphd.host.lookup import Container, LocalPod, Lookup
 from perphd.host.unit_sections import UnitSection, UnitSections
 
 SECTION: Final = "X-Perphd"
@@ -105,7 +105,7 @@ class OptIn:
                     yield _of_unit(section, cgroup, config)
         if config.containers:
             pods = {pod.cgroup for pod in self._lookup.pods()}
-            items: list[Container | Pod] = [*self._lookup.pods()]
+            items: list[Container | LocalPod] = [*self._lookup.pods()]
             items += [
                 each for each in self._lookup.containers() if each.pod not in pods and not each.is_sandbox
             ]
@@ -151,8 +151,8 @@ def _of_unit(section: UnitSection, cgroup: str, config: OptInConfig) -> Offer:
     return _offer(unit, spec, {key: item.value for key, item in places.items()}, origin, place)
 
 
-def _of_container(item: Container | Pod, written: Mapping[str, str], config: OptInConfig) -> Offer:
-    noun = "pod" if isinstance(item, Pod) else "container"
+def _of_container(item: Container | LocalPod, written: Mapping[str, str], config: OptInConfig) -> Offer:
+    noun = "pod" if isinstance(item, LocalPod) else "container"
     origin = _Origin(
         "containers",
         config.container_kinds,

@@ -88,7 +88,7 @@ def parse(lines: Sequence[bytes]) -> tuple[list[Listed], list[EndedJob], dict[st
     return listed, jobs, {str(name): float(amount) for name, amount in found[-1]["most"].items()}
 
 
-class Worker:
+class ForecastWorker:
     """Runs cycles on this store and keeps its files in this folder."""
 
     def __init__(
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str]) -> int:
     os.chdir("/")  # so that the worker keeps no file system in use
     give_way()
     store, folder, node, root, rows, reader = (*arguments, *("", "0", "")[len(arguments) - 3 :])
-    worker = Worker(Path(store), Path(folder), node, root, int(rows), reader)
+    worker = ForecastWorker(Path(store), Path(folder), node, root, int(rows), reader)
     pending = b""
     while True:
         lines, pending = lines_of(0, pending)

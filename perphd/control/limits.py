@@ -12,7 +12,7 @@ MAX_REASON: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ApiLimits:
     """Limits; the defaults suit one host's operators and its monitoring.
 
     ``reserved``, ``reserved_streams``, ``reserved_queries``: the part of the connections, event streams and

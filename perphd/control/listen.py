@@ -23,7 +23,7 @@ class SocketTaken(PerphError):
 
 
 @dataclass(slots=True)
-class Listener:
+class SocketListener:
     """A listening socket that removes its files when it is closed. ``notes``: sentences for the operator."""
 
     socket: socket.socket
@@ -44,7 +44,7 @@ class Listener:
             self._lock = None
 
 
-def from_systemd() -> Listener | None:
+def from_systemd() -> SocketListener | None:
     """The socket passed by systemd's socket activation (LISTEN_FDS), or None.
 
     Raises:
@@ -66,10 +66,10 @@ def from_systemd() -> Listener | None:
         raise SocketTaken("systemd passed a socket that is not a Unix stream socket (ListenStream=/run/...)")
     passed.setblocking(False)
     path = passed.getsockname()
-    return Listener(passed, path if isinstance(path, str) else os.fsdecode(path))
+    return SocketListener(passed, path if isinstance(path, str) else os.fsdecode(path))
 
 
-def bind(path: str, read_gid: int | None, read_group: str = "perphd") -> Listener:
+def bind(path: str, read_gid: int | None, read_group: str = "perphd") -> SocketListener:
     """Listen at ``path``, mode 0660 with the read group (0600 without one).
 
     A socket file without a listener is replaced. A lock on ``PATH.lock``, held as long as the listener
@@ -94,7 +94,7 @@ def bind(path: str, read_gid: int | None, read_group: str = "perphd") -> Listene
     except PerphError:
         os.close(lock)
         raise
-    return Listener(listening, path, notes, os.lstat(path).st_ino, lock)
+    return SocketListener(listening, path, notes, os.lstat(path).st_ino, lock)
 
 
 def _take_lock(lock: int, path: str) -> None:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from perphd.control.access import Peer
 from perphd.control.errors import ApiError, Code
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.control.port import AgentPort
 from perphd.domain.wire import encode
 from perphd.predictor.persist import ModelFileError
@@ -25,7 +25,7 @@ class ModelRoutes:
     def __init__(
         self,
         agent: AgentPort,
-        limits: Limits,
+        limits: ApiLimits,
         check: Callable[[str], object],
         check_lra: Callable[[str], None],
     ) -> None:

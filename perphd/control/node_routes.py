@@ -30,7 +30,7 @@ from perphd.qos.ledger import (
     Amounts,
     CapacityRequest,
     Holding,
-    Refusal,
+    LedgerRefusal,
     RefusalCause,
     commit,
     revoke,
@@ -60,7 +60,7 @@ class NodeRoutes:
         self._known: tuple[bytes, Forecasts] | None = None
         self._scores = PresentScores()
         self._ledger: NodeLedger | None = None
-        self._waiting: dict[str, asyncio.Future[Holding | Refusal]] = {}
+        self._waiting: dict[str, asyncio.Future[Holding | LedgerRefusal]] = {}
 
     async def node(self, request: web.Request, peer: Peer) -> Any:
         """GET /v1/node: the node's document for schedulers."""
@@ -93,7 +93,7 @@ class NodeRoutes:
             )
         wanted = CapacityRequest(holder, _band(body), _amounts(body))
         found = offered_bid(node, wanted, score, generation, self._clock()["monotonic_s"])
-        if isinstance(found, Refusal):
+        if isinstance(found, LedgerRefusal):
             raise _refused(found)
         self._ledger = found
         answer = self._waiting[holder] = asyncio.get_running_loop().create_future()
@@ -101,7 +101,7 @@ class NodeRoutes:
         if not answer.done():
             self._close(found.ledger.window_ends_s)
         result = await answer
-        if isinstance(result, Refusal):
+        if isinstance(result, LedgerRefusal):
             raise _refused(result)
         return encode(self._reserved(result))
 
@@ -114,7 +114,7 @@ class NodeRoutes:
         node, now_s = self._now()[2], self._clock()["monotonic_s"]
         holder = request.match_info["name"]
         found = commit(node.ledger, holder, token, now_s)
-        if isinstance(found, Refusal):
+        if isinstance(found, LedgerRefusal):
             raise _refused(found)
         self._ledger = NodeLedger(found, node.adjusted_s)
         held = found.held_by(holder)
@@ -126,7 +126,7 @@ class NodeRoutes:
         node = self._now()[2]
         holder = _holder(request.match_info["name"])
         found = revoke(node.ledger, holder)
-        if isinstance(found, Refusal):
+        if isinstance(found, LedgerRefusal):
             raise _refused(found)
         self._ledger = NodeLedger(found, node.adjusted_s)
         return {"released": holder}
@@ -159,7 +159,7 @@ class NodeRoutes:
         """Drop expired reservations, and answer all bids whose window is over."""
         assert self._ledger is not None
         self._ledger, result = closed(self._ledger, now_s)
-        told: dict[str, Holding | Refusal] = {each.holder: each for each in result.refused}
+        told: dict[str, Holding | LedgerRefusal] = {each.holder: each for each in result.refused}
         if result.winner is not None:
             told[result.winner.holder] = result.winner
         for holder, outcome in told.items():
@@ -185,7 +185,7 @@ class NodeRoutes:
         return self._known[1]
 
 
-def _refused(refusal: Refusal) -> ApiError:
+def _refused(refusal: LedgerRefusal) -> ApiError:
     code = {RefusalCause.UNKNOWN: Code.NOT_FOUND, RefusalCause.INVALID: Code.REFUSED}
     return ApiError(code.get(refusal.cause, Code.CONFLICT), refusal.reason, refusal.cause.value)
 

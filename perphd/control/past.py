@@ -15,7 +15,7 @@ from perphd.domain.sample import Quality
 from perphd.domain.status import AgentStatus, SelfCost, WorkloadStatus
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.host.cgroup.knobs import FILES, decode
-from perphd.monitor.past import Moment, Subject, Written
+from perphd.monitor.past import PastChange, PastMoment, PastSubject
 
 _UNKNOWN_COST: Final = SelfCost(
     NOT_MEASURED, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED, 0
@@ -24,12 +24,12 @@ _SHOWN: Final = ("cpus", "cpu_weight", "cpu_max_cores", "memory_low_bytes", "mem
 """Settings that are reconstructed from stored writes."""
 
 
-def subjects_of(specs: Iterable[WorkloadSpec]) -> tuple[Subject, ...]:
+def subjects_of(specs: Iterable[WorkloadSpec]) -> tuple[PastSubject, ...]:
     """The workloads whose past is requested."""
-    return tuple(Subject(spec.name, spec.kind, spec.objective.latency_percentile) for spec in specs)
+    return tuple(PastSubject(spec.name, spec.kind, spec.objective.latency_percentile) for spec in specs)
 
 
-def past_status(now: AgentStatus, moment: Moment) -> AgentStatus:
+def past_status(now: AgentStatus, moment: PastMoment) -> AgentStatus:
     """The stored status at a moment, for the workloads that are declared now.
 
     Settings in force are those of the last writes before the moment; there are none while no LRA was protected.
@@ -59,7 +59,7 @@ def past_status(now: AgentStatus, moment: Moment) -> AgentStatus:
     )
 
 
-def _workload(item: WorkloadStatus, moment: Moment, written: Mapping[str, Settings]) -> WorkloadStatus:
+def _workload(item: WorkloadStatus, moment: PastMoment, written: Mapping[str, Settings]) -> WorkloadStatus:
     spec = item.spec
     sample, decision = moment.samples.get(spec.name), moment.decisions.get(spec.name)
     present = sample is not None and not sample.has(Quality.GONE)
@@ -93,7 +93,7 @@ def _in_force(decision: Decision) -> Allocation | None:
     return None if shares_all else allocation
 
 
-def _settings(written: Sequence[Written]) -> dict[str, Settings]:
+def _settings(written: Sequence[PastChange]) -> dict[str, Settings]:
     files: dict[tuple[str, str], dict[str, str]] = {}
     for item in written:
         files.setdefault((item.workload, item.knob), {})[basename(item.path)] = item.text
@@ -110,7 +110,7 @@ def _version(knob: str, texts: Mapping[str, str]) -> int:
     return 1 if (knob, 1) in FILES and FILES[knob, 1][0] in texts else 2
 
 
-def _masks(written: Sequence[Written]) -> dict[str, tuple[tuple[int, int], ...]]:
+def _masks(written: Sequence[PastChange]) -> dict[str, tuple[tuple[int, int], ...]]:
     """Cache masks by workload: those of the resctrl group to which the workload's tasks were last moved.
 
     A group that was removed since then has no mask.

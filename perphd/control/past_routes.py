@@ -11,7 +11,7 @@ from aiohttp import web
 from perphd.config.schema import show
 from perphd.control.access import Access, Peer, Right
 from perphd.control.errors import ApiError, Code
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.control.past import past_status, subjects_of
 from perphd.control.port import AgentPort
 from perphd.control.request import only, read_body, whole
@@ -45,7 +45,7 @@ class PastRoutes:
         clock: Callable[[], dict[str, float]],
         workload: Callable[[object], WorkloadStatus],
         access: Access,
-        limits: Limits,
+        limits: ApiLimits,
     ) -> None:
         self._agent, self._queries, self._clock, self._workload = agent, queries, clock, workload
         self._access, self._limits = access, limits

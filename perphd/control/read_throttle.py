@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from perphd.control.errors import ApiError, Code
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 
 Later = Callable[[float, Callable[[], None]], object]
 """Calls a function after a number of seconds."""
@@ -41,7 +41,7 @@ class ReadThrottle:
     """
 
     def __init__(
-        self, limits: Limits, cpu_s: Callable[[], float] = time.thread_time, later: Later | None = None
+        self, limits: ApiLimits, cpu_s: Callable[[], float] = time.thread_time, later: Later | None = None
     ) -> None:
         self._limits, self._cpu_s, self._later = limits, cpu_s, later
         self._lock = asyncio.Lock()

@@ -12,7 +12,7 @@ from typing import Final
 
 from perphd.domain.errors import PerphError
 from perphd.domain.job import EndedJob
-from perphd.forecast.history.features import JobFacts
+from perphd.forecast.history.features import JobDescription
 from perphd.forecast.history.store import JobHistory, Quantity
 
 log = logging.getLogger("perphd.forecast")
@@ -50,9 +50,9 @@ class RecordedJobs:
             log.warning("the job history cannot be pruned: %s: %s", self._path, exc)
 
 
-def facts_of(job: EndedJob) -> JobFacts:
+def facts_of(job: EndedJob) -> JobDescription:
     """The job's features in the history."""
-    return JobFacts(
+    return JobDescription(
         _user(job.uid),
         _INSTANCE.sub("#", job.image) if job.image.endswith((".service", ".scope", ".slice")) else job.image,
         job.name,

@@ -18,7 +18,7 @@ from aiohttp import web
 from perphd.agent.rounds import Question, Round
 from perphd.control.client import MOST_ROUNDS
 from perphd.control.errors import ApiError, Code
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.control.port import AgentPort
 from perphd.control.tagged import TaggedError, encode_tagged
 from perphd.domain.masking import without_secrets
@@ -32,7 +32,7 @@ _MOST_AT_ONCE = 2
 class Recordings:
     """All recordings in progress."""
 
-    def __init__(self, agent: AgentPort, limits: Limits) -> None:
+    def __init__(self, agent: AgentPort, limits: ApiLimits) -> None:
         self._agent, self._limits = agent, limits
         self._open = 0
         self._ended = asyncio.Event()

@@ -17,7 +17,7 @@ from perphd.config.schema import file_value, keys_of, show
 from perphd.control import metrics
 from perphd.control.access import Access, Peer, Right
 from perphd.control.errors import ApiError, Code
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.control.mode_routes import ModeRoutes
 from perphd.control.model_routes import ModelRoutes
 from perphd.control.past_routes import PastRoutes
@@ -93,7 +93,7 @@ class Routes:
         agent: AgentPort,
         reload: Callable[[Actor], Awaitable[Config]],
         hooks: Hooks,
-        limits: Limits,
+        limits: ApiLimits,
         access: Access,
     ) -> None:
         self._agent, self._reload_config, self._hooks = agent, reload, hooks

@@ -22,7 +22,7 @@ from perphd.control import listen
 from perphd.control.access import Access, Peer, Right, peer_of
 from perphd.control.errors import ApiError, Code
 from perphd.control.gate import ConnectionGate, http_log
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.control.port import AgentPort
 from perphd.control.read_throttle import ReadSlot, ReadThrottle
 from perphd.control.routes import Hooks, Route, Routes
@@ -62,13 +62,13 @@ class ControlServer:
         *,
         reload: Callable[[Actor], Awaitable[Config]],
         hooks: Hooks | None = None,
-        limits: Limits | None = None,
+        limits: ApiLimits | None = None,
         peer_lookup: Callable[[socket.socket], Peer] = peer_of,
         access: Access | None = None,
     ) -> None:
         daemon = config.daemon
         self._path = daemon.socket
-        self._limits = limits if limits is not None else Limits()
+        self._limits = limits if limits is not None else ApiLimits()
         self._peer_lookup = peer_lookup
         self._access = access or Access.of_groups(
             daemon.read_group, daemon.admin_group, config.queue.group if config.queue.enabled else ""
@@ -82,7 +82,7 @@ class ControlServer:
         self._throttle = ReadThrottle(self._limits)
         self._runner: web.AppRunner | None = None
         self._server: asyncio.AbstractServer | None = None
-        self._listener: listen.Listener | None = None
+        self._listener: listen.SocketListener | None = None
 
     async def start(self) -> None:
         """Listen (on systemd's socket if it passed one) and serve.
@@ -223,7 +223,7 @@ def _error(exc: ApiError) -> web.Response:
     return web.Response(status=exc.code.status, text=json_of(exc.body()), content_type="application/json")
 
 
-def _from_http(exc: web.HTTPException, request: web.Request, limits: Limits) -> ApiError:
+def _from_http(exc: web.HTTPException, request: web.Request, limits: ApiLimits) -> ApiError:
     code = _HTTP_CODES.get(exc.status, Code.REFUSED if exc.status < 500 else Code.FAILED)
     match code:
         case Code.NO_ROUTE:

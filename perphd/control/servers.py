@@ -10,13 +10,13 @@ from perphd.config.file import Config
 from perphd.control.access import Access
 from perphd.control.kept_file import NamesFile, Textfile
 from perphd.control.metrics import Collector
-from perphd.control.metrics.listener import Listener
+from perphd.control.metrics.listener import MetricsListener
 from perphd.control.port import AgentPort
 from perphd.control.server import ControlServer
 from perphd.domain.control import Actor
 
 
-class Server(Protocol):
+class RunningServer(Protocol):
     """One server."""
 
     async def start(self) -> None:
@@ -29,7 +29,7 @@ class Server(Protocol):
 class Servers:
     """Starts its servers in order and stops them in reverse order."""
 
-    def __init__(self, servers: Sequence[Server]) -> None:
+    def __init__(self, servers: Sequence[RunningServer]) -> None:
         self._servers = tuple(servers)
         self._stack = AsyncExitStack()
 
@@ -63,11 +63,11 @@ def servers_of(agent: AgentPort, config: Config, reload: Callable[[Actor], Await
         agent.shaper,
         agent.memory_fits,
     ).text
-    servers: list[Server] = [ControlServer(agent, config, reload=reload)]
+    servers: list[RunningServer] = [ControlServer(agent, config, reload=reload)]
     access = Access.of_groups(config.daemon.read_group, config.daemon.admin_group)
     servers.append(NamesFile(config.daemon.socket, access.read_gid, agent.status))
     if metrics.listen:
-        servers.append(Listener(metrics, page))
+        servers.append(MetricsListener(metrics, page))
     if metrics.textfile:
         servers.append(Textfile(metrics.textfile, metrics.textfile_period_s, page))
     if config.notify:

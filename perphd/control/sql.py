@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from perphd.config.file import Config
 from perphd.control.errors import ApiError, Code
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.domain.wire import json_of
 from perphd.monitor.query import Cell, QueryError, QueryResult, fetch, reading
 
@@ -41,7 +41,7 @@ class Queries:
     def __init__(
         self,
         config: Config,
-        limits: Limits,
+        limits: ApiLimits,
         now_s: Callable[[], float] = time.monotonic,
         cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
@@ -145,7 +145,7 @@ def _cell(value: Cell) -> str | float | int | None:
     return value
 
 
-def _at_normal_priority(limits: Limits) -> None:
+def _at_normal_priority(limits: ApiLimits) -> None:
     """Set the niceness of this thread only: on Linux each thread has its own, inherited by its children."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), limits.query_nice)

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from perphd.control.errors import ApiError, Code
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.control.port import AgentPort
 from perphd.domain.event import Event, EventKind
 from perphd.domain.wire import encode, json_of
@@ -18,7 +18,7 @@ from perphd.domain.wire import encode, json_of
 class Streams:
     """All open event streams."""
 
-    def __init__(self, agent: AgentPort, limits: Limits, clock: Callable[[], dict[str, float]]) -> None:
+    def __init__(self, agent: AgentPort, limits: ApiLimits, clock: Callable[[], dict[str, float]]) -> None:
         self._agent, self._limits, self._clock = agent, limits, clock
         self._open = 0
         self._ended = asyncio.Event()

@@ -23,7 +23,7 @@ from perphd.dataset.manifest import (
     new_attempt,
     part_name,
 )
-from perphd.dataset.stores import Sink, Store
+from perphd.dataset.stores import ObjectStore, Sink
 
 PRODUCER: Final = f"perphd {__version__}"
 PART_BYTES: Final = 64 << 20
@@ -63,7 +63,7 @@ class PartFile(io.RawIOBase):
 class Attempt:
     """One attempt to write a dataset. Readers see it only after ``commit``, and never after ``abort``."""
 
-    def __init__(self, store: Store, attempt: str = "") -> None:
+    def __init__(self, store: ObjectStore, attempt: str = "") -> None:
         self._store = store
         self.attempt = attempt or new_attempt(Path(_BOOT_ID).read_text(encoding="ascii"))
         self._parts: list[Part] = []
@@ -127,7 +127,7 @@ class Attempt:
 
 
 @contextlib.contextmanager
-def attempt(store: Store) -> Iterator[Attempt]:
+def attempt(store: ObjectStore) -> Iterator[Attempt]:
     """An attempt whose parts are deleted if the block raises before the manifest is written."""
     made = Attempt(store)
     try:
@@ -140,7 +140,7 @@ def attempt(store: Store) -> Iterator[Attempt]:
         raise
 
 
-def _names(store: Store, name: str) -> bool:
+def _names(store: ObjectStore, name: str) -> bool:
     """True if the dataset's manifest names this attempt; False if it names another, or there is none."""
     try:
         return read_manifest(store).attempt == name
@@ -148,7 +148,7 @@ def _names(store: Store, name: str) -> bool:
         return False
 
 
-def read_manifest(store: Store) -> Manifest:
+def read_manifest(store: ObjectStore) -> Manifest:
     """Read the manifest of a committed dataset.
 
     Raises:
@@ -161,7 +161,7 @@ def read_manifest(store: Store) -> Manifest:
     return decode(data, f"{store}: {SUCCESS}")
 
 
-def read_part(store: Store, part: Part) -> Iterator[bytes]:
+def read_part(store: ObjectStore, part: Part) -> Iterator[bytes]:
     """Yield a part's content in pieces; the last piece follows only after size and digest were verified.
 
     Raises:

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from perphd.domain import wire
 from perphd.domain.errors import PerphError
+from perphd.domain.wire import WireError
 
 SUCCESS: Final = "_SUCCESS"
 """Name of the manifest. Without it, the dataset does not exist for readers."""
@@ -94,27 +96,14 @@ def decode(data: bytes, where: str) -> Manifest:
             raise Damaged(
                 f"{where}: manifest format {found['format']!r} is not supported (allowed: {FORMAT})"
             )
-        parts = tuple(_part(item) for item in found["parts"])
-        facts = {str(key): str(value) for key, value in found["facts"].items()}
-        manifest = Manifest(_text(found["attempt"]), _text(found["producer"]), parts, facts)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        manifest = wire.decode(Manifest, found)
+    except WireError as exc:
+        raise Damaged(f"{where}: not a manifest of perphd: {exc}") from exc
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise Damaged(f"{where}: not a manifest of perphd: {exc!r}") from exc
     for part in manifest.parts:
+        if part.bytes < 0:
+            raise Damaged(f"{where}: not a manifest of perphd: part {part.name!r} has {part.bytes} bytes")
         if not _NAME.fullmatch(part.name) or f"_attempt_{manifest.attempt}" not in part.name:
             raise Damaged(f"{where}: names {part.name!r}, which is not a part of attempt {manifest.attempt}")
     return manifest
-
-
-def _part(item: Any) -> Part:
-    rows = item["rows"]
-    if rows is not None and not isinstance(rows, int):
-        raise TypeError(f"rows: {rows!r}")
-    if not isinstance(item["bytes"], int) or item["bytes"] < 0:
-        raise TypeError(f"bytes: {item['bytes']!r}")
-    return Part(_text(item["name"]), _text(item["source"]), item["bytes"], _text(item["sha256"]), rows)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value

@@ -36,7 +36,7 @@ class Sink(Protocol):
         """Finish the part. Only then may a manifest name it."""
 
 
-class Store(Protocol):
+class ObjectStore(Protocol):
     """The storage place of one dataset. Its content is never listed. All methods raise DatasetError."""
 
     def create(self, name: str) -> Sink:
@@ -236,7 +236,7 @@ class _Upload:
             self._stream.close()
 
 
-def open_store(where: str) -> Store:
+def open_store(where: str) -> ObjectStore:
     """Open a folder, or a URL of an object store such as ``s3://bucket/prefix/name``.
 
     The query of an ``s3://`` URL may contain ``_S3_KEYS``, that of other URLs any key that pyarrow supports.

@@ -9,15 +9,6 @@ from typing import Final, Literal, TypeAlias
 from perphd.domain.cpuset import CpuSet
 
 
-class Resource(StrEnum):
-    """The four dimensions of an allocation."""
-
-    CPU = "cpu"
-    MEMORY = "memory"
-    LLC = "llc"
-    MBW = "mbw"
-
-
 class _Keep(Enum):
     KEEP = "keep"
 

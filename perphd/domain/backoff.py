@@ -1,9 +1,13 @@
-"""Exponential backoff: pauses that double after each failed attempt."""
+"""Exponential backoff: pauses that double after each failed attempt. No other module doubles a pause."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
+
+MOST_DOUBLINGS: Final = 6
+"""``doubled_s`` grows to 64 times its base."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,10 @@ class BackoffRule:
     def after(self, pause_s: float) -> float:
         """The next pause in seconds, after a pause of ``pause_s`` seconds (0: after the first failure)."""
         return min(2 * pause_s, self.longest_s) if pause_s else self.first_s
+
+    def nth(self, pauses: int) -> float:
+        """The pause that follows this number of earlier ones."""
+        return min(self.first_s * 2.0 ** min(pauses, 64), self.longest_s)
 
 
 @dataclass(slots=True)
@@ -34,3 +42,8 @@ class RetryPause:
     def succeeded(self) -> None:
         """Record a successful attempt: end the pause and forget earlier failures."""
         self.pause_s, self.until_s = 0.0, -math.inf
+
+
+def doubled_s(base_s: float, repeats: int) -> float:
+    """``base_s`` doubled ``repeats`` times, at most 6; a negative count counts as 0."""
+    return base_s * 2.0 ** min(max(repeats, 0), MOST_DOUBLINGS)

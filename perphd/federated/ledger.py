@@ -28,7 +28,7 @@ class Withdrawal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class ContributionLedger:
     """Newest contribution, and greatest withdrawn generation, by contributor."""
 
     contributions: Mapping[str, Contribution] = field(default_factory=dict)
@@ -43,7 +43,9 @@ class Ledger:
         )
 
 
-def of_documents(contributions: Iterable[Contribution], withdrawals: Iterable[Withdrawal] = ()) -> Ledger:
+def of_documents(
+    contributions: Iterable[Contribution], withdrawals: Iterable[Withdrawal] = ()
+) -> ContributionLedger:
     """The ledger of these documents, in any order."""
     kept: dict[str, Contribution] = {}
     for each in contributions:
@@ -51,10 +53,10 @@ def of_documents(contributions: Iterable[Contribution], withdrawals: Iterable[Wi
     hidden: dict[str, int] = {}
     for withdrawal in withdrawals:
         hidden[withdrawal.contributor] = max(withdrawal.through, hidden.get(withdrawal.contributor, -1))
-    return Ledger(kept, hidden)
+    return ContributionLedger(kept, hidden)
 
 
-def merged(ledgers: Iterable[Ledger]) -> Ledger:
+def merged(ledgers: Iterable[ContributionLedger]) -> ContributionLedger:
     """The union of these ledgers."""
     given = list(ledgers)
     return of_documents(
@@ -63,9 +65,11 @@ def merged(ledgers: Iterable[Ledger]) -> Ledger:
     )
 
 
-def withdraw(ledger: Ledger, contributor: str, through: int = EVERY_GENERATION) -> Ledger:
+def withdraw(
+    ledger: ContributionLedger, contributor: str, through: int = EVERY_GENERATION
+) -> ContributionLedger:
     """The ledger without this contributor's documents up to a generation."""
-    return merged([ledger, Ledger({}, {contributor: through})])
+    return merged([ledger, ContributionLedger({}, {contributor: through})])
 
 
 def _newer(one: Contribution, other: Contribution) -> Contribution:

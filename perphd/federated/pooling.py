@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from perphd.federated.contribution import Contribution, Statistic, Topic
 from perphd.federated.hardware import Hardware, distance, likeness
-from perphd.federated.ledger import Ledger
+from perphd.federated.ledger import ContributionLedger
 
 Floats = NDArray[np.float64]
 
@@ -77,7 +77,7 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CountedHost:
     """A host whose statistic counts. ``share``: its share of the weight of all points together."""
 
     contributor: str
@@ -89,7 +89,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOutHost:
     """A host whose statistic does not count, with the reason."""
 
     contributor: str
@@ -108,12 +108,17 @@ class Pooled:
     spread: Floats
     evidence: Floats
     hosts: NDArray[np.int64]
-    sources: tuple[Source, ...]
-    left_out: tuple[LeftOut, ...] = ()
+    sources: tuple[CountedHost, ...]
+    left_out: tuple[LeftOutHost, ...] = ()
 
 
 def pool(
-    ledger: Ledger, topic: Topic, count: int, asking: Asking, counted_by: str = "", version: str = ""
+    ledger: ContributionLedger,
+    topic: Topic,
+    count: int,
+    asking: Asking,
+    counted_by: str = "",
+    version: str = "",
 ) -> Pooled:
     """Pooled estimates of the ledger's hosts about ``topic`` at its ``count`` points, for the asking host.
 
@@ -136,17 +141,19 @@ def pool(
             apart += OTHER_VERSION
         reason = _unfit(each, statistic, count, asking, counted_by, likeness(apart))
         if reason:
-            left_out.append(LeftOut(each.contributor, reason))
+            left_out.append(LeftOutHost(each.contributor, reason))
         else:
             rows.append((each, statistic, apart))
-    left_out += [LeftOut(n, "withdrawn") for n in _hidden(ledger, topic)]
+    left_out += [LeftOutHost(n, "withdrawn") for n in _hidden(ledger, topic)]
     away = far_from_others(
         np.array([statistic.values for _, statistic, _ in rows]),
         np.array([statistic.evidence for _, statistic, _ in rows]),
         np.array([likeness(apart) for _, _, apart in rows]),
     )
     left_out += [
-        LeftOut(each.contributor, FAR_AWAY) for (each, _, _), is_far in zip(rows, away, strict=True) if is_far
+        LeftOutHost(each.contributor, FAR_AWAY)
+        for (each, _, _), is_far in zip(rows, away, strict=True)
+        if is_far
     ]
     rows = [row for row, is_far in zip(rows, away, strict=True) if not is_far]
     if not rows:
@@ -158,7 +165,7 @@ def pool(
     value, spread, clipped = trimmed(values, weights)
     total = max(float(clipped.sum()), _TINY)
     sources = tuple(
-        Source(
+        CountedHost(
             each.contributor,
             each.generation,
             max(0.0, asking.now_unix_s - each.made_unix_s),
@@ -252,7 +259,7 @@ def _unfit(
     return "" if alike > 0 else "unlike hardware"
 
 
-def _hidden(ledger: Ledger, topic: Topic) -> Sequence[str]:
+def _hidden(ledger: ContributionLedger, topic: Topic) -> Sequence[str]:
     counting = {each.contributor for each in ledger.counting()}
     return [
         name

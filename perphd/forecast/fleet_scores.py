@@ -29,7 +29,7 @@ from types import MappingProxyType
 from typing import Final
 
 from perphd.federated.contribution import Statistic, Topic
-from perphd.federated.ledger import Ledger
+from perphd.federated.ledger import ContributionLedger
 from perphd.federated.pooling import QUORUM, Asking, Pooled, pool
 from perphd.forecast.following import Followed, change_scale
 from perphd.forecast.ladder import GREATEST_MISSES, MODELS, WINDOW
@@ -102,7 +102,7 @@ def contributed(
     return tuple(found)
 
 
-def prior(ledger: Ledger, key: Key, asking: Asking) -> Prior:
+def prior(ledger: ContributionLedger, key: Key, asking: Asking) -> Prior:
     """The prior for this series of an application, for the host that asks."""
     loss, misses = (pool(ledger, topic_of(key, aspect), len(NAMES), asking) for aspect in (LOSS, MISSES))
     losses = {

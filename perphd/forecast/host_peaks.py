@@ -42,7 +42,7 @@ LEAST_KNOWN: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingPeak:
     """Predictions made after window ``number``."""
 
     number: int
@@ -60,7 +60,7 @@ class HostPeaks:
     number: int = 0
     windows: int = 0
     usage: Mapping[str, Floats] = field(default_factory=dict)
-    pending: tuple[Pending, ...] = ()
+    pending: tuple[PendingPeak, ...] = ()
     predicted: Mapping[str, float] = field(default_factory=dict)
     instant: Mapping[str, Floats] = field(default_factory=dict)
     horizon: Mapping[str, Floats] = field(default_factory=dict)
@@ -85,7 +85,7 @@ def advanced(
     if number % EVERY or host.windows < LEAST_HISTORY:
         return host
     predicted = _predictions(host, totals, requests, profile, pairs=pairs)
-    pending = (*host.pending, Pending(number, predicted))
+    pending = (*host.pending, PendingPeak(number, predicted))
     return HostPeaks(number, host.windows, usage, pending, predicted, host.instant, host.horizon)
 
 

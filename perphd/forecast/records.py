@@ -12,7 +12,7 @@ import numpy as np
 from perphd.forecast.calibration import Calibration
 from perphd.forecast.following import Followed
 from perphd.forecast.histogram import Floats
-from perphd.forecast.host_peaks import HostPeaks, Pending
+from perphd.forecast.host_peaks import HostPeaks, PendingPeak
 from perphd.forecast.ladder import COVERAGE, LOSSES, MODELS, SeriesLadder, Track
 from perphd.forecast.series import SeriesForecast
 
@@ -95,7 +95,7 @@ def host_from(about: Mapping[str, Any], arrays: Mapping[str, Floats]) -> HostPea
     for key, array in arrays.items():
         group, _, name = key.partition(_SEPARATOR)
         groups[group][name] = np.asarray(array, dtype=np.float64)
-    pending = tuple(Pending(int(number), _numbers(predicted)) for number, predicted in about["pending"])
+    pending = tuple(PendingPeak(int(number), _numbers(predicted)) for number, predicted in about["pending"])
     return HostPeaks(
         int(about["number"]), int(about["windows"]), groups["usage"], pending, _numbers(about["predicted"]),
         groups["instant"], groups["horizon"],

@@ -56,7 +56,7 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class LocalPod:
     """One pod's group, which contains those of its containers. ``labels`` None: they cannot be read."""
 
     cgroup: str
@@ -69,7 +69,7 @@ class Pod:
         return _identity(self.name, self.cgroup)
 
 
-_Named = TypeVar("_Named", Container, Pod)
+_Named = TypeVar("_Named", Container, LocalPod)
 
 
 def primary(hierarchies: Hierarchies) -> Hierarchy | None:
@@ -100,7 +100,7 @@ class Lookup:
         self._fs, self._hierarchies = fs, hierarchies
         self._units: tuple[tuple[str, str], ...] | None = None
         self._containers: tuple[Container, ...] | None = None
-        self._pods: tuple[Pod, ...] = ()
+        self._pods: tuple[LocalPod, ...] = ()
         self._known: dict[str, Container] = {}
 
     def look_anew(self) -> None:
@@ -151,7 +151,7 @@ class Lookup:
             self._containers = self._holders([each for each in everybody if each.pod not in left])
         return self._containers
 
-    def pods(self) -> Sequence[Pod]:
+    def pods(self) -> Sequence[LocalPod]:
         """Every pod's group, with the pod's name, labels and annotations; without groups left by an earlier pod of the
         same name.
         """
@@ -322,7 +322,9 @@ def _container(names: ContainerNames, cgroup: str) -> Container:
     return Container(cgroup, names.label(cgroup), labels, pod, is_sandbox(labels or {}))
 
 
-def _pods(names: ContainerNames, groups: Sequence[str], containers: Sequence[Container]) -> tuple[Pod, ...]:
+def _pods(
+    names: ContainerNames, groups: Sequence[str], containers: Sequence[Container]
+) -> tuple[LocalPod, ...]:
     inside: dict[str, list[Container]] = {}
     for each in containers:
         inside.setdefault(each.pod, []).append(each)
@@ -332,7 +334,7 @@ def _pods(names: ContainerNames, groups: Sequence[str], containers: Sequence[Con
         # A sandbox has the pod's labels and annotations; other containers have labels of their own as well.
         chosen = [each.labels for each in members if each.is_sandbox] or [each.labels for each in members]
         labels = names.pod_labels(cgroup, chosen)
-        found.append(Pod(cgroup, names.pod(cgroup, labels or {}), labels))
+        found.append(LocalPod(cgroup, names.pod(cgroup, labels or {}), labels))
     return tuple(found)
 
 

@@ -34,7 +34,7 @@ _TIMEOUT_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class ListeningSocket:
     """One listening socket. ``cgroup_id``: inode of its group's directory, 0 if the kernel does not report it."""
 
     port: int
@@ -68,7 +68,7 @@ def tcp_connections() -> tuple[Connection, ...]:
     )
 
 
-def tcp_listeners() -> tuple[Listener, ...]:
+def tcp_listeners() -> tuple[ListeningSocket, ...]:
     """All listening TCP sockets, IPv4 and IPv6. Raises KernelError."""
     return tuple(_listener(message) for message in _messages(1 << _LISTEN, 0, "list listening sockets"))
 
@@ -109,10 +109,10 @@ def _dump(netlink: socket.socket, family: int, states: int, extensions: int) -> 
             at += (length + 3) & ~3
 
 
-def _listener(message: bytes) -> Listener:
+def _listener(message: bytes) -> ListeningSocket:
     (port,) = struct.unpack_from("!H", message, 4)
     (inode,) = struct.unpack_from("=I", message, 68)
-    return Listener(port, _cgroup_id(message), inode)
+    return ListeningSocket(port, _cgroup_id(message), inode)
 
 
 def _connection(message: bytes) -> Connection | None:

@@ -63,7 +63,7 @@ _ESTABLISHED: Final = "01"
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class MountPoint:
     """A line of mountinfo: proc(5)."""
 
     device: str
@@ -97,7 +97,7 @@ class StorageSurvey:
     sockets: frozenset[str]
 
 
-def parse_mounts(text: str) -> dict[str, Mount]:
+def parse_mounts(text: str) -> dict[str, MountPoint]:
     """Mounts by their id."""
     found = {}
     for line in text.splitlines():
@@ -105,7 +105,9 @@ def parse_mounts(text: str) -> dict[str, Mount]:
         first, last = left.split(), right.split()
         if len(first) >= 6 and len(last) >= 2:
             options = last[2] if len(last) > 2 else ""
-            found[first[0]] = Mount(first[2], _plain(first[4]), last[0], _plain(last[1]), _plain(options))
+            found[first[0]] = MountPoint(
+                first[2], _plain(first[4]), last[0], _plain(last[1]), _plain(options)
+            )
     return found
 
 
@@ -116,11 +118,11 @@ def _plain(text: str) -> str:
 class Devices:
     """Resolves mounts and block devices through the host's mount table and /sys/dev/block."""
 
-    def __init__(self, fs: KernelFs, readlink: Callable[[str], str], mounts: Iterable[Mount]) -> None:
+    def __init__(self, fs: KernelFs, readlink: Callable[[str], str], mounts: Iterable[MountPoint]) -> None:
         self._fs, self._readlink = fs, readlink
         self._mounts = sorted(mounts, key=lambda mount: len(mount.point), reverse=True)
 
-    def of_mount(self, mount: Mount, depth: int = 0) -> Resolved | None:
+    def of_mount(self, mount: MountPoint, depth: int = 0) -> Resolved | None:
         """The layers below a mount; None for file systems without a disk."""
         kind = mount.fstype
         if kind in _MEMORY or depth > _MOST_DEPTH:
@@ -230,7 +232,7 @@ class Devices:
             )
         return _disk(name)
 
-    def _overlay(self, mount: Mount, depth: int) -> Resolved | None:
+    def _overlay(self, mount: MountPoint, depth: int) -> Resolved | None:
         for key in ("upperdir", "lowerdir"):
             if match := re.search(rf"(?:^|,){key}=([^,:]+)", mount.options):
                 below = self.of_path(match[1], depth + 1)
@@ -379,13 +381,13 @@ class _Finder:
             except (KernelError, OSError, ValueError):
                 self.skipped += 1
 
-    def _host_mounts(self) -> Iterable[Mount]:
+    def _host_mounts(self) -> Iterable[MountPoint]:
         try:
             return parse_mounts(read_text(self._fs, "/proc/1/mountinfo")).values()
         except KernelError:
             return ()
 
-    def _file(self, mounts: dict[str, Mount], info: str, target: str, own: Layer | None) -> None:
+    def _file(self, mounts: dict[str, MountPoint], info: str, target: str, own: Layer | None) -> None:
         fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
         mount = mounts.get(fields.get("mnt_id", "").strip())
         if mount is None or self._devices is None or target.startswith("/dev/"):

@@ -41,7 +41,7 @@ class Placement:
 
 
 @dataclass(slots=True)
-class Look:
+class CacheLook:
     """State of the resctrl groups as read for one plan."""
 
     groups: rdt.Groups
@@ -57,13 +57,13 @@ class Look:
 
 
 @dataclass(slots=True)
-class Draft:
+class CacheDraft:
     """A plan under construction.
 
     ``locked``: reason why nothing can be changed while another program holds resctrl's lock; else empty.
     """
 
-    look: Look
+    look: CacheLook
     targets: Mapping[str, Settings]
     locked: str
     writes: list[Write]

@@ -33,7 +33,8 @@ from perphd.host.resctrl import (
     why_not,
 )
 from perphd.isolation.backends.resctrl import is_control_group
-from perphd.isolation.cache_plan import KNOB, CachePlan, Draft, Look, Placement, has_any, left_out
+from perphd.isolation.cache_plan import KNOB, CacheDraft, CacheLook, CachePlan, Placement, has_any, left_out
+from perphd.isolation.engine import Result
 from perphd.isolation.group_jobs import GroupJobs, Job
 from perphd.isolation.group_watch import GroupWatch, SeenGroup
 from perphd.isolation.journal import Journal
@@ -41,7 +42,6 @@ from perphd.isolation.journal_format import Original
 from perphd.isolation.knob_states import KnobStates
 from perphd.isolation.pools import Pool, Want, assign
 from perphd.isolation.refusals import Refusals
-from perphd.isolation.transaction import Result
 
 
 class Caches:
@@ -189,7 +189,7 @@ class Caches:
         look = self._read(groups, asked, specs, made)
         self._changes.look(look.seen, self._members, look.threads, self._jobs.foreign)
         self._find_homes(look)
-        draft = Draft(look, targets, self._jobs.locked(look.groups), [], [], [], [], set())
+        draft = CacheDraft(look, targets, self._jobs.locked(look.groups), [], [], [], [], set())
         there = [spec for spec in asked if spec.name in look.threads]
         left_alone = {spec.name for spec in specs if self._changes.yielded(spec.name)}
         theirs = {key: names & left_alone for key, names in self._members.items() if key in look.seen}
@@ -229,7 +229,7 @@ class Caches:
         asked: Sequence[WorkloadSpec],
         specs: Sequence[WorkloadSpec],
         made: Sequence[Original],
-    ) -> Look:
+    ) -> CacheLook:
         """Read groups before threads, so that a thread ending in between is not mistaken for one moved out."""
         resctrl = groups.resctrl
         seen: dict[str, SeenGroup] = {}
@@ -258,9 +258,9 @@ class Caches:
                 group_of = self._cgroups.group(spec.cgroup)
                 if group_of.exists():
                     threads[spec.name] = group_of.threads()
-        return Look(groups, seen, shown, threads)
+        return CacheLook(groups, seen, shown, threads)
 
-    def _find_homes(self, look: Look) -> None:
+    def _find_homes(self, look: CacheLook) -> None:
         """Find the groups of workloads whose group is not known: after a restart, or when a workload has returned."""
         for name, tids in look.threads.items():
             if tids and not self._changes.home(name):
@@ -270,7 +270,7 @@ class Caches:
 
     # -- the settings of one workload ----------------------------------------------------------------------------
 
-    def _want(self, draft: Draft, spec: WorkloadSpec, now_s: float) -> Want | None:
+    def _want(self, draft: CacheDraft, spec: WorkloadSpec, now_s: float) -> Want | None:
         """Schemata for online domains; settings that cannot be applied keep their value. None: no setting can."""
         look, target = draft.look, draft.targets[spec.name]
         info = look.groups.resctrl.info
@@ -305,7 +305,7 @@ class Caches:
             return None
         return Want(wanted, spec.kind is Kind.LRA)
 
-    def _leave_alone(self, draft: Draft, spec: WorkloadSpec, want: Want | None) -> None:
+    def _leave_alone(self, draft: CacheDraft, spec: WorkloadSpec, want: Want | None) -> None:
         """Leave the group of a workload as it is, since another program has interfered with it twice."""
         conflict = self._changes.yielded(spec.name)
         home = draft.look.seen.get(self._changes.home(spec.name))
@@ -313,7 +313,7 @@ class Caches:
         if home is None or want is None or not same_schemata(info, want.schemata, home.schemata):
             draft.skip(spec.name, str(conflict))
 
-    def _assign(self, look: Look, wanted: Mapping[str, Want], kept: set[str]) -> tuple[Pool, ...]:
+    def _assign(self, look: CacheLook, wanted: Mapping[str, Want], kept: set[str]) -> tuple[Pool, ...]:
         present: dict[str, set[str]] = {key: set() for key in look.seen if key not in kept}
         at_home = self._changes.homes()
         for name, key in at_home.items():
@@ -336,7 +336,7 @@ class Caches:
 
     def _one_group(
         self,
-        draft: Draft,
+        draft: CacheDraft,
         pool: Pool,
         members: Sequence[WorkloadSpec],
         wanted: Mapping[str, Want],
@@ -389,7 +389,7 @@ class Caches:
 
     def _give_back(
         self,
-        draft: Draft,
+        draft: CacheDraft,
         specs: Sequence[WorkloadSpec],
         used: set[str],
         made: Sequence[Original],
@@ -434,7 +434,7 @@ class Caches:
             self._returning(draft, write, job, now_s, last if key in moving else draft.writes)
         draft.writes += [*planned, *last]
 
-    def _returning(self, draft: Draft, write: Write, job: Job, now_s: float, writes: list[Write]) -> None:
+    def _returning(self, draft: CacheDraft, write: Write, job: Job, now_s: float, into: list[Write]) -> None:
         """Add a write that restores. It waits for the lock and for retries like other writes, but is never dropped."""
         refused = draft.locked or self._refusals.why_not(write.key, KEEP, now_s)
         if refused:
@@ -442,7 +442,7 @@ class Caches:
             return
         keys = tuple((write.workload, setting) for setting in RESCTRL_SETTINGS)
         self._jobs.add(write, Job(job.group, keys, {write.key: KEEP}, job.do))
-        writes.append(write)
+        into.append(write)
         draft.pending += keys
 
     def _note(self, name: str) -> None:

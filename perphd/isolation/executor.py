@@ -25,6 +25,7 @@ from perphd.host.systemd_bus import NoAnswer
 from perphd.isolation.backends import Backends
 from perphd.isolation.caches import Caches
 from perphd.isolation.counting import Counting
+from perphd.isolation.engine import Result
 from perphd.isolation.gates import Gate, PlanContext, RateLimiter, TransactionSize, hold_unpaired
 from perphd.isolation.journal import Journal
 from perphd.isolation.knob_states import Applied, Conflict, KnobStates
@@ -37,7 +38,7 @@ from perphd.isolation.release import Release
 from perphd.isolation.restore import restore_journal
 from perphd.isolation.restore_report import RestoreReport
 from perphd.isolation.survey import Refuse, Survey
-from perphd.isolation.transaction import Result, Transaction
+from perphd.isolation.transaction import Transaction
 from perphd.isolation.watch import ConflictWatch
 from perphd.isolation.worker import GroupWriter, Worker
 from perphd.isolation.write_audit import OnWrite, WriteAudit
@@ -361,7 +362,6 @@ class Executor:
             await self.settle()
         if done.failed is None:
             self._reclaim(reclaims)
-        more = done.failed is None and (self._size.more or late)
         return Applied(
             done.failed is None,
             tuple(done.written),
@@ -370,7 +370,7 @@ class Executor:
             took,
             tuple(sorted(done.gone)),
             tuple(done.undo_problems),
-            more,
+            done.failed is None and (self._size.more or late),
         )
 
     async def settle(self) -> None:

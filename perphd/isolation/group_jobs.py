@@ -1,7 +1,6 @@
 """Changes of resctrl groups: create, fill, empty and remove, each with its rollback.
 
-Runs in a thread of its own, because it may wait for a program that holds resctrl's lock. If one group fails, changes of
-other groups stay in force.
+``engine`` makes the writes, in a thread of its own, because it may wait for a program that holds resctrl's lock.
 """
 
 from __future__ import annotations
@@ -19,18 +18,15 @@ from perphd.domain.workload import WorkloadSpec
 from perphd.host.cgroup.group import Cgroups
 from perphd.host.cgroup.knobs import RESCTRL_SETTINGS, Value
 from perphd.host.resctrl import LockHeld, as_kernel_error, patient, resources
+from perphd.isolation.engine import Result, Undo, make_all
 from perphd.isolation.group_watch import GroupWatch, SeenGroup
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
 from perphd.isolation.pools import Pool
 from perphd.isolation.refusals import Refusals
-from perphd.isolation.transaction import Result, as_failure
 
 LOCK_RETRY: Final = BackoffRule(1.0, 8.0)
 """Backoff when another program takes the lock at every try, although each check finds it free."""
-
-
-Undo = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +76,8 @@ class GroupJobs:
         self._todo: dict[Write, Job] = {}
         self._lock: _Lock | None = None
         self._partly: list[tuple[str, KernelError]] = []
+        self._result = Result()
+        self._late: set[Key] = set()
         self.foreign: dict[str, frozenset[int]] = {}
         """Threads of each workload that are in groups of other programs."""
 
@@ -119,52 +117,45 @@ class GroupJobs:
     # -- execution -----------------------------------------------------------------------------------------------
 
     def run(self, writes: Sequence[Write]) -> Result:
-        """Execute these writes.
-
-        A failure rolls back the writes of its group. If another program holds the lock, the run ends.
-        """
-        result = Result()
-        undo: dict[str, list[tuple[Write, Undo]]] = {}
-        broken: set[str] = set()
-        late: set[Key] = set()
-        for write in writes:
-            job = self._todo[write]
-            if job.group in broken:
-                continue
-            try:
-                back = job.do()
-            except Exception as exc:  # any failure rolls back the writes before it
-                error = as_kernel_error(exc) if isinstance(exc, rdt.ResctrlError) else as_failure(exc, write)
-                self._failed(job, error)
-                self._fault(result, error, write)
-                self._take_back(undo.pop(job.group, []), result)
-                broken.add(job.group)
-                late |= set(job.keys)
-                if isinstance(error, LockHeld):
-                    break
-                continue
-            result.written.append(write)
-            result.through |= set(job.keys)
-            if back is not None:
-                undo.setdefault(job.group, []).append((write, back))
-            if refused := self._refused_parts(job):
-                self._fault(result, refused[0], write)
-                late |= refused[1]
-            for key in job.keys:
-                if key not in late and key in job.values:
-                    self._refusals.took(key, job.values[key])
-        result.through -= late
+        """Make these writes. A failure rolls back the writes of its group; other groups stay changed."""
+        result = self._result = Result()
+        self._late.clear()
+        make_all(self, writes, result)
+        result.through -= self._late
         result.through -= {key for write in result.undone for key in self._todo[write].keys}
         if not isinstance(result.failed, LockHeld):
             self._lock = None
         return result
 
-    @staticmethod
-    def _fault(result: Result, error: KernelError, write: Write) -> None:
-        if result.failed is None:
-            result.failed, result.at_fault = error, write
+    def scope(self, write: Write) -> str:
+        """The group of this write."""
+        return self._todo[write].group
 
-    def _failed(self, job: Job, error: KernelError) -> None:
+    def hindrance(self, write: Write) -> KernelError | None:
+        """Nothing: the first job finds out whether another program holds the lock."""
+        return None
+
+    def is_gone(self, write: Write) -> bool:
+        """False: groups are perphd's own, so an error about one always counts."""
+        return False
+
+    def make(self, write: Write, keep: Callable[[Undo], None]) -> KernelError | None:
+        """Do the job behind this write; returns the refusal of a setting in a group that was otherwise made."""
+        job = self._todo[write]
+        back = job.do()
+        self._result.through |= set(job.keys)
+        if back is not None:
+            keep(back)
+        refused = self._refused_parts(job)
+        for key in job.keys:
+            if key not in self._late and key in job.values:
+                self._refusals.took(key, job.values[key])
+        return refused
+
+    def failed(self, write: Write, error: KernelError) -> None:
+        """Remember the refusal, or who holds the lock."""
+        job = self._todo[write]
+        self._late |= set(job.keys)
         if isinstance(error, LockHeld):
             before = 0.0 if self._lock is None else self._lock.pause_s
             self._lock = _Lock(str(error), self._now_s, LOCK_RETRY.after(before))
@@ -172,25 +163,14 @@ class GroupJobs:
         for key, value in job.values.items():
             self._refusals.failed(key, value, error, self._now_s)
 
-    def _refused_parts(self, job: Job) -> tuple[KernelError, set[Key]] | None:
-        """Settings that the kernel refused in a group that was otherwise created."""
+    def _refused_parts(self, job: Job) -> KernelError | None:
         parts, self._partly = self._partly, []
-        keys: set[Key] = set()
         for setting, error in parts:
             for key, value in job.values.items():
                 if key[1] == setting:
                     self._refusals.failed(key, value, error, self._now_s)
-                    keys.add(key)
-        return (parts[0][1], keys) if parts else None
-
-    @staticmethod
-    def _take_back(undo: Sequence[tuple[Write, Undo]], result: Result) -> None:
-        for write, back in reversed(undo):
-            try:
-                back()
-                result.undone.append(write)
-            except Exception as exc:
-                result.undo_problems.append(f"rollback failed, run perphd restore to undo it: {exc}")
+                    self._late.add(key)
+        return parts[0][1] if parts else None
 
     # -- making and filling --------------------------------------------------------------------------------------
 

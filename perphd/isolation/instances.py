@@ -28,7 +28,7 @@ from typing import Final, TypeAlias
 from perphd.domain.errors import Busy, KernelError, kernel_error
 from perphd.host.cgroup import Hierarchies
 from perphd.host.fs import Identity, KernelFs
-from perphd.isolation.journal import FILE, Taken, this_boot
+from perphd.isolation.journal import FILE, OriginTaken, this_boot
 from perphd.isolation.journal_format import COPY, Original, Record, follow, parse
 from perphd.isolation.journal_lock import holder
 
@@ -250,7 +250,7 @@ class OtherInstances:
         """Hold the register's lock while these originals are recorded, after checking other instances' records.
 
         Raises:
-            Taken: one of the files is in a group that another instance has changed.
+            OriginTaken: one of the files is in a group that another instance has changed.
             Busy: another instance holds the lock for too long.
         """
         fd = self._lock()
@@ -258,7 +258,7 @@ class OtherInstances:
             self.look()
             for original in originals:
                 if why := self._why_taken(self._group(original.path)):
-                    raise Taken(original.path, "record its original", errno.EBUSY, advice=why)
+                    raise OriginTaken(original.path, "record its original", errno.EBUSY, advice=why)
             yield
         finally:
             if fd >= 0:

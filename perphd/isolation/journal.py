@@ -49,7 +49,7 @@ _NOTHING_WRITTEN = "no kernel file is changed while its original cannot be recor
 Guard: TypeAlias = Callable[[Sequence[Original]], contextlib.AbstractContextManager[object]]
 
 
-class Taken(Busy):
+class OriginTaken(Busy):
     """The file is in a group that another instance has changed; other files can still be recorded."""
 
 

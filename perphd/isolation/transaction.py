@@ -1,15 +1,13 @@
-"""One transaction: record originals, write in order, read back each value, roll back at the first failure.
+"""Writes of files, as one transaction: record originals, then write each file and read it back.
 
-Synchronous; runs in a worker thread. Executes writes that others have planned.
+``engine`` makes the writes in order and rolls all of them back at the first failure.
 """
 
 from __future__ import annotations
 
 import errno
-import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from posixpath import dirname
 from types import MappingProxyType
 
@@ -22,40 +20,11 @@ from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, LIST_SETTINGS, sa
 from perphd.host.fs import Identity, KernelFs, as_text, hold, read_text
 from perphd.isolation.backends.cgroupfs import FoundCgroup, found_at, is_free, is_own, put
 from perphd.isolation.descendants import DescendantList
-from perphd.isolation.journal import Journal, Taken
+from perphd.isolation.engine import NotRolledBack, Result, Undo, make_all
+from perphd.isolation.journal import Journal, OriginTaken
 from perphd.isolation.journal_format import Original
 
 _make_original = maker(Original)
-
-log = logging.getLogger("perphd")
-
-
-@dataclass
-class Result:
-    """Outcome of a transaction, or of the changes of resctrl groups.
-
-    ``gone``: workloads that vanished meanwhile. ``at_fault``: the write that failed. ``undo_problems``: rollbacks that
-    failed, as texts. ``too_slow``: the deadline passed before ``at_fault`` was started. ``texts``: content of written
-    files read afterwards, unless a later write may have changed it. ``through``: knobs of groups that are now as
-    planned.
-    """
-
-    written: list[Write] = field(default_factory=list)
-    undone: list[Write] = field(default_factory=list)
-    failed: KernelError | None = None
-    at_fault: Write | None = None
-    too_slow: bool = False
-    gone: set[str] = field(default_factory=set)
-    undo_problems: list[str] = field(default_factory=list)
-    texts: dict[str, str] = field(default_factory=dict)
-    through: set[Key] = field(default_factory=set)
-
-    def add(self, later: Result) -> None:
-        """Add the outcome of changes that followed these."""
-        self.failed, self.at_fault = later.failed, later.at_fault
-        self.written += later.written
-        self.undone += later.undone
-        self.undo_problems += later.undo_problems
 
 
 class Transaction:
@@ -81,7 +50,8 @@ class Transaction:
         self._fs, self._journal, self._identities = fs, journal, identities
         self._clock, self._deadline_s = clock, deadline_s
         self._unrecorded, self._adopted = unrecorded, adopted
-        self._before: list[tuple[Write, list[tuple[str, str]]]] = []
+        self._started_s = 0.0
+        self._stuck = ""
         self._led: set[str] = set()
         self._follow: dict[str, dict[str, tuple[str, ...]]] = {}
         self.result = Result()
@@ -94,24 +64,14 @@ class Transaction:
         result = self.result
         try:
             self._record(writes)
-        except Taken as exc:
+        except OriginTaken as exc:
             result.failed, result.at_fault = exc, self._at_fault(exc.path, writes)
             return result
         except KernelError as exc:
             result.failed = exc
             return result
-        started = self._clock()
-        for write in writes:
-            if write.workload in result.gone:
-                continue
-            if result.written and self._clock() - started > self._deadline_s:
-                result.failed, result.too_slow = _too_slow(write, self._deadline_s), True
-            else:
-                result.failed = self._try(write)
-            if result.failed is not None:
-                result.at_fault = write
-                self._undo()
-                break
+        self._started_s = self._clock()
+        make_all(self, writes, result)
         for write in writes:
             if write.workload in result.gone:
                 result.texts.pop(write.path, None)
@@ -122,21 +82,30 @@ class Transaction:
         below = {key for key, items in self._unrecorded.items() for item in items if item.file.path == path}
         return next((w for w in writes if w.path == path or w.key in below), None)
 
-    def _try(self, write: Write) -> KernelError | None:
-        """Make one write; returns the failure, or None if it succeeded or the cgroup is gone."""
-        try:
-            self._one(write)
-        except Exception as exc:
-            # If the cgroup is gone, the error refers to another cgroup or none: ignore it.
-            if not isinstance(exc, KernelError) or not self._is_gone(write):
-                return as_failure(exc, write)
-            self.result.gone.add(write.workload)
-        return None
+    # -- for the engine ------------------------------------------------------------------------------------------
 
-    def _is_gone(self, write: Write) -> bool:
+    def scope(self, write: Write) -> str:
+        """All files are one scope."""
+        return ""
+
+    def hindrance(self, write: Write) -> KernelError | None:
+        """The deadline, once it has passed and a write was made."""
+        result = self.result
+        if not result.written or self._clock() - self._started_s <= self._deadline_s:
+            return None
+        result.too_slow = True
+        return _too_slow(write, self._deadline_s)
+
+    def failed(self, write: Write, error: KernelError) -> None:
+        """Forget the texts read back, which the rollback changes."""
+        self.result.texts.clear()
+
+    def is_gone(self, write: Write) -> bool:
         """True if the cgroup is gone or was replaced; else only this file is missing."""
         known = self._identities.get(dirname(write.path))
         return found_at(self._fs, write.path, known) in (FoundCgroup.GONE, FoundCgroup.REPLACED)
+
+    # -- recording -----------------------------------------------------------------------------------------------
 
     def _record(self, writes: Sequence[Write]) -> None:
         """Store originals of files written for the first time, and all intents, on disk."""
@@ -233,7 +202,10 @@ class Transaction:
             self._follow[path] = known
         return known
 
-    def _one(self, write: Write) -> None:
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def make(self, write: Write, keep: Callable[[Undo], None]) -> None:
+        """Write one value, and read it back."""
         path, keyed = write.path, lines.is_keyed(write.path)
         directory = path.rpartition("/")[0]
         identity = self._identities.get(directory)
@@ -242,11 +214,11 @@ class Transaction:
             identity = self._check_identity(write, directory)
         file = None if keyed or not write.value else hold(self._fs, path, identity)
         if file is None:
-            self._about_to_write(write, read_text(self._fs, path))
+            self._about_to_write(write, read_text(self._fs, path), keep)
             now = self._put(path, write.value, identity)
         else:
             with closing(file):
-                self._about_to_write(write, as_text(file.read()))
+                self._about_to_write(write, as_text(file.read()), keep)
                 file.write(f"{write.value}\n".encode())
                 now = as_text(file.read())
         if not same(path, write.value, now) and not is_free(self._fs, path, write.value, now):
@@ -255,10 +227,9 @@ class Transaction:
                 "another program sets this file, or the kernel limits it",
             )
             raise Broken(path, "write", errno.EIO, write.value, detail, advice)
-        self.result.written.append(write)
         self.result.texts[path] = now
 
-    def _about_to_write(self, write: Write, found: str) -> None:
+    def _about_to_write(self, write: Write, found: str, keep: Callable[[Undo], None]) -> None:
         """Keep what this write will change, for the rollback; raises Busy if it is not as planned."""
         if write.path not in self._led and not same(write.path, write.before, found):
             detail = f"it reads {found!r} instead of {write.before!r}"
@@ -270,7 +241,7 @@ class Transaction:
             before.append((path, read_text(self._fs, path)))
             self._led.add(path)
             self.result.texts.pop(path, None)
-        self._before.append((write, before))
+        keep(lambda: self._take_back(write, before))
 
     def _put(self, path: str, text: str, identity: Identity | None) -> str:
         try:
@@ -278,34 +249,27 @@ class Transaction:
         except ParseError as exc:
             raise Broken(path, "write", errno.EINVAL, text, str(exc)) from exc
 
-    def _undo(self) -> None:
-        """Restore the previous text of every touched file, newest first. Files that fail stay in the journal.
+    def _take_back(self, write: Write, before: Sequence[tuple[str, str]]) -> bool:
+        """Restore the previous text of every file that this write touched; False if its cgroup was replaced.
 
-        Needs no intents: the previous text is the original, a value that perphd wrote, or another program's.
+        Files that fail stay in the journal. Needs no intents: the previous text is the original, a value that perphd
+        wrote, or another program's.
         """
-        self.result.texts.clear()
-        written = set(self.result.written)
-        stuck = ""
-        for write, before in reversed(self._before):
-            if self._is_gone(write):
-                continue  # the replaced cgroup was never changed
-            if write.knob in LIST_SETTINGS and stuck not in ("", write.workload):
-                # Do not assign CPUs that a workload could not release: LRAs are narrowed last and rolled back first.
-                told = f"{write.path}: not rolled back, because the rollback of {stuck} failed: run perphd restore"
-                self.result.undo_problems.append(told)
-                continue
-            try:
-                for path, text in before:
-                    if self._reads(path) != text and not (
-                        path != write.path and self._is_led_now(write.path)
-                    ):
-                        self._put(path, text, self._identities.get(dirname(path)))
-                if write in written:
-                    self.result.undone.append(write)
-            except Exception as exc:  # any failure: continue with the other writes
-                stuck = write.workload if write.knob in LIST_SETTINGS else stuck
-                why = as_failure(exc, write)
-                self.result.undo_problems.append(f"rollback failed, run perphd restore to undo it: {why}")
+        if self.is_gone(write):
+            return False  # the replaced cgroup was never changed
+        is_list = write.knob in LIST_SETTINGS
+        if is_list and self._stuck not in ("", write.workload):
+            # Do not assign CPUs that a workload could not release: LRAs are narrowed last and rolled back first.
+            told = f"{write.path}: not rolled back, because the rollback of {self._stuck} failed: run perphd restore"
+            raise NotRolledBack(told)
+        try:
+            for path, text in before:
+                if self._reads(path) != text and not (path != write.path and self._is_led_now(write.path)):
+                    self._put(path, text, self._identities.get(dirname(path)))
+        except Exception:
+            self._stuck = write.workload if is_list else self._stuck
+            raise
+        return True
 
     def _reads(self, path: str) -> str | None:
         """Content of a file; None if it cannot be read, although it may still be writable."""
@@ -328,13 +292,3 @@ def _too_slow(write: Write, deadline_s: float) -> Busy:
         f"the transaction took longer than {deadline_s:g} s before this write was started",
         "the kernel was slow: earlier writes are rolled back and repeated in smaller transactions",
     )
-
-
-def as_failure(exc: Exception, write: Write) -> KernelError:
-    """The failure of a write as a KernelError; unexpected exceptions are logged in full."""
-    if isinstance(exc, KernelError):
-        return exc
-    log.error("%s: writing %r ended unexpectedly", write.path, write.value, exc_info=exc)
-    detail = f"{type(exc).__name__}: {exc}"
-    advice = "unexpected error in perphd; the log has the traceback"
-    return Broken(write.path, "write", errno.EIO, write.value, detail, advice)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from perphd.domain.errors import Busy
-from perphd.isolation.transaction import Result
+from perphd.isolation.engine import Result
 
 _T = TypeVar("_T")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from perphd.domain.plan import Stage, Write
+from perphd.isolation.engine import Result
 from perphd.isolation.restore_report import RestoreReport
-from perphd.isolation.transaction import Result
 
 OnWrite = Callable[[Write, str], None]
 """Takes a write and its outcome: ``written``, ``undone``, ``restored``, or ``failed: ...``."""

@@ -25,7 +25,7 @@ from perphd.monitor.meters import (
     Gauge,
     MemoryStat,
     Meter,
-    Pressure,
+    PressureMeter,
     Readings,
     ThreadList,
 )
@@ -361,7 +361,7 @@ def _pressure(hierarchies: Hierarchies) -> tuple[_Want, ...]:
 
 
 def _pressure_meter(some: str, full: str | None) -> Callable[[], Meter]:
-    return lambda: Pressure(some, full)
+    return lambda: PressureMeter(some, full)
 
 
 def _memory(hierarchies: Hierarchies) -> tuple[_Want, ...]:

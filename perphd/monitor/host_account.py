@@ -18,7 +18,7 @@ from perphd.host.containers import UNKNOWN_POD, ContainerNames
 from perphd.host.disk_use import read_disks
 from perphd.host.fs import KernelFile, KernelFs
 from perphd.monitor.host_cpu import CpuTimes, divide
-from perphd.monitor.meters import BlockIo, Gauge, Meter, Pressure, Readings
+from perphd.monitor.meters import BlockIo, Gauge, Meter, PressureMeter, Readings
 from perphd.monitor.parse import line_needle, values_of
 from perphd.monitor.rates import Rate
 from perphd.monitor.undeclared import UndeclaredGroups
@@ -157,7 +157,7 @@ class _HostPressure:
     def __init__(self, fs: KernelFs) -> None:
         self._fs = fs
         self._files: dict[str, KernelFile] = {}
-        self._meters: dict[str, Meter] = {name: Pressure(some, full) for name, some, full in self._FILES}
+        self._meters: dict[str, Meter] = {name: PressureMeter(some, full) for name, some, full in self._FILES}
         self._held: Readings = {}
         self._read_s: float | None = None
 

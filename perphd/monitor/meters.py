@@ -116,7 +116,7 @@ class CpuStat:
         return 100.0 * stopped / passed if passed else 0.0
 
 
-class Pressure:
+class PressureMeter:
     """A PSI file: stall shares of the interval from the ``total`` counters (not the kernel's slow averages)."""
 
     def __init__(self, some: str, full: str | None) -> None:

@@ -46,7 +46,7 @@ _WORST: Final = (Health.DEGRADED, Health.SUSPECT, Health.UNKNOWN, Health.OVERPRO
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class PastSubject:
     """A workload whose past is requested. ``percentile``: the latency percentile by which it is judged."""
 
     name: str
@@ -55,7 +55,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class PastChange:
     """The last text that perphd wrote to a file for a workload."""
 
     workload: str
@@ -65,7 +65,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class PastMoment:
     """The last stored rows up to one moment.
 
     Times are on the daemon's monotonic clock (see ``offset_s``). ``written``: the last text of every file, in
@@ -78,14 +78,14 @@ class Moment:
     decisions: Mapping[str, Decision]
     changes: tuple[Change, ...]
     events: tuple[StoredEvent, ...]
-    written: tuple[Written, ...]
+    written: tuple[PastChange, ...]
     stored_since_unix_s: float | None
     stored_until_unix_s: float | None
 
 
 def read_history(
     connection: sqlite3.Connection,
-    subjects: Sequence[Subject],
+    subjects: Sequence[PastSubject],
     since_unix_s: float,
     until_unix_s: float,
     slots: int,
@@ -117,8 +117,8 @@ def read_history(
 
 
 def read_moment(
-    connection: sqlite3.Connection, subjects: Sequence[Subject], at_unix_s: float, offset_s: float
-) -> Moment:
+    connection: sqlite3.Connection, subjects: Sequence[PastSubject], at_unix_s: float, offset_s: float
+) -> PastMoment:
     """The last stored rows up to a moment. Raises sqlite3.Error."""
     lras = [subject.name for subject in subjects if subject.kind is Kind.LRA]
     samples = (_sample_at(connection, subject.name, at_unix_s, offset_s) for subject in subjects)
@@ -128,7 +128,7 @@ def read_moment(
         for name in lras
         for change in _changes(connection, name, 0.0, at_unix_s, SHOWN_CHANGES, offset_s)
     ]
-    return Moment(
+    return PastMoment(
         at_unix_s,
         _host_at(connection, at_unix_s, offset_s),
         {sample.workload: sample for sample in samples if sample is not None},
@@ -145,7 +145,7 @@ def read_moment(
 
 def _workload(
     connection: sqlite3.Connection,
-    subject: Subject,
+    subject: PastSubject,
     since_s: float,
     step_s: float,
     slots: int,
@@ -183,7 +183,7 @@ class _Look:
     target_delay: Reading
 
 
-def _reduced(subject: Subject, found: Sequence[Sequence[_Look]]) -> WorkloadHistory:
+def _reduced(subject: PastSubject, found: Sequence[Sequence[_Look]]) -> WorkloadHistory:
     is_lra = subject.kind is Kind.LRA
     performances = [[performance(look.sample, subject.percentile) for look in slot] for slot in found]
     scores = [
@@ -353,13 +353,13 @@ def _events_until(
     return tuple(found)
 
 
-def _written_until(connection: sqlite3.Connection, at_unix_s: float) -> tuple[Written, ...]:
+def _written_until(connection: sqlite3.Connection, at_unix_s: float) -> tuple[PastChange, ...]:
     rows = connection.execute(
         "SELECT workload, knob, path, value, max(rowid) AS last FROM writes"
         " WHERE rowid <= ? AND result = 'written' GROUP BY workload, knob, path ORDER BY last",
         (_row_at(connection, "writes", at_unix_s),),
     )
-    return tuple(Written(*(str(cell) for cell in row[:4])) for row in rows)
+    return tuple(PastChange(*(str(cell) for cell in row[:4])) for row in rows)
 
 
 # --- finding rows ----------------------------------------------------------------------------------------------

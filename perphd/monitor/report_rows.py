@@ -19,7 +19,7 @@ from perphd.domain.sample import Sample
 from perphd.domain.signals import READINGS, performance
 from perphd.domain.workload import Mode
 from perphd.monitor.query import QueryError, open_read_only
-from perphd.report.rows import WINDOW_S, Decided, Judged, ReportHistory, ReportWindow
+from perphd.report.rows import WINDOW_S, Decided, JudgedWindow, ReportHistory, ReportWindow
 
 _NOT_USED: Final = "quality LIKE '%between%' OR quality LIKE '%first%' OR quality LIKE '%restarted%'"
 _LATENCY: Final = re.compile(r'"delay \(latency_(p\d+)_ms\)"')
@@ -63,7 +63,7 @@ def read_history(path: str | Path, last_s: float) -> ReportHistory:
             for name in names
         }
         outcomes = tuple(
-            Judged(float(at_s), str(name), bool(kept_it))
+            JudgedWindow(float(at_s), str(name), bool(kept_it))
             for at_s, name, kept_it in connection.execute(
                 "SELECT wall_s, workload, kept FROM outcomes WHERE wall_s >= ? ORDER BY wall_s", (since_s,)
             )

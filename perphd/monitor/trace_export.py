@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from perphd.dataset.attempt import PartFile, attempt, read_manifest
 from perphd.dataset.manifest import DatasetError, Manifest, NotCommitted
-from perphd.dataset.stores import Store
+from perphd.dataset.stores import ObjectStore
 from perphd.domain.reading import NOT_MEASURED, Reading, available, ratio
 from perphd.domain.trace import MachineUse, TraceMachine, TraceWorkload, WorkloadUse
 from perphd.domain.workload import Kind
@@ -56,7 +56,11 @@ NOTHING: Final = Requested()
 
 
 def export_trace(
-    db_path: str | Path, place: Store, node: str, requests: Mapping[str, Requested], every_s: float = EVERY_S
+    db_path: str | Path,
+    place: ObjectStore,
+    node: str,
+    requests: Mapping[str, Requested],
+    every_s: float = EVERY_S,
 ) -> Manifest:
     """Commit the store's trace as a dataset.
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from perphd.domain.policy import ModelContext
 from perphd.federated.contribution import Statistic, Topic
-from perphd.federated.ledger import Ledger
+from perphd.federated.ledger import ContributionLedger
 from perphd.federated.pooling import QUORUM, Asking, Pooled, pool
 from perphd.predictor import features
 from perphd.predictor.features import FAINT_WEIGHT
@@ -118,7 +118,12 @@ def estimated(
 
 
 def pooled(
-    ledger: Ledger, application: str, channel: str, asking: Asking, counted_by: str = "", version: str = ""
+    ledger: ContributionLedger,
+    application: str,
+    channel: str,
+    asking: Asking,
+    counted_by: str = "",
+    version: str = "",
 ) -> Pooled:
     """Other hosts' estimates for one channel of this application's model."""
     return pool(ledger, topic_of(application, channel), ANCHORS, asking, counted_by, version)

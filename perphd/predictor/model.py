@@ -22,7 +22,7 @@ from perphd.predictor.features import Covariates, cell_key
 from perphd.predictor.gate import Gate
 from perphd.predictor.ogbrt.rebuild import RebuildJob, Rebuilt
 from perphd.predictor.persist import ModelState, Skipped
-from perphd.predictor.physics import CpuGrants, Expected, Floats, expect
+from perphd.predictor.physics import CpuGrants, ExpectedPerformance, Floats, expect
 from perphd.predictor.reference import Reference
 from perphd.predictor.residual import Residual
 from perphd.predictor.staged import Staged, rows_of
@@ -375,7 +375,7 @@ class LraModel:
         before = self._elasticity if self._elasticity is not None else seen
         self._elasticity = before + _ELASTIC_GAIN * (seen - before)
 
-    def _bootstrap(self, seen: Observation, perf: Performance, prior: Expected) -> None:
+    def _bootstrap(self, seen: Observation, perf: Performance, prior: ExpectedPerformance) -> None:
         """Learn a reference from a strongly protected sample through the prior, while undisturbed ones are missing.
 
         This requires spare cores without batch: on shared cores the LRA's use may be all that it could get,
@@ -484,7 +484,7 @@ class _Question:
     context: ModelContext
     around: Covariates
     grants: CpuGrants
-    prior: Expected
+    prior: ExpectedPerformance
     rows: Floats
 
 

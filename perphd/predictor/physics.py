@@ -70,7 +70,7 @@ class CpuGrants:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedPerformance:
     """Prior expectations of shape (n,): work ratio, delay ratio, and the cores that batch gets."""
 
     work: Floats
@@ -78,7 +78,7 @@ class Expected:
     batch_cores: Floats
 
 
-def expect(grants: CpuGrants, context: ModelContext) -> Expected:
+def expect(grants: CpuGrants, context: ModelContext) -> ExpectedPerformance:
     """The prior for every grant under one context. Pure, vectorised; never raises for finite input."""
     demand = max(context.lra_demand_cores, _MIN_DEMAND_CORES)
     shared, free = _without_others(grants, context.other_cores)
@@ -115,7 +115,7 @@ def expect(grants: CpuGrants, context: ModelContext) -> Expected:
     used_free = np.minimum(demand * work, free)
     taken = np.maximum(demand * work - used_free, demand * beside)
     left = shared - np.where(grants.exclusive, 0.0, np.minimum(taken, shared / (1.0 + grants.weight)))
-    return Expected(work, np.maximum(delay, 1.0), np.clip(left, 0.0, batch_demand))
+    return ExpectedPerformance(work, np.maximum(delay, 1.0), np.clip(left, 0.0, batch_demand))
 
 
 def _siblings(

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from perphd.domain.backoff import BackoffRule
 from perphd.domain.reading import Reading, available
 from perphd.qos.bands import QosBand
 
@@ -39,8 +40,7 @@ ROUND_S: Final = 5.0
 MAX_ROUNDS: Final = 3
 RETURNS_WITHIN_S: Final = 30.0
 MAX_HELD_ROUNDS: Final = 12
-FIRST_PAUSE_S: Final = 60.0
-MAX_PAUSE_S: Final = 3600.0
+PAUSES: Final = BackoffRule(60.0, 3600.0)
 PEAK_DECAY: Final = 0.01
 """Share of the difference between peak and present throughput by which the peak falls at each sample while the device
 is busy and not contended. The peak falls because hardware ages.
@@ -115,7 +115,7 @@ class DeviceContention:
     left: int = 1
     round_ends_s: float = 0.0
     recovered_s: float | None = None
-    pause_s: float = FIRST_PAUSE_S
+    pause_s: float = PAUSES.first_s
     paused_until_s: float = 0.0
     restrictions: tuple[Restriction, ...] = ()
 
@@ -169,7 +169,7 @@ def _round_over(state: DeviceContention, at_s: float, contenders: Sequence[Conte
     if state.calm >= SAMPLES:
         if state.left > 1:
             return ContentionStep(replace(state, left=state.left - 1, round_ends_s=at_s + ROUND_S))
-        ended = replace(state, round=0, restrictions=(), low=0, recovered_s=at_s, pause_s=FIRST_PAUSE_S)
+        ended = replace(state, round=0, restrictions=(), low=0, recovered_s=at_s, pause_s=PAUSES.first_s)
         return ContentionStep(ended, f"the device recovered in round {state.round}")
     if state.round < MAX_ROUNDS:
         return _restricted(state, state.round + 1, at_s, contenders)
@@ -181,7 +181,7 @@ def _round_over(state: DeviceContention, at_s: float, contenders: Sequence[Conte
         held=1,
         recovered_s=None,
         paused_until_s=at_s + state.pause_s,
-        pause_s=min(MAX_PAUSE_S, 2 * state.pause_s),
+        pause_s=PAUSES.after(state.pause_s),
     )
     return ContentionStep(
         ended, f"{MAX_ROUNDS} rounds did not help: next attempt in {state.pause_s:.0f} s at the earliest"

@@ -35,7 +35,7 @@ from perphd.qos.ledger import (
     Amounts,
     CapacityRequest,
     HostLedger,
-    Refusal,
+    LedgerRefusal,
     capacity_of,
     grant,
 )
@@ -126,7 +126,7 @@ def _granted(
         if part == Amounts():
             continue
         result = grant(ledger, CapacityRequest(holder, band, part))
-        if not isinstance(result, Refusal):
+        if not isinstance(result, LedgerRefusal):
             ledger, held = result, part
             break
         reasons[part] = result.reason

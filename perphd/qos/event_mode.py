@@ -11,10 +11,10 @@ JSON, so it survives restarts and reboots.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from perphd.domain.wire import decode, encode
 from perphd.qos.ledger import Amounts
 
 
@@ -77,16 +77,15 @@ def ended_now(event: CopperEvent, now_s: float) -> CopperEvent | None:
 
 def event_record(event: CopperEvent) -> dict[str, Any]:
     """The event as JSON values."""
-    return {name: getattr(event, name) for name in CopperEvent.__slots__}
+    record: dict[str, Any] = encode(event)
+    return record
 
 
-def event_of(record: Mapping[str, Any], now_s: float) -> CopperEvent | None:
-    """The event that ``event_record`` described; None if it is over."""
-    event = CopperEvent(
-        float(record["begins_s"]),
-        float(record["duration_s"]),
-        float(record["copper_share"]),
-        float(record["ramp_s"]),
-        str(record.get("reason", "")),
-    )
+def event_of(record: object, now_s: float) -> CopperEvent | None:
+    """The event that ``event_record`` described; None if it is over.
+
+    Raises:
+        WireError: the record is of no event.
+    """
+    event = decode(CopperEvent, record)
     return None if now_s >= event.over_s else event

@@ -131,7 +131,7 @@ class RefusalCause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class LedgerRefusal:
     """A refused request; the ledger is unchanged."""
 
     holder: str
@@ -189,7 +189,7 @@ class HostLedger:
         return next((grant for grant in self.grants if grant.holder == holder), None)
 
 
-LedgerResult: TypeAlias = HostLedger | Refusal
+LedgerResult: TypeAlias = HostLedger | LedgerRefusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class Settlement:
 
     ledger: HostLedger
     winner: Holding | None = None
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[LedgerRefusal, ...] = ()
 
 
 def grant(ledger: HostLedger, request: CapacityRequest, generation: int | None = None) -> LedgerResult:
@@ -210,7 +210,7 @@ def grant(ledger: HostLedger, request: CapacityRequest, generation: int | None =
     if refusal is not None:
         return refusal
     held = _fitted(ledger, request)
-    return held if isinstance(held, Refusal) else _changed(ledger, grants=(*ledger.grants, held))
+    return held if isinstance(held, LedgerRefusal) else _changed(ledger, grants=(*ledger.grants, held))
 
 
 def revoke(ledger: HostLedger, holder: str, generation: int | None = None) -> LedgerResult:
@@ -218,7 +218,7 @@ def revoke(ledger: HostLedger, holder: str, generation: int | None = None) -> Le
     if generation is not None and generation != ledger.generation:
         return _stale(ledger, holder, generation)
     if ledger.held_by(holder) is None:
-        return Refusal(holder, RefusalCause.UNKNOWN, f"{holder} holds nothing on this host")
+        return LedgerRefusal(holder, RefusalCause.UNKNOWN, f"{holder} holds nothing on this host")
     return _changed(ledger, grants=tuple(held for held in ledger.grants if held.holder != holder))
 
 
@@ -242,7 +242,7 @@ def bid(ledger: HostLedger, offer: Bid, generation: int, now_s: float) -> Ledger
     if refusal is not None:
         return refusal
     held = _fitted(ledger, offer.request)
-    if isinstance(held, Refusal):
+    if isinstance(held, LedgerRefusal):
         return held
     ends_s = ledger.window_ends_s if ledger.bids else now_s + BID_WINDOW_S
     return replace(ledger, bids=(*ledger.bids, offer), window_ends_s=ends_s)
@@ -263,10 +263,12 @@ def settled(ledger: HostLedger, now_s: float) -> Settlement:
     for each in contenders:
         holder = each.request.holder
         if winner is not None:
-            refused.append(Refusal(holder, RefusalCause.OUTBID, f"{winner.holder} had the higher score"))
+            refused.append(
+                LedgerRefusal(holder, RefusalCause.OUTBID, f"{winner.holder} had the higher score")
+            )
             continue
         held = _fitted(ledger, each.request)
-        if isinstance(held, Refusal):
+        if isinstance(held, LedgerRefusal):
             refused.append(held)
             continue
         winner = replace(held, expires_s=now_s + RESERVATION_TTL_S, token=ledger.generation + 1)
@@ -282,11 +284,11 @@ def commit(ledger: HostLedger, holder: str, token: int, now_s: float) -> LedgerR
     """
     reserved = ledger.held_by(holder)
     if reserved is None or reserved.expires_s is None or reserved.expires_s <= now_s:
-        return Refusal(
+        return LedgerRefusal(
             holder, RefusalCause.UNKNOWN, f"{holder} has no reservation on this host, or it has expired"
         )
     if reserved.token != token:
-        return Refusal(
+        return LedgerRefusal(
             holder, RefusalCause.STALE, f"the reservation of {holder} is number {reserved.token}, not {token}"
         )
     committed = replace(reserved, expires_s=None)
@@ -317,29 +319,29 @@ def violations(ledger: HostLedger) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _refusal(ledger: HostLedger, request: CapacityRequest, generation: int | None) -> Refusal | None:
+def _refusal(ledger: HostLedger, request: CapacityRequest, generation: int | None) -> LedgerRefusal | None:
     """Why ``request`` is refused regardless of the free capacity; None if it is not."""
     holder, wanted = request.holder, request.amounts
     if generation is not None and generation != ledger.generation:
         return _stale(ledger, holder, generation)
     if wanted.cpus < 0 or wanted.memory_bytes < 0 or wanted == Amounts():
-        return Refusal(holder, RefusalCause.INVALID, f"{holder} asks for {wanted}")
+        return LedgerRefusal(holder, RefusalCause.INVALID, f"{holder} asks for {wanted}")
     if ledger.held_by(holder) is not None or any(each.request.holder == holder for each in ledger.bids):
-        return Refusal(
+        return LedgerRefusal(
             holder, RefusalCause.HELD, f"{holder} already has a grant, a reservation or a bid on this host"
         )
     return None
 
 
-def _stale(ledger: HostLedger, holder: str, generation: int) -> Refusal:
-    return Refusal(
+def _stale(ledger: HostLedger, holder: str, generation: int) -> LedgerRefusal:
+    return LedgerRefusal(
         holder,
         RefusalCause.STALE,
         f"the ledger's generation is {ledger.generation}, not {generation}: read it again",
     )
 
 
-def _fitted(ledger: HostLedger, request: CapacityRequest) -> Holding | Refusal:
+def _fitted(ledger: HostLedger, request: CapacityRequest) -> Holding | LedgerRefusal:
     """The grant of ``request``, if the host has room for it; else a refusal."""
     if request.band is QosBand.COPPER:
         if request.amounts.fits(ledger.copper_allocatable):
@@ -357,9 +359,9 @@ def _fitted(ledger: HostLedger, request: CapacityRequest) -> Holding | Refusal:
     return _full(request, room, "are not reserved")
 
 
-def _full(request: CapacityRequest, room: Amounts, words: str) -> Refusal:
+def _full(request: CapacityRequest, room: Amounts, words: str) -> LedgerRefusal:
     text = f"{request.holder} asks for {request.amounts} in {request.band}, but only {room} {words}"
-    return Refusal(request.holder, RefusalCause.FULL, text)
+    return LedgerRefusal(request.holder, RefusalCause.FULL, text)
 
 
 def _whole_cores(ledger: HostLedger, cpus: float) -> CpuSet:

@@ -50,7 +50,7 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedWindow:
     """Outcome of a decision."""
 
     at_s: float
@@ -66,7 +66,7 @@ class ReportHistory:
     until_s: float
     windows: dict[str, tuple[ReportWindow, ...]]
     decisions: dict[str, tuple[Decided, ...]]
-    outcomes: tuple[Judged, ...] = ()
+    outcomes: tuple[JudgedWindow, ...] = ()
 
     @property
     def lras(self) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ PLACES: Final = 84
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class MetShare:
     """Number of windows with a known target, and the percentage of them that met it."""
 
     windows: int
@@ -68,8 +68,8 @@ class LraSummary:
     """
 
     lra: str
-    observed: Share | None
-    enforced: Share | None
+    observed: MetShare | None
+    enforced: MetShare | None
     predicted: Banded | None
     inherent_pct: float
     acted: tuple[tuple[Mode, Action, Cause, int], ...]
@@ -185,9 +185,9 @@ def _acted(decisions: Sequence[Decided]) -> Counter[tuple[Mode, Action, Cause]]:
     return acted
 
 
-def _share(judged: Sequence[_Judged], mode: Mode) -> Share | None:
+def _share(judged: Sequence[_Judged], mode: Mode) -> MetShare | None:
     known = [one.met for one in judged if one.met is not None and one.decided.mode is mode]
-    return Share(len(known), 100.0 * sum(known) / len(known)) if known else None
+    return MetShare(len(known), 100.0 * sum(known) / len(known)) if known else None
 
 
 def _places(history: ReportHistory, judged: Sequence[_Judged]) -> tuple[ReportPlace, ...]:

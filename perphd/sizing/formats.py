@@ -17,7 +17,7 @@ _CLEAN: Final = re.compile(r"[^\x20-\x7e]")
 
 
 @dataclass(frozen=True, slots=True)
-class Amounts:
+class PrintedAmounts:
     """Recommended reservation of one workload. ``cgroup``: path of its control group, empty if unknown;
     ``notes`` become comments.
     """
@@ -29,7 +29,7 @@ class Amounts:
     notes: tuple[str, ...] = ()
 
 
-def systemd(found: Amounts) -> str:
+def systemd(found: PrintedAmounts) -> str:
     """A systemd drop-in: a CPU quota, memory that is not reclaimed, and the size from which the group is throttled.
 
     There is no MemoryMax, because the kernel kills a group that exceeds it.
@@ -51,7 +51,7 @@ def systemd(found: Amounts) -> str:
     return "\n".join(lines)
 
 
-def kubernetes(found: Amounts) -> str:
+def kubernetes(found: PrintedAmounts) -> str:
     """A strategic merge patch with resource requests; limits are unchanged."""
     lines = [
         f"# {_label(found)}: kubectl patch deployment NAME --patch-file FILE",
@@ -76,7 +76,7 @@ def kubernetes(found: Amounts) -> str:
     return "\n".join(lines)
 
 
-def yarn(found: Amounts) -> str:
+def yarn(found: PrintedAmounts) -> str:
     """The resource of one container in YARN's names: whole MiB and whole cores."""
     lines = [f"# {_label(found)}: the resource of one container", *_comments(found)]
     if isinstance(found.memory_bytes, Unavailable):
@@ -94,16 +94,16 @@ FORMATS: Final = {"systemd": systemd, "kubernetes": kubernetes, "yarn": yarn}
 """Formatters by the names that commands use."""
 
 
-def printed(form: str, workloads: Sequence[Amounts]) -> str:
+def printed(form: str, workloads: Sequence[PrintedAmounts]) -> str:
     """All workloads in one format; Kubernetes patches are separate YAML documents."""
     return ("\n---\n" if form == "kubernetes" else "\n\n").join(FORMATS[form](found) for found in workloads)
 
 
-def _label(found: Amounts) -> str:
+def _label(found: PrintedAmounts) -> str:
     return _CLEAN.sub("?", found.workload)
 
 
-def _comments(found: Amounts) -> list[str]:
+def _comments(found: PrintedAmounts) -> list[str]:
     return [f"# {_CLEAN.sub('?', note)}" for note in found.notes]
 
 

@@ -146,7 +146,7 @@ class FitEpoch:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class FitEvidence:
     """Whether an epoch was slow and short of memory, with an explanation. None: no signal."""
 
     slow: bool | None
@@ -199,13 +199,13 @@ class FitView:
 _NONE_LEFT: Final = "no limit is left to try between the last good one and the first bad one"
 
 
-def evidence(fit: MemoryFit, epoch: FitEpoch) -> Evidence:
+def evidence(fit: MemoryFit, epoch: FitEpoch) -> FitEvidence:
     """Whether an epoch was slow, and whether memory was the cause; None for a question without a signal."""
     if fit.pilot is None:
-        return Evidence(None, None, "no pilot to compare with")
+        return FitEvidence(None, None, "no pilot to compare with")
     slow, memory = _is_slow(fit.pilot, epoch), _starved(fit, epoch)
     told = {None: "unknown", True: "yes", False: "no"}
-    return Evidence(
+    return FitEvidence(
         slow, memory, f"slow: {told[slow]}, memory short: {told[memory]} ({_figures(fit.pilot, epoch)})"
     )
 
@@ -266,7 +266,7 @@ def after_harm(fit: MemoryFit) -> MemoryFit:
     if fit.limit_bytes is None:
         return fit
     return _crashed(
-        fit, fit.limit_bytes, Evidence(None, None, "the application was degraded under this limit")
+        fit, fit.limit_bytes, FitEvidence(None, None, "the application was degraded under this limit")
     )
 
 
@@ -306,7 +306,7 @@ def _lowered(fit: MemoryFit, limit: float, epoch: FitEpoch) -> MemoryFit:
     return replace(fit, limit_bytes=lower, reason=f"good: the next limit is lower{figures}")
 
 
-def _crashed(fit: MemoryFit, limit: float, seen: Evidence) -> MemoryFit:
+def _crashed(fit: MemoryFit, limit: float, seen: FitEvidence) -> MemoryFit:
     peak = max(fit.pilot.footprint) if fit.pilot else limit
     good = fit.last_good_bytes if fit.last_good_bytes is not None else peak
     found = replace(fit, last_good_bytes=good, first_bad_bytes=limit, crashes=fit.crashes + 1)

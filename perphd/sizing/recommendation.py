@@ -30,7 +30,7 @@ from perphd.domain.reading import Reading, Unavailable
 from perphd.forecast.following import LEAST_WINDOWS, NextWindow, too_short
 from perphd.forecast.histogram import Floats
 from perphd.forecast.replay import Outlook
-from perphd.sizing.shaper import Component, Demand, Mode, Resource, Role, ShaperSettings, shape
+from perphd.sizing.shaper import Component, Demand, Resource, Role, ShaperMode, ShaperSettings, shape
 
 BOUND_SPREADS: Final = 3.0
 """Spreads between a forecast's mean and its calibrated bound."""
@@ -142,7 +142,7 @@ def _target(
     reserved = max(wanted, reservation.least) if isinstance(held, Unavailable) else held
     demand = Demand(reserved, used.now, reserved, found.mean, _spread(found), reservation.least)
     alone = Component("", "", 0, Role.CORE, 0.0, {resource: demand}, samples, shaped=False)
-    return shape([alone], {}, Mode.OBSERVE, SETTINGS).sizes[0].target
+    return shape([alone], {}, ShaperMode.OBSERVE, SETTINGS).sizes[0].target
 
 
 def _lasting(

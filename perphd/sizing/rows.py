@@ -16,7 +16,7 @@ from perphd.sizing.shaper import Resource
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class SizeHistory:
     """Windows of one resource of one workload, oldest first.
 
     ``missing``: reason why there are none; empty if there are some. ``most``: the host's capacity.
@@ -56,7 +56,7 @@ class SizeRow:
     reason: str
 
 
-def recommendation(history: History) -> Recommendation:
+def recommendation(history: SizeHistory) -> Recommendation:
     """The sizes for one history and its forecast."""
     if history.missing:
         ahead = Outlook(0, Unavailable(history.missing))
@@ -66,7 +66,7 @@ def recommendation(history: History) -> Recommendation:
     return recommend(history.resource, values, history.now, ahead, history.reservation)
 
 
-def size_rows(histories: Iterable[History]) -> tuple[SizeRow, ...]:
+def size_rows(histories: Iterable[SizeHistory]) -> tuple[SizeRow, ...]:
     """One row for each history, in order."""
     return tuple(row(each.workload, recommendation(each)) for each in histories)
 

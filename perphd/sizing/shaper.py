@@ -59,7 +59,7 @@ class Resource(Enum):
     MEMORY = "memory"
 
 
-class Mode(Enum):
+class ShaperMode(Enum):
     """Mode of applying a plan."""
 
     OFF = "off"
@@ -137,7 +137,7 @@ class ShaperSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class WantedSize:
     """The target of one component for one resource, with the reason."""
 
     component: str
@@ -166,14 +166,14 @@ class Resize:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class MemoryRelease:
     """A preempted component that fits again and resumes."""
 
     component: str
 
 
-_make_size = maker(Size)
-ShapingAction: TypeAlias = Preemption | Resize | Release
+_make_size = maker(WantedSize)
+ShapingAction: TypeAlias = Preemption | Resize | MemoryRelease
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class ShapingPlan:
     ``reclaimable``: capacity less the sizes of all components that stay.
     """
 
-    sizes: tuple[Size, ...]
+    sizes: tuple[WantedSize, ...]
     proposed: tuple[ShapingAction, ...]
     actions: tuple[ShapingAction, ...]
     reclaimable: Mapping[Resource, float]
@@ -192,7 +192,7 @@ class ShapingPlan:
 def shape(
     components: Sequence[Component],
     capacity: Mapping[Resource, float],
-    mode: Mode,
+    mode: ShaperMode,
     settings: ShaperSettings | None = None,
     *,
     early: bool = False,
@@ -210,7 +210,9 @@ def shape(
         }
         for component in components
     }
-    evicted = _evicted(components, placed, capacity, chosen, early) if mode is not Mode.OPTIMISTIC else {}
+    evicted = (
+        _evicted(components, placed, capacity, chosen, early) if mode is not ShaperMode.OPTIMISTIC else {}
+    )
     left = {
         resource: amount
         - sum(found.get(resource, 0.0) for name, found in placed.items() if name not in evicted)
@@ -232,16 +234,16 @@ def shape(
     shrinks = [resize for resize in resizes if resize.after < resize.before]
     grows = [resize for resize in resizes if resize.after > resize.before]
     releases = [
-        Release(component.name)
+        MemoryRelease(component.name)
         for component in components
         if component.rung in (Rung.RECLAIM, Rung.FREEZE) and component.name not in evicted
     ]
     wanted: tuple[ShapingAction, ...] = (*preemptions, *shrinks, *releases, *grows)
-    proposed = () if mode is Mode.OFF else wanted
+    proposed = () if mode is ShaperMode.OFF else wanted
     return ShapingPlan(
         tuple(size for each in sizes.values() for size in each.values()),
         proposed,
-        proposed if mode in (Mode.OPTIMISTIC, Mode.PESSIMISTIC) else (),
+        proposed if mode in (ShaperMode.OPTIMISTIC, ShaperMode.PESSIMISTIC) else (),
         left,
     )
 
@@ -250,7 +252,7 @@ def _touchable(component: Component) -> bool:
     return component.shaped and not component.degraded
 
 
-def _sizes(component: Component, settings: ShaperSettings) -> dict[Resource, Size]:
+def _sizes(component: Component, settings: ShaperSettings) -> dict[Resource, WantedSize]:
     return {
         resource: _make_size(component.name, resource, *_target(component, resource, demand, settings))
         for resource, demand in component.demands.items()
@@ -282,7 +284,7 @@ def _target(
     )
 
 
-def _placed(component: Component, size: Size, demand: Demand) -> float:
+def _placed(component: Component, size: WantedSize, demand: Demand) -> float:
     """A component's share of the host in the plan."""
     known = not isinstance(demand.mean, Unavailable) and component.samples >= GRACE_SAMPLES
     return size.target if _touchable(component) or known else demand.used

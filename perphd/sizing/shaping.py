@@ -45,10 +45,10 @@ from perphd.sizing.shaper import (
     HIGH_MARGIN,
     Component,
     Demand,
-    Mode,
     Preemption,
     Resource,
     Rung,
+    ShaperMode,
     ShapingAction,
     ShapingPlan,
     memory_limits,
@@ -57,12 +57,12 @@ from perphd.sizing.shaper import (
 from perphd.sizing.shaping_state import (
     EMPTY_BYTES,
     NOT_YET,
-    Member,
     ShapedLimits,
+    ShapedMember,
+    ShapedSubject,
     ShapingRules,
     ShapingState,
     ShapingStep,
-    Subject,
     is_there,
 )
 
@@ -92,15 +92,15 @@ LEAST_SHARE: Final = 0.5
 _AS_FOUND: Final = ShapedLimits()
 _UNUSED: Final = "it uses no memory"
 _NO_FORECAST: Final = Unavailable("no forecaster reaches its coverage")
-_with_use = changer(Member, "greatest_bytes", "usual_refaults_per_s")
-_with_plan = changer(Member, "target_bytes", "reason", "rung", "rung_intervals", "model", "proposed")
-_closed = changer(Member, "greatest_bytes", "rung_intervals", "ladder")
+_with_use = changer(ShapedMember, "greatest_bytes", "usual_refaults_per_s")
+_with_plan = changer(ShapedMember, "target_bytes", "reason", "rung", "rung_intervals", "model", "proposed")
+_closed = changer(ShapedMember, "greatest_bytes", "rung_intervals", "ladder")
 _make_component, _make_demand = maker(Component), maker(Demand)
 
 
 def advance(
     state: ShapingState,
-    subjects: Sequence[Subject],
+    subjects: Sequence[ShapedSubject],
     capacity: Reading,
     rules: ShapingRules,
     now_s: float,
@@ -113,14 +113,14 @@ def advance(
     decides. ``looked``: the workloads that the pass covers, including new ones; None: all. The others are
     unchanged.
     """
-    if rules.mode is Mode.OFF:
+    if rules.mode is ShaperMode.OFF:
         return ShapingState(), ShapingStep({})
     notes: list[tuple[str, str]] = []
     by_name = {subject.name: subject for subject in subjects}
     fresh = subjects if looked is None else [by_name[name] for name in looked if name in by_name]
     members = dict(state.members)
     if members.keys() != by_name.keys():
-        members = {name: members.get(name) or Member(now_s) for name in by_name}
+        members = {name: members.get(name) or ShapedMember(now_s) for name in by_name}
     crashes = 0
     for subject in fresh:
         before = members[subject.name]
@@ -141,7 +141,7 @@ def advance(
             _component(each, members[each.name], ranks[each.application], now_s) for each in present
         ]
         plan = shape(components, {Resource.MEMORY: room}, rules.mode, rules.settings, early=not regular)
-        acts = rules.mode in (Mode.OPTIMISTIC, Mode.PESSIMISTIC)
+        acts = rules.mode in (ShaperMode.OPTIMISTIC, ShaperMode.PESSIMISTIC)
         ends = _decide(members, present, plan, acts, now_s, notes)
     if regular:
         for name, member in members.items():
@@ -183,7 +183,7 @@ def schedule(
     return closed_s, pending[:count], pending[count:]
 
 
-def is_notable(member: Member, sample: Sample) -> bool:
+def is_notable(member: ShapedMember, sample: Sample) -> bool:
     """Whether a pass must cover a workload out of order: it has no room, stalls, or has a new group."""
     used, full, refaults = sample.memory_working_set_bytes, sample.memory_full_pct, sample.refaults_per_s
     if sample.quality and sample.has(Quality.RESTARTED):
@@ -197,10 +197,12 @@ def is_notable(member: Member, sample: Sample) -> bool:
     return not isinstance(refaults, Unavailable) and refaults > LEAST_REFAULTS_PER_S
 
 
-def _seen(member: Member, subject: Subject, now_s: float, notes: list[tuple[str, str]]) -> Member:
+def _seen(
+    member: ShapedMember, subject: ShapedSubject, now_s: float, notes: list[tuple[str, str]]
+) -> ShapedMember:
     """The member with one more reading: its peak use, its crashes, its usual refaults."""
     if subject.restarted:  # the previous job makes room, not this one
-        member = Member(now_s, crashes=member.crashes, history_restarted=True)
+        member = ShapedMember(now_s, crashes=member.crashes, history_restarted=True)
     if not isinstance(subject.kills, Unavailable):
         if member.kills is not None and subject.kills > member.kills:
             member = _crashed(member, subject, now_s)
@@ -211,7 +213,7 @@ def _seen(member: Member, subject: Subject, now_s: float, notes: list[tuple[str,
     if isinstance(used, Unavailable):
         return member
     if used < EMPTY_BYTES:
-        return Member(
+        return ShapedMember(
             now_s, kills=member.kills, crashes=member.crashes, reason=_UNUSED, history_restarted=True
         )
     if member.reason == _UNUSED:
@@ -234,14 +236,14 @@ def _usual(before: float | None, rate: Reading) -> float | None:
     return before + USUAL_GAIN * (min(rate, 2 * before + 1) - before)
 
 
-def _crashed(member: Member, subject: Subject, now_s: float) -> Member:
+def _crashed(member: ShapedMember, subject: ShapedSubject, now_s: float) -> ShapedMember:
     crashes = member.crashes + 1
     reason = (
         f"crash {crashes} of {GREATEST_CRASHES}: no longer shaped"
         if crashes >= GREATEST_CRASHES
         else f"crash {crashes} of {GREATEST_CRASHES}: the reservation is restored"
     )
-    return Member(
+    return ShapedMember(
         now_s,
         kills=member.kills,
         crashes=crashes,
@@ -252,7 +254,7 @@ def _crashed(member: Member, subject: Subject, now_s: float) -> Member:
     )
 
 
-def _learned(member: Member, subject: Subject) -> Member:
+def _learned(member: ShapedMember, subject: ShapedSubject) -> ShapedMember:
     """The member after an interval whose peak has entered the forecasters. Frozen intervals are skipped."""
     window, ladder = member.greatest_bytes, member.ladder
     if window is None or member.rung is Rung.FREEZE:
@@ -270,9 +272,9 @@ def _learned(member: Member, subject: Subject) -> Member:
 
 def _chosen(
     state: ShapingState,
-    subjects: Sequence[Subject],
-    fresh: Sequence[Subject],
-    members: Mapping[str, Member],
+    subjects: Sequence[ShapedSubject],
+    fresh: Sequence[ShapedSubject],
+    members: Mapping[str, ShapedMember],
     capacity: Reading,
     rules: ShapingRules,
     learning: Sequence[str],
@@ -282,7 +284,7 @@ def _chosen(
     """The workloads to plan now, the room for them, and whether a plan of all is due later."""
     if isinstance(capacity, Unavailable):
         return (), 0.0, state.tight and not regular
-    early = rules.mode is Mode.PESSIMISTIC and not regular
+    early = rules.mode is ShaperMode.PESSIMISTIC and not regular
     outgrown = _outgrown(fresh, members) if early else []
     some = dict.fromkeys(name for name in (*outgrown, *learning) if name in members)
     room = _room_beside(some, subjects, members, capacity) if some else None
@@ -293,7 +295,7 @@ def _chosen(
     return ((), 0.0, tight) if room is None else (some, room, tight)
 
 
-def _outgrown(fresh: Sequence[Subject], members: Mapping[str, Member]) -> list[str]:
+def _outgrown(fresh: Sequence[ShapedSubject], members: Mapping[str, ShapedMember]) -> list[str]:
     """Workloads that have no target yet or exceed it."""
     found = []
     for subject in fresh:
@@ -306,7 +308,10 @@ def _outgrown(fresh: Sequence[Subject], members: Mapping[str, Member]) -> list[s
 
 
 def _room_beside(
-    chosen: Collection[str], subjects: Sequence[Subject], members: Mapping[str, Member], capacity: float
+    chosen: Collection[str],
+    subjects: Sequence[ShapedSubject],
+    members: Mapping[str, ShapedMember],
+    capacity: float,
 ) -> float | None:
     """The room that the sizes of all others leave; None if the others may need more, or if a workload already
     makes room.
@@ -331,7 +336,7 @@ def _room_beside(
     return capacity - held if held + wanted <= capacity else None
 
 
-def _exceeds(subjects: Sequence[Subject], members: Mapping[str, Member], capacity: float) -> bool:
+def _exceeds(subjects: Sequence[ShapedSubject], members: Mapping[str, ShapedMember], capacity: float) -> bool:
     """Whether the present workloads use more than the capacity."""
     if sum(value_or(subject.used_bytes, 0.0) for subject in subjects) <= capacity:
         return False
@@ -339,7 +344,7 @@ def _exceeds(subjects: Sequence[Subject], members: Mapping[str, Member], capacit
     return sum(value_or(subject.used_bytes, 0.0) for subject in there) > capacity
 
 
-def _ranks(present: Sequence[Subject], members: Mapping[str, Member]) -> dict[str, int]:
+def _ranks(present: Sequence[ShapedSubject], members: Mapping[str, ShapedMember]) -> dict[str, int]:
     """Applications in the order of placement: LRAs first, then by arrival."""
     began: dict[str, tuple[bool, float, str]] = {}
     for subject in present:
@@ -348,7 +353,7 @@ def _ranks(present: Sequence[Subject], members: Mapping[str, Member]) -> dict[st
     return {name: rank for rank, name in enumerate(sorted(began, key=lambda each: began[each]))}
 
 
-def _component(subject: Subject, member: Member, rank: int, now_s: float) -> Component:
+def _component(subject: ShapedSubject, member: ShapedMember, rank: int, now_s: float) -> Component:
     ladder = member.ladder
     mean: Reading = _NO_FORECAST
     spread: Reading = _NO_FORECAST
@@ -386,20 +391,20 @@ def _component(subject: Subject, member: Member, rank: int, now_s: float) -> Com
     )
 
 
-def _ahead(subject: Subject, member: Member) -> MemoryForecast | None:
+def _ahead(subject: ShapedSubject, member: ShapedMember) -> MemoryForecast | None:
     """The worker's forecast, if its history covers this workload's present form."""
     return None if member.history_restarted and member.ladder.seen < LEAST_OWN else subject.ahead
 
 
-def _model(subject: Subject, member: Member) -> str:
+def _model(subject: ShapedSubject, member: ShapedMember) -> str:
     """The forecaster in use; empty if none."""
     ahead = _ahead(subject, member)
     return (member.ladder.acting or "") if ahead is None else ahead.model
 
 
 def _decide(
-    members: dict[str, Member],
-    present: Sequence[Subject],
+    members: dict[str, ShapedMember],
+    present: Sequence[ShapedSubject],
     plan: ShapingPlan,
     acts: bool,
     now_s: float,
@@ -424,7 +429,7 @@ def _decide(
             notes.append((subject.name, f"{what} ({reason})"))
         if rung is Rung.END:
             ends.append((subject.name, reason))
-            member = Member(
+            member = ShapedMember(
                 now_s,
                 kills=member.kills,
                 crashes=member.crashes,
@@ -441,10 +446,10 @@ def _decide(
 
 
 def _limits(
-    subject: Subject, member: Member, rules: ShapingRules, now_s: float
-) -> tuple[Member, ShapedLimits]:
+    subject: ShapedSubject, member: ShapedMember, rules: ShapingRules, now_s: float
+) -> tuple[ShapedMember, ShapedLimits]:
     """The present limits of one workload, and the member with its guard updated."""
-    acts = rules.mode in (Mode.OPTIMISTIC, Mode.PESSIMISTIC)
+    acts = rules.mode in (ShaperMode.OPTIMISTIC, ShaperMode.PESSIMISTIC)
     if not acts or not subject.shaped or subject.degraded or member.target_bytes is None:
         return member, _AS_FOUND
     if member.rung is Rung.FREEZE:

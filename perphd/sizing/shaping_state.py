@@ -9,7 +9,7 @@ from typing import Final
 from perphd.domain.forecast import MemoryForecast
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 from perphd.forecast.ladder import SeriesLadder
-from perphd.sizing.shaper import Mode, Role, Rung, ShaperSettings, ShapingAction
+from perphd.sizing.shaper import Role, Rung, ShaperMode, ShaperSettings, ShapingAction
 
 EMPTY_BYTES: Final = 256 << 10
 """Bytes; a group that uses less memory contains no process worth sizing."""
@@ -19,14 +19,14 @@ EMPTY_BYTES: Final = 256 << 10
 class ShapingRules:
     """The operator's settings. ``hard_limit``: ``memory.max`` follows the target too."""
 
-    mode: Mode
+    mode: ShaperMode
     interval_s: float
     settings: ShaperSettings
     hard_limit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ShapedSubject:
     """The present state of one workload.
 
     ``shaped``: its owner opted in to the shaper; otherwise it is only advised. ``kills``: out-of-memory kills
@@ -57,7 +57,7 @@ NOT_YET: Final = "no interval has ended yet"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Member:
+class ShapedMember:
     """The shaper's state of one workload.
 
     ``target_bytes``: None before the first decision. ``history_restarted``: the shaper restarted its history.
@@ -89,7 +89,7 @@ class ShapingState:
     have learned.
     """
 
-    members: Mapping[str, Member] = field(default_factory=dict)
+    members: Mapping[str, ShapedMember] = field(default_factory=dict)
     closed_s: float | None = None
     pending: tuple[str, ...] = ()
     limits: Mapping[str, ShapedLimits] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class ShapingStep:
     notes: tuple[tuple[str, str], ...] = ()
 
 
-def is_there(subject: Subject, member: Member) -> bool:
+def is_there(subject: ShapedSubject, member: ShapedMember) -> bool:
     """Whether the workload is running and not about to end."""
     return (
         not isinstance(subject.used_bytes, Unavailable)

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from perphd.domain.reading import Reading, Unavailable, value_or
 from perphd.sizing.shaper import Preemption
 from perphd.sizing.shaper_view import ShapedWorkload, ShaperView
-from perphd.sizing.shaping_state import Member, ShapingRules, ShapingState, Subject, is_there
+from perphd.sizing.shaping_state import ShapedMember, ShapedSubject, ShapingRules, ShapingState, is_there
 
 
 def view(
-    state: ShapingState, subjects: Sequence[Subject], capacity: Reading, rules: ShapingRules
+    state: ShapingState, subjects: Sequence[ShapedSubject], capacity: Reading, rules: ShapingRules
 ) -> ShaperView:
     """The state as text and numbers."""
     rows = []
     for subject in subjects:
-        member = state.members.get(subject.name) or Member(0.0)
+        member = state.members.get(subject.name) or ShapedMember(0.0)
         target: Reading = Unavailable(member.reason) if member.target_bytes is None else member.target_bytes
         rows.append(
             ShapedWorkload(
@@ -40,7 +40,7 @@ def view(
     return ShaperView(rules.mode.value, rules.interval_s, capacity, reclaimable, tuple(rows), proposed)
 
 
-def _reclaimable(state: ShapingState, subjects: Sequence[Subject], capacity: Reading) -> Reading:
+def _reclaimable(state: ShapingState, subjects: Sequence[ShapedSubject], capacity: Reading) -> Reading:
     """Capacity less the size of every present workload: its target, or its reservation before there is one."""
     if isinstance(capacity, Unavailable):
         return capacity

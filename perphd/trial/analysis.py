@@ -92,7 +92,7 @@ class Analysis:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class BlockPair:
     """One metric in one pair. ``after_switch``: the block before the pair had a different mode than its first block."""
 
     observe: float
@@ -117,7 +117,7 @@ def analyse(record: TrialRecord) -> Analysis:
     return Analysis(effects, _by_mode(after_run_in, void=False), _by_mode(after_run_in, void=True))
 
 
-def pairs_of(record: TrialRecord, metric: str) -> tuple[Pair, ...]:
+def pairs_of(record: TrialRecord, metric: str) -> tuple[BlockPair, ...]:
     """The pairs in which both blocks count and have this metric, in order of time."""
     known = {
         block.number: mean.mean
@@ -132,11 +132,11 @@ def pairs_of(record: TrialRecord, metric: str) -> tuple[Pair, ...]:
             mode = record.plan.mode(first)
             one, other = known[first], known[first + 1]
             observe, enforce = (one, other) if mode is Mode.OBSERVE else (other, one)
-            pairs.append(Pair(observe, enforce, record.plan.mode(first - 1) is not mode))
+            pairs.append(BlockPair(observe, enforce, record.plan.mode(first - 1) is not mode))
     return tuple(pairs)
 
 
-def _effect(metric: Metric, pairs: Sequence[Pair]) -> TrialEffect:
+def _effect(metric: Metric, pairs: Sequence[BlockPair]) -> TrialEffect:
     is_log = metric.signal is Signal.DELAY
     if is_log:
         pairs = [pair for pair in pairs if pair.observe > 0 and pair.enforce > 0]
@@ -168,7 +168,7 @@ def _effect(metric: Metric, pairs: Sequence[Pair]) -> TrialEffect:
     return TrialEffect(metric, n, observe, enforce, change, carry_over=carry_over)
 
 
-def _difference(pair: Pair, is_log: bool, ratio: float, observe: float) -> float:
+def _difference(pair: BlockPair, is_log: bool, ratio: float, observe: float) -> float:
     if is_log:
         return math.log(pair.enforce / pair.observe)
     return (pair.enforce - ratio * pair.observe) / observe

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perphd.adapters.kubernetes.client import Access
+from perphd.adapters.kubernetes.client import ApiAccess
 from tools.cluster.control_plane import ControlPlane, program
 from tools.cluster.engines import NoProgram
 
@@ -33,6 +33,6 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 @pytest.fixture(scope="session")
-def admin(plane: ControlPlane) -> Access:
+def admin(plane: ControlPlane) -> ApiAccess:
     """Access of an administrator."""
-    return Access(plane.url, str(plane.token_file), str(plane.ca_file))
+    return ApiAccess(plane.url, str(plane.token_file), str(plane.ca_file))

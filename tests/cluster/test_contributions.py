@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perphd.adapters.kubernetes.client import MERGE, Access, ApiClient, ApiError, Forbidden
+from perphd.adapters.kubernetes.client import MERGE, ApiAccess, ApiClient, Forbidden, KubernetesError
 from perphd.adapters.kubernetes.contributions import EVERY_S, Contributions, withdraw
 from perphd.adapters.kubernetes.objects import config_maps_path
 from perphd.agent.contribution_folder import ContributionFolder
@@ -53,13 +53,13 @@ class Node:
 
 
 @pytest.fixture
-async def nodes(admin: Access, tmp_path: Path) -> AsyncIterator[list[Node]]:
+async def nodes(admin: ApiAccess, tmp_path: Path) -> AsyncIterator[list[Node]]:
     """Four nodes whose carriers use the token of the publisher's account."""
     async with ApiClient(admin) as api:
         for name in NODES:
             await make_node(api, name)
         token = await token_of(api, "perphd-publish", tmp_path)
-        async with ApiClient(Access(admin.url, str(token), admin.ca_file)) as own:
+        async with ApiClient(ApiAccess(admin.url, str(token), admin.ca_file)) as own:
             found = [Node(own, name, tmp_path) for name in NODES]
             for number, node in enumerate(found):
                 node.learn(float(number), 1.0, 2.0)
@@ -71,7 +71,7 @@ async def nodes(admin: Access, tmp_path: Path) -> AsyncIterator[list[Node]]:
 
 
 async def test_models_travel_and_are_taken_back(
-    admin: Access, nodes: list[Node], caplog: pytest.LogCaptureFixture
+    admin: ApiAccess, nodes: list[Node], caplog: pytest.LogCaptureFixture
 ) -> None:
     first = nodes[0]
     await first.hears("m2", "m3", "m4")
@@ -110,7 +110,7 @@ async def _is_again(node: Node, api: ApiClient) -> bool:
     return any(each["metadata"]["name"] == node.name for each in (await api.list_all(MAPS))[0])
 
 
-async def test_the_largest_document_travels(admin: Access, nodes: list[Node]) -> None:
+async def test_the_largest_document_travels(admin: ApiAccess, nodes: list[Node]) -> None:
     topics = [Topic("correction", f"{i}", "work", "p") for i in range(480)]
     said = fitting(Statistic(each, (1.23456,) * 192, (1.5,) * 192) for each in topics)
     nodes[1].folder.write(Contribution("m2", 2, time.time(), XEON, said))
@@ -124,7 +124,7 @@ async def test_the_largest_document_travels(admin: Access, nodes: list[Node]) ->
 
 
 async def test_a_publisher_speaks_for_its_own_node_only(
-    admin: Access, plane: ControlPlane, nodes: list[Node], tmp_path: Path
+    admin: ApiAccess, plane: ControlPlane, nodes: list[Node], tmp_path: Path
 ) -> None:
     async with ApiClient(admin) as api:
         pods = "/api/v1/namespaces/perphd/pods"
@@ -133,12 +133,12 @@ async def test_a_publisher_speaks_for_its_own_node_only(
         bound = {"kind": "Pod", "apiVersion": "v1", "name": "speaker", "uid": made["metadata"]["uid"]}
         token = await token_of(api, "perphd-publish", tmp_path, bound)
         try:
-            async with ApiClient(Access(admin.url, str(token), admin.ca_file)) as own:
+            async with ApiClient(ApiAccess(admin.url, str(token), admin.ca_file)) as own:
 
                 async def refused(work: Any) -> str:
                     try:
                         await work
-                    except ApiError as exc:
+                    except KubernetesError as exc:
                         return str(exc)
                     return ""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from perphd.adapters.kubernetes.client import Access, ApiClient, Missing, follow
+from perphd.adapters.kubernetes.client import ApiAccess, ApiClient, ApiMissing, follow
 from perphd.adapters.kubernetes.evictor import Evictor
 from perphd.adapters.kubernetes.objects import NODES, events_path
 from perphd.adapters.kubernetes.objects import PODS as ALL_PODS
@@ -80,13 +80,13 @@ class World:
 
 
 @pytest.fixture
-async def world(admin: Access, plane: ControlPlane, tmp_path: Path) -> AsyncIterator[World]:
+async def world(admin: ApiAccess, plane: ControlPlane, tmp_path: Path) -> AsyncIterator[World]:
     """The publisher's own account, with the additional rights."""
     await asyncio.to_thread(plane.kubectl, "apply", "-f", str(MANIFESTS / "rbac-evict.yaml"))
     async with ApiClient(admin) as api:
         await make_node(api, NODE)
         token = await token_of(api, "perphd-publish", tmp_path)
-        async with ApiClient(Access(admin.url, str(token), admin.ca_file)) as own:
+        async with ApiClient(ApiAccess(admin.url, str(token), admin.ca_file)) as own:
             pods = OwnPods()
 
             async def look() -> NodeDocument:
@@ -104,7 +104,7 @@ async def world(admin: Access, plane: ControlPlane, tmp_path: Path) -> AsyncIter
             )
             async with background(watching):
                 yield made
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(ApiMissing):
             await api.request("DELETE", f"{BUDGETS}/keep")
         await remove_pods(api)
         await remove_node(api, NODE)
@@ -144,7 +144,7 @@ async def test_copper_goes_one_at_a_time_and_nobody_else(world: World) -> None:
     assert await world.names() == {"service", "claims-copper"}
 
 
-async def test_the_program_evicts_only_if_asked(world: World, admin: Access, tmp_path: Path) -> None:
+async def test_the_program_evicts_only_if_asked(world: World, admin: ApiAccess, tmp_path: Path) -> None:
     await world.pod("batch-0", copper_pod("batch-0", 100))
     made = document()
     starved = replace(made, copper=replace(made.copper, starved_s=400.0))

@@ -20,12 +20,12 @@ from perphd.adapters.kubernetes.client import (
     JSON,
     JSON_PATCH,
     MERGE,
-    Access,
+    ApiAccess,
     ApiClient,
-    ApiError,
-    Conflict,
+    ApiConflict,
+    ApiUnreachable,
     Expired,
-    Unreachable,
+    KubernetesError,
     follow,
 )
 from perphd.adapters.kubernetes.documents import DocumentCache, follow_profiles
@@ -55,7 +55,7 @@ NODE = "faulty"
 
 
 @pytest.fixture
-async def api(admin: Access) -> AsyncIterator[ApiClient]:
+async def api(admin: ApiAccess) -> AsyncIterator[ApiClient]:
     async with ApiClient(admin) as client:
         await make_node(client, NODE)
         yield client
@@ -131,12 +131,12 @@ def compact(plane: ControlPlane, version: int) -> None:
 
 
 async def test_a_watch_whose_version_expired_lists_again_and_loses_nothing(
-    api: ApiClient, admin: Access, plane: ControlPlane
+    api: ApiClient, admin: ApiAccess, plane: ControlPlane
 ) -> None:
     await publish(api, NODE, document(free=4.0))
     cache = DocumentCache()
     async with Link(plane.api_port).open() as link:
-        through = Access(f"https://127.0.0.1:{link.port}", admin.token_file, admin.ca_file)
+        through = ApiAccess(f"https://127.0.0.1:{link.port}", admin.token_file, admin.ca_file)
         async with Watching(through, timeout_s=3.0) as client, background(follow_profiles(client, cache)):
             await until(lambda: _true(list(cache.known.documents) == [NODE]))
             link.cut()
@@ -182,7 +182,7 @@ async def test_an_ancient_version_is_answered_with_410(api: ApiClient, plane: Co
                 yield each
 
     async with Late(api._access, timeout_s=3.0) as late:
-        troubles: list[ApiError] = []
+        troubles: list[KubernetesError] = []
         following = follow(
             late,
             PROFILES,
@@ -200,7 +200,9 @@ async def test_an_ancient_version_is_answered_with_410(api: ApiClient, plane: Co
 class Raced(ApiClient):
     """Before each of its first ``races`` patches of ``path``, somebody else writes to that object."""
 
-    def __init__(self, access: Access, path: str, other: Callable[[int], Awaitable[Any]], races: int) -> None:
+    def __init__(
+        self, access: ApiAccess, path: str, other: Callable[[int], Awaitable[Any]], races: int
+    ) -> None:
         super().__init__(access)
         self._path, self._other, self.races = path, other, races
         self.conflicts = 0
@@ -211,14 +213,14 @@ class Raced(ApiClient):
             await self._other(self.races)
         try:
             return await super().patch(path, body, kind)
-        except Conflict:
+        except ApiConflict:
             self.conflicts += 1
             raise
 
 
 @pytest.mark.parametrize(("races", "rounds"), [(2, 1), (3, 2)])
 async def test_a_taint_written_by_somebody_else_meanwhile_stays(
-    api: ApiClient, admin: Access, races: int, rounds: int
+    api: ApiClient, admin: ApiAccess, races: int, rounds: int
 ) -> None:
     path = f"{NODES}/{NODE}"
 
@@ -238,7 +240,7 @@ async def test_a_taint_written_by_somebody_else_meanwhile_stays(
     assert sorted(keys) == ["mine-0", TAINT]
 
 
-async def test_a_taint_written_while_perphd_withdraws_stays(api: ApiClient, admin: Access) -> None:
+async def test_a_taint_written_while_perphd_withdraws_stays(api: ApiClient, admin: ApiAccess) -> None:
     path = f"{NODES}/{NODE}"
     await api.patch(path, {"spec": {"taints": [{"key": TAINT, "effect": "NoSchedule"}]}}, MERGE)
 
@@ -264,7 +266,7 @@ def bind_call(pod: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize("races", [MOST_TRIES - 1, MOST_TRIES])
 async def test_a_slot_is_tried_again_while_others_write_and_given_up_unbound(
-    api: ApiClient, admin: Access, races: int
+    api: ApiClient, admin: ApiAccess, races: int
 ) -> None:
     await publish(api, NODE, document(free=4.0))
     path = f"{PROFILES}/{NODE}"
@@ -291,7 +293,7 @@ async def test_a_slot_is_tried_again_while_others_write_and_given_up_unbound(
 class Lossy(ApiClient):
     """Its requests whose path contains ``lost`` arrive, and the first of their answers does not."""
 
-    def __init__(self, access: Access, method: str, lost: str) -> None:
+    def __init__(self, access: ApiAccess, method: str, lost: str) -> None:
         super().__init__(access)
         self._lost = (method, lost)
 
@@ -307,13 +309,13 @@ class Lossy(ApiClient):
         answer = await super().request(method, path, body, kind, query, accept)
         if method == self._lost[0] and self._lost[1] in path:
             self._lost = ("", "")
-            raise Unreachable(f"{method} {path}", 0, "the answer was lost")
+            raise ApiUnreachable(f"{method} {path}", 0, "the answer was lost")
         return answer
 
 
 @pytest.mark.parametrize(("method", "lost"), [("PATCH", "nodeprofiles"), ("POST", "binding")])
 async def test_a_lost_answer_costs_a_try_and_neither_a_slot_nor_a_pod(
-    api: ApiClient, admin: Access, method: str, lost: str
+    api: ApiClient, admin: ApiAccess, method: str, lost: str
 ) -> None:
     await publish(api, NODE, document(free=1.0))
     pod = await api.post(PODS, copper_pod("unlucky", 1000, schedulerName="nobody"))
@@ -327,7 +329,7 @@ async def test_a_lost_answer_costs_a_try_and_neither_a_slot_nor_a_pod(
     assert [slot.pod for slot in slots_of(await api.get(f"{PROFILES}/{NODE}"))] == ["default/unlucky"]
 
 
-async def test_two_publishers_that_begin_at_once_make_one_profile(api: ApiClient, admin: Access) -> None:
+async def test_two_publishers_that_begin_at_once_make_one_profile(api: ApiClient, admin: ApiAccess) -> None:
     async def look() -> NodeDocument:
         return replace(document(free=4.0), made_unix_s=time.time())
 
@@ -340,7 +342,7 @@ async def test_two_publishers_that_begin_at_once_make_one_profile(api: ApiClient
 
 
 async def test_a_stale_profile_takes_no_reservation_and_stops_no_scheduling(
-    api: ApiClient, admin: Access, plane: ControlPlane, tmp_path: Path
+    api: ApiClient, admin: ApiAccess, plane: ControlPlane, tmp_path: Path
 ) -> None:
     given = replace(document(free=4.0), ttl_s=1.0)
     token = await token_of(api, "perphd-extender", tmp_path)
@@ -382,7 +384,7 @@ async def _bound(extender: Extender, pod: Any) -> bool:
 
 @pytest.mark.parametrize("ahead_s", [400 * 86400.0, -400 * 86400.0])
 async def test_a_nodes_clock_does_not_decide_whether_its_profile_is_fresh(
-    api: ApiClient, admin: Access, ahead_s: float
+    api: ApiClient, admin: ApiAccess, ahead_s: float
 ) -> None:
     now, cache = [time.time()], DocumentCache(clock=lambda: now[0])
     given = replace(document(free=4.0), ttl_s=60.0)

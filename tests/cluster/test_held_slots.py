@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perphd.adapters.kubernetes.binding import Binder
-from perphd.adapters.kubernetes.client import Access, ApiClient
+from perphd.adapters.kubernetes.client import ApiAccess, ApiClient
 from perphd.adapters.kubernetes.held_slots import HeldSlots
 from perphd.adapters.kubernetes.objects import PROFILES
 from perphd.adapters.kubernetes.own_pods import SETTLED_S, OwnPods
@@ -22,7 +22,7 @@ from tests.unit.control_fake import put_on_target, serving
 
 
 async def test_a_slot_is_held_until_its_pod_is_measured(
-    admin: Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    admin: ApiAccess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_on_target(monkeypatch)
     now = [0.0]

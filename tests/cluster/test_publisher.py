@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from perphd import __version__
-from perphd.adapters.kubernetes.client import MERGE, STRATEGIC, Access, ApiClient, Forbidden, follow
+from perphd.adapters.kubernetes.client import MERGE, STRATEGIC, ApiAccess, ApiClient, Forbidden, follow
 from perphd.adapters.kubernetes.objects import NODES, PROFILES, published_document
 from perphd.adapters.kubernetes.objects import PODS as ALL_PODS
 from perphd.adapters.kubernetes.own_pods import OwnPods
@@ -78,7 +78,7 @@ async def _done(value: bool) -> bool:
 
 
 @pytest.fixture
-async def world(admin: Access, tmp_path: Path) -> AsyncIterator[World]:
+async def world(admin: ApiAccess, tmp_path: Path) -> AsyncIterator[World]:
     async with ApiClient(admin) as api:
         await make_node(api, NODE)
         daemon = Daemon(tmp_path / "perphd.sock", document(free=4.0, made=1.0))
@@ -90,7 +90,7 @@ async def world(admin: Access, tmp_path: Path) -> AsyncIterator[World]:
 
 
 @contextlib.asynccontextmanager
-async def publishing(admin: Access, world: World, **more: Any) -> AsyncIterator[Publisher]:
+async def publishing(admin: ApiAccess, world: World, **more: Any) -> AsyncIterator[Publisher]:
     async with ApiClient(admin, timeout_s=3.0) as client:
         pods = OwnPods()
         socket = NodeSocket(str(world.daemon.path))
@@ -112,7 +112,7 @@ async def _has_profile(world: World, cpu_milli: float, memory_bytes: float) -> b
     return bool(profile["status"]["copper"] == {"cpuMilli": cpu_milli, "memoryBytes": memory_bytes})
 
 
-async def test_resources_and_profile_follow_within_two_periods(admin: Access, world: World) -> None:
+async def test_resources_and_profile_follow_within_two_periods(admin: ApiAccess, world: World) -> None:
     async with publishing(admin, world):
         await until(lambda: _is(world, 4000, 8 * GIB))
         for cpus, gib in ((2.0, 6.0), (7.5, 12.0), (0.5, 2.0)):
@@ -132,14 +132,14 @@ async def _is(world: World, milli: float, memory: float) -> bool:
     return bool(await world.level() == (milli, memory))
 
 
-async def test_memory_is_never_offered_beyond_80_percent_of_the_node(admin: Access, world: World) -> None:
+async def test_memory_is_never_offered_beyond_80_percent_of_the_node(admin: ApiAccess, world: World) -> None:
     world.offer(4.0, 64.0)  # a daemon that offers everything: 8 GiB are used by others
     async with publishing(admin, world):
         await until(lambda: _is(world, 4000, int(0.8 * 64 * 1024 - 8 * 1024) * 2**20))
 
 
 async def test_one_high_look_does_not_raise_the_offer_and_one_low_look_lowers_it(
-    admin: Access, world: World
+    admin: ApiAccess, world: World
 ) -> None:
     async with publishing(admin, world):
         await until(lambda: _is(world, 4000, 8 * GIB))
@@ -157,7 +157,7 @@ async def test_one_high_look_does_not_raise_the_offer_and_one_low_look_lowers_it
         await until(lambda: _is(world, 8000, 8 * GIB))  # the last document stays: two looks
 
 
-async def test_taint_and_events_wait_and_come_back_slowly(admin: Access, world: World) -> None:
+async def test_taint_and_events_wait_and_come_back_slowly(admin: ApiAccess, world: World) -> None:
     def health(of: Health) -> None:
         world.offer(4.0, lras=tuple(replace(each, health=of) for each in world.daemon.document.lras))
 
@@ -194,7 +194,7 @@ async def _equal(value: Any, wanted: Any) -> bool:
 
 
 async def test_without_a_daemon_nothing_is_offered_and_a_restart_changes_nothing(
-    admin: Access, world: World, tmp_path: Path
+    admin: ApiAccess, world: World, tmp_path: Path
 ) -> None:
     async with publishing(admin, world):
         await until(lambda: _is(world, 4000, 8 * GIB))
@@ -213,7 +213,7 @@ async def test_without_a_daemon_nothing_is_offered_and_a_restart_changes_nothing
 
 
 async def test_a_node_that_is_made_again_and_foreign_writes_are_put_right(
-    admin: Access, world: World
+    admin: ApiAccess, world: World
 ) -> None:
     async with publishing(admin, world):
         await until(lambda: _is(world, 4000, 8 * GIB))
@@ -232,7 +232,7 @@ async def _has_document(world: World) -> bool:
 
 
 async def test_an_api_server_that_stops_hangs_and_returns_costs_nothing_but_time(
-    admin: Access, world: World, plane: ControlPlane, caplog: pytest.LogCaptureFixture
+    admin: ApiAccess, world: World, plane: ControlPlane, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "perphd.publish")
     async with publishing(admin, world):
@@ -259,7 +259,7 @@ async def test_an_api_server_that_stops_hangs_and_returns_costs_nothing_but_time
     assert 1 <= len(lines) <= 12, lines  # not one line a try
 
 
-async def test_withdraw_takes_everything_back(admin: Access, world: World) -> None:
+async def test_withdraw_takes_everything_back(admin: ApiAccess, world: World) -> None:
     bare = await world.node()
     async with publishing(admin, world):
         await until(lambda: _is(world, 4000, 8 * GIB))
@@ -273,7 +273,9 @@ async def test_withdraw_takes_everything_back(admin: Access, world: World) -> No
     assert not await _has_document(world)
 
 
-async def test_the_clock_of_a_node_does_not_matter_to_what_it_publishes(admin: Access, world: World) -> None:
+async def test_the_clock_of_a_node_does_not_matter_to_what_it_publishes(
+    admin: ApiAccess, world: World
+) -> None:
     def wrong() -> float:
         return time.time() - 86400.0 * 400
 
@@ -284,7 +286,7 @@ async def test_the_clock_of_a_node_does_not_matter_to_what_it_publishes(admin: A
 
 
 async def test_the_labels_of_this_nodes_pods_are_written_for_the_daemon(
-    admin: Access, world: World, tmp_path: Path
+    admin: ApiAccess, world: World, tmp_path: Path
 ) -> None:
     file = tmp_path / "pods.json"
 
@@ -317,7 +319,7 @@ async def _says(world: World, problem: str) -> bool:
 
 
 async def test_a_publisher_says_how_it_is(
-    admin: Access, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    admin: ApiAccess, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with publishing(admin, world) as publisher:
         await world.looks(2)

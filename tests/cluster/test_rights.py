@@ -11,10 +11,10 @@ import pytest
 from perphd.adapters.kubernetes.client import (
     JSON_PATCH,
     MERGE,
-    Access,
+    ApiAccess,
     ApiClient,
-    ApiError,
     Forbidden,
+    KubernetesError,
     Rejected,
 )
 from perphd.adapters.kubernetes.objects import NODES, PODS, PROFILES
@@ -58,30 +58,30 @@ OF_PUBLISHER: list[tuple[str, str, Any]] = [
     [("perphd-publish", ATTEMPTS + OF_PUBLISHER), ("perphd-extender", ATTEMPTS + OF_EXTENDER)],
 )
 async def test_accounts_may_nothing_else(
-    admin: Access, tmp_path: Path, account: str, attempts: list[tuple[str, str, Any]]
+    admin: ApiAccess, tmp_path: Path, account: str, attempts: list[tuple[str, str, Any]]
 ) -> None:
     async with ApiClient(admin) as api:
         await make_node(api, "rights")
         await publish(api, "rights", document())
         token = await token_of(api, account, tmp_path)
-        async with ApiClient(Access(admin.url, str(token), admin.ca_file)) as own:
+        async with ApiClient(ApiAccess(admin.url, str(token), admin.ca_file)) as own:
             for method, path, body in attempts:
                 with pytest.raises(Forbidden):
                     await own.request(method, path, body, MERGE if method == "PATCH" else "application/json")
             assert (await own.list_all(PODS))[1]
         token.write_text("forged")
-        async with ApiClient(Access(admin.url, str(token), admin.ca_file)) as own:
+        async with ApiClient(ApiAccess(admin.url, str(token), admin.ca_file)) as own:
             with pytest.raises(Forbidden):
                 await own.get(PODS)
         await remove_node(api, "rights")
 
 
-async def test_the_publisher_works_with_its_own_token(admin: Access, tmp_path: Path) -> None:
+async def test_the_publisher_works_with_its_own_token(admin: ApiAccess, tmp_path: Path) -> None:
     async with ApiClient(admin) as api:
         await make_node(api, "rights")
         token = await token_of(api, "perphd-publish", tmp_path)
         daemon = Daemon(tmp_path / "perphd.sock", document(free=0.0))
-        async with daemon.running(), ApiClient(Access(admin.url, str(token), admin.ca_file)) as own:
+        async with daemon.running(), ApiClient(ApiAccess(admin.url, str(token), admin.ca_file)) as own:
             publisher = Publisher(own, "rights", NodeSocket(str(daemon.path)).document, OwnPods(), 1.0)
             await publisher.round()
             await publisher.round()  # the second look without room: the taint as well
@@ -91,7 +91,7 @@ async def test_the_publisher_works_with_its_own_token(admin: Access, tmp_path: P
 
 
 async def test_a_publisher_may_change_its_own_node_only(
-    admin: Access, plane: ControlPlane, tmp_path: Path
+    admin: ApiAccess, plane: ControlPlane, tmp_path: Path
 ) -> None:
     async with ApiClient(admin) as api:
         for name in ("rights", "another"):
@@ -104,12 +104,12 @@ async def test_a_publisher_may_change_its_own_node_only(
         bound = {"kind": "Pod", "apiVersion": "v1", "name": "publisher", "uid": made["metadata"]["uid"]}
         token = await token_of(api, "perphd-publish", tmp_path, bound)
         try:
-            async with ApiClient(Access(admin.url, str(token), admin.ca_file)) as own:
+            async with ApiClient(ApiAccess(admin.url, str(token), admin.ca_file)) as own:
 
                 async def refused(path: str, body: Any, kind: str = MERGE) -> str:
                     try:
                         await own.patch(path, body, kind)
-                    except (ApiError, Rejected) as exc:
+                    except (KubernetesError, Rejected) as exc:
                         return str(exc)
                     return ""
 
@@ -155,7 +155,7 @@ def test_manifests_are_accepted_by_the_api_server(plane: ControlPlane, name: str
     assert len(told.splitlines()) == (MANIFESTS / f"{name}.yaml").read_text().count("\nkind: ")
 
 
-async def test_what_is_no_profile_is_refused_by_its_schema(admin: Access) -> None:
+async def test_what_is_no_profile_is_refused_by_its_schema(admin: ApiAccess) -> None:
     async with ApiClient(admin) as api:
         for spec in ({"reservations": [{"pod": "x"}]}, {"reservations": "none"}, None):
             profile = {
@@ -163,6 +163,6 @@ async def test_what_is_no_profile_is_refused_by_its_schema(admin: Access) -> Non
                 "kind": "NodeProfile",
                 "metadata": {"name": "wrong"},
             }
-            with pytest.raises(ApiError) as refused:
+            with pytest.raises(KubernetesError) as refused:
                 await api.post(PROFILES, profile if spec is None else {**profile, "spec": spec})
             assert refused.value.status == 422

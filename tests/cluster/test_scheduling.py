@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from perphd.adapters.kubernetes.client import Access, ApiClient
+from perphd.adapters.kubernetes.client import ApiAccess, ApiClient
 from perphd.adapters.kubernetes.objects import PROFILES
 from perphd.cluster.slots import slots_of
 from tests.cluster.conftest import MANIFESTS
@@ -37,7 +37,7 @@ from tools.cluster.control_plane import ControlPlane, free_ports
 class Extender:
     """``perphd-extender run`` as a process, with the rights of its own account."""
 
-    def __init__(self, admin: Access, token: Path, folder: Path, *options: str, port: int = 0) -> None:
+    def __init__(self, admin: ApiAccess, token: Path, folder: Path, *options: str, port: int = 0) -> None:
         self.port = port or free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = (folder / f"extender-{self.port}.log").open("w")
@@ -92,7 +92,7 @@ async def scheduling(plane: ControlPlane, name: str, port: int) -> AsyncIterator
 
 
 @pytest.fixture
-async def api(admin: Access) -> AsyncIterator[ApiClient]:
+async def api(admin: ApiAccess) -> AsyncIterator[ApiClient]:
     async with ApiClient(admin) as client:
         yield client
         await remove_pods(client)
@@ -111,7 +111,7 @@ async def _why(api: ApiClient, pod: str) -> str:
 
 
 async def test_pods_go_where_there_is_room_and_reasons_reach_their_owner(
-    api: ApiClient, admin: Access, plane: ControlPlane, tmp_path: Path
+    api: ApiClient, admin: ApiAccess, plane: ControlPlane, tmp_path: Path
 ) -> None:
     for name, free in (("roomy", 6.0), ("tight", 0.5)):
         await make_node(api, name)
@@ -151,7 +151,7 @@ async def test_pods_go_where_there_is_room_and_reasons_reach_their_owner(
 
 
 async def test_of_two_extenders_that_race_for_a_slot_one_gets_it(
-    api: ApiClient, admin: Access, tmp_path: Path
+    api: ApiClient, admin: ApiAccess, tmp_path: Path
 ) -> None:
     await make_node(api, "roomy")
     await publish(api, "roomy", document(free=1.0))
@@ -189,7 +189,7 @@ async def test_of_two_extenders_that_race_for_a_slot_one_gets_it(
 
 
 async def test_binding_by_reservation_never_overcommits(
-    api: ApiClient, admin: Access, plane: ControlPlane, tmp_path: Path
+    api: ApiClient, admin: ApiAccess, plane: ControlPlane, tmp_path: Path
 ) -> None:
     # The resource offered is for all of copper; what is free is less: others use it. Only the extender knows that.
     offers = {"roomy": 4.0, "other": 3.0}
@@ -222,7 +222,7 @@ async def test_binding_by_reservation_never_overcommits(
 
 
 async def test_profiles_of_a_restarted_api_server_arrive_again(
-    api: ApiClient, admin: Access, plane: ControlPlane, tmp_path: Path
+    api: ApiClient, admin: ApiAccess, plane: ControlPlane, tmp_path: Path
 ) -> None:
     await make_node(api, "roomy")
     await publish(api, "roomy", document(free=4.0))

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from perphd.adapters.kubernetes.client import Access, ApiClient, ApiError, Missing
+from perphd.adapters.kubernetes.client import ApiAccess, ApiClient, ApiMissing, KubernetesError
 from perphd.cluster.asking import COPPER_CPU, COPPER_MEMORY, quantity
 from tests.cluster.conftest import MANIFESTS
 from tests.cluster.world import PODS, remove_pods, until
@@ -78,11 +78,11 @@ class Webhook:
 
 
 @pytest.fixture
-async def api(admin: Access) -> AsyncIterator[ApiClient]:
+async def api(admin: ApiAccess) -> AsyncIterator[ApiClient]:
     async with ApiClient(admin) as client:
         yield client
         await remove_pods(client)
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(ApiMissing):
             await client.request("DELETE", f"{HOOKS}/perphd-copper")
 
 
@@ -146,7 +146,7 @@ async def test_copper_pods_are_rewritten_and_others_never(
         # What was rewritten and is sent again, as by a restored backup, is left as it is.
         again = {**made, "metadata": {"name": "again", "labels": made["metadata"]["labels"]}}
         assert (await api.post(PODS, again))["spec"]["containers"] == made["spec"]["containers"]
-        with pytest.raises(ApiError, match="quantities must match"):
+        with pytest.raises(KubernetesError, match="quantities must match"):
             await api.post(
                 PODS,
                 named("wrong")

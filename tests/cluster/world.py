@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from perphd.adapters.kubernetes.client import STRATEGIC, ApiClient, Missing
+from perphd.adapters.kubernetes.client import STRATEGIC, ApiClient, ApiMissing
 from perphd.adapters.kubernetes.objects import NODES, PROFILES
 from perphd.adapters.kubernetes.own_pods import OwnPods
 from perphd.adapters.kubernetes.publisher import Publisher
@@ -40,7 +40,7 @@ async def make_node(api: ApiClient, name: str, cpu: str = "16", memory: str = "6
 
 async def remove_node(api: ApiClient, name: str) -> None:
     for path in (f"{NODES}/{name}", f"{PROFILES}/{name}"):
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(ApiMissing):
             await api.request("DELETE", path)
 
 
@@ -67,7 +67,7 @@ def plain_pod(name: str, cpu: str = "1", **spec: Any) -> dict[str, Any]:
 async def remove_pods(api: ApiClient) -> None:
     items, _ = await api.list_all(PODS)
     for each in items:
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(ApiMissing):
             await api.request(
                 "DELETE", f"{PODS}/{each['metadata']['name']}", query={"gracePeriodSeconds": "0"}
             )

@@ -21,7 +21,7 @@ import pytest
 
 from perphd.control.client import Client, NotPermitted, Refused, Unreachable
 from perphd.domain.job import HISTORY_FILE
-from perphd.forecast.history.features import JobFacts
+from perphd.forecast.history.features import JobDescription
 from perphd.forecast.history.store import JobHistory, Quantity
 from perphd.host.fs import RealFs
 from perphd.host.systemd import is_systemd
@@ -451,7 +451,7 @@ def taught(host: Host, name: str, run_s: float) -> None:
     """Ten earlier jobs of this name took so long; what they used was not seen."""
     with JobHistory(host.state / HISTORY_FILE) as history:
         for n in range(10):
-            facts = JobFacts("root", "", name, (name,), 1.0, 0.0, n)
+            facts = JobDescription("root", "", name, (name,), 1.0, 0.0, n)
             history.complete(facts, {Quantity.RUN_TIME_S: run_s + n}, float(n))
 
 

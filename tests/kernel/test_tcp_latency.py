@@ -26,8 +26,8 @@ from perphd.host.cgroup import discover
 from perphd.host.fs import RealFs
 from perphd.host.sock_diag import tcp_listeners
 from perphd.host.tcp_latency import (
-    Counter,
-    Place,
+    HookPlace,
+    LatencyCounter,
     TcpCounts,
     TcpProbe,
     find_place,
@@ -129,7 +129,7 @@ def read_line(client: socket.socket, lines: int = 1) -> bytes:
     return data
 
 
-REQUESTS = (Counter.STARTED, Counter.ANSWERED, Counter.DROPPED, Counter.SPLIT)
+REQUESTS = (LatencyCounter.STARTED, LatencyCounter.ANSWERED, LatencyCounter.DROPPED, LatencyCounter.SPLIT)
 """A slow host sends segments again now and then: that is REPEATED on their way in, PUSHED on their way out."""
 
 
@@ -199,7 +199,7 @@ server.wait()
     with probing(group.app) as probe:
         subprocess.run([sys.executable, "-c", text], check=True)
         counts = probe.read()
-    assert counts[Counter.ANSWERED] == N
+    assert counts[LatencyCounter.ANSWERED] == N
 
 
 def test_connections_that_the_group_itself_opened_do_not_count(group: Group) -> None:
@@ -212,7 +212,7 @@ def test_connections_that_the_group_itself_opened_do_not_count(group: Group) -> 
     with probing(group.app) as client, probing(group.other) as server:
         subprocess.run([sys.executable, "-c", text], check=True)
         assert counted(client.read()) == {}
-        assert server.read()[Counter.ANSWERED] == N
+        assert server.read()[LatencyCounter.ANSWERED] == N
 
 
 def test_with_ports_other_connections_do_not_count(group: Group) -> None:
@@ -240,9 +240,9 @@ def test_unix_sockets_are_not_seen(group: Group) -> None:
 # -- sockets that belong to another group -------------------------------------------------------------------
 
 
-def place_of(group: Group, name: str = "app", ports: tuple[int, ...] = ()) -> Place:
+def place_of(group: Group, name: str = "app", ports: tuple[int, ...] = ()) -> HookPlace:
     place = find_place(discover(RealFs()), f"{group.cgroup}/{name}", ports)
-    assert isinstance(place, Place), place
+    assert isinstance(place, HookPlace), place
     return place
 
 
@@ -350,8 +350,8 @@ def test_a_pipelined_batch_is_one(group: Group) -> None:
             client.sendall(b"sleep 0.001\n" * 4)
             read_line(client, lines=4)
         counts = probe.read()
-        assert counts[Counter.ANSWERED] == N
-        assert counts[Counter.PUSHED] >= 3 * N
+        assert counts[LatencyCounter.ANSWERED] == N
+        assert counts[LatencyCounter.PUSHED] >= 3 * N
 
 
 def test_asynchronous_pipelining_is_too_fast_from_the_last_segment(group: Group) -> None:
@@ -363,7 +363,9 @@ def test_asynchronous_pipelining_is_too_fast_from_the_last_segment(group: Group)
             client.sendall(b"sleep 0.2\n")
             read_line(client, lines=2)
         counts = probe.read()
-        assert counts[Counter.ANSWERED] == counts[Counter.SPLIT] == 5, "two requests are counted as one"
+        assert counts[LatencyCounter.ANSWERED] == counts[LatencyCounter.SPLIT] == 5, (
+            "two requests are counted as one"
+        )
         assert p50_ms(counts, first=True) >= 190.0
         assert p50_ms(counts) < p50_ms(counts, first=True)
 
@@ -372,7 +374,7 @@ def test_what_is_pushed_does_not_count(group: Group) -> None:
     port = group.serve()
     with probing(group.app) as probe, connect(port) as client:
         ask(client, "push 5")
-        settled(probe, lambda counts: counts[Counter.PUSHED] >= 5)
+        settled(probe, lambda counts: counts[LatencyCounter.PUSHED] >= 5)
         assert counted(probe.read()) == {"STARTED": 1, "ANSWERED": 1}
 
 
@@ -381,8 +383,8 @@ def test_a_large_answer_is_one_to_its_first_byte(group: Group) -> None:
     with probing(group.app) as probe, connect(port) as client:
         assert len(ask(client, "big 4000000")) == 4000001
         counts = probe.read()
-        assert (counts[Counter.STARTED], counts[Counter.ANSWERED]) == (1, 1)
-        assert counts[Counter.PUSHED] > 5
+        assert (counts[LatencyCounter.STARTED], counts[LatencyCounter.ANSWERED]) == (1, 1)
+        assert counts[LatencyCounter.PUSHED] > 5
 
 
 def test_a_blocking_call_counts_with_its_waiting(group: Group) -> None:
@@ -436,8 +438,8 @@ def test_a_deferred_accept_hides_the_first_request_of_each_connection(group: Gro
                 ask(client)
                 ask(client)
         counts = probe.read()
-    assert counts[Counter.ANSWERED] == N
-    assert counts[Counter.PUSHED] >= N
+    assert counts[LatencyCounter.ANSWERED] == N
+    assert counts[LatencyCounter.PUSHED] >= N
 
 
 def test_ten_thousand_requests_on_many_connections_lose_none(group: Group) -> None:

@@ -19,7 +19,7 @@ import pytest
 from perphd.domain.reading import available
 from perphd.host.cgroup import discover
 from perphd.host.fs import RealFs
-from perphd.host.tcp_latency import Counter, TcpCounts, TcpProbe, percentile_ms
+from perphd.host.tcp_latency import LatencyCounter, TcpCounts, TcpProbe, percentile_ms
 from tests.kernel.tcp_protocols import END, GET, HEADERS, PREFACE, SETTINGS, STREAM_S, frame, frames
 
 pytestmark = [pytest.mark.requires_root, pytest.mark.requires_cgroup_v2]
@@ -83,8 +83,8 @@ def settled(probe: TcpProbe, is_so: Callable[[TcpCounts], bool]) -> TcpCounts:
 
 
 def answered(counts: TcpCounts) -> int:
-    assert counts[Counter.STARTED] == counts[Counter.ANSWERED]
-    return counts[Counter.ANSWERED]
+    assert counts[LatencyCounter.STARTED] == counts[LatencyCounter.ANSWERED]
+    return counts[LatencyCounter.ANSWERED]
 
 
 def p50_ms(counts: TcpCounts) -> float:
@@ -120,7 +120,7 @@ def over_tls(port: int) -> Iterator[ssl.SSLSocket]:
 
 def test_tls_counts_each_request_and_two_of_the_handshake(directory: str, certificate: str) -> None:
     with serving(directory, "tls", certificate) as (port, probe), over_tls(port) as client:
-        settled(probe, lambda counts: counts[Counter.ANSWERED] == 2)
+        settled(probe, lambda counts: counts[LatencyCounter.ANSWERED] == 2)
         for _ in range(N):
             client.sendall(b"echo\n")
             assert client.recv(100) == b"echo\n"
@@ -131,10 +131,10 @@ def test_a_tls_connection_for_each_request_counts_three(directory: str, certific
     with serving(directory, "tls", certificate) as (port, probe):
         for n in range(N):
             with over_tls(port) as client:
-                settled(probe, lambda counts, n=n: counts[Counter.ANSWERED] == 3 * n + 2)  # type: ignore[misc]
+                settled(probe, lambda counts, n=n: counts[LatencyCounter.ANSWERED] == 3 * n + 2)  # type: ignore[misc]
                 client.sendall(b"echo\n")
                 assert client.recv(100) == b"echo\n"
-        assert probe.read()[Counter.ANSWERED] == 3 * N
+        assert probe.read()[LatencyCounter.ANSWERED] == 3 * N
 
 
 # -- HTTP ---------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_http2_counts_each_request_of_one_stream_at_a_time(directory: str) -> No
         client.sendall(PREFACE + frame(SETTINGS, 0, 0))
         told = frames(client)
         assert next(told)[0] == SETTINGS
-        before = answered(settled(probe, lambda counts: counts[Counter.ANSWERED] > 0))
+        before = answered(settled(probe, lambda counts: counts[LatencyCounter.ANSWERED] > 0))
         for n in range(N):
             client.sendall(frame(HEADERS, END, 1 + 2 * n, GET))
             assert next(told) == (HEADERS, END, 1 + 2 * n)
@@ -160,7 +160,7 @@ def test_http2_counts_a_burst_of_streams_once_with_its_first_answer(directory: s
         client.sendall(PREFACE + frame(SETTINGS, 0, 0))
         told = frames(client)
         assert next(told)[0] == SETTINGS
-        before = settled(probe, lambda counts: counts[Counter.ANSWERED] > 0)
+        before = settled(probe, lambda counts: counts[LatencyCounter.ANSWERED] > 0)
         began_s = time.monotonic()
         for n in range(N):
             ids = [1 + 2 * (n * streams + m) for m in range(streams)]
@@ -169,7 +169,7 @@ def test_http2_counts_a_burst_of_streams_once_with_its_first_answer(directory: s
         burst_ms = 1000.0 * (time.monotonic() - began_s) / N
         counts = probe.read().since(before)
         assert answered(counts) == N
-        assert counts[Counter.PUSHED] >= (streams - 1) * N, "the other answers"
+        assert counts[LatencyCounter.PUSHED] >= (streams - 1) * N, "the other answers"
         assert 0.95 * 1000.0 * STREAM_S <= p50_ms(counts) < burst_ms / 2
 
 
@@ -220,5 +220,5 @@ def test_fast_open_hides_the_first_request_of_a_connection(directory: str) -> No
         subprocess.run(["unshare", "--net", "sh", "-c", words, *argv], check=True, timeout=PATIENCE_S)
         counts = probe.read()
     # Of two requests each; the first connection has no cookie yet.
-    assert N <= counts[Counter.ANSWERED] <= N + 1
-    assert counts[Counter.PUSHED] >= N - 1
+    assert N <= counts[LatencyCounter.ANSWERED] <= N + 1
+    assert counts[LatencyCounter.PUSHED] >= N - 1

@@ -22,7 +22,7 @@ import pytest
 from perphd.domain.reading import available
 from perphd.host.cgroup import discover
 from perphd.host.fs import RealFs
-from perphd.host.tcp_latency import Counter, TcpProbe, percentile_ms
+from perphd.host.tcp_latency import LatencyCounter, TcpProbe, percentile_ms
 from tests.kernel.tcp_wire import Asker, Wire, enable, load, path_ms
 
 # The whole host is measured with it: other work on a shared machine may spoil one look, and does not spoil three.
@@ -264,7 +264,9 @@ def test_counts_and_percentiles_are_those_of_the_wire(name: str, group: str, hom
                         wire = load(askers[:2] if loop == "closed" else askers, SECONDS, rate)
                         seen = probe.read().since(before)
                         what = f"{name} {loop} loop, {spinners} spinners"
-                        assert seen[Counter.ANSWERED] == seen[Counter.STARTED] == wire.answered, what
+                        assert (
+                            seen[LatencyCounter.ANSWERED] == seen[LatencyCounter.STARTED] == wire.answered
+                        ), what
                         assert len(wire.times_ns) >= 0.99 * wire.answered, f"{what}: stamps are missing"
                         for share in (0.50, 0.95, 0.99):
                             found, truth = percentile_ms(seen.from_last, share), wire.percentile_ms(share)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from perphd.agent.composition import build_agent
-from perphd.agent.profiling.explorer import Guard, Pacing, Step, Stop
+from perphd.agent.profiling.explorer import ExplorationGuard, ExplorationStep, Pacing, Stop
 from perphd.agent.profiling.host import open_subject
 from perphd.agent.profiling.progress import ProfileProgress
-from perphd.agent.profiling.run import Plan, ProfileOptions, find_lra, profile_simulated, rows_of
+from perphd.agent.profiling.run import ProfileOptions, ProfilingPlan, find_lra, profile_simulated, rows_of
 from perphd.agent.simulated import simulate, simulated_sli
 from perphd.config.file import Config
 from perphd.domain.errors import ConfigError
@@ -33,10 +33,10 @@ class Told:
     def __init__(self) -> None:
         self.known = 0
         self.left_out: tuple[str, ...] = ()
-        self.steps: list[Step] = []
+        self.steps: list[ExplorationStep] = []
         self.said: list[str] = []
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: ProfilingPlan) -> None:
         self.cells, self.points, self.known, self.left_out = (
             plan.cells,
             plan.points,
@@ -45,7 +45,7 @@ class Told:
         )
         self.takes_s = plan.takes_s
 
-    def step(self, step: Step) -> None:
+    def step(self, step: ExplorationStep) -> None:
         self.steps.append(step)
 
     def say(self, text: str) -> None:
@@ -89,7 +89,9 @@ async def test_a_simulated_mysql_is_explored_interrupted_taken_up_and_known(tmp_
 
 async def test_it_stops_when_the_simulated_application_suffers_and_says_so() -> None:
     told = Told()
-    options = ProfileOptions(points=60, pacing=Pacing(1, 1), guard=Guard(max_loss_pct=30.0), engine="numpy")
+    options = ProfileOptions(
+        points=60, pacing=Pacing(1, 1), guard=ExplorationGuard(max_loss_pct=30.0), engine="numpy"
+    )
     result = await profile_simulated("mysql-oltp", options, told)
     assert result.outcome.stop is Stop.SUFFERED
     assert told.steps[-1].complaint
@@ -100,7 +102,7 @@ async def test_it_stops_when_the_simulated_application_suffers_and_says_so() -> 
 async def test_an_application_on_two_cpus_is_known_within_what_it_may_lose(tmp_path: Path) -> None:
     two, told = Machine(1, 2), Told()
     options = ProfileOptions(
-        points=40, guard=Guard(max_loss_pct=50.0), engine="numpy", out=tmp_path / "p.json"
+        points=40, guard=ExplorationGuard(max_loss_pct=50.0), engine="numpy", out=tmp_path / "p.json"
     )
     result = await profile_simulated("mysql-oltp", options, told, machine=two)
     assert result.outcome.stop is Stop.DONE

@@ -22,7 +22,7 @@ from perphd.agent.simulated import simulate, simulated_sli
 from perphd.commands.cli import cli
 from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.control.access import Access, Peer
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.control.routes import Hooks
 from perphd.control.server import ControlServer
 from perphd.control.tagged import TaggedError, decode_tagged, encode_tagged
@@ -70,7 +70,7 @@ async def recorded(state: Path, file: Path, rounds: int, arrives_s: float = 8.0)
             return config
 
         server = ControlServer(
-            agent, config, reload=reload, hooks=Hooks(lambda _: ()), limits=Limits(),
+            agent, config, reload=reload, hooks=Hooks(lambda _: ()), limits=ApiLimits(),
             peer_lookup=lambda _: ROOT, access=Access("perphd", "perphd-admin", 501, 502, 0),
         )  # fmt: skip
         now_s = 0.0

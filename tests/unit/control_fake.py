@@ -20,7 +20,7 @@ from perphd.agent.rounds import Round
 from perphd.agent.tally import Tally
 from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.control.access import Access, Peer
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.control.routes import Hooks
 from perphd.control.server import ControlServer
 from perphd.domain.allocation import IDLE, UNTOUCHED, Allocation, CpuGrant, Settings
@@ -432,7 +432,7 @@ ACCESS = Access(
 class Served:
     """A server around a fake agent. ``peer`` is who every connection is taken for."""
 
-    def __init__(self, directory: Path, limits: Limits) -> None:
+    def __init__(self, directory: Path, limits: ApiLimits) -> None:
         self.socket = str(directory / "perphd.sock")
         self.config = Config(
             daemon=DaemonConfig(socket=self.socket, state_dir=str(directory)),
@@ -469,9 +469,9 @@ class Served:
 
 
 @contextmanager
-def serving(directory: Path, limits: Limits | None = None) -> Iterator[Served]:
+def serving(directory: Path, limits: ApiLimits | None = None) -> Iterator[Served]:
     """A server that runs in a thread until the block ends."""
-    served = Served(directory, limits if limits is not None else Limits(heartbeat_s=0.05, shutdown_s=0.5))
+    served = Served(directory, limits if limits is not None else ApiLimits(heartbeat_s=0.05, shutdown_s=0.5))
     ready, loop = threading.Event(), asyncio.new_event_loop()
     end = asyncio.Event()
 

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from perphd.batch.admission import ResourceRisk, admission
-from perphd.batch.calibration import CORRELATION_PRIOR, Calibration, score, with_job, with_scores, with_sum
+from perphd.batch.calibration import (
+    CORRELATION_PRIOR,
+    UsageCalibration,
+    score,
+    with_job,
+    with_scores,
+    with_sum,
+)
 from perphd.batch.job import JobState, QueuedJob
 from perphd.batch.look import CPU, MEMORY, ExpectedSum, JobOutlook
 from perphd.batch.observations import HALF_S, Observations
@@ -18,7 +25,7 @@ from tests.unit.queue_world import GIB, spec
 
 
 def test_jobs_that_keep_to_their_first_minute_give_weight_to_what_was_observed() -> None:
-    kept = grown = Calibration()
+    kept = grown = UsageCalibration()
     assert kept.observed_weight == 0.5
     for _ in range(50):
         kept, grown = with_job(kept, 1.0, 1.04), with_job(grown, 1.0, 2.0)
@@ -33,7 +40,7 @@ def test_jobs_that_keep_to_their_first_minute_give_weight_to_what_was_observed()
 def test_the_correlation_is_measured(shared: float) -> None:
     rng = np.random.default_rng(5)
     prior = of_values(rng.standard_normal(2000) + 10.0)
-    learned = Calibration()
+    learned = UsageCalibration()
     assert learned.correlation == pytest.approx(CORRELATION_PRIOR)
     for _ in range(300):
         common = rng.standard_normal()
@@ -46,7 +53,7 @@ def test_the_correlation_is_measured(shared: float) -> None:
 
 def test_a_probability_becomes_what_it_has_meant() -> None:
     law = of_outcomes({float(n): 1.0 for n in range(1, 101)}, 100.0, 100)
-    timid, bold, right = Calibration(), Calibration(), Calibration()
+    timid, bold, right = UsageCalibration(), UsageCalibration(), UsageCalibration()
     for n in range(400):
         timid = with_sum(timid, law, 45.0 + n % 10, False)  # always near the middle of what was predicted
         bold = with_sum(
@@ -68,7 +75,7 @@ def test_a_probability_becomes_what_it_has_meant() -> None:
 
 def test_sums_beyond_their_laws_do_not_refuse_what_is_sure_to_fit() -> None:
     law = of_outcomes({float(n): 1.0 for n in range(1, 101)}, 100.0, 100)
-    learned = Calibration()
+    learned = UsageCalibration()
     for n in range(30):
         learned = with_sum(learned, law, 120.0 if n < 3 else 50.0, False)
     assert learned.corrected(0.05) > 0.05, "a tenth of all sums was beyond its law"
@@ -81,8 +88,8 @@ def test_sums_beyond_their_laws_do_not_refuse_what_is_sure_to_fit() -> None:
 def test_a_full_shared_resource_says_only_that_the_sum_was_high() -> None:
     law = replace(of_outcomes({50.0: 0.8}, 100.0, 100), over=0.2)
     law = replace(law, shares=law.shares * 0.8)
-    assert with_sum(Calibration(), law, 99.0, True).levels == (0.9,)
-    (level,) = with_sum(Calibration(), law, 99.0, False).levels
+    assert with_sum(UsageCalibration(), law, 99.0, True).levels == (0.9,)
+    (level,) = with_sum(UsageCalibration(), law, 99.0, False).levels
     assert level == pytest.approx(0.8)
 
 
@@ -110,7 +117,7 @@ def test_a_sum_is_compared_with_the_law_that_admitted_it_when_the_first_minute_i
     assert used is not None
     assert used.seen[CPU].most == 2.5
     assert seen.calibration[CPU].observed_weight > 0.5
-    assert seen.calibration[MEMORY] == Calibration(), "nothing was seen of it"
+    assert seen.calibration[MEMORY] == UsageCalibration(), "nothing was seen of it"
 
 
 def test_nothing_is_learned_from_a_sum_with_a_member_that_was_not_seen_or_from_another_attempt() -> None:

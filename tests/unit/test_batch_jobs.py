@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perphd.batch.job import (
-    PREEMPTION_BACKOFF_S,
+    PREEMPTION_BACKOFF,
     STARTABLE,
     CancelledBy,
     Confirmed,
@@ -103,8 +103,8 @@ def test_a_preempted_job_is_frozen_then_requeued_as_one_preemption() -> None:
     later = _lived(again, Started(160), Confirmed(160))
     assert "protected for another 40 s" in _why_not(later, FrozenFor(360, "x"))
     assert "protected for another 40 s" in _why_not(later, RequeuedFor(360, "x"))
-    second = _lived(later, FrozenFor(100 + PREEMPTION_BACKOFF_S, "x"))
-    assert second.not_preempted_before_s == 100 + 3 * PREEMPTION_BACKOFF_S  # doubled
+    second = _lived(later, FrozenFor(100 + PREEMPTION_BACKOFF.first_s, "x"))
+    assert second.not_preempted_before_s == 100 + 3 * PREEMPTION_BACKOFF.first_s  # doubled
     thawed = _lived(second, Thawed(500))
     assert (thawed.state, thawed.ran_s) == (JobState.RUNNING, 240.0)
     assert _lived(thawed, RequeuedFor(501, "the host reboots", preempted=False)).preemptions == 2
@@ -175,7 +175,7 @@ def test_no_history_ends_twice_or_preempts_within_the_back_off(
         assert result.ran_s >= 0
         job = result
     gaps = [b - a for a, b in pairwise(preempted_s)]
-    assert all(gap >= PREEMPTION_BACKOFF_S * 2**n - 1e-6 for n, gap in enumerate(gaps))
+    assert all(gap >= PREEMPTION_BACKOFF.first_s * 2**n - 1e-6 for n, gap in enumerate(gaps))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perphd.forecast.history.features import JobFacts, feature_values
+from perphd.forecast.history.features import JobDescription, feature_values
 from perphd.forecast.history.store import JobHistory
 from tools.bench.forecasts import costs, history
 
@@ -38,7 +38,7 @@ def test_a_prediction_searches_the_index_and_takes_well_under_its_budget() -> No
 
 def test_time_of_a_prediction_does_not_grow_with_the_history(tmp_path: Path) -> None:
     with JobHistory(tmp_path / "jobs.sqlite") as found:
-        found.complete(JobFacts(user="ada"), {history.RUN: 1.0}, 0.0)
+        found.complete(JobDescription(user="ada"), {history.RUN: 1.0}, 0.0)
     with sqlite3.connect(tmp_path / "jobs.sqlite") as database:
         plan = database.execute(
             "EXPLAIN QUERY PLAN SELECT samples FROM records WHERE quantity = ? AND feature IN (?, ?)",

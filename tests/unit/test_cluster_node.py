@@ -45,7 +45,7 @@ from perphd.qos.ledger import (
     Amounts,
     CapacityRequest,
     Holding,
-    Refusal,
+    LedgerRefusal,
     RefusalCause,
     commit,
     revoke,
@@ -422,7 +422,7 @@ def test_gold_and_the_nodes_own_name_cannot_be_reserved() -> None:
     generation = node.ledger.generation
     for holder, band in (("pod", QosBand.GOLD), ("pod", QosBand.SYSTEM), (WORKLOADS, QosBand.COPPER)):
         found = offered_bid(node, CapacityRequest(holder, band, Amounts(1.0, 0)), 1.0, generation, 0.0)
-        assert isinstance(found, Refusal)
+        assert isinstance(found, LedgerRefusal)
 
 
 _BAND = st.sampled_from([QosBand.COPPER, QosBand.SILVER])
@@ -465,7 +465,7 @@ def test_at_most_one_reservation_succeeds_for_each_generation(steps) -> None:
                 generation = node.ledger.generation - behind
                 request = CapacityRequest(f"p{who}", band, Amounts(cpus, 0))
                 found = offered_bid(node, request, cpus, generation, now_s)
-                if isinstance(found, Refusal):
+                if isinstance(found, LedgerRefusal):
                     assert behind == 0 or found.cause is RefusalCause.STALE
                 else:
                     assert behind == 0
@@ -478,10 +478,10 @@ def test_at_most_one_reservation_succeeds_for_each_generation(steps) -> None:
             case ("commit", who):
                 held = node.ledger.held_by(f"p{who}")
                 made = commit(node.ledger, f"p{who}", held.token if held else 0, now_s)
-                node = node if isinstance(made, Refusal) else replace(node, ledger=made)
+                node = node if isinstance(made, LedgerRefusal) else replace(node, ledger=made)
             case ("release", who):
                 gone = revoke(node.ledger, f"p{who}")
-                node = node if isinstance(gone, Refusal) else replace(node, ledger=gone)
+                node = node if isinstance(gone, LedgerRefusal) else replace(node, ledger=gone)
         own = node.ledger.held_by(WORKLOADS)
         assert isinstance(own, Holding)
         if (

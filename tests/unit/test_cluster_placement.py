@@ -23,8 +23,8 @@ from perphd.cluster.scheduling.packing import alignment, balanced, borg_like, n_
 from perphd.cluster.scheduling.placement import (
     POLICIES,
     PlacementDecision,
+    PlacementProposal,
     PlacementSettings,
-    Proposal,
     decided,
     resolved,
     sampled,
@@ -318,7 +318,7 @@ def test_every_policy_explains_every_candidate(policy):
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(-5, 5)), max_size=12))
 def test_conflicts_leave_one_winner_on_every_node(drawn):
-    proposals = [Proposal(f"s{i}", f"p{i}", place, score) for i, (place, score) in enumerate(drawn)]
+    proposals = [PlacementProposal(f"s{i}", f"p{i}", place, score) for i, (place, score) in enumerate(drawn)]
     found = resolved(proposals)
     assert sorted(each.pod for each in (*found.deployed, *found.redispatched)) == sorted(
         p.pod for p in proposals

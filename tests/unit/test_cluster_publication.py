@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perphd.cluster.asking import AskingPod, asking_pod
 from perphd.cluster.document import HeldAmount, NodeAmounts, NodeDocument
-from perphd.cluster.publication import Kept, Level, Publication, decided, offered_level
+from perphd.cluster.publication import KeptPublication, Level, Publication, decided, offered_level
 from perphd.cluster.slots import NoRoom, room, slots_of, taken, without
 from perphd.domain.decision import Health
 from perphd.domain.reading import NOT_MEASURED, Unavailable
@@ -27,7 +27,7 @@ def offering(cpus: float, gib: float = 8.0, degraded: bool = False, used_gib: fl
 
 
 def after(*looks: NodeDocument | Unavailable) -> list[Publication]:
-    kept, found = Kept(), []
+    kept, found = KeptPublication(), []
     for look in looks:
         publication, kept = decided(look, kept)
         found.append(publication)

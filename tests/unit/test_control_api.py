@@ -20,7 +20,7 @@ import pytest
 from perphd.config.workloads import read_runtime
 from perphd.control.access import Access, Peer, Right, peer_of
 from perphd.control.client import Client, Refused
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.control.routes import Hooks
 from perphd.control.sql import Queries
 from perphd.domain.errors import ConfigError, KernelError, PerphError
@@ -625,7 +625,7 @@ def test_no_http_at_all(served: Served):
     assert ask(served, "GET", "/v1/status")[0] == 200
 
 
-SHORT = Limits(
+SHORT = ApiLimits(
     idle_s=0.1,
     body_s=0.1,
     write_s=0.3,
@@ -665,7 +665,7 @@ def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path):
 
 def test_too_many_connections(tmp_path: Path):
     with (
-        serving(tmp_path, Limits(connections=2, reserved=0, shutdown_s=0.2)) as served,
+        serving(tmp_path, ApiLimits(connections=2, reserved=0, shutdown_s=0.2)) as served,
         contextlib.ExitStack() as stack,
     ):
         for _ in range(2):
@@ -699,7 +699,7 @@ def test_no_answer_takes_more_memory_than_it_may(served: Served):
 
 
 def test_readers_cannot_take_all_connections_from_the_administrators(tmp_path: Path):
-    limits = Limits(connections=4, reserved=2, shutdown_s=0.2)
+    limits = ApiLimits(connections=4, reserved=2, shutdown_s=0.2)
     with serving(tmp_path, limits) as served, contextlib.ExitStack() as stack:
         served.peer = READER
         for _ in range(2):
@@ -719,7 +719,7 @@ def test_readers_cannot_take_all_event_streams_and_queries_from_the_administrato
         assert free.wait(30)
         return b"{}"
 
-    limits = Limits(streams=2, reserved_streams=1, queries=2, reserved_queries=1, shutdown_s=0.2)
+    limits = ApiLimits(streams=2, reserved_streams=1, queries=2, reserved_queries=1, shutdown_s=0.2)
     with (
         serving(tmp_path, limits) as served,
         unittest.mock.patch.object(Queries, "_run", held),

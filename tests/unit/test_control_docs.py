@@ -17,13 +17,13 @@ from perphd.adapters.yarn import program as yarn
 from perphd.commands import daemon
 from perphd.commands.cli import cli
 from perphd.config.file import parse
-from perphd.config.reference import EXAMPLE, default_text, man, markdown
 from perphd.config.schema import keys_of, read_value
 from perphd.config.workloads import WORKLOAD_TABLES
 from perphd.control.errors import Code
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.control.routes import Routes
 from tests.unit.control_fake import Served
+from tools.reference.config import EXAMPLE, default_text, man, markdown
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (
@@ -35,7 +35,7 @@ PAGES = (
     "perphd-slurm.8",
     "perphd-yarn.8",
 )
-ANEW = "write it anew: python -m perphd.config.reference"
+ANEW = "write it anew: python -m tools.reference.config"
 
 
 def plain_page(name: str) -> str:
@@ -113,7 +113,7 @@ def test_every_command_says_what_it_does_in_one_line():
 
 def test_every_route_and_code_is_documented(tmp_path: Path):
     manual = plain_page("perphd.8")
-    served = Served(tmp_path, Limits())
+    served = Served(tmp_path, ApiLimits())
     routes: Routes = served.server._routes
     for route in routes.table():
         path = route.path.replace("{name}", "NAME")

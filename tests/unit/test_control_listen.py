@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perphd.control.listen import Listener, SocketTaken, bind, from_systemd
+from perphd.control.listen import SocketListener, SocketTaken, bind, from_systemd
 from perphd.domain.errors import PerphError
 
 
@@ -85,7 +85,7 @@ def test_no_socket_from_systemd_for_another_process(monkeypatch: pytest.MonkeyPa
     assert from_systemd() is None
 
 
-def passed_by_systemd(monkeypatch: pytest.MonkeyPatch, descriptors: list[int]) -> Listener | None:
+def passed_by_systemd(monkeypatch: pytest.MonkeyPatch, descriptors: list[int]) -> SocketListener | None:
     daemon = pytest.importorskip("systemd.daemon", reason="needs the package systemd-python")
     monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
     monkeypatch.setattr(daemon, "listen_fds", lambda unset_environment: descriptors)

@@ -17,7 +17,7 @@ from perphd.config.file import Config, StoreConfig
 from perphd.control import openapi
 from perphd.control.client import Client, Refused
 from perphd.control.errors import ApiError, Code
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.control.read_throttle import ReadThrottle
 from perphd.control.sql import CpuShare, Queries
 from perphd.monitor.store import Store
@@ -89,7 +89,7 @@ def asked(queries: Queries, sql: str, may_change: bool = False) -> bytes | ApiEr
 
 def test_queries_have_a_share_of_cpu_time_and_administrators_some_for_themselves(config: Config):
     now, cpu = [100.0], Cpu(0.5)
-    queries = Queries(config, Limits(queries_cpu_s=12.0, reserved_queries_cpu_s=4.0), lambda: now[0], cpu)
+    queries = Queries(config, ApiLimits(queries_cpu_s=12.0, reserved_queries_cpu_s=4.0), lambda: now[0], cpu)
     stopped = asked(queries, ENDLESS)
     assert isinstance(stopped, ApiError)
     assert stopped.code is Code.REFUSED
@@ -108,7 +108,7 @@ def test_queries_have_a_share_of_cpu_time_and_administrators_some_for_themselves
 
 
 def test_many_rows_are_answered_whole(config: Config):
-    queries = Queries(config, Limits())
+    queries = Queries(config, ApiLimits())
     some = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 1203) SELECT x FROM c"
     body = asyncio.run(queries.answer(some, 2000, may_change=True))
     rows = ",".join(f"[{n}]" for n in range(1, 1204))
@@ -119,7 +119,7 @@ def test_many_rows_are_answered_whole(config: Config):
 def test_queries_have_not_the_daemons_priority(config: Config, monkeypatch: pytest.MonkeyPatch):
     set_for: list[tuple[int, int, int]] = []
     monkeypatch.setattr(os, "setpriority", lambda *call: set_for.append(call))
-    queries = Queries(config, Limits())
+    queries = Queries(config, ApiLimits())
     ran_in: list[int] = []
 
     def cpu_s() -> float:
@@ -129,8 +129,8 @@ def test_queries_have_not_the_daemons_priority(config: Config, monkeypatch: pyte
     queries._cpu_s = cpu_s
     asked(queries, "SELECT 1")
     queries.end()
-    assert set_for == [(os.PRIO_PROCESS, ran_in[0], Limits().query_nice)]
-    assert Limits().query_nice > OWN_NICE
+    assert set_for == [(os.PRIO_PROCESS, ran_in[0], ApiLimits().query_nice)]
+    assert ApiLimits().query_nice > OWN_NICE
     assert ran_in[0] != threading.get_native_id()
 
 
@@ -141,7 +141,7 @@ def test_a_query_ends_with_the_daemon(config: Config):
         looked.set()
         return 0.0
 
-    queries = Queries(config, Limits(query_s=600.0), cpu_s=cpu_s)
+    queries = Queries(config, ApiLimits(query_s=600.0), cpu_s=cpu_s)
 
     async def stop_meanwhile() -> None:
         running = asyncio.create_task(queries.answer(ENDLESS, 10, may_change=True))
@@ -175,7 +175,7 @@ class Later:
 def test_one_at_a_time_in_order_with_a_rest_after_each():
     async def story() -> None:
         cpu, later, order = [10.0], Later(), list[str]()
-        throttle = ReadThrottle(Limits(rest=4.0, least_answer_s=0.001), lambda: cpu[0], later)
+        throttle = ReadThrottle(ApiLimits(rest=4.0, least_answer_s=0.001), lambda: cpu[0], later)
 
         async def one(name: str) -> None:
             slot = await throttle.take()
@@ -201,7 +201,7 @@ def test_one_at_a_time_in_order_with_a_rest_after_each():
 def test_no_more_wait_than_there_are_connections_and_who_leaves_takes_no_turn():
     async def story() -> None:
         later = Later()
-        throttle = ReadThrottle(Limits(connections=2), later=later)
+        throttle = ReadThrottle(ApiLimits(connections=2), later=later)
         held = await throttle.take()
         waiting = [asyncio.create_task(throttle.take()) for _ in range(2)]
         await asyncio.sleep(0)

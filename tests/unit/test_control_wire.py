@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
 from perphd.domain.capability import Capability
 from perphd.domain.cpuset import CpuSet
@@ -78,7 +78,7 @@ def test_keep_is_an_absent_key():
 
 
 def test_everything_the_api_sends(tmp_path):
-    served = Served(tmp_path, Limits())
+    served = Served(tmp_path, ApiLimits())
     comes_back(AgentStatus, served.agent.status())
     comes_back(tuple[Decision, ...], (decision(1.0), decision(2.0, Action.HOLD)))
     comes_back(tuple[Capability, ...], CAPABILITIES.items)

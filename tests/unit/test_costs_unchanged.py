@@ -25,7 +25,7 @@ from perphd.isolation import journal_format
 from perphd.monitor.events import EventMeter
 from perphd.monitor.files import _Place, _Source, _Want
 from perphd.monitor.ladder import HARDWARE_ORDER, SOFTWARE, EventLadder
-from perphd.monitor.meters import CpuStat, Gauge, MemoryStat, Meter, Pressure, Readings
+from perphd.monitor.meters import CpuStat, Gauge, MemoryStat, Meter, PressureMeter, Readings
 
 _CPU = [b"usage_usec %d\nnr_periods %d\nnr_throttled %d\n" % n for n in ((0, 0, 0), (10, 1, 0), (99, 9, 4))]
 _PSI = [b"some avg10=0.00 total=%d\nfull avg10=0.00 total=%d\n" % n for n in ((0, 0), (7, 2), (5000, 900))]
@@ -36,7 +36,7 @@ _STAT = [
 ]
 _KINDS: dict[str, tuple[Callable[[], Meter], list[bytes]]] = {
     "cpu": (lambda: CpuStat(usage=True, throttling=True), _CPU),
-    "psi": (lambda: Pressure("cpu_some_pct", "io_full_pct"), _PSI),
+    "psi": (lambda: PressureMeter("cpu_some_pct", "io_full_pct"), _PSI),
     "size": (lambda: Gauge("memory_current_bytes"), _SIZE),
     "memory": (MemoryStat.v2, _STAT),
 }

@@ -37,7 +37,7 @@ from perphd.dataset.manifest import (
     encode,
     new_attempt,
 )
-from perphd.dataset.stores import Folder, Objects, Store, inside, open_store
+from perphd.dataset.stores import Folder, Objects, ObjectStore, inside, open_store
 from perphd.domain.sample import Sample
 from perphd.monitor.export import export_parts
 from perphd.monitor.schema import TABLES
@@ -61,20 +61,20 @@ def server() -> Iterator[ObjectServer]:
         yield made
 
 
-def write(store: Store) -> Manifest:
+def write(store: ObjectStore) -> Manifest:
     with attempt(store) as made:
         for source, data in CONTENTS.items():
             made.add(source, ".csv", lambda file, data=data: file.write(data) and None)  # type: ignore[misc]
         return made.commit()
 
 
-def one_part(store: Store, content: Callable[[Any], None]) -> None:
+def one_part(store: ObjectStore, content: Callable[[Any], None]) -> None:
     with attempt(store) as made:
         made.add("one", "", content)
         made.commit()
 
 
-def read_all(store: Store) -> dict[str, bytes]:
+def read_all(store: ObjectStore) -> dict[str, bytes]:
     return {part.source: b"".join(read_part(store, part)) for part in read_manifest(store).parts}
 
 
@@ -218,7 +218,7 @@ def test_two_attempts_never_mix(kind: str, tmp_path: Path, request: pytest.Fixtu
     orders = orders if kind == "folder" else orders[::4]
     for number, order in enumerate(orders):
         if kind == "folder":
-            store: Store = Folder(tmp_path / str(number))
+            store: ObjectStore = Folder(tmp_path / str(number))
         else:
             store = open_store(request.getfixturevalue("server").url(f"two-{number}"))
         attempts = {name: Attempt(store) for name in "ab"}

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi import checks
 
 from perphd.control import openapi
 from perphd.control.access import Peer, Right
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.control.openapi_operations import OPERATIONS as OPERATIONS_OF_ROUTES
 from tests.unit.control_fake import READER, ROOT, STRANGER, Served, serving
 from tests.unit.queue_world import World
@@ -70,7 +70,7 @@ class _Pool(urllib3.HTTPConnectionPool):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("api"), Limits(shutdown_s=0.5)) as server:
+    with serving(tmp_path_factory.mktemp("api"), ApiLimits(shutdown_s=0.5)) as server:
         server.agent.queue = World(tmp_path_factory.mktemp("queue")).daemon()
         yield server
         server.agent.queue.close()

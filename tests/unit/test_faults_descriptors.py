@@ -15,7 +15,7 @@ import pytest
 from perphd.agent import selfcost
 from perphd.agent.triggers import EarlyTicks
 from perphd.config.tables import WakeConfig
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.domain.errors import Full
 from perphd.domain.reading import available
 from perphd.host.cgroup.population import PopulationWatch
@@ -100,7 +100,7 @@ def test_what_it_costs_itself_is_then_not_known() -> None:
 
 
 async def test_a_connection_that_cannot_be_taken_is_one_complaint_and_is_taken_later(tmp_path: Path) -> None:
-    served = Served(tmp_path, Limits())
+    served = Served(tmp_path, ApiLimits())
     complaints: list[str] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: complaints.append(str(context["message"])))

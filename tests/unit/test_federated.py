@@ -19,7 +19,14 @@ from perphd.federated.contribution import (
     to_text,
 )
 from perphd.federated.hardware import UNLIKE, Hardware, distance, likeness
-from perphd.federated.ledger import EVERY_GENERATION, Ledger, Withdrawal, merged, of_documents, withdraw
+from perphd.federated.ledger import (
+    EVERY_GENERATION,
+    ContributionLedger,
+    Withdrawal,
+    merged,
+    of_documents,
+    withdraw,
+)
 from perphd.federated.pooling import (
     ALIKE,
     FAR,
@@ -241,7 +248,7 @@ def test_inconsistent_documents_are_refused():
 
 
 def test_an_empty_ledger_says_nothing():
-    told = pool(Ledger(), TOPIC, 3, ASKING)
+    told = pool(ContributionLedger(), TOPIC, 3, ASKING)
     assert told.value.tolist() == [0.0, 0.0, 0.0]
     assert told.sources == ()
 

@@ -29,7 +29,7 @@ from perphd.agent.records import Records
 from perphd.commands.render_model import origin_parts
 from perphd.control import forecast_files as files
 from perphd.control.forecast_exchange import Exchange
-from perphd.control.forecast_worker import Listed, Worker
+from perphd.control.forecast_worker import ForecastWorker, Listed
 from perphd.control.table import plain
 from perphd.domain.belief import ModelOrigin
 from perphd.domain.errors import PerphError
@@ -278,7 +278,7 @@ def test_a_new_workload_is_forecast_before_its_hour_is_over(tmp_path: Path, wall
     wall[0] = START_S + 30 * 60 + 30
     found = {}
     for name, text in (("alone", ""), ("told", reader_text(reader(shared.folder)))):
-        worker = Worker(tmp_path / "perphd.db", tmp_path / name, "node1", str(tmp_path), 0, text)
+        worker = ForecastWorker(tmp_path / "perphd.db", tmp_path / name, "node1", str(tmp_path), 0, text)
         worker.cycle([Listed("db", "/app/db", 0, frozenset())])
         published = decode(Forecasts, msgspec.json.decode((tmp_path / name / PUBLISHED_FILE).read_bytes()))
         found[name] = {each.series: each for each in published.workloads[0].series}
@@ -292,7 +292,7 @@ def test_a_new_workload_is_forecast_before_its_hour_is_over(tmp_path: Path, wall
 def test_scores_reach_the_folder_of_the_worker(tmp_path: Path, wall: list[float]) -> None:
     store_of(tmp_path / "perphd.db", 300)
     wall[0] = START_S + 300 * 60 + 30
-    worker = Worker(
+    worker = ForecastWorker(
         tmp_path / "perphd.db",
         tmp_path / "f",
         "node1",

@@ -27,7 +27,7 @@ from perphd.forecast.history.experts import (
     estimate,
     nmae,
 )
-from perphd.forecast.history.features import GREATEST_LENGTH, JobFacts, argv_shape, feature_values
+from perphd.forecast.history.features import GREATEST_LENGTH, JobDescription, argv_shape, feature_values
 from perphd.forecast.history.store import HistoryRefused, JobHistory, Quantity
 
 RUN = Quantity.RUN_TIME_S
@@ -44,14 +44,16 @@ def _record(values: list[float]) -> FeatureRecord:
 
 
 def test_each_known_fact_and_each_pair_is_a_feature_value() -> None:
-    facts = JobFacts(user="ada", name="nightly", requested_bytes=2**31, hour=3)
+    facts = JobDescription(user="ada", name="nightly", requested_bytes=2**31, hour=3)
     assert feature_values(facts) == (
         "user=ada", "name=nightly", "memory=2^31", "hour=3",
         "user=ada & name=nightly", "user=ada & memory=2^31", "user=ada & hour=3",
         "name=nightly & memory=2^31", "name=nightly & hour=3", "memory=2^31 & hour=3",
     )  # fmt: skip
-    assert feature_values(JobFacts()) == ()
-    assert all(len(value) <= GREATEST_LENGTH for value in feature_values(JobFacts(argv=("x" * 10_000,))))
+    assert feature_values(JobDescription()) == ()
+    assert all(
+        len(value) <= GREATEST_LENGTH for value in feature_values(JobDescription(argv=("x" * 10_000,)))
+    )
 
 
 def test_the_shape_of_a_command_line_leaves_out_what_differs_between_runs() -> None:
@@ -146,13 +148,13 @@ def test_what_a_record_refuses() -> None:
 # --- the file ---------------------------------------------------------------------------------------------------
 
 
-def _jobs(random: np.random.Generator, count: int, by: str) -> list[tuple[JobFacts, float]]:
+def _jobs(random: np.random.Generator, count: int, by: str) -> list[tuple[JobDescription, float]]:
     """Jobs of 4 users and 4 names in all combinations, whose run time follows from ``by`` alone."""
     found = []
     for _ in range(count):
         user, name = int(random.integers(4)), int(random.integers(4))
         level = 10.0 * 4 ** (user if by == "user" else name)
-        found.append((JobFacts(user=f"u{user}", name=f"n{name}"), level * random.lognormal(0, 0.1)))
+        found.append((JobDescription(user=f"u{user}", name=f"n{name}"), level * random.lognormal(0, 0.1)))
     return found
 
 
@@ -161,15 +163,15 @@ def test_the_feature_that_predicts_is_chosen_and_gives_way_within_twenty_jobs() 
     with JobHistory(":memory:") as history:
         for facts, took in _jobs(random, 300, "name"):
             history.complete(facts, {RUN: took}, 0.0)
-        found = history.predict(JobFacts(user="u1", name="n2"), RUN)
+        found = history.predict(JobDescription(user="u1", name="n2"), RUN)
         assert found is not None
         assert "name=n2" in found.feature
         assert found.estimate == pytest.approx(160, rel=0.2)
         assert quantile(found.distribution, 0.5) == pytest.approx(160, rel=0.2)
-        fixed = JobFacts(user="u3", name="n0")  # the name said 10 s, the user now says 640 s
+        fixed = JobDescription(user="u3", name="n0")  # the name said 10 s, the user now says 640 s
         for _ in range(20):
             history.complete(fixed, {RUN: 640 * random.lognormal(0, 0.1)}, 1.0)
-            history.complete(JobFacts(user="u0", name="n0"), {RUN: 10 * random.lognormal(0, 0.1)}, 1.0)
+            history.complete(JobDescription(user="u0", name="n0"), {RUN: 10 * random.lognormal(0, 0.1)}, 1.0)
         switched = history.predict(fixed, RUN)
         assert switched is not None
         assert "user=u3" in switched.feature
@@ -186,10 +188,10 @@ def test_another_feature_takes_over_within_twenty_jobs_with_the_same_facts() -> 
                 history.complete(facts, {RUN: took}, 0.0)
             for _ in range(10):
                 for user, name in random.permutation(kinds).tolist():
-                    facts = JobFacts(user=f"u{user}", name=f"n{name}")
+                    facts = JobDescription(user=f"u{user}", name=f"n{name}")
                     history.complete(facts, {RUN: 10.0 * 4**user * random.lognormal(0, 0.1)}, 1.0)
             for user, name in kinds:
-                found = history.predict(JobFacts(user=f"u{user}", name=f"n{name}"), RUN)
+                found = history.predict(JobDescription(user=f"u{user}", name=f"n{name}"), RUN)
                 assert found is not None
                 assert found.estimate == pytest.approx(10.0 * 4**user, rel=0.25)
 
@@ -209,7 +211,7 @@ def test_another_feature_takes_over_within_twenty_jobs_with_that_feature(seed: i
             if jobs[user] < 20:
                 continue
             for name in range(4):
-                found = history.predict(JobFacts(user=f"u{user}", name=f"n{name}"), RUN)
+                found = history.predict(JobDescription(user=f"u{user}", name=f"n{name}"), RUN)
                 assert found is not None
                 # Levels are a factor of 4 apart.
                 assert 0.5 < found.estimate / (10.0 * 4**user) < 2, (user, name, jobs, found.feature)
@@ -220,37 +222,39 @@ def test_another_feature_takes_over_within_twenty_jobs_with_that_feature(seed: i
 def test_rows_that_were_not_used_for_long_are_forgotten_first() -> None:
     with JobHistory(":memory:") as history:
         for at_s, user in enumerate(("ada", "eve", "bob", "ada")):
-            history.complete(JobFacts(user=user), {RUN: 7.0, Quantity.MEMORY_BYTES: 1e9}, float(at_s))
+            history.complete(JobDescription(user=user), {RUN: 7.0, Quantity.MEMORY_BYTES: 1e9}, float(at_s))
         assert history.prune(6) == 0
         assert history.prune(4) == 2
-        assert history.predict(JobFacts(user="eve"), RUN) is None
-        assert history.predict(JobFacts(user="ada"), RUN) is not None
+        assert history.predict(JobDescription(user="eve"), RUN) is None
+        assert history.predict(JobDescription(user="ada"), RUN) is not None
         assert history.prune(0) == 4
 
 
 def test_a_new_job_falls_back_to_what_it_shares_with_others() -> None:
     with JobHistory(":memory:") as history:
         for _ in range(5):
-            history.complete(JobFacts(user="ada", name="old"), {RUN: 7.0, Quantity.MEMORY_BYTES: 1e9}, 0.0)
-        found = history.predict(JobFacts(user="ada", name="new"), RUN)
+            history.complete(
+                JobDescription(user="ada", name="old"), {RUN: 7.0, Quantity.MEMORY_BYTES: 1e9}, 0.0
+            )
+        found = history.predict(JobDescription(user="ada", name="new"), RUN)
         assert found is not None
         assert found.feature == "user=ada"
         assert found.estimate == pytest.approx(7.0)
-        assert history.predict(JobFacts(user="eve"), RUN) is None
-        assert history.predict(JobFacts(), RUN) is None
-        assert history.predict(JobFacts(user="ada"), Quantity.INSTRUCTIONS) is None
+        assert history.predict(JobDescription(user="eve"), RUN) is None
+        assert history.predict(JobDescription(), RUN) is None
+        assert history.predict(JobDescription(user="ada"), Quantity.INSTRUCTIONS) is None
 
 
 def test_the_file_outlives_the_process_and_can_be_cleared(tmp_path: Path) -> None:
     path = tmp_path / "jobs.sqlite"
     with JobHistory(path) as history:
         for _ in range(4):
-            history.complete(JobFacts(user="ada", name="x"), {RUN: 7.0}, 0.0)
+            history.complete(JobDescription(user="ada", name="x"), {RUN: 7.0}, 0.0)
     with JobHistory(path) as history:
         assert len(history) == 3
         assert history.clear("user=ada") == 2
-        assert history.predict(JobFacts(user="ada"), RUN) is None
-        assert history.predict(JobFacts(name="x"), RUN) is not None
+        assert history.predict(JobDescription(user="ada"), RUN) is None
+        assert history.predict(JobDescription(name="x"), RUN) is not None
         assert history.clear() == 1
 
 
@@ -273,7 +277,7 @@ def test_an_export_is_imported_whole_once_and_adds_to_what_is_known() -> None:
         assert [swapped.merge(lines, "test") for lines in reversed(exports)] == [len(two), len(one)]
         assert both.merge(exports[0], "test") == 0  # the same export again changes nothing
         assert list(both.exported()) == list(both.exported())
-        for facts in (JobFacts(name="n2"), JobFacts(user="u1", name="n0")):
+        for facts in (JobDescription(name="n2"), JobDescription(user="u1", name="n0")):
             found, other = both.predict(facts, RUN), swapped.predict(facts, RUN)
             assert found is not None
             assert other is not None
@@ -312,7 +316,7 @@ def test_a_record_has_a_constant_size(tmp_path: Path) -> None:
     with JobHistory(path) as history:
         for count in (400, 800):
             for value in random.lognormal(3, 1, count):
-                history.complete(JobFacts(user="ada"), {RUN: float(value)}, 0.0)
+                history.complete(JobDescription(user="ada"), {RUN: float(value)}, 0.0)
             with sqlite3.connect(path) as database:
                 row = database.execute("SELECT length(state), length(distribution) FROM records").fetchone()
             sizes.append(row)

@@ -27,7 +27,7 @@ from perphd.control.forecast_files import (
     save_state,
     write_profile,
 )
-from perphd.control.forecast_worker import Listed, Worker, lines_of, parse
+from perphd.control.forecast_worker import ForecastWorker, Listed, lines_of, parse
 from perphd.control.metrics.forecasts import add_forecasts
 from perphd.control.metrics.text import Page
 from perphd.domain.forecast import MEMORY_FILE, PUBLISHED_FILE, SUMMARY_FILE, Forecasts, ForecastSummary
@@ -45,7 +45,7 @@ from perphd.forecast.following import (
     started,
 )
 from perphd.forecast.headroom import HORIZON
-from perphd.forecast.history.features import JobFacts
+from perphd.forecast.history.features import JobDescription
 from perphd.forecast.history.store import JobHistory, Quantity
 from perphd.forecast.host_peaks import EVERY, HostPeaks, advanced, outlook
 from perphd.forecast.ladder import LOSSES
@@ -224,7 +224,7 @@ def test_a_worker_publishes_keeps_its_state_and_goes_on(tmp_path: Path, wall: li
     store_of(tmp_path / "perphd.db", 200)
     roster = [Listed("db", "/app/db", 0, frozenset()), Listed("etl", "/app/etl", 0, frozenset())]
     wall[0] = START_S + 200 * 60 + 30
-    worker = Worker(tmp_path / "perphd.db", tmp_path / "f", "node1", str(tmp_path))
+    worker = ForecastWorker(tmp_path / "perphd.db", tmp_path / "f", "node1", str(tmp_path))
     worker.cycle(roster)
     published = decode(Forecasts, json.loads((tmp_path / "f" / PUBLISHED_FILE).read_text()))
     db = {each.series: each for each in published.workloads[0].series}
@@ -242,7 +242,7 @@ def test_a_worker_publishes_keeps_its_state_and_goes_on(tmp_path: Path, wall: li
     assert memory.series == "memory_working_set_bytes"
     assert (ahead.model, ahead.mean_bytes, ahead.bound_bytes) == (memory.model, memory.mean, memory.p99)
     worker.save()
-    again = Worker(tmp_path / "perphd.db", tmp_path / "f", "node1", str(tmp_path))
+    again = ForecastWorker(tmp_path / "perphd.db", tmp_path / "f", "node1", str(tmp_path))
     assert same(dict(again._cycles.known.series), dict(worker._cycles.known.series))
     assert same(dict(again._cycles.known.hosts), dict(worker._cycles.known.hosts))
     store_of(tmp_path / "later.db", 10, first=200)
@@ -264,7 +264,7 @@ def test_nothing_is_forecast_beyond_what_the_host_has(tmp_path: Path, wall: list
         ("blind", {}),
         ("told", {"cpu_usage_cores": 8.0, "memory_working_set_bytes": 9.0 * GIB}),
     ):
-        worker = Worker(tmp_path / "perphd.db", tmp_path / name, "node1", str(tmp_path))
+        worker = ForecastWorker(tmp_path / "perphd.db", tmp_path / name, "node1", str(tmp_path))
         worker.cycle([Listed("db", "", 0, frozenset())], (), most)
         data = json.loads((tmp_path / name / PUBLISHED_FILE).read_bytes())
         memory = json.loads((tmp_path / name / MEMORY_FILE).read_bytes())["db"]["bound_bytes"]
@@ -278,7 +278,7 @@ def test_a_workload_that_is_off_the_list_is_not_published_and_forgotten_later(
 ) -> None:
     store_of(tmp_path / "perphd.db", 100)
     wall[0] = START_S + 100 * 60 + 30
-    worker = Worker(tmp_path / "perphd.db", tmp_path / "f", "node1", str(tmp_path))
+    worker = ForecastWorker(tmp_path / "perphd.db", tmp_path / "f", "node1", str(tmp_path))
     worker.cycle([Listed("db", "/app/db", 0, frozenset())])
     assert {name for name, _ in worker._cycles.known.series} == {"db"}
     store_of(tmp_path / "later.db", 70, first=100)
@@ -338,7 +338,7 @@ def test_a_forecast_that_fails_among_others_restarts_only_its_series(
 
 
 def test_a_store_that_cannot_be_read_is_a_published_problem(tmp_path: Path, wall: list[float]) -> None:
-    worker = Worker(tmp_path / "none.db", tmp_path / "f", "node1", str(tmp_path))
+    worker = ForecastWorker(tmp_path / "none.db", tmp_path / "f", "node1", str(tmp_path))
     worker.cycle([Listed("db", "/app/db", 0, frozenset())])
     summary = decode(ForecastSummary, json.loads((tmp_path / "f" / SUMMARY_FILE).read_text()))
     assert "there is no store" in summary.problem
@@ -361,7 +361,7 @@ def test_a_damaged_state_is_refused_and_starts_again(
     (tmp_path / files.STATE).write_bytes(text)
     with pytest.raises(FileRefused, match="forecasts restart"):
         load_state(tmp_path)
-    worker = Worker(tmp_path / "none.db", tmp_path, "node1", str(tmp_path))
+    worker = ForecastWorker(tmp_path / "none.db", tmp_path, "node1", str(tmp_path))
     assert worker._cycles.known.series == {}
     assert "forecasts restart" in caplog.text
 
@@ -381,7 +381,7 @@ def profile_of(first: str, usage: float) -> UsageProfile:
 
 
 def test_profiles_of_other_nodes_are_merged_once_they_are_there(tmp_path: Path, wall: list[float]) -> None:
-    worker = Worker(tmp_path / "none.db", tmp_path / "f", "node1", str(tmp_path))
+    worker = ForecastWorker(tmp_path / "none.db", tmp_path / "f", "node1", str(tmp_path))
     other = merged([profile_of("a", 3.0), profile_of("b", 1.0)])
     write_profile(tmp_path / "f" / files.IMPORTED / "node2.json", other)
     (tmp_path / "f" / files.IMPORTED / "broken.json").write_text("{}")
@@ -435,17 +435,18 @@ def test_a_daemon_that_is_older_than_its_worker_is_understood() -> None:
 
 
 def test_ended_jobs_are_recorded_and_old_rows_forgotten(tmp_path: Path, wall: list[float]) -> None:
-    worker = Worker(tmp_path / "none.db", tmp_path / "f", "node1", str(tmp_path), history_rows=50)
+    worker = ForecastWorker(tmp_path / "none.db", tmp_path / "f", "node1", str(tmp_path), history_rows=50)
     train = ("/opt/train.py", "--seed=4", "--password", "hunter2", "--token=abc")
     for seconds in (60.0, 70.0, 80.0):
         took = {"run_time_s": seconds, "memory_bytes": 1e9}
         worker.cycle([], [EndedJob("train", "train@17.service", 0, train, None, 4e9, 3, took)])
     with JobHistory(tmp_path / HISTORY_FILE) as history:
-        found = history.predict(JobFacts(user="root", image="train@#.service"), Quantity.RUN_TIME_S)
+        found = history.predict(JobDescription(user="root", image="train@#.service"), Quantity.RUN_TIME_S)
         assert found is not None
         assert found.distribution.count == 3
         assert history.predict(
-            JobFacts(argv=("train.py", "--seed=9", "--password", "x", "--token=y")), Quantity.MEMORY_BYTES
+            JobDescription(argv=("train.py", "--seed=9", "--password", "x", "--token=y")),
+            Quantity.MEMORY_BYTES,
         )
         text = "".join(history.exported())
         assert "hunter2" not in text
@@ -455,12 +456,12 @@ def test_ended_jobs_are_recorded_and_old_rows_forgotten(tmp_path: Path, wall: li
     worker.save()
     with JobHistory(tmp_path / HISTORY_FILE) as history:
         assert len(history) == 50
-        assert history.predict(JobFacts(name="other"), Quantity.RUN_TIME_S) is not None
+        assert history.predict(JobDescription(name="other"), Quantity.RUN_TIME_S) is not None
 
 
 def test_a_history_that_cannot_be_written_is_a_published_problem(tmp_path: Path, wall: list[float]) -> None:
     (tmp_path / HISTORY_FILE).write_text("not a database, and long enough to have a header of one" * 5)
-    worker = Worker(tmp_path / "none.db", tmp_path / "f", "node1", str(tmp_path), history_rows=50)
+    worker = ForecastWorker(tmp_path / "none.db", tmp_path / "f", "node1", str(tmp_path), history_rows=50)
     worker.cycle([], [EndedJob("other", "", 1, ("other",), None, None, 4, {"run_time_s": 5.0})])
     summary = json.loads((tmp_path / "f" / SUMMARY_FILE).read_text())
     assert "1 ended jobs are not recorded" in summary["problem"]
@@ -498,7 +499,7 @@ def test_the_process_serves_a_line_and_saves_at_the_end_of_its_input(tmp_path: P
 def test_metrics_have_what_is_known_and_nothing_else(tmp_path: Path, wall: list[float]) -> None:
     store_of(tmp_path / "perphd.db", 100)
     wall[0] = START_S + 100 * 60 + 30
-    worker = Worker(tmp_path / "perphd.db", tmp_path / "f", "node1", str(tmp_path))
+    worker = ForecastWorker(tmp_path / "perphd.db", tmp_path / "f", "node1", str(tmp_path))
     worker.cycle([Listed("db", "/app/db", 0, frozenset())])
     text = (tmp_path / "f" / PUBLISHED_FILE).read_bytes()
     found = dict(line.rsplit(" ", 1) for line in page_of(text).splitlines() if not line.startswith("#"))

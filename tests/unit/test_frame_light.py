@@ -39,7 +39,7 @@ UNUSED = (
     "perphd.agent.queue.planning", "perphd.agent.simulated", "perphd.commands.cli", "perphd.commands.dashboard",
     "perphd.control.forecast_cycle", "perphd.control.hooks", "perphd.control.openapi", "perphd.commands.top",
     "perphd.forecast.following", "perphd.forecast.history",
-    "perphd.predictor.learners", "perphd.federated", "perphd.predictor.federated", "perphd.agent.federated",
+    "perphd.federated", "perphd.predictor.federated", "perphd.agent.federated",
 )  # fmt: skip
 """What a plain daemon on a real host does not carry: each of these has cost memory in it or would."""
 

@@ -25,7 +25,7 @@ from perphd.host.cgroup.hierarchy import discover
 from perphd.host.containers import PUBLISHED_PODS, parse_path
 from perphd.host.fs import RealFs
 from perphd.host.kubelet import STATE, Kubelet
-from perphd.host.lookup import Lookup, Pod
+from perphd.host.lookup import LocalPod, Lookup
 from perphd.isolation.executor import Executor
 from perphd.isolation.journal import Journal
 from tests.unit.host_tree import write_tree
@@ -231,7 +231,7 @@ def test_labels_that_come_late_or_change_are_seen(host: Host) -> None:
     assert uid not in own.described()["pods"]
 
 
-def _pods_below(tmp_path: Path, root: str) -> list[Pod]:
+def _pods_below(tmp_path: Path, root: str) -> list[LocalPod]:
     files, _ = captured("v1-cgroupfs")
     moved = {
         re.sub(r"^(/sys/fs/cgroup/\w+)/kubepods", rf"\1{root}/kubepods", path): text

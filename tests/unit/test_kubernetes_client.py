@@ -14,15 +14,15 @@ from aiohttp.test_utils import TestServer
 
 from perphd.adapters.backoff import Backoff
 from perphd.adapters.kubernetes.client import (
-    Access,
+    ApiAccess,
     ApiClient,
-    ApiError,
-    Conflict,
+    ApiConflict,
+    ApiMissing,
+    ApiUnreachable,
     Expired,
     Forbidden,
-    Missing,
+    KubernetesError,
     Rejected,
-    Unreachable,
     follow,
 )
 from perphd.domain.errors import PerphError
@@ -113,7 +113,7 @@ class Mirror:
 
     def __init__(self) -> None:
         self.names: set[str] = set()
-        self.troubles: list[ApiError] = []
+        self.troubles: list[KubernetesError] = []
 
     def replaced(self, items: list[Any]) -> None:
         self.names = {each["metadata"]["name"] for each in items}
@@ -121,7 +121,7 @@ class Mirror:
     def changed(self, kind: str, item: Any) -> None:
         (self.names.discard if kind == "DELETED" else self.names.add)(item["metadata"]["name"])
 
-    def troubled(self, error: ApiError, pause_s: float) -> None:
+    def troubled(self, error: KubernetesError, pause_s: float) -> None:
         self.troubles.append(error)
 
 
@@ -142,7 +142,7 @@ async def test_a_follower_loses_nothing_whatever_ends_its_watch(api: tuple[Api, 
     for name in "abcde":
         fake.change("ADDED", name)
     mirror = Mirror()
-    async with ApiClient(Access(url), timeout_s=0.3) as client:
+    async with ApiClient(ApiAccess(url), timeout_s=0.3) as client:
         task = asyncio.create_task(
             follow(client, "/things", mirror.replaced, mirror.changed, mirror.troubled, _soon)
         )
@@ -191,7 +191,7 @@ async def test_watches_that_end_at_once_are_not_repeated_without_a_pause(api: tu
             fake.is_hasty = False
         await asyncio.sleep(0)
 
-    async with ApiClient(Access(url)) as client:
+    async with ApiClient(ApiAccess(url)) as client:
         following = follow(
             client, "/things", mirror.replaced, mirror.changed, mirror.troubled, paused, lambda: 0.0
         )
@@ -212,43 +212,43 @@ async def test_watches_that_end_at_once_are_not_repeated_without_a_pause(api: tu
         (400, Rejected),
         (401, Forbidden),
         (403, Forbidden),
-        (404, Missing),
-        (409, Conflict),
+        (404, ApiMissing),
+        (409, ApiConflict),
         (410, Expired),
-        (422, Conflict),
-        (429, Unreachable),
-        (500, Unreachable),
-        (503, Unreachable),
+        (422, ApiConflict),
+        (429, ApiUnreachable),
+        (500, ApiUnreachable),
+        (503, ApiUnreachable),
     ],
 )
-async def test_errors_say_what_to_do(api: tuple[Api, str], status: int, error: type[ApiError]) -> None:
+async def test_errors_say_what_to_do(api: tuple[Api, str], status: int, error: type[KubernetesError]) -> None:
     fake, url = api
     fake.status = status
-    async with ApiClient(Access(url)) as client:
+    async with ApiClient(ApiAccess(url)) as client:
         with pytest.raises(error) as raised:
             await client.get("/things")
     assert "GET /things" in str(raised.value)
-    if error is Unreachable:
-        assert isinstance(raised.value, Unreachable)
+    if error is ApiUnreachable:
+        assert isinstance(raised.value, ApiUnreachable)
         assert raised.value.pause_s == 1.0
 
 
 async def test_a_server_that_hangs_is_unreachable_in_time(api: tuple[Api, str]) -> None:
     fake, url = api
     fake.status = 0
-    async with ApiClient(Access(url), timeout_s=0.1) as client:
-        with pytest.raises(Unreachable):
+    async with ApiClient(ApiAccess(url), timeout_s=0.1) as client:
+        with pytest.raises(ApiUnreachable):
             await client.get("/things")
-    async with ApiClient(Access("http://127.0.0.1:9"), timeout_s=1.0) as client:
-        with pytest.raises(Unreachable):
+    async with ApiClient(ApiAccess("http://127.0.0.1:9"), timeout_s=1.0) as client:
+        with pytest.raises(ApiUnreachable):
             await client.get("/things")
 
 
 async def test_a_renewed_token_is_used_at_once(api: tuple[Api, str], tmp_path: Path) -> None:
     fake, url = api
     token = tmp_path / "token"
-    async with ApiClient(Access(url, str(token))) as client:
-        with pytest.raises(Unreachable):
+    async with ApiClient(ApiAccess(url, str(token))) as client:
+        with pytest.raises(ApiUnreachable):
             await client.get("/things")
         for text in ("first", "second"):
             token.write_text(f"{text}\n")
@@ -268,9 +268,9 @@ def test_pauses_grow_to_half_a_minute_and_differ() -> None:
 
 
 def test_a_pod_knows_its_cluster(tmp_path: Path) -> None:
-    found = Access.in_cluster(
+    found = ApiAccess.in_cluster(
         {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path
     )
-    assert found == Access("https://[fd00::1]:443", f"{tmp_path}/token", f"{tmp_path}/ca.crt")
+    assert found == ApiAccess("https://[fd00::1]:443", f"{tmp_path}/token", f"{tmp_path}/ca.crt")
     with pytest.raises(PerphError, match="kubectl proxy"):
-        Access.in_cluster({}, tmp_path)
+        ApiAccess.in_cluster({}, tmp_path)

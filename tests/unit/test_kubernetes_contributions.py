@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.adapters.kubernetes.client import METADATA, Access, ApiClient, Unreachable
+from perphd.adapters.kubernetes.client import METADATA, ApiAccess, ApiClient, ApiUnreachable
 from perphd.adapters.kubernetes.contributions import EVERY_S, Contributions, withdraw
 from perphd.agent.contribution_folder import ContributionFolder, contributor_name, this_host
 from perphd.cluster.contribution_objects import (
@@ -26,7 +26,7 @@ from perphd.cluster.contribution_objects import (
     LABEL,
     MOST_HOSTS,
     WITHDRAWN,
-    Listed,
+    ListedContributions,
     carried_name,
     chosen,
     config_map,
@@ -132,7 +132,10 @@ async def api() -> AsyncIterator[tuple[Cluster, ApiClient]]:
     app = web.Application()
     for path in ("/api/v1/nodes/{name}", MAPS, f"{MAPS}/{{name}}"):
         app.add_routes([web.route("*", path, cluster.answer)])
-    async with TestServer(app) as server, ApiClient(Access(str(server.make_url("/")).rstrip("/"))) as client:
+    async with (
+        TestServer(app) as server,
+        ApiClient(ApiAccess(str(server.make_url("/")).rstrip("/"))) as client,
+    ):
         yield cluster, client
 
 
@@ -308,7 +311,7 @@ async def test_without_an_api_server_the_folder_stays(
 ) -> None:
     first, before = nodes[0], nodes[0].heard
     api[0].status = 503
-    with pytest.raises(Unreachable):
+    with pytest.raises(ApiUnreachable):
         await first.later()
     assert first.heard == before
 
@@ -358,8 +361,8 @@ def test_other_names_are_refused(node: str) -> None:
         carried_name(node)
 
 
-def _fleet(count: int, applications: tuple[str, ...] = ("mysql",)) -> list[Listed]:
-    return [Listed(f"n{i}", "1", applications) for i in range(count)]
+def _fleet(count: int, applications: tuple[str, ...] = ("mysql",)) -> list[ListedContributions]:
+    return [ListedContributions(f"n{i}", "1", applications) for i in range(count)]
 
 
 def test_a_node_reads_a_bounded_share_of_a_large_fleet() -> None:
@@ -373,14 +376,14 @@ def test_a_node_reads_a_bounded_share_of_a_large_fleet() -> None:
 
 
 def test_a_rare_application_is_heard_among_many_hosts() -> None:
-    rare = [Listed(f"r{i}", "1", ("rare", "mysql")) for i in range(10)]
+    rare = [ListedContributions(f"r{i}", "1", ("rare", "mysql")) for i in range(10)]
     found = chosen([*_fleet(5000), *rare], "n1")
     assert set(rare) <= set(found)
     assert len(found) <= HOSTS_PER_APPLICATION + 10
 
 
 def test_applications_without_end_do_not_widen_it() -> None:
-    many = [Listed(f"n{i}", "1", tuple(f"a{i}-{j}" for j in range(100))) for i in range(2000)]
+    many = [ListedContributions(f"n{i}", "1", tuple(f"a{i}-{j}" for j in range(100))) for i in range(2000)]
     assert len(chosen(many, "x")) == MOST_HOSTS
 
 

@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from perphd.agent.tally import COUNTED, Tally, TallyHistogram
 from perphd.config.file import Config, DaemonConfig
 from perphd.control.metrics import Collector
-from perphd.control.metrics.reference import markdown
 from perphd.control.metrics.series import SERIES
 from perphd.control.metrics.text import escaped, labels
 from perphd.domain.decision import Health, Outcome
@@ -26,6 +25,7 @@ from perphd.domain.sample import Sample
 from perphd.domain.workload import Mode
 from tests.unit.control_fake import CACHE, FakeAgent
 from tests.unit.tools_found import prometheus_tool
+from tools.reference.metrics import markdown
 
 ROOT = Path(__file__).parents[2]
 WALL_S = 1.7e9
@@ -97,7 +97,7 @@ def test_names_follow_the_conventions():
 
 
 def test_the_page_of_series_is_generated():
-    anew = "run python -m perphd.control.metrics.reference"
+    anew = "run python -m tools.reference.metrics"
     assert (ROOT / "docs/metrics.md").read_text() == markdown(), anew
 
 

@@ -17,8 +17,14 @@ from hypothesis import strategies as st
 from perphd.config.file import parse
 from perphd.config.tables import MetricsConfig
 from perphd.control.kept_file import Textfile
-from perphd.control.limits import Limits
-from perphd.control.metrics.listener import MAX_CONNECTIONS, MAX_HANDSHAKES, MIN_TOKEN, Listener, read_token
+from perphd.control.limits import ApiLimits
+from perphd.control.metrics.listener import (
+    MAX_CONNECTIONS,
+    MAX_HANDSHAKES,
+    MIN_TOKEN,
+    MetricsListener,
+    read_token,
+)
 from perphd.domain.endpoint import endpoint_text, parse_endpoint
 from perphd.domain.errors import ConfigError
 
@@ -79,7 +85,7 @@ async def fetched(url: str, **kwargs: object) -> tuple[int, bytes]:
 
 async def test_metrics_are_served_and_nothing_else():
     port = free_port()
-    listener = Listener(MetricsConfig(listen=f"127.0.0.1:{port}"), lambda: PAGE)
+    listener = MetricsListener(MetricsConfig(listen=f"127.0.0.1:{port}"), lambda: PAGE)
     await listener.start()
     try:
         assert await fetched(f"http://127.0.0.1:{port}/metrics") == (200, PAGE)
@@ -112,7 +118,7 @@ async def test_a_token_and_tls_are_enforced(tmp_path: Path):
     config = MetricsConfig(
         listen=f"127.0.0.1:{port}", tls_cert=str(cert), tls_key=str(key), bearer_token_file=str(token)
     )
-    listener = Listener(config, lambda: PAGE)
+    listener = MetricsListener(config, lambda: PAGE)
     await listener.start()
     try:
         trusted = ssl.create_default_context(cafile=str(cert))
@@ -133,7 +139,7 @@ async def test_tls_connections_beyond_the_limit_are_closed(tmp_path: Path):
     cert, key = tmp_path / "cert", tmp_path / "key"
     certificate(cert, key)
     port = free_port()
-    listener = Listener(
+    listener = MetricsListener(
         MetricsConfig(listen=f"127.0.0.1:{port}", tls_cert=str(cert), tls_key=str(key)), lambda: PAGE
     )
     await listener.start()
@@ -157,7 +163,7 @@ async def test_a_client_that_never_shakes_hands_is_dropped(tmp_path: Path):
     certificate(cert, key)
     port = free_port()
     config = MetricsConfig(listen=f"127.0.0.1:{port}", tls_cert=str(cert), tls_key=str(key))
-    listener = Listener(config, lambda: PAGE, Limits(idle_s=0.3))
+    listener = MetricsListener(config, lambda: PAGE, ApiLimits(idle_s=0.3))
     await listener.start()
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -172,7 +178,7 @@ async def test_handshakes_that_do_not_end_are_few_and_keep_nobody_out(tmp_path: 
     certificate(cert, key)
     port = free_port()
     config = MetricsConfig(listen=f"127.0.0.1:{port}", tls_cert=str(cert), tls_key=str(key))
-    listener = Listener(config, lambda: PAGE)
+    listener = MetricsListener(config, lambda: PAGE)
     await listener.start()
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_HANDSHAKES + 3)]
     try:
@@ -211,7 +217,7 @@ async def test_an_address_that_is_taken_is_had_later(
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        listener = Listener(MetricsConfig(listen=f"127.0.0.1:{port}"), lambda: PAGE)
+        listener = MetricsListener(MetricsConfig(listen=f"127.0.0.1:{port}"), lambda: PAGE)
         await listener.start()  # the daemon goes on
         assert f"127.0.0.1:{port}" in caplog.text
     try:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from perphd.domain.reading import Awaited, available
 from perphd.monitor.rates import FIRST_READING, WENT_BACKWARDS
-from perphd.monitor.sli.flushes import COARSEST, FINEST, LONGEST, FlushWindow, Look
+from perphd.monitor.sli.flushes import COARSEST, FINEST, LONGEST, FlushLook, FlushWindow
 from perphd.monitor.sli.resolution import Origin, Resolution
 from tests.unit.monitor_reports import LASTS_S, Server
 
@@ -39,7 +39,7 @@ def watched(counter: Callable[[float], float], pace_s: float, until_s: float, se
     at_s, due_s = 1.5 + rnd.random(), 2.0
     while at_s < until_s:
         read_s = at_s + rnd.uniform(0.0, 0.002)
-        window.look(Look(at_s, read_s + rnd.uniform(0.0, 0.002), counter(read_s)))
+        window.look(FlushLook(at_s, read_s + rnd.uniform(0.0, 0.002), counter(read_s)))
         if at_s >= due_s:
             due_s += pace_s
             began_s = window.ended_s
@@ -129,7 +129,7 @@ def test_a_counter_that_goes_backwards_begins_anew() -> None:
     ]
     rates = []
     for at_s, total in totals:
-        window.look(Look(at_s, at_s + 0.001, total))
+        window.look(FlushLook(at_s, at_s + 0.001, total))
         rates.append(window.take().rate)
     assert rates[0] is FIRST_READING
     assert rates[20] is WENT_BACKWARDS
@@ -143,7 +143,7 @@ def test_a_source_that_was_not_looked_at_tells_how_little_it_knows() -> None:
     window = FlushWindow(POSTGRESQL)
     found = []
     for n in range(12):
-        window.look(Look(5.0 * n, 5.0 * n + 0.001, 400.0 * 5 * n))
+        window.look(FlushLook(5.0 * n, 5.0 * n + 0.001, 400.0 * 5 * n))
         found.append(window.take())
     counts = [one for one in found if available(one.rate) and available(one.events)]
     assert len(counts) > 5

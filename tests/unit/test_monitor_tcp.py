@@ -12,11 +12,11 @@ import pytest
 from perphd.domain.errors import Denied
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.workload import SliSpec
-from perphd.host.sock_diag import Listener
-from perphd.host.tcp_latency import Counter, Place, TcpCounts
+from perphd.host.sock_diag import ListeningSocket
+from perphd.host.tcp_latency import HookPlace, LatencyCounter, TcpCounts
 from perphd.host.tcp_latency.counts import COUNTERS, Region
 from perphd.host.tcp_latency.histogram import BUCKETS, bucket_of
-from perphd.host.tcp_latency.placement import Facts, decide, systemd_version
+from perphd.host.tcp_latency.placement import HookFacts, decide, systemd_version
 from perphd.monitor.sli.reading import SampleSize, SliReading
 from perphd.monitor.sli.resolution import EXACT
 from perphd.monitor.sli.tcp import LOOK_AGAIN_S, TcpSource, WithTcpLatency
@@ -28,25 +28,25 @@ class Kernel:
 
     def __init__(self, offset: int = 0) -> None:
         self.counters = [offset] * COUNTERS
-        self.counters[Counter.STARTED] += offset  # answered and dropped add up to what was started
+        self.counters[LatencyCounter.STARTED] += offset  # answered and dropped add up to what was started
         self.regions = np.zeros((len(Region), BUCKETS), np.uint32)
 
     def start(self, count: int) -> None:
-        self.counters[Counter.STARTED] += count
+        self.counters[LatencyCounter.STARTED] += count
 
     def serve(self, count: int, ms: float, first_ms: float | None = None) -> None:
         self.start(count)
-        self.counters[Counter.ANSWERED] += count
+        self.counters[LatencyCounter.ANSWERED] += count
         last = bucket_of(int(ms * 1e6))
         if first_ms is None:
             self.regions[Region.WHOLE][last] += np.uint32(count)
             return
-        self.counters[Counter.SPLIT] += count
+        self.counters[LatencyCounter.SPLIT] += count
         self.regions[Region.SPLIT_LAST][last] += np.uint32(count)
         self.regions[Region.SPLIT_FIRST][bucket_of(int(first_ms * 1e6))] += np.uint32(count)
 
     def push(self, count: int) -> None:
-        self.counters[Counter.PUSHED] += count
+        self.counters[LatencyCounter.PUSHED] += count
 
     def counts(self) -> TcpCounts:
         wrapped = np.array([one % 2**32 for one in self.counters], np.uint32)
@@ -183,7 +183,7 @@ class World:
     """A directory as the group, and what would be found and attached."""
 
     def __init__(self, folder: Path, **options: str) -> None:
-        self.place: Place | str = Place(str(folder), os.stat(folder).st_ino)
+        self.place: HookPlace | str = HookPlace(str(folder), os.stat(folder).st_ino)
         self.kernel = Kernel()
         self.asked: list[tuple[str, tuple[int, ...]]] = []
         self.probes: list[Probe] = []
@@ -194,7 +194,7 @@ class World:
         return self.place
 
     def _open(self, directory, inode, ports):
-        assert isinstance(self.place, Place)
+        assert isinstance(self.place, HookPlace)
         assert (directory, inode, ports) == (self.place.directory, self.place.inode, self.place.ports)
         self.probes.append(Probe(self.kernel))
         return self.probes[-1]
@@ -219,7 +219,7 @@ async def test_a_group_that_is_made_anew_is_attached_anew(tmp_path: Path) -> Non
     world = World(folder)
     await world.source.read(0.0)
     world.place = (
-        replace(world.place, inode=os.stat(tmp_path).st_ino) if isinstance(world.place, Place) else ""
+        replace(world.place, inode=os.stat(tmp_path).st_ino) if isinstance(world.place, HookPlace) else ""
     )
     folder.rename(tmp_path / "old")
     folder.symlink_to(tmp_path)
@@ -233,7 +233,9 @@ async def test_a_quiet_source_looks_whether_the_socket_is_elsewhere_and_says_whe
     await world.source.read(0.0)
     await world.source.read(LOOK_AGAIN_S - 1.0)
     assert len(world.asked) == 1
-    world.place = Place(str(tmp_path.parent), 0, (80,), "port 80: the listening socket belongs to /x.socket")
+    world.place = HookPlace(
+        str(tmp_path.parent), 0, (80,), "port 80: the listening socket belongs to /x.socket"
+    )
     await world.source.read(LOOK_AGAIN_S + 1.0)
     assert world.source.notes == ("port 80: the listening socket belongs to /x.socket",)
     world.kernel.serve(5, 1.0)
@@ -292,7 +294,7 @@ DIRECTORIES = {
     SOCKET_UNIT: f"{MOUNT}/a.slice/web.socket",
     ELSEWHERE: "/cg/else",
 }
-FACTS = Facts(
+FACTS = HookFacts(
     directory=DIRECTORIES[OWN],
     inode=OWN,
     mount=MOUNT,
@@ -304,62 +306,64 @@ FACTS = Facts(
 )
 
 
-def placed(*listeners: Listener, ports: tuple[int, ...] = (), systemd: int | None = None) -> Place | str:
+def placed(
+    *listeners: ListeningSocket, ports: tuple[int, ...] = (), systemd: int | None = None
+) -> HookPlace | str:
     facts = replace(FACTS, listeners=listeners, systemd=systemd)
     return decide(facts, ports, lambda number: DIRECTORIES.get(number, ""))
 
 
 def test_the_own_group_whatever_listens_there_or_nothing() -> None:
-    own = Place(DIRECTORIES[OWN], OWN)
+    own = HookPlace(DIRECTORIES[OWN], OWN)
     assert placed() == own
-    assert placed(Listener(80, 11, 5), Listener(443, SOCKET_UNIT, 6)) == own
-    assert placed(Listener(9, ELSEWHERE, 6)) == own, "somebody else's"
+    assert placed(ListeningSocket(80, 11, 5), ListeningSocket(443, SOCKET_UNIT, 6)) == own
+    assert placed(ListeningSocket(9, ELSEWHERE, 6)) == own, "somebody else's"
     assert placed(ports=(80,)) == replace(own, ports=(80,)), "perhaps in another network namespace"
 
 
 @pytest.mark.parametrize(
     ("listener", "ports", "directory"),
     [
-        (Listener(80, SOCKET_UNIT, 5), (), "/cg/a.slice/web.socket"),
-        (Listener(80, ELSEWHERE, 77), (), "/cg/else"),
-        (Listener(80, ELSEWHERE, 5), (80,), "/cg/else"),
-        (Listener(80, 999, 77), (), MOUNT),
-        (Listener(80, 1, 77), (), MOUNT),
+        (ListeningSocket(80, SOCKET_UNIT, 5), (), "/cg/a.slice/web.socket"),
+        (ListeningSocket(80, ELSEWHERE, 77), (), "/cg/else"),
+        (ListeningSocket(80, ELSEWHERE, 5), (80,), "/cg/else"),
+        (ListeningSocket(80, 999, 77), (), MOUNT),
+        (ListeningSocket(80, 1, 77), (), MOUNT),
     ],
 )
 def test_where_the_listening_socket_belongs_with_its_port(
-    listener: Listener, ports: tuple[int, ...], directory: str
+    listener: ListeningSocket, ports: tuple[int, ...], directory: str
 ) -> None:
     place = placed(listener, ports=ports)
-    assert isinstance(place, Place)
+    assert isinstance(place, HookPlace)
     assert (place.directory, place.inode, place.ports) == (directory, 0, (80,))
     assert place.why.startswith("port 80: the listening socket belongs to /") or directory == MOUNT
 
 
 def test_listeners_of_several_groups_are_seen_from_the_top() -> None:
-    place = placed(Listener(80, SOCKET_UNIT, 5), Listener(81, ELSEWHERE, 77))
-    assert isinstance(place, Place)
+    place = placed(ListeningSocket(80, SOCKET_UNIT, 5), ListeningSocket(81, ELSEWHERE, 77))
+    assert isinstance(place, HookPlace)
     assert (place.directory, place.ports) == (MOUNT, (80, 81))
 
 
 def test_a_systemd_that_does_not_share_is_measured_at_the_slice_above_or_not() -> None:
-    place = placed(Listener(80, 11, 5), systemd=247)
-    assert isinstance(place, Place)
+    place = placed(ListeningSocket(80, 11, 5), systemd=247)
+    assert isinstance(place, HookPlace)
     assert (place.directory, place.inode, place.ports) == ("/cg/a.slice", 0, (80,))
     assert "systemd 247" in place.why
     unknown = placed(systemd=247)
     assert isinstance(unknown, str)
     assert "ports in [lra.sli]" in unknown
-    activated = placed(Listener(80, SOCKET_UNIT, 5), systemd=247)
-    assert isinstance(activated, Place)
+    activated = placed(ListeningSocket(80, SOCKET_UNIT, 5), systemd=247)
+    assert isinstance(activated, HookPlace)
     assert activated.directory == "/cg/a.slice"
 
 
 def test_processes_in_the_root_group_need_a_port() -> None:
     facts = replace(FACTS, directory="", inode=0, own_ids=frozenset())
     assert "ports in [lra.sli]" in str(decide(facts, (), lambda _: ""))
-    found = decide(replace(facts, listeners=(Listener(80, 1, 5),)), (80,), lambda _: MOUNT)
-    assert isinstance(found, Place)
+    found = decide(replace(facts, listeners=(ListeningSocket(80, 1, 5),)), (80,), lambda _: MOUNT)
+    assert isinstance(found, HookPlace)
     assert (found.directory, found.ports) == (MOUNT, (80,))
 
 

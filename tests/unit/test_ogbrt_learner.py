@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perphd.predictor.learners import PaperLiteral, StageWise, Static
 from perphd.predictor.ogbrt import Ogbrt, OgbrtSettings, Trees
 from perphd.predictor.ogbrt.drift import Drift
 from perphd.predictor.ogbrt.explored import Explored
 from perphd.predictor.ogbrt.fit import FitSettings, fit
 from perphd.predictor.ogbrt.reservoir import MAX_PER_CELL, Reservoir
 from perphd.predictor.ogbrt.uncertainty import Conformal, Noise
+from tools.bench.predictor.learners import PaperLiteral, StageWise, Static
 
 NAMES = ("cpus", "ways", "load")
 MONOTONE = (1, 1, 0)

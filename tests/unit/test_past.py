@@ -24,7 +24,7 @@ from perphd.domain.sample import Quality, Sample
 from perphd.domain.status import AgentStatus
 from perphd.domain.wire import decode
 from perphd.domain.workload import Kind, Mode
-from perphd.monitor.past import LOOKS, LOOKS_PER_SLOT, Subject, read_history, read_moment
+from perphd.monitor.past import LOOKS, LOOKS_PER_SLOT, PastSubject, read_history, read_moment
 from perphd.monitor.query import reading
 from perphd.monitor.store import Store
 from tests.unit.control_fake import Served, decision, serving
@@ -32,7 +32,7 @@ from tests.unit.control_fake import Served, decision, serving
 NOW = 1_000_130.0
 """The time of day of the served daemon; its monotonic clock says 130."""
 OFFSET = NOW - 130.0
-DB, PI = Subject("db", Kind.LRA), Subject("pi", Kind.BATCH)
+DB, PI = PastSubject("db", Kind.LRA), PastSubject("pi", Kind.BATCH)
 
 
 def sample(name: str, at_s: float, work: float = 1206.0, **values: Any) -> Sample:
@@ -76,7 +76,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return filled(tmp_path_factory.mktemp("past") / "perphd.db", 600)
 
 
-def history(path: Path, last_s: float, slots: int, *subjects: Subject) -> History:
+def history(path: Path, last_s: float, slots: int, *subjects: PastSubject) -> History:
     with reading(path) as connection:
         return read_history(connection, subjects or (DB, PI), NOW - last_s, NOW, slots, OFFSET)
 
@@ -156,7 +156,7 @@ def test_cost_does_not_grow_with_the_past(tmp_path: Path) -> None:
 
 
 def test_many_workloads_get_fewer_slots(path: Path) -> None:
-    many = tuple(Subject(f"w{n}", Kind.BATCH) for n in range(50))
+    many = tuple(PastSubject(f"w{n}", Kind.BATCH) for n in range(50))
     assert history(path, 600.0, 1000, *many).slots == 400
     assert LOOKS_PER_SLOT * 120 < LOOKS
 

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from perphd.agent.profiling.explorer import Explorer, Guard, Pacing, Step, Stop, looks_ahead
+from perphd.agent.profiling.explorer import (
+    ExplorationGuard,
+    ExplorationStep,
+    Explorer,
+    Pacing,
+    Stop,
+    looks_ahead,
+)
 from perphd.agent.profiling.host import lattice_of, settings_of
 from perphd.agent.profiling.progress import ProfileProgress
 from perphd.agent.profiling.run import LEAST_OF_ONE, LEAST_ROWS, least_rows, rows_of
@@ -63,9 +70,9 @@ def progress(path: Path | None = None, lattice: Lattice = CORES) -> ProfileProgr
 
 
 async def explore(
-    subject: Fake, known: ProfileProgress, guard: Guard | None, skip: bool = False
-) -> tuple[str, list[Step]]:
-    steps: list[Step] = []
+    subject: Fake, known: ProfileProgress, guard: ExplorationGuard | None, skip: bool = False
+) -> tuple[str, list[ExplorationStep]]:
+    steps: list[ExplorationStep] = []
     outcome = await Explorer(subject, known, guard, Pacing(1, 1, skip), steps.append).run()
     return outcome.stop.value, steps
 
@@ -86,7 +93,7 @@ async def test_it_goes_through_everything_and_leaves_everything_granted() -> Non
 
 async def test_it_stops_at_once_when_the_application_suffers() -> None:
     subject, known = Fake(), progress()
-    stop, steps = await explore(subject, known, Guard(max_loss_pct=40.0))
+    stop, steps = await explore(subject, known, ExplorationGuard(max_loss_pct=40.0))
     assert stop == Stop.SUFFERED
     hurt = next(iter(known.suffered))
     assert CORES.values(hurt)[0] <= 2.0
@@ -97,7 +104,7 @@ async def test_it_stops_at_once_when_the_application_suffers() -> None:
 
 async def test_it_can_go_on_and_then_leaves_out_what_grants_no_more() -> None:
     subject, known = Fake(), progress()
-    stop, _ = await explore(subject, known, Guard(max_loss_pct=40.0), skip=True)
+    stop, _ = await explore(subject, known, ExplorationGuard(max_loss_pct=40.0), skip=True)
     assert stop == Stop.DONE
     assert known.suffered
     assert known.pruned
@@ -109,7 +116,7 @@ async def test_it_can_go_on_and_then_leaves_out_what_grants_no_more() -> None:
 async def test_an_absolute_latency_objective_counts() -> None:
     subject, known = Fake(), progress()
     subject.latency = 20.0
-    stop, steps = await explore(subject, known, Guard(Objective(max_latency_ms=10.0)))
+    stop, steps = await explore(subject, known, ExplorationGuard(Objective(max_latency_ms=10.0)))
     assert stop == Stop.SUFFERED
     assert "max_latency_ms = 10" in steps[-1].complaint
 

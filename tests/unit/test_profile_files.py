@@ -21,8 +21,8 @@ from perphd.predictor.profile import (
     Axis,
     FileError,
     Lattice,
-    Origin,
     Profile,
+    ProfileOrigin,
     from_text,
     lightgbm_trees,
     to_text,
@@ -48,7 +48,7 @@ def a_profile(seed: int = 0, host: str = "a", rows: int = 120, shift: float = 0.
     x = rng.uniform((0.1, 0.1), (1.0, 1.0), (rows, 2))
     y = surface(x) * (1 + shift) + 0.02 * rng.standard_normal(rows)
     trained = training.train(x, y, NAMES, SIGNS, engine="numpy")
-    origin = Origin("db", (host,), "1", 0.0, "sli", "numpy", trained.rounds, seed, 1000, rows)
+    origin = ProfileOrigin("db", (host,), "1", 0.0, "sli", "numpy", trained.rounds, seed, 1000, rows)
     return Profile(origin, trained.metrics, NAMES, (8.0, 11.0), (0.1, 0.1), (1.0, 1.0), trained.trees, x, y)
 
 
@@ -182,18 +182,19 @@ def test_what_is_no_profile_is_refused_with_a_sentence(profile: Profile, edit, s
         ("y", ["a"], "y.0|not a number"),
         ("scale", [0.0, 1.0], "positive"),
         ("features", ["x"], "are inconsistent|trees.features"),
-        ("trees", {}, "lacks"),
+        ("trees", {}, "trees.features is missing"),
         ("low", [1.0], "are inconsistent"),
     ],
 )
 def test_values_that_fit_nothing_are_refused_although_the_checksum_is_right(
     profile: Profile, key: str, value: object, says: str
 ) -> None:
+    from perphd.predictor import sealed
     from perphd.predictor.profile import file
 
     body = json.loads(to_text(profile))["body"] | {key: value}
     text = json.dumps(
-        {"format": file.FORMAT, "version": 1, "sha256": file._digest(file._canonical(body)), "body": body}
+        {"format": file.FORMAT, "version": 1, "sha256": sealed._digest(sealed._canonical(body)), "body": body}
     )
     with pytest.raises(FileError, match=says):
         from_text(text)

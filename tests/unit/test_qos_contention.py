@@ -22,10 +22,10 @@ from perphd.qos.availability import (
 )
 from perphd.qos.bands import QosBand
 from perphd.qos.contention import (
-    FIRST_PAUSE_S,
     LEAST_SHARE,
     MAX_HELD_ROUNDS,
     MAX_ROUNDS,
+    PAUSES,
     ROUND_S,
     THETA,
     TIGHTER,
@@ -213,8 +213,8 @@ def test_rounds_in_vain_end_and_the_pause_doubles() -> None:
         if state.round == 1 and before == 0:
             starts.append(second)
     one_attempt = MAX_ROUNDS * ROUND_S
-    assert starts[1] - starts[0] == one_attempt + FIRST_PAUSE_S
-    assert starts[2] - starts[1] == one_attempt + 2 * FIRST_PAUSE_S
+    assert starts[1] - starts[0] == one_attempt + PAUSES.first_s
+    assert starts[2] - starts[1] == one_attempt + 2 * PAUSES.first_s
 
 
 def test_contention_that_returns_is_held_back_longer() -> None:

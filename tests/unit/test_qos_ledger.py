@@ -20,7 +20,7 @@ from perphd.qos.ledger import (
     CapacityRequest,
     Holding,
     HostLedger,
-    Refusal,
+    LedgerRefusal,
     RefusalCause,
     bid,
     capacity_of,
@@ -63,8 +63,8 @@ def _granted(ledger: HostLedger, *requests: CapacityRequest) -> HostLedger:
     return ledger
 
 
-def _cause(result: HostLedger | Refusal) -> RefusalCause:
-    assert isinstance(result, Refusal)
+def _cause(result: HostLedger | LedgerRefusal) -> RefusalCause:
+    assert isinstance(result, LedgerRefusal)
     return result.cause
 
 
@@ -126,7 +126,7 @@ def test_gold_and_silver_share_the_capacity() -> None:
     ledger = _granted(HostLedger(HOST), _request("a", QosBand.GOLD, 8), _request("b", QosBand.SILVER, 7.5))
     assert _cause(grant(ledger, _request("c", QosBand.GOLD, 1))) is RefusalCause.FULL  # 2 CPUs for 0.5 left
     refused = grant(ledger, _request("c", QosBand.SILVER, 0.6))
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, LedgerRefusal)
     assert (
         refused.reason
         == "c asks for 0.6 CPUs and 1024 MiB in silver, but only 0.5 CPUs and 63488 MiB are not reserved"
@@ -214,7 +214,7 @@ def test_no_history_breaks_an_invariant_or_touches_gold_and_silver(history: list
     for name, value in history:
         before, revoked = ledger, ""
         if name == "grant" and isinstance(value, CapacityRequest):
-            result: HostLedger | Refusal = grant(ledger, value)
+            result: HostLedger | LedgerRefusal = grant(ledger, value)
         elif name == "bid" and isinstance(value, Bid):
             result = bid(ledger, value, ledger.generation, now_s)
         elif name == "revoke" and isinstance(value, str):
@@ -228,7 +228,7 @@ def test_no_history_breaks_an_invariant_or_touches_gold_and_silver(history: list
             assert isinstance(value, float)
             now_s += value
             result = settled(ledger, now_s).ledger
-        if isinstance(result, Refusal):
+        if isinstance(result, LedgerRefusal):
             assert result.reason
             continue
         ledger = result
@@ -253,7 +253,7 @@ def test_revoking_everything_gives_everything_back(requests: list[CapacityReques
     ledger = measured(HostLedger(HOST), Amounts(), Amounts(10.0, 10 * GIB))
     for request in requests:
         after = grant(ledger, request)
-        ledger = ledger if isinstance(after, Refusal) else after
+        ledger = ledger if isinstance(after, LedgerRefusal) else after
     for held in ledger.grants[::-1]:
         after = revoke(ledger, held.holder)
         assert isinstance(after, HostLedger)

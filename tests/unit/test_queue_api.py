@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from perphd.commands.cli import cli
 from perphd.control.client import Client, NotPermitted, Refused, Unreachable
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from tests.unit.control_fake import ADMIN, READER, ROOT, SUBMITTER, Served, serving
 from tests.unit.queue_world import GIB, World
 
@@ -21,7 +21,7 @@ ODD = "$(id); `id` 'x' \"y\" ü"
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    with serving(tmp_path, Limits(shutdown_s=0.5, rest=0.0)) as server:
+    with serving(tmp_path, ApiLimits(shutdown_s=0.5, rest=0.0)) as server:
         server.agent.queue = World(tmp_path / "host").daemon()
         server.peer = SUBMITTER
         yield server

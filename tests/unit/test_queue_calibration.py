@@ -8,19 +8,21 @@ from pathlib import Path
 import pytest
 
 from perphd.agent.queue.calibration import FILE, KeptCalibration
-from perphd.agent.queue.planning import QueuePlanner, Use
-from perphd.batch.calibration import Calibration
+from perphd.agent.queue.planning import PlannedUse, QueuePlanner
+from perphd.batch.calibration import UsageCalibration
 from perphd.batch.job import JobState, QueuedJob
 from perphd.batch.look import CPU, EVERY, MEMORY
 from perphd.config.tables import QueueConfig
 from tests.unit.queue_world import GIB, spec
 
-LEARNED = dict.fromkeys(EVERY, Calibration()) | {CPU: Calibration(10.0, 12.0, 3.0, 30.0, (0.1, 0.7))}
+LEARNED = dict.fromkeys(EVERY, UsageCalibration()) | {
+    CPU: UsageCalibration(10.0, 12.0, 3.0, 30.0, (0.1, 0.7))
+}
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     kept = KeptCalibration(tmp_path)
-    assert set(kept.read().values()) == {Calibration()}
+    assert set(kept.read().values()) == {UsageCalibration()}
     kept.write(LEARNED)
     again = KeptCalibration(tmp_path)
     assert again.read() == LEARNED
@@ -52,7 +54,7 @@ def test_what_is_known_already_is_not_written_again(tmp_path: Path) -> None:
 def test_a_damaged_record_is_said_and_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
     kept = KeptCalibration(tmp_path)
-    assert set(kept.read().values()) == {Calibration()}
+    assert set(kept.read().values()) == {UsageCalibration()}
     assert "learned again" in kept.problem
     kept.write(LEARNED)
     assert kept.problem == ""
@@ -72,10 +74,12 @@ def test_a_planner_goes_on_with_what_an_earlier_one_learned(tmp_path: Path) -> N
     job = QueuedJob(1, spec(), 1000.0, JobState.RUNNING, since_s=1000.0, attempt=1, confirmed=True)
     for minute, cpus in enumerate((1.0, 1.0, 4.0)):
         planner.take(
-            [Use(60.0, {CPU: 0.5, MEMORY: GIB}, {1: {CPU: cpus, MEMORY: GIB}})], {1: job}, (8.0, 16.0 * GIB)
+            [PlannedUse(60.0, {CPU: 0.5, MEMORY: GIB}, {1: {CPU: cpus, MEMORY: GIB}})],
+            {1: job},
+            (8.0, 16.0 * GIB),
         )
         assert minute < 3
     planner.ended(replace(job, state=JobState.DONE, ran_s=180.0), 1180.0)
     learned = KeptCalibration(tmp_path).read()
-    assert learned[CPU].observed_weight < Calibration().observed_weight < learned[MEMORY].observed_weight
+    assert learned[CPU].observed_weight < UsageCalibration().observed_weight < learned[MEMORY].observed_weight
     assert QueuePlanner(QueueConfig(), tmp_path, tmp_path)._observed.calibration == learned

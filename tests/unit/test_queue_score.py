@@ -21,7 +21,7 @@ from perphd.batch.start_score import (
     start_score,
 )
 from perphd.control.client import Client, NotPermitted, Refused
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.domain.reading import Unavailable
 from perphd.forecast.histogram import Histogram, of_values
 from tests.unit.control_fake import READER, ROOT, SUBMITTER, Served, serving
@@ -114,7 +114,7 @@ def test_a_waiting_job_is_what_its_history_says_or_what_it_asked_for() -> None:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    with serving(tmp_path, Limits(shutdown_s=0.5, rest=0.0)) as server:
+    with serving(tmp_path, ApiLimits(shutdown_s=0.5, rest=0.0)) as server:
         world = World(tmp_path / "host")
         server.agent.queue = world.daemon()
         server.peer = SUBMITTER

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perphd.agent.composition import _with_bandwidth
-from perphd.agent.queue.planning import QueuePlanner, Use
+from perphd.agent.queue.planning import PlannedUse, QueuePlanner
 from perphd.agent.queue.use import QueueUse
 from perphd.batch.job import JobState, QueuedJob
 from perphd.batch.look import BANDWIDTH, CPU, MEMORY, WAYS, JobOutlook, QueueStep
@@ -89,7 +89,7 @@ def test_the_planner_learns_traffic_and_keeps_jobs_apart_that_need_too_much(tmp_
     stream = QueuedJob(1, spec("stream"), NOW_S, JobState.RUNNING, since_s=NOW_S, attempt=1, confirmed=True)
     for _ in range(3):
         used = {CPU: 0.5, MEMORY: 1e6, BANDWIDTH: 40 * GB}
-        planner.take([Use(60.0, {}, {1: used})], {1: stream}, capacity)
+        planner.take([PlannedUse(60.0, {}, {1: used})], {1: stream}, capacity)
     planner.ended(replace(stream, state=JobState.DONE, ran_s=180.0), NOW_S + 180.0)
     jobs = [QueuedJob(n, spec("stream"), NOW_S + 200.0, since_s=NOW_S + 200.0) for n in (2, 3)]
     step = planner.step(NOW_S + 200.0, capacity, jobs, [], False, 1.0)

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from perphd.agent.queue.given import GivenCpus, QueueGiven
-from perphd.agent.queue.planning import CYCLE_S, QueuePlanner, Use
+from perphd.agent.queue.planning import CYCLE_S, PlannedUse, QueuePlanner
 from perphd.batch.job import JobState, QueuedJob
 from perphd.batch.job_worth import (
     UNMEASURED,
@@ -187,7 +187,7 @@ def ran(
     while done < work and seconds < until_s:
         rate = next(cpus)
         done, seconds = done + 5.0 * rate, seconds + 5.0
-        use = Use(5.0, {CPU: 0.0}, {number: {CPU: rate, INSTRUCTIONS: 1e9 * rate}})
+        use = PlannedUse(5.0, {CPU: 0.0}, {number: {CPU: rate, INSTRUCTIONS: 1e9 * rate}})
         plan.take([use], {number: started}, (8.0, 16e9))
         plan.view(None, NOW_S + seconds, (8.0, 16e9), [], [started], 1.0)
     if done < work:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perphd.forecast.series import Forecaster, LastValue, Smoothing
-from perphd.sim.cluster.shaped import Limit, ShapedApplication, ShapedCluster, ShapedRun
-from perphd.sizing.shaper import Mode, Resource, ShaperSettings
+from perphd.sizing.shaper import Resource, ShaperMode, ShaperSettings
+from tools.bench.fleet.simulation.shaped import Limit, ShapedApplication, ShapedCluster, ShapedRun
 
 HOST_GIB = 16.0
 
@@ -38,7 +38,7 @@ def _applications(seed: int, count: int = 40) -> list[ShapedApplication]:
 
 def _run(
     seed: int,
-    mode: Mode,
+    mode: ShaperMode,
     forecaster: Forecaster | None = None,
     limit: Limit = Limit.HARD,
     k1: float = 0.05,
@@ -49,8 +49,8 @@ def _run(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_perfect_forecast_and_the_pessimistic_plan_crash_nobody(seed: int) -> None:
-    reserved, pessimistic = _run(seed, Mode.OFF), _run(seed, Mode.PESSIMISTIC)
-    optimistic = _run(seed, Mode.OPTIMISTIC)
+    reserved, pessimistic = _run(seed, ShaperMode.OFF), _run(seed, ShaperMode.PESSIMISTIC)
+    optimistic = _run(seed, ShaperMode.OPTIMISTIC)
     assert reserved.component_crashes == pessimistic.component_crashes == 0
     assert optimistic.component_crashes > 0
     assert pessimistic.slack_ratio < reserved.slack_ratio
@@ -60,29 +60,29 @@ def test_a_perfect_forecast_and_the_pessimistic_plan_crash_nobody(seed: int) -> 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_buffer_of_the_whole_reservation_changes_nothing(seed: int) -> None:
-    assert _run(seed, Mode.PESSIMISTIC, Smoothing(), k1=1.0) == _run(seed, Mode.OFF)
+    assert _run(seed, ShaperMode.PESSIMISTIC, Smoothing(), k1=1.0) == _run(seed, ShaperMode.OFF)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_observing_changes_nothing(seed: int) -> None:
-    assert _run(seed, Mode.OBSERVE, Smoothing()) == _run(seed, Mode.OFF)
+    assert _run(seed, ShaperMode.OBSERVE, Smoothing()) == _run(seed, ShaperMode.OFF)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_soft_limits_crash_fewer_than_hard_ones(seed: int) -> None:
-    hard, soft = (_run(seed, Mode.PESSIMISTIC, LastValue(), limit) for limit in Limit)
+    hard, soft = (_run(seed, ShaperMode.PESSIMISTIC, LastValue(), limit) for limit in Limit)
     assert soft.component_crashes < hard.component_crashes
 
 
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(0, 10_000),
-    st.sampled_from([Mode.OPTIMISTIC, Mode.PESSIMISTIC]),
+    st.sampled_from([ShaperMode.OPTIMISTIC, ShaperMode.PESSIMISTIC]),
     st.sampled_from([None, LastValue(history=5)]),
     st.sampled_from(Limit),
 )
 def test_every_application_ends_and_all_memory_is_free_again(
-    seed: int, mode: Mode, forecaster: Forecaster | None, limit: Limit
+    seed: int, mode: ShaperMode, forecaster: Forecaster | None, limit: Limit
 ) -> None:
     applications = _applications(seed, 12)
     cluster = ShapedCluster(applications, 2, HOST_GIB, mode, forecaster, limit=limit)
@@ -98,4 +98,4 @@ def test_every_application_ends_and_all_memory_is_free_again(
 def test_an_application_whose_core_never_fits_is_refused() -> None:
     wide = ShapedApplication("wide", 0.0, 9, 0, 600.0, 4.0, np.array([0.5]))
     with pytest.raises(ValueError, match="9 core components, of which 8 fit"):
-        ShapedCluster([wide], 2, HOST_GIB, Mode.OFF, None)
+        ShapedCluster([wide], 2, HOST_GIB, ShaperMode.OFF, None)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from perphd.sim.cluster.staged import (
+from tools.bench.fleet.simulation.staged import (
     CPUS,
     DISK,
     MEMORY_GIB,

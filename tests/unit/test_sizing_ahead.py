@@ -11,21 +11,21 @@ import pytest
 
 from perphd.agent.memory_forecasts import LIVE_S, MemoryForecasts
 from perphd.domain.forecast import MEMORY_FILE, MemoryForecast
-from perphd.sizing.shaper import Mode, Role, ShaperSettings
+from perphd.sizing.shaper import Role, ShaperMode, ShaperSettings
 from perphd.sizing.shaping import LEAST_OWN, advance
-from perphd.sizing.shaping_state import ShapingRules, ShapingState, ShapingStep, Subject
+from perphd.sizing.shaping_state import ShapedSubject, ShapingRules, ShapingState, ShapingStep
 from perphd.sizing.shaping_view import view
 
 MIB = 1 << 20
 INTERVAL_S = 60.0
-RULES = ShapingRules(Mode.PESSIMISTIC, INTERVAL_S, ShaperSettings())
+RULES = ShapingRules(ShaperMode.PESSIMISTIC, INTERVAL_S, ShaperSettings())
 AHEAD = MemoryForecast(1, "gp", 200.0 * MIB, 260.0 * MIB)
 WANTED = 200 + 50 + 60
 """Mean, 5 % of the reservation, and three spreads: the distance to the bound."""
 
 
-def _subject(**changes: object) -> Subject:
-    subject = Subject(
+def _subject(**changes: object) -> ShapedSubject:
+    subject = ShapedSubject(
         "a",
         "a",
         False,
@@ -45,19 +45,19 @@ class Host:
     def __init__(self) -> None:
         self.state, self.now_s = ShapingState(), 0.0
 
-    def look(self, subject: Subject, seconds: float = 10.0, due: bool | None = None) -> ShapingStep:
+    def look(self, subject: ShapedSubject, seconds: float = 10.0, due: bool | None = None) -> ShapingStep:
         step = ShapingStep({})
         for _ in range(int(seconds / 10.0)):
             self.now_s += 10.0
             self.state, step = advance(self.state, [subject], 4000.0 * MIB, RULES, self.now_s, due)
         return step
 
-    def target_mib(self, subject: Subject) -> float:
+    def target_mib(self, subject: ShapedSubject) -> float:
         row = view(self.state, [subject], 4000.0 * MIB, RULES).workloads[0]
         assert isinstance(row.target_bytes, float)
         return row.target_bytes / MIB
 
-    def model(self, subject: Subject) -> str:
+    def model(self, subject: ShapedSubject) -> str:
         return view(self.state, [subject], 4000.0 * MIB, RULES).workloads[0].model
 
 

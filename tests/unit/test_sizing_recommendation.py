@@ -12,7 +12,7 @@ from perphd.forecast.following import LEAST_WINDOWS, LONG_GAP, NextWindow, lates
 from perphd.forecast.headroom import HORIZON, LEAST_HISTORY, TenantHistory, host_outlook
 from perphd.forecast.histogram import Floats
 from perphd.forecast.replay import Outlook, outlook
-from perphd.sizing.formats import Amounts, printed
+from perphd.sizing.formats import PrintedAmounts, printed
 from perphd.sizing.recommendation import Recommendation, Reservation, recommend
 from perphd.sizing.shaper import Resource
 
@@ -243,8 +243,8 @@ def test_a_workload_that_left_no_longer_counts():
 
 # --- formats ---------------------------------------------------------------------------------------------------
 
-DB = Amounts("db", "/system.slice/mariadb.service", 1.453, 1.5 * (1 << 30), ("cpu: confidence high",))
-ETL = Amounts("e\ntl", "/batch", Unavailable("12 of 60 windows"), 100.0)
+DB = PrintedAmounts("db", "/system.slice/mariadb.service", 1.453, 1.5 * (1 << 30), ("cpu: confidence high",))
+ETL = PrintedAmounts("e\ntl", "/batch", Unavailable("12 of 60 windows"), 100.0)
 
 
 def test_systemd():
@@ -255,7 +255,7 @@ def test_systemd():
         "# e?tl: /etc/systemd/system/UNIT.service.d/50-size.conf\n"
         "[Service]\n# CPUQuota: 12 of 60 windows\nMemoryLow=1M\nMemoryHigh=1M"
     )
-    assert "[Slice]" in printed("systemd", [Amounts("x", "/a.slice/a-b.slice", 1.0, 1.0)])
+    assert "[Slice]" in printed("systemd", [PrintedAmounts("x", "/a.slice/a-b.slice", 1.0, 1.0)])
 
 
 def test_kubernetes():

@@ -7,13 +7,13 @@ import pytest
 
 from perphd.domain.reading import Unavailable, available
 from perphd.sizing.recommendation import Reservation
-from perphd.sizing.rows import History, SizeRow, recommendation, saved, size_rows
+from perphd.sizing.rows import SizeHistory, SizeRow, recommendation, saved, size_rows
 from perphd.sizing.shaper import Resource
 
 
-def history(reserved: float | Unavailable, windows: int = 200, missing: str = "") -> History:
+def history(reserved: float | Unavailable, windows: int = 200, missing: str = "") -> SizeHistory:
     values = (1 + 0.1 * np.random.default_rng(1).random(windows)).tolist()
-    return History("db", Resource.CPU, range(windows), values, 1.0, Reservation(reserved), missing)
+    return SizeHistory("db", Resource.CPU, range(windows), values, 1.0, Reservation(reserved), missing)
 
 
 def test_a_row_has_what_the_recommendation_has() -> None:

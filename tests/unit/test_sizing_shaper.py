@@ -13,13 +13,13 @@ from perphd.sizing.shaper import (
     GREATEST_CRASHES,
     Component,
     Demand,
-    Mode,
+    MemoryRelease,
     Preemption,
-    Release,
     Resize,
     Resource,
     Role,
     Rung,
+    ShaperMode,
     ShaperSettings,
     ShapingPlan,
     memory_limits,
@@ -43,7 +43,9 @@ def _component(
     )
 
 
-def _plan(*components: Component, capacity: float = 10.0, mode: Mode = Mode.PESSIMISTIC) -> ShapingPlan:
+def _plan(
+    *components: Component, capacity: float = 10.0, mode: ShaperMode = ShaperMode.PESSIMISTIC
+) -> ShapingPlan:
     return shape(components, {Resource.MEMORY: capacity}, mode, NONE)
 
 
@@ -68,14 +70,14 @@ def _preempted(plan: ShapingPlan) -> list[str]:
 )
 def test_a_size_is_forecast_and_buffer_within_its_bounds(demand: Demand, target: float) -> None:
     component = replace(_component("a", 0), demands={Resource.MEMORY: demand})
-    plan = shape([component], {Resource.MEMORY: 1000.0}, Mode.PESSIMISTIC)
+    plan = shape([component], {Resource.MEMORY: 1000.0}, ShaperMode.PESSIMISTIC)
     assert [size.target for size in plan.sizes] == [pytest.approx(target)]
 
 
 def test_cpu_keeps_one_spread() -> None:
     demand = Demand(8.0, 1.0, 8.0, mean=2.0, spread=0.5)
     component = replace(_component("a", 0), demands={Resource.CPU: demand})
-    plan = shape([component], {Resource.CPU: 16.0}, Mode.PESSIMISTIC)
+    plan = shape([component], {Resource.CPU: 16.0}, ShaperMode.PESSIMISTIC)
     assert [size.target for size in plan.sizes] == [pytest.approx(2.0 + 0.4 + 0.5)]
 
 
@@ -88,7 +90,7 @@ def test_grace_crashes_and_the_breaker_restore_the_reservation(
     shrunk = replace(
         component, demands={Resource.MEMORY: replace(component.demands[Resource.MEMORY], held=7.0)}
     )
-    plan = shape([shrunk], {Resource.MEMORY: 100.0}, Mode.PESSIMISTIC)
+    plan = shape([shrunk], {Resource.MEMORY: 100.0}, ShaperMode.PESSIMISTIC)
     assert plan.actions == (Resize("a", Resource.MEMORY, 7.0, 100.0),)
 
 
@@ -142,8 +144,8 @@ def test_cpu_preempts_only_where_it_is_guarded() -> None:
     cpu = Demand(8.0, 1.0, 8.0, mean=6.0, spread=0.0)
     pair = [replace(_component(name, 0, rank=i), demands={Resource.CPU: cpu}) for i, name in enumerate("ab")]
     guarded = replace(NONE, guarded=(Resource.MEMORY, Resource.CPU))
-    assert _preempted(shape(pair, {Resource.CPU: 8.0}, Mode.PESSIMISTIC, NONE)) == []
-    assert _preempted(shape(pair, {Resource.CPU: 8.0}, Mode.PESSIMISTIC, guarded)) == ["b"]
+    assert _preempted(shape(pair, {Resource.CPU: 8.0}, ShaperMode.PESSIMISTIC, NONE)) == []
+    assert _preempted(shape(pair, {Resource.CPU: 8.0}, ShaperMode.PESSIMISTIC, guarded)) == ["b"]
 
 
 def test_preemption_goes_one_rung_at_a_time() -> None:
@@ -179,7 +181,7 @@ def _rung(plan: ShapingPlan, name: str) -> Rung:
 
 def test_a_frozen_component_that_fits_again_resumes() -> None:
     frozen = replace(_component("a", 3, reserved=3.0), rung=Rung.FREEZE)
-    assert _plan(frozen).actions == (Release("a"),)
+    assert _plan(frozen).actions == (MemoryRelease("a"),)
     assert _plan(replace(frozen, rung=Rung.END)).actions == ()
 
 
@@ -208,12 +210,17 @@ def test_what_is_not_given_to_the_shaper_or_degraded_is_advised_alone(shaped: bo
 
 def test_modes() -> None:
     components = [_component("a", 6), _component("b", 6, rank=1)]
-    plans = {mode: _plan(*components, mode=mode) for mode in Mode}
-    assert plans[Mode.OFF].proposed == plans[Mode.OFF].actions == plans[Mode.OBSERVE].actions == ()
-    assert plans[Mode.OBSERVE].proposed == plans[Mode.PESSIMISTIC].actions
-    assert _preempted(plans[Mode.PESSIMISTIC]) == ["b"]
-    assert [action.component for action in plans[Mode.OPTIMISTIC].actions] == ["a", "b"]
-    assert _preempted(plans[Mode.OPTIMISTIC]) == []
+    plans = {mode: _plan(*components, mode=mode) for mode in ShaperMode}
+    assert (
+        plans[ShaperMode.OFF].proposed
+        == plans[ShaperMode.OFF].actions
+        == plans[ShaperMode.OBSERVE].actions
+        == ()
+    )
+    assert plans[ShaperMode.OBSERVE].proposed == plans[ShaperMode.PESSIMISTIC].actions
+    assert _preempted(plans[ShaperMode.PESSIMISTIC]) == ["b"]
+    assert [action.component for action in plans[ShaperMode.OPTIMISTIC].actions] == ["a", "b"]
+    assert _preempted(plans[ShaperMode.OPTIMISTIC]) == []
 
 
 AMOUNTS = st.floats(0, 50)
@@ -238,7 +245,7 @@ def hosts(draw: st.DrawFn) -> list[Component]:
 
 @given(hosts(), st.floats(1, 150))
 def test_what_holds_for_every_host(components: list[Component], capacity: float) -> None:
-    plan = shape(components, {Resource.MEMORY: capacity}, Mode.PESSIMISTIC)
+    plan = shape(components, {Resource.MEMORY: capacity}, ShaperMode.PESSIMISTIC)
     by_name = {component.name: component for component in components}
     preempted = set(_preempted(plan))
     for size in plan.sizes:
@@ -284,7 +291,7 @@ def test_all_of_the_reservation_as_buffer_changes_nothing(components: list[Compo
         for each in components
         for demand in each.demands.values()
     ]
-    assert shape(held, {Resource.MEMORY: 1e6}, Mode.PESSIMISTIC, whole).actions == ()
+    assert shape(held, {Resource.MEMORY: 1e6}, ShaperMode.PESSIMISTIC, whole).actions == ()
 
 
 # --- soft limits ------------------------------------------------------------------------------------------------

@@ -17,27 +17,34 @@ from perphd.sizing import shaping
 from perphd.sizing.shaper import (
     GREATEST_CRASHES,
     Component,
-    Mode,
     Resize,
     Resource,
     Role,
     Rung,
+    ShaperMode,
     ShaperSettings,
     ShapingPlan,
     shape,
 )
 from perphd.sizing.shaping import FROZEN_INTERVALS, GUARD_INTERVALS, LEARN_PER_LOOK, advance, is_notable
-from perphd.sizing.shaping_state import Member, ShapedLimits, ShapingRules, ShapingState, ShapingStep, Subject
+from perphd.sizing.shaping_state import (
+    ShapedLimits,
+    ShapedMember,
+    ShapedSubject,
+    ShapingRules,
+    ShapingState,
+    ShapingStep,
+)
 from perphd.sizing.shaping_view import view
 
 MIB = 1 << 20
 INTERVAL_S = 10.0
-RULES = ShapingRules(Mode.PESSIMISTIC, INTERVAL_S, ShaperSettings())
+RULES = ShapingRules(ShaperMode.PESSIMISTIC, INTERVAL_S, ShaperSettings())
 NOTHING = ShapedLimits()
 
 
-def _subject(name: str = "a", used: float = 100, reserved: float = 1000, lra: bool = False) -> Subject:
-    return Subject(
+def _subject(name: str = "a", used: float = 100, reserved: float = 1000, lra: bool = False) -> ShapedSubject:
+    return ShapedSubject(
         name,
         name,
         lra,
@@ -59,7 +66,7 @@ class Host:
         self.state = ShapingState()
         self.ends: list[str] = []
 
-    def look(self, *subjects: Subject, seconds: int = 1) -> ShapingStep:
+    def look(self, *subjects: ShapedSubject, seconds: int = 1) -> ShapingStep:
         step = ShapingStep({})
         for _ in range(seconds):
             self.now_s += 1.0
@@ -67,7 +74,7 @@ class Host:
             self.ends += [name for name, _ in step.ends]
         return step
 
-    def grown_up(self, *subjects: Subject) -> ShapingStep:
+    def grown_up(self, *subjects: ShapedSubject) -> ShapingStep:
         """After the grace."""
         return self.look(*subjects, seconds=int(13 * INTERVAL_S))
 
@@ -91,8 +98,8 @@ def test_memory_max_follows_on_request_alone() -> None:
     assert limits.max_bytes > limits.high_bytes
 
 
-@pytest.mark.parametrize("mode", list(Mode))
-def test_k1_of_a_hundred_per_cent_changes_nothing(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", list(ShaperMode))
+def test_k1_of_a_hundred_per_cent_changes_nothing(mode: ShaperMode) -> None:
     host = Host(ShapingRules(mode, INTERVAL_S, ShaperSettings(k1=1.0)))
     for used in (100, 400, 300, 900, 50):
         step = host.look(_subject(used=used), seconds=int(5 * INTERVAL_S))
@@ -101,7 +108,7 @@ def test_k1_of_a_hundred_per_cent_changes_nothing(mode: Mode) -> None:
 
 
 def test_observe_proposes_and_changes_nothing() -> None:
-    host = Host(replace(RULES, mode=Mode.OBSERVE), capacity=150.0)
+    host = Host(replace(RULES, mode=ShaperMode.OBSERVE), capacity=150.0)
     subjects = (_subject("a"), _subject("b"))
     assert set(host.grown_up(*subjects).limits.values()) == {NOTHING}
     assert not host.ends
@@ -112,7 +119,7 @@ def test_observe_proposes_and_changes_nothing() -> None:
 def test_a_new_size_that_reads_like_the_old_one_is_not_shown() -> None:
     mib = float(1 << 20)
     sizes = tuple(Resize("a", Resource.MEMORY, before * mib, 122.3 * mib) for before in (122.1, 640.0))
-    state = ShapingState({"a": Member(0.0, proposed=sizes)})
+    state = ShapingState({"a": ShapedMember(0.0, proposed=sizes)})
     assert view(state, (_subject("a"),), 4000.0, RULES).proposed == ("a: 640 MiB -> 122 MiB",)
 
 
@@ -227,7 +234,7 @@ def test_missing_readings_decide_nothing() -> None:
     assert unknown.grown_up(_subject()).limits["a"] == NOTHING
 
 
-def _capacity_kept(host: Host, subjects: list[Subject]) -> None:
+def _capacity_kept(host: Host, subjects: list[ShapedSubject]) -> None:
     shown = {row.workload: row for row in view(host.state, subjects, host.capacity, host.rules).workloads}
     stay = [shown[each.name].target_bytes for each in subjects if not shown[each.name].makes_room_by]
     numbers = [target for target in stay if not isinstance(target, Unavailable)]
@@ -347,7 +354,7 @@ def test_where_all_fit_beside_each_other_every_plan_is_of_a_few(monkeypatch: pyt
 @pytest.mark.parametrize("k1", [0.05, 1.0])
 def test_everybody_has_a_target_however_rare_looks_are(seconds_a_look: int, k1: float) -> None:
     """Six that reserve twice what there is, as on a host whose rounds are late."""
-    rules = ShapingRules(Mode.OPTIMISTIC, INTERVAL_S, ShaperSettings(k1=k1))
+    rules = ShapingRules(ShaperMode.OPTIMISTIC, INTERVAL_S, ShaperSettings(k1=k1))
     subjects = tuple(_subject(f"w{i}", reserved=1000) for i in range(6))
     state = ShapingState()
     for look in range(1, 2 + math.ceil(3 * INTERVAL_S / seconds_a_look)):
@@ -400,12 +407,14 @@ def test_no_room_stalls_and_new_groups_are_notable(sample: dict[str, Any], expec
         "refaults_per_s": 0.0,
     }
     seen = Sample("a", 1.0, 1.0, **(calm | sample))
-    assert is_notable(Member(0.0, greatest_bytes=1.0, target_bytes=120.0 * MIB), seen) is expected
-    assert is_notable(Member(0.0), seen) is (
+    assert is_notable(ShapedMember(0.0, greatest_bytes=1.0, target_bytes=120.0 * MIB), seen) is expected
+    assert is_notable(ShapedMember(0.0), seen) is (
         sample.get("memory_working_set_bytes", 100.0) != Unavailable("gone")
     )
     calm["memory_working_set_bytes"] = 1.0
-    assert not is_notable(Member(0.0), Sample("a", 1.0, 1.0, **calm)), "an empty group waits for its turn"
+    assert not is_notable(ShapedMember(0.0), Sample("a", 1.0, 1.0, **calm)), (
+        "an empty group waits for its turn"
+    )
 
 
 def test_the_greatest_use_between_two_looks_enters_the_forecasters() -> None:

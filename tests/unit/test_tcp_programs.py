@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from perphd.domain.reading import Unavailable
 from perphd.host.bpf.assembler import Assembler, Register
 from perphd.host.egress_bpf import program
-from perphd.host.tcp_latency import Counter, percentile_ms, programs
+from perphd.host.tcp_latency import LatencyCounter, percentile_ms, programs
 from perphd.host.tcp_latency.counts import SHARD_BUCKETS, SHARDS, Region
 from perphd.host.tcp_latency.histogram import BUCKETS, MAX_UNITS, bucket_of, emit_bucket, lower_bound_ns
-from perphd.host.tcp_latency.programs import Maps, Role, State
+from perphd.host.tcp_latency.programs import Maps, ProgramRole, ProgramState
 from tests.unit.bpf_machine import Machine
 
 R0, R1, R2 = Register.R0, Register.R1, Register.R2
@@ -208,7 +208,7 @@ class Connection:
         assert self.machine.run(build(MAPS, self.ports), CONTEXT) == 1
         self.exists = True
 
-    def __getitem__(self, counter: Counter) -> int:
+    def __getitem__(self, counter: LatencyCounter) -> int:
         return self.machine.read(COUNTS + 64 * 3 + 8 * counter, 8)
 
     def latencies(self, region: Region) -> list[int]:
@@ -216,7 +216,7 @@ class Connection:
         return [n for n in range(BUCKETS) for _ in range(self.machine.read(base + 8 * n, 8))]
 
     def counted(self) -> dict[str, int]:
-        return {counter.name: self[counter] for counter in Counter if self[counter]}
+        return {counter.name: self[counter] for counter in LatencyCounter if self[counter]}
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
@@ -252,7 +252,7 @@ def test_what_comes_in_again_starts_nothing_even_across_the_end_of_sequence_numb
     one.send(9, 1)  # keepalive probe
     assert one.counted() == {"STARTED": 1, "ANSWERED": 1, "REPEATED": 2}
     one.send(10, 5)
-    assert one[Counter.STARTED] == 2
+    assert one[LatencyCounter.STARTED] == 2
 
 
 def test_what_nobody_asked_for_is_pushed_and_the_rest_of_an_answer_too() -> None:
@@ -301,7 +301,7 @@ def test_connections_that_the_group_opened_count_nothing() -> None:
     one.answer()
     assert one.counted() == {}
     assert len(one.looked_up) == 1
-    assert one.machine.read(STORAGE + State.ROLE, 4) == Role.CLIENT
+    assert one.machine.read(STORAGE + ProgramState.ROLE, 4) == ProgramRole.CLIENT
 
 
 def test_with_ports_only_these_count_and_nobody_is_looked_up() -> None:

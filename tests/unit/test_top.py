@@ -20,7 +20,7 @@ from perphd.commands.cli import cli
 from perphd.commands.top.app import Top
 from perphd.commands.top.drawing import BARS, core_strip, graph, resampled, spark, ways_strip
 from perphd.commands.top.rows import LEAST_HISTORY, batch_columns, lra_columns, ordered
-from perphd.commands.top.screens import Question, Reading
+from perphd.commands.top.screens import QuestionScreen, Reading
 from perphd.commands.top.source import Source
 from perphd.commands.top.widgets import Lines, Rows
 from perphd.commands.view import View, view_of
@@ -151,9 +151,9 @@ async def until(pilot: Pilot[None], holds: Callable[[], bool]) -> None:
 async def ask(app: Top, pilot: Pilot[None], key: str, answer: str) -> None:
     """A key that asks, and its answer once the question is there."""
     await pilot.press(key)
-    await until(pilot, lambda: isinstance(app.screen, Question))
+    await until(pilot, lambda: isinstance(app.screen, QuestionScreen))
     await pilot.press(answer)
-    await until(pilot, lambda: not isinstance(app.screen, Question))
+    await until(pilot, lambda: not isinstance(app.screen, QuestionScreen))
 
 
 def shown(app: Top, name: str) -> str:
@@ -223,7 +223,7 @@ async def test_pause_asks_first(served: Served, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(agent, "status", lambda: replace(as_it_was(), pauses=agent.pauses))
     async with screen(served, (80, 24)) as (app, pilot):
         await pilot.press("p")
-        assert isinstance(app.screen, Question)
+        assert isinstance(app.screen, QuestionScreen)
         assert "Pause perphd?" in front(app)
         await pilot.press("n")
         assert served.agent.calls.count(("pause", None, None, "perphctl top")) == 0
@@ -296,7 +296,7 @@ async def test_replay_of_the_past(served: Served, size: tuple[int, int]) -> None
         assert "cpus" not in row_of(app, "batch", "pi")[-1].lower()
         await pilot.press("p")
         assert "the screen shows the past" in shown(app, "message")
-        assert not isinstance(app.screen, Question)
+        assert not isinstance(app.screen, QuestionScreen)
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, Reading))
         assert "It was healthy" in front(app)

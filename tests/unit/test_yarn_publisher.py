@@ -14,8 +14,8 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from perphd.adapters.yarn.capacity import Capacity, as_level, wanted
-from perphd.adapters.yarn.client import Refused, Unreachable, YarnClient, YarnError, checked_url
+from perphd.adapters.yarn.capacity import YarnCapacity, as_level, wanted
+from perphd.adapters.yarn.client import YarnClient, YarnError, YarnRefused, YarnUnreachable, checked_url
 from perphd.adapters.yarn.containers import application_of, label_match, labels_of
 from perphd.adapters.yarn.program import main
 from perphd.adapters.yarn.publisher import YarnPublisher, YarnSettings
@@ -188,7 +188,7 @@ async def test_a_long_list_of_containers_is_read_to_its_end(world: World) -> Non
 
 async def test_memory_stays_within_80_percent_of_the_node_with_the_lra_part(world: World) -> None:
     world.offer(4.0, 40.0)
-    async with publisher(world, lra_part=Capacity(40 * 1024, 2)) as one:
+    async with publisher(world, lra_part=YarnCapacity(40 * 1024, 2)) as one:
         await one.round()
         await one.round()
     assert world.now == (int(0.8 * 64 * 1024), 6)
@@ -268,7 +268,7 @@ async def test_a_standby_is_passed_over_and_no_redirect_is_followed(world: World
         await one.round()
         assert world.now == (4096, 4)
         world.is_standby = True
-        with pytest.raises(Unreachable, match="not the active one"):
+        with pytest.raises(YarnUnreachable, match="not the active one"):
             await one.round()
     assert standby.written == []
 
@@ -287,14 +287,14 @@ async def test_what_goes_wrong_is_named(world: World) -> None:
             await one.round()
         world.state, world.is_deaf = "RUNNING", True
         world.offer(1.0, 1.0)
-        with pytest.raises(Unreachable, match=r"accepted 1024 MiB, 1 vcores .* but reports 4096 MiB"):
+        with pytest.raises(YarnUnreachable, match=r"accepted 1024 MiB, 1 vcores .* but reports 4096 MiB"):
             await one.round()
     world.is_deaf, world.licences = False, 2
     async with publisher(world) as one:
-        with pytest.raises(Refused, match="gpu"):
+        with pytest.raises(YarnRefused, match="gpu"):
             await one.round()
     async with serving(_text) as address, YarnClient([address]) as client:
-        with pytest.raises(Unreachable, match="not JSON: 'There is no active RM'"):
+        with pytest.raises(YarnUnreachable, match="not JSON: 'There is no active RM'"):
             await client.get("info")
 
 
@@ -305,23 +305,23 @@ async def _text(_: web.Request) -> web.Response:
 async def test_withdraw_restores_the_configured_capacity(world: World) -> None:
     async with publisher(world) as one:
         await one.round()
-        assert await one.withdraw() == Capacity(8192, 8)
+        assert await one.withdraw() == YarnCapacity(8192, 8)
         assert world.now == (8192, 8)
     del world.configured["memory-mb"]
     async with publisher(world) as one:
-        with pytest.raises(Refused, match="--memory-mb and --vcores"):
+        with pytest.raises(YarnRefused, match="--memory-mb and --vcores"):
             await one.withdraw()
-    async with publisher(world, configured=Capacity(1024, 2)) as one:
+    async with publisher(world, configured=YarnCapacity(1024, 2)) as one:
         await one.withdraw()
     assert world.now == (1024, 2)
 
 
 def test_capacities_round_down_and_what_is_published_is_read_back() -> None:
-    lras = Capacity(1024, 2)
-    assert wanted(Level(1999, int(3 * GIB) + 5), lras, NOT_MEASURED, 1.0) == Capacity(4096, 3)
-    assert wanted(Level(1999, 0), Capacity(), 64.0 * GIB, 2.0) == Capacity(0, 3)
-    assert as_level(Capacity(4096, 3), lras, 1.0) == Level(1000, int(3 * GIB))
-    assert as_level(Capacity(0, 0), lras, 1.0) == Level()
+    lras = YarnCapacity(1024, 2)
+    assert wanted(Level(1999, int(3 * GIB) + 5), lras, NOT_MEASURED, 1.0) == YarnCapacity(4096, 3)
+    assert wanted(Level(1999, 0), YarnCapacity(), 64.0 * GIB, 2.0) == YarnCapacity(0, 3)
+    assert as_level(YarnCapacity(4096, 3), lras, 1.0) == Level(1000, int(3 * GIB))
+    assert as_level(YarnCapacity(0, 0), lras, 1.0) == Level()
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_ids_labels_and_options_are_read() -> None:
     assert application_of("container_e17_1410901177871_0001_01_000005") == "application_1410901177871_0001"
     assert application_of("../container_1_0001_01_000005") == ""
     assert labels_of(app("a.b"))["yarn.queue"] == "a.b"
-    with pytest.raises(Unreachable):
+    with pytest.raises(YarnUnreachable):
         labels_of({"id": APP})
     with pytest.raises(ParseError, match="KEY=GLOB"):
         label_match("services")

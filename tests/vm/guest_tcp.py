@@ -20,7 +20,7 @@ from perphd.host.bpf import syscall
 from perphd.host.bpf.syscall import Attach
 from perphd.host.cgroup import discover
 from perphd.host.fs import RealFs
-from perphd.host.tcp_latency import Counter, Place, TcpProbe, find_place
+from perphd.host.tcp_latency import HookPlace, LatencyCounter, TcpProbe, find_place
 
 pytestmark = [pytest.mark.requires_root, pytest.mark.requires_cgroup_v2]
 
@@ -82,9 +82,9 @@ def attached(directory: str) -> list[int]:
 
 
 @contextmanager
-def probing() -> Iterator[tuple[TcpProbe, Place]]:
+def probing() -> Iterator[tuple[TcpProbe, HookPlace]]:
     place = find_place(discover(RealFs()), f"/system.slice/{UNIT}", ())
-    assert isinstance(place, Place), place
+    assert isinstance(place, HookPlace), place
     probe = TcpProbe(place.directory, place.inode, place.ports)
     try:
         yield probe, place
@@ -109,15 +109,15 @@ def test_systemds_filter_is_in_force_beside_the_programs_and_both_go_alone(their
     with probing() as (probe, place):
         assert place.directory.endswith(f"/system.slice/{UNIT}")
         assert attached(place.directory) == [one + 1 for one in before]
-        seen = probe.read()[Counter.ANSWERED]
+        seen = probe.read()[LatencyCounter.ANSWERED]
         ask()
-        assert probe.read()[Counter.ANSWERED] == seen + N
+        assert probe.read()[LatencyCounter.ANSWERED] == seen + N
         sh("systemctl", "set-property", "--runtime", UNIT, "IPAddressDeny=127.0.0.1")
         assert not listens(), "systemd's filter is not in force"
         sh("systemctl", "set-property", "--runtime", UNIT, "IPAddressDeny=")
         sh("systemctl", "daemon-reload")
         ask()
-        assert probe.read()[Counter.ANSWERED] == seen + 2 * N
+        assert probe.read()[LatencyCounter.ANSWERED] == seen + 2 * N
         theirs = [one - 1 for one in attached(place.directory)]
     assert attached(place.directory) == theirs
 
@@ -139,7 +139,7 @@ def test_a_socket_that_systemd_opened_is_measured_at_its_own_unit() -> None:
             assert place.directory.endswith(f"{NAME}.socket")
             assert place.ports == (PORT,)
             ask()
-            assert probe.read()[Counter.ANSWERED] == N
+            assert probe.read()[LatencyCounter.ANSWERED] == N
     finally:
         sh("systemctl", "stop", f"{NAME}.socket", UNIT)
         for path in (*units, Path(f"/run/{NAME}.py")):

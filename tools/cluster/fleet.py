@@ -15,7 +15,14 @@ from typing import Any, Final
 
 import aiohttp
 
-from perphd.adapters.kubernetes.client import Access, ApiClient, ApiError, Conflict, Missing, follow
+from perphd.adapters.kubernetes.client import (
+    ApiAccess,
+    ApiClient,
+    ApiConflict,
+    ApiMissing,
+    KubernetesError,
+    follow,
+)
 from perphd.adapters.kubernetes.objects import NODES, PODS
 from perphd.adapters.kubernetes.own_pods import OwnPods
 from perphd.adapters.kubernetes.publisher import Publisher
@@ -101,7 +108,7 @@ class Fleet:
             await asyncio.to_thread(plane.start_api)
             await asyncio.to_thread(plane.start_scheduler, text if self.scheme.places else "")
             await asyncio.to_thread(plane.start_kwok)
-            access = Access(plane.url, str(plane.token_file), str(plane.ca_file))
+            access = ApiAccess(plane.url, str(plane.token_file), str(plane.ca_file))
             if self.scheme.places:
                 await asyncio.to_thread(plane.kubectl, "apply", "-f", str(MANIFESTS / "crd.yaml"))
                 wait = ("wait", "--for=condition=Established", "crd/nodeprofiles.perphd.io", "--timeout=60s")
@@ -247,12 +254,12 @@ class Fleet:
 
 async def _create(api: ApiClient, path: str, what: dict[str, Any]) -> None:
     """Create an object. An existing object comes from an earlier request whose answer was lost."""
-    with contextlib.suppress(Conflict):
+    with contextlib.suppress(ApiConflict):
         await api.post(path, what)
 
 
 async def _delete(api: ApiClient, pod: str) -> None:
-    with contextlib.suppress(Missing):
+    with contextlib.suppress(ApiMissing):
         await api.request("DELETE", f"{OWN_PODS}/{pod}", query={"gracePeriodSeconds": "0"})
 
 
@@ -260,7 +267,7 @@ async def _round(publisher: Publisher) -> None:
     """One round, as in perphd-publish: the next round repairs failures."""
     try:
         await publisher.round()
-    except ApiError as exc:
+    except KubernetesError as exc:
         print(f"  a round failed: {exc}", file=sys.stderr)
 
 
@@ -271,7 +278,7 @@ def _is_resolved(pod: Any) -> bool:
     return "nodeName" in pod["spec"] or any(each["type"] == "PodScheduled" for each in conditions)
 
 
-def _extender(port: int, access: Access, folder: Path, policy: str) -> subprocess.Popen[bytes]:
+def _extender(port: int, access: ApiAccess, folder: Path, policy: str) -> subprocess.Popen[bytes]:
     command = [
         sys.executable, "-m", "perphd.adapters.kubernetes.extender_program", "run", "--listen", f"127.0.0.1:{port}",
         "--api-server", access.url, "--token-file", access.token_file, "--ca-file", access.ca_file,

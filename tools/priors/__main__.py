@@ -12,8 +12,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from perphd.agent.profiling.explorer import Pacing, Step
-from perphd.agent.profiling.run import Plan, ProfileOptions, profile_simulated
+from perphd.agent.profiling.explorer import ExplorationStep, Pacing
+from perphd.agent.profiling.run import ProfileOptions, ProfilingPlan, profile_simulated
 from perphd.predictor.profile import Profile, to_text
 from perphd.predictor.profile.merge import merge
 
@@ -26,10 +26,10 @@ MEMBERS = {
 
 
 class _Quiet:
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: ProfilingPlan) -> None:
         del plan
 
-    def step(self, step: Step) -> None:
+    def step(self, step: ExplorationStep) -> None:
         del step
 
     def say(self, text: str) -> None:

@@ -12,7 +12,7 @@ from typing import IO, Any, Final, cast
 
 from perphd.dataset.attempt import PART_BYTES, Attempt, attempt, read_manifest, read_part
 from perphd.dataset.manifest import Manifest, NotCommitted
-from perphd.dataset.stores import Store, pyarrow
+from perphd.dataset.stores import ObjectStore, pyarrow
 from perphd.domain.trace import RECORD_TABLES, TraceRecord, columns, from_row, to_row
 from perphd.monitor.export import TableWriter, table_writer
 from tools.traces import alibaba, azure, google
@@ -29,7 +29,12 @@ _NAMES: Final = {kind: name for name, kind in RECORD_TABLES.items()}
 
 
 def import_trace(
-    form: Format, paths: Sequence[Path], place: Store, fmt: str, tally: Tally, disorder_s: float = DISORDER_S
+    form: Format,
+    paths: Sequence[Path],
+    place: ObjectStore,
+    fmt: str,
+    tally: Tally,
+    disorder_s: float = DISORDER_S,
 ) -> Manifest:
     """Read a published trace and commit its records; after an error nothing remains.
 
@@ -112,7 +117,7 @@ class _Spool:
             self._made.add(_NAMES[self._kind], f".{self._fmt}", copy)
 
 
-def read_records(place: Store, *kinds: type[TraceRecord]) -> Iterator[TraceRecord]:
+def read_records(place: ObjectStore, *kinds: type[TraceRecord]) -> Iterator[TraceRecord]:
     """The records of an imported trace. Each part's digest is verified before its first record is returned.
 
     Raises:
@@ -149,6 +154,6 @@ def _parquet_rows(file: IO[bytes]) -> Iterator[tuple[Any, ...]]:
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def facts_of(place: Store) -> Mapping[str, str]:
+def facts_of(place: ObjectStore) -> Mapping[str, str]:
     """The import's facts about the trace: format, units, bad rows."""
     return read_manifest(place).facts

@@ -18,7 +18,7 @@ from typing import IO, Any, Final
 
 from perphd.dataset.attempt import read_manifest, read_part
 from perphd.dataset.manifest import SUCCESS
-from perphd.dataset.stores import Folder, Store
+from perphd.dataset.stores import Folder, ObjectStore
 from perphd.domain.errors import PerphError
 
 MOST_LINE_BYTES: Final = 1 << 20
@@ -94,7 +94,7 @@ def trace_files(paths: Sequence[Path]) -> Iterator[TraceFile]:
             raise TraceError(f"{path}: there is no such file or folder")
 
 
-def _of_dataset(store: Store) -> Iterator[TraceFile]:
+def _of_dataset(store: ObjectStore) -> Iterator[TraceFile]:
     manifest = read_manifest(store)
     for part in manifest.parts:
         stream = io.BufferedReader(_Pieces(read_part(store, part)), MOST_LINE_BYTES)

@@ -11,7 +11,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from perphd.adapters.kubernetes.client import JSON_PATCH, ApiClient, ApiError, Conflict, Missing, Unreachable
+from perphd.adapters.kubernetes.client import (
+    JSON_PATCH,
+    ApiClient,
+    ApiConflict,
+    ApiMissing,
+    ApiUnreachable,
+    KubernetesError,
+)
 from perphd.adapters.kubernetes.objects import PROFILES, pod_path, published_document
 from perphd.cluster.asking import ExtenderError, asking_pod
 from perphd.cluster.slots import NoRoom, taken, without
@@ -54,13 +61,13 @@ class Binder:
                 return f"perphd: {node}: {refusal}"
             try:
                 await self._bound(namespace, name, uid, node)
-            except ApiError as exc:
-                if not isinstance(exc, Unreachable) or exc.status == TOO_MANY:
+            except KubernetesError as exc:
+                if not isinstance(exc, ApiUnreachable) or exc.status == TOO_MANY:
                     await self.release(node, uid)
                 # Otherwise the pod may be bound by now. Its slot stays until the node's publisher has seen it, at most
                 # 60 s.
                 raise
-        except ApiError as exc:
+        except KubernetesError as exc:
             return f"perphd: {exc}"
         return ""
 
@@ -72,7 +79,7 @@ class Binder:
         path = f"{pod_path(namespace, name)}/binding"
         try:
             await self._client.post(path, binding)
-        except Conflict:
+        except ApiConflict:
             # An earlier try of the same binding may have succeeded although its answer was lost.
             pod = await self._client.get(pod_path(namespace, name))
             if pod["metadata"]["uid"] != uid or pod["spec"].get("nodeName") != node:
@@ -88,10 +95,10 @@ class Binder:
             try:
                 profile = await self._client.get(f"{PROFILES}/{node}")
                 document = published_document(profile)
-            except Missing:
+            except ApiMissing:
                 return ""  # no perphd on this node: bind without a slot
             except PerphError as exc:
-                if isinstance(exc, ApiError):
+                if isinstance(exc, KubernetesError):
                     raise
                 return ""
             if not self._is_fresh(node):
@@ -103,7 +110,7 @@ class Binder:
                 return ""
             try:
                 await self._client.patch(f"{PROFILES}/{node}", patch, JSON_PATCH)
-            except Conflict as exc:
+            except ApiConflict as exc:
                 reason = str(exc)
                 continue
             return ""
@@ -118,8 +125,8 @@ class Binder:
                 if patch:
                     await self._client.patch(f"{PROFILES}/{node}", patch, JSON_PATCH)
                 return
-            except Conflict:
+            except ApiConflict:
                 continue
-            except ApiError as exc:
+            except KubernetesError as exc:
                 _log.warning("the slot of %s on %s was not released and will lapse: %s", uid, node, exc)
                 return

@@ -53,7 +53,7 @@ MANAGER: Final = "perphd-publish"
 """Field manager of server-side apply."""
 
 
-class ApiError(PerphError):
+class KubernetesError(PerphError):
     """A request that the API server did not fulfil."""
 
     def __init__(self, request: str, status: int, message: str) -> None:
@@ -61,40 +61,40 @@ class ApiError(PerphError):
         super().__init__(f"{request}: {status or 'no answer'}: {message[:300]}")
 
 
-class Unreachable(ApiError):
+class ApiUnreachable(KubernetesError):
     """No answer, a late one, or an overloaded server. ``pause_s``: the pause that the server requested."""
 
     pause_s: float = 0.0
 
 
-class Conflict(ApiError):
+class ApiConflict(KubernetesError):
     """Another write came first."""
 
 
-class Expired(ApiError):
+class Expired(KubernetesError):
     """The resource version is too old."""
 
 
-class Missing(ApiError):
+class ApiMissing(KubernetesError):
     """The object does not exist."""
 
 
-class Forbidden(ApiError):
+class Forbidden(KubernetesError):
     """The account lacks the permission."""
 
 
-class Rejected(ApiError):
+class Rejected(KubernetesError):
     """The request is invalid."""
 
 
-_CLASSES: Final[Mapping[int, type[ApiError]]] = {
-    401: Forbidden, 403: Forbidden, 404: Missing, 409: Conflict, 410: Expired, 422: Conflict,
-    408: Unreachable, 429: Unreachable,
+_CLASSES: Final[Mapping[int, type[KubernetesError]]] = {
+    401: Forbidden, 403: Forbidden, 404: ApiMissing, 409: ApiConflict, 410: Expired, 422: ApiConflict,
+    408: ApiUnreachable, 429: ApiUnreachable,
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class ApiAccess:
     """Address and credentials of the API server. ``ca_file`` empty: the system's authorities."""
 
     url: str
@@ -102,7 +102,7 @@ class Access:
     ca_file: str = ""
 
     @classmethod
-    def in_cluster(cls, environment: Mapping[str, str] = os.environ, account: Path = _ACCOUNT) -> Access:
+    def in_cluster(cls, environment: Mapping[str, str] = os.environ, account: Path = _ACCOUNT) -> ApiAccess:
         """The access that the kubelet gives every pod.
 
         Raises:
@@ -121,7 +121,7 @@ class Access:
 class ApiClient:
     """Sends requests as one account. The token is read for each request, because the kubelet renews it in place."""
 
-    def __init__(self, access: Access, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, access: ApiAccess, timeout_s: float = TIMEOUT_S) -> None:
         self._access, self._timeout_s = access, timeout_s
         self._session: aiohttp.ClientSession | None = None
 
@@ -188,9 +188,9 @@ class ApiClient:
                     raise _error(shown, answer.status, text, answer.headers)
                 return json.loads(text) if text else None
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            raise Unreachable(shown, 0, str(exc) or type(exc).__name__) from exc
+            raise ApiUnreachable(shown, 0, str(exc) or type(exc).__name__) from exc
         except ValueError as exc:
-            raise Unreachable(shown, 0, f"the answer is not JSON: {exc}") from exc
+            raise ApiUnreachable(shown, 0, f"the answer is not JSON: {exc}") from exc
 
     async def list_all(self, path: str, accept: str = JSON, **query: str) -> tuple[list[Any], str]:
         """All objects, read in pages, and the resource version from which to watch. ``accept``: JSON or METADATA."""
@@ -228,7 +228,7 @@ class ApiClient:
                         raise _error(shown, int(status.get("code", 500)), json.dumps(status), {})
                     yield event["type"], event["object"]
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError) as exc:
-            raise Unreachable(shown, 0, str(exc) or type(exc).__name__) from exc
+            raise ApiUnreachable(shown, 0, str(exc) or type(exc).__name__) from exc
 
     def _http(self) -> aiohttp.ClientSession:
         assert self._session is not None, "used outside its context manager"
@@ -240,7 +240,7 @@ class ApiClient:
             try:
                 headers["Authorization"] = f"Bearer {Path(self._access.token_file).read_text().strip()}"
             except OSError as exc:
-                raise Unreachable("authorise", 0, f"{self._access.token_file}: {exc.strerror}") from exc
+                raise ApiUnreachable("authorise", 0, f"{self._access.token_file}: {exc.strerror}") from exc
         return headers
 
 
@@ -249,7 +249,7 @@ async def follow(
     path: str,
     replaced: Callable[[list[Any]], None],
     changed: Callable[[str, Any], None],
-    troubled: Callable[[ApiError, float], None],
+    troubled: Callable[[KubernetesError, float], None],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     clock: Callable[[], float] = time.monotonic,
     **query: str,
@@ -286,21 +286,21 @@ async def follow(
         except Expired:
             version = ""
             await sleep(backoff.failed())
-        except ApiError as exc:
+        except KubernetesError as exc:
             pause_s = backoff.failed(getattr(exc, "pause_s", 0.0))
-            if not isinstance(exc, Unreachable):
+            if not isinstance(exc, ApiUnreachable):
                 version = ""
             troubled(exc, pause_s)
             await sleep(pause_s)
 
 
-def _error(request: str, status: int, text: str, headers: Mapping[str, str]) -> ApiError:
+def _error(request: str, status: int, text: str, headers: Mapping[str, str]) -> KubernetesError:
     message = text
     with contextlib.suppress(ValueError, AttributeError):
         message = str(json.loads(text).get("message", text))
-    kind = _CLASSES.get(status, Unreachable if status >= 500 else Rejected)
+    kind = _CLASSES.get(status, ApiUnreachable if status >= 500 else Rejected)
     error = kind(request, status, message)
-    if isinstance(error, Unreachable):
+    if isinstance(error, ApiUnreachable):
         with contextlib.suppress(ValueError):
             error.pause_s = min(MOST_PAUSE_S, float(headers.get("Retry-After", 0)))
     return error

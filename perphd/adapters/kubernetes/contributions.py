@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from perphd.adapters.kubernetes.client import METADATA, ApiClient, Missing
+from perphd.adapters.kubernetes.client import METADATA, ApiClient, ApiMissing
 from perphd.adapters.kubernetes.objects import NODES, config_maps_path
 from perphd.adapters.rounds import repeat
 from perphd.agent.contribution_folder import ContributionFolder, contributor_name
@@ -31,7 +31,7 @@ from perphd.cluster.contribution_objects import (
     SELECTOR,
     SUFFIX,
     WITHDRAWN,
-    Listed,
+    ListedContributions,
     carried_name,
     chosen,
     config_map,
@@ -148,7 +148,7 @@ class Contributions:
         """Delete the own ConfigMap, unless an administrator has withdrawn it: then it must stay as it is."""
         try:
             present = await self._client.get(f"{self._path}/{self._node}")
-        except Missing:
+        except ApiMissing:
             return
         if WITHDRAWN not in (present["metadata"].get("labels") or {}):
             await withdraw(self._client, self._node, self._namespace)
@@ -186,7 +186,7 @@ class Contributions:
         self._fetched = kept
 
     async def _fetched_of(
-        self, wanted: list[Listed], refused: dict[str, str]
+        self, wanted: list[ListedContributions], refused: dict[str, str]
     ) -> tuple[dict[str, _Kept], list[str]]:
         """Fetch the ``wanted`` documents that have changed into the hidden folder; adds refusals to ``refused``.
 
@@ -210,7 +210,7 @@ class Contributions:
                 break
             try:
                 said, bytes_ = await self._document(each.node)
-            except Missing:
+            except ApiMissing:
                 continue
             except ContributionRefused as exc:
                 refused[each.node], kept[each.node] = str(exc), _Kept(each.version)
@@ -242,7 +242,7 @@ async def withdraw(client: ApiClient, node: str, namespace: str = NAMESPACE) -> 
     """
     try:
         await client.request("DELETE", f"{config_maps_path(namespace)}/{node}")
-    except Missing:
+    except ApiMissing:
         return
 
 

@@ -23,7 +23,7 @@ import aiohttp
 
 from perphd.adapters.backoff import Backoff
 from perphd.adapters.bodies import whole_body
-from perphd.adapters.kubernetes.client import ApiClient, ApiError, follow
+from perphd.adapters.kubernetes.client import ApiClient, KubernetesError, follow
 from perphd.adapters.kubernetes.objects import PROFILES, published_document
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.extender import KnownNodes
@@ -36,7 +36,7 @@ _log: Final = logging.getLogger("perphd.extender")
 MOST_BYTES: Final = 256 << 20
 
 
-class Listener(Protocol):
+class DocumentListener(Protocol):
     """Notified of every change of the cache."""
 
     def put(self, node: str, document: NodeDocument) -> None:
@@ -56,7 +56,9 @@ class DocumentCache:
     with the time of their last state by this host's clock; None: the publisher publishes no state.
     """
 
-    def __init__(self, listener: Listener | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, listener: DocumentListener | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
         self.known = KnownNodes()
         self.refused: dict[str, str] = {}
         self.publishers: dict[str, PublisherState | None] = {}
@@ -158,11 +160,11 @@ async def follow_profiles(client: ApiClient, cache: DocumentCache) -> None:
     await follow(client, PROFILES, replaced, changed, troubled("NodeProfiles"))
 
 
-def troubled(what: str) -> Callable[[ApiError, float], None]:
+def troubled(what: str) -> Callable[[KubernetesError, float], None]:
     """Return a function that logs failures of a watch, each new failure once as a warning."""
     last = ""
 
-    def log(error: ApiError, pause_s: float) -> None:
+    def log(error: KubernetesError, pause_s: float) -> None:
         nonlocal last
         text = f"{type(error).__name__}: {error}"
         level = logging.DEBUG if text == last else logging.WARNING
@@ -208,7 +210,7 @@ async def follow_address(url: str, cache: DocumentCache, period_s: float) -> Non
                 backoff.succeeded()
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
                 pause_s = backoff.failed()
-                report(ApiError(f"GET {url}", 0, str(exc)), pause_s)
+                report(KubernetesError(f"GET {url}", 0, str(exc)), pause_s)
             await asyncio.sleep(pause_s)
 
 

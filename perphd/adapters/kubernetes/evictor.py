@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from perphd.adapters.kubernetes.client import ApiClient, ApiError, Missing, Unreachable
+from perphd.adapters.kubernetes.client import ApiClient, ApiMissing, ApiUnreachable, KubernetesError
 from perphd.adapters.kubernetes.objects import event_of, events_path, pod_path
 from perphd.adapters.kubernetes.own_pods import OwnPods
 from perphd.cluster.document import NodeDocument
@@ -71,10 +71,10 @@ class Evictor:
         }
         try:
             await self._client.post(f"{pod_path(pod.namespace, pod.name)}/eviction", request)
-        except Missing:
+        except ApiMissing:
             return
-        except ApiError as exc:
-            if isinstance(exc, Unreachable) and not _is_by_budget(exc):
+        except KubernetesError as exc:
+            if isinstance(exc, ApiUnreachable) and not _is_by_budget(exc):
                 raise
             # Neither a budget, a missing right nor another pod with this name may stop publishing.
             self._shortage = left_alone(self._shortage, pod.uid, now_s, getattr(exc, "pause_s", 0.0))
@@ -89,10 +89,10 @@ class Evictor:
         event = event_of(self._node, involved, "CopperEvicted", reason, warns=True, at=at)
         try:
             await self._client.post(events_path(pod.namespace), event)
-        except ApiError as exc:
+        except KubernetesError as exc:
             _log.warning("the event of an eviction was not delivered: %s", exc)
 
 
-def _is_by_budget(error: Unreachable) -> bool:
+def _is_by_budget(error: ApiUnreachable) -> bool:
     """True if a PodDisruptionBudget forbids the eviction: now, or for good as two budgets for one pod do."""
     return error.status == _BUDGET or (error.status == _TWO_BUDGETS and "PodDisruptionBudget" in str(error))

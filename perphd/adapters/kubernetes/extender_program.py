@@ -16,7 +16,7 @@ import click
 
 from perphd import __version__
 from perphd.adapters.kubernetes.binding import Binder
-from perphd.adapters.kubernetes.client import Access, ApiClient, follow
+from perphd.adapters.kubernetes.client import ApiAccess, ApiClient, follow
 from perphd.adapters.kubernetes.documents import (
     DocumentCache,
     follow_address,
@@ -173,7 +173,7 @@ async def _serve(
     period_s: float,
     binds: bool,
     record: str | None,
-    api: Access | None,
+    api: ApiAccess | None,
 ) -> None:
     recording = _Recording()
     cache = DocumentCache(recording)

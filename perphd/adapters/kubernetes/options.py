@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from perphd.adapters.kubernetes.client import Access
+from perphd.adapters.kubernetes.client import ApiAccess
 from perphd.domain.errors import PerphError
 
 
@@ -30,7 +30,7 @@ def access_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def chosen_access(values: Mapping[str, str | None]) -> Access:
+def chosen_access(values: Mapping[str, str | None]) -> ApiAccess:
     """The access given by these options.
 
     Raises:
@@ -40,7 +40,7 @@ def chosen_access(values: Mapping[str, str | None]) -> Access:
     if url is None:
         if token or authority:
             raise PerphError("--token-file and --ca-file need --api-server")
-        return Access.in_cluster()
+        return ApiAccess.in_cluster()
     if not url.startswith(("https://", "http://127.0.0.1", "http://[::1]", "http://localhost")):
         raise PerphError(f"--api-server {url}: must be https:// or, on loopback, http://")
-    return Access(url.rstrip("/"), token or "", authority or "")
+    return ApiAccess(url.rstrip("/"), token or "", authority or "")

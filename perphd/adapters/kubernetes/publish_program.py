@@ -13,7 +13,7 @@ from typing import Final
 import click
 
 from perphd import __version__
-from perphd.adapters.kubernetes.client import Access, ApiClient, Forbidden, follow
+from perphd.adapters.kubernetes.client import ApiAccess, ApiClient, Forbidden, follow
 from perphd.adapters.kubernetes.contributions import Contributions
 from perphd.adapters.kubernetes.contributions import withdraw as withdraw_models
 from perphd.adapters.kubernetes.documents import troubled
@@ -41,7 +41,7 @@ _log: Final = logging.getLogger("perphd.publish")
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class SharedModels:
     """The exchange of models: see ``Contributions``."""
 
     folder: ContributionFolder
@@ -149,7 +149,7 @@ def run(
         at = address(metrics, METRICS_EXAMPLE) if metrics else None
         after_s = evict_after_s if evict else None
         models = (
-            Models(ContributionFolder(models_folder), models_host or "", models_namespace)
+            SharedModels(ContributionFolder(models_folder), models_host or "", models_namespace)
             if models_folder
             else None
         )
@@ -190,8 +190,8 @@ async def _run(
     holds: bool,
     metrics_at: Address | None,
     evict_after_s: float | None,
-    models: Models | None,
-    access: Access,
+    models: SharedModels | None,
+    access: ApiAccess,
 ) -> None:
     stop = stop_signal()
     pods = OwnPods()

@@ -24,10 +24,10 @@ from perphd.adapters.kubernetes.client import (
     MERGE,
     STRATEGIC,
     ApiClient,
-    ApiError,
-    Conflict,
-    Missing,
-    Unreachable,
+    ApiConflict,
+    ApiMissing,
+    ApiUnreachable,
+    KubernetesError,
 )
 from perphd.adapters.kubernetes.evictor import Evictor
 from perphd.adapters.kubernetes.held_slots import HeldSlots
@@ -37,7 +37,7 @@ from perphd.adapters.kubernetes.own_pods import OwnPods
 from perphd.adapters.rounds import repeat
 from perphd.cluster.asking import COPPER_CPU, COPPER_MEMORY, ExtenderError, quantity
 from perphd.cluster.document import NodeDocument
-from perphd.cluster.publication import Condition, Kept, Level, Notice, Publication, decided
+from perphd.cluster.publication import KeptPublication, Level, NodeCondition, NodeNotice, Publication, decided
 from perphd.cluster.publisher_state import KEY, PublisherState
 from perphd.cluster.slots import Slot, slots_of, without
 from perphd.domain.reading import Unavailable
@@ -87,8 +87,8 @@ class Publisher:
         self._client, self._node, self._look, self._pods = client, node, look, pods
         self._evictor = evictor
         self.period_s, self._effect, self._clock = period_s, taint_effect, clock
-        self._kept: Kept | None = None
-        self._events: deque[tuple[Notice, str]] = deque(maxlen=MOST_EVENTS)
+        self._kept: KeptPublication | None = None
+        self._events: deque[tuple[NodeNotice, str]] = deque(maxlen=MOST_EVENTS)
         self._is_blind = False
         self._pods_file, self._written = pods_file, -1
         self._holds, self._metrics = holds, metrics or PublisherMetrics()
@@ -96,7 +96,7 @@ class Publisher:
 
     async def run(self) -> None:
         """Publish every ``period_s`` seconds until cancelled; retry failures with exponential backoff."""
-        await repeat(self.round, self.period_s, ApiError, _log)
+        await repeat(self.round, self.period_s, KubernetesError, _log)
 
     async def round(self) -> None:
         """Read the daemon's document and publish the differences.
@@ -106,10 +106,10 @@ class Publisher:
         """
         try:
             await self._round()
-        except ApiError as exc:
+        except KubernetesError as exc:
             self._metrics.rounds["failed"] += 1
             self._note(str(exc))
-            with suppress(ApiError):  # without an API server, the age of the state shows that
+            with suppress(KubernetesError):  # without an API server, the age of the state shows that
                 await self._publish_state()
             raise
         self._metrics.rounds["published"] += 1
@@ -218,7 +218,7 @@ class Publisher:
             try:
                 await self._client.patch(f"{NODES}/{self._node}", patch, JSON_PATCH)
                 return
-            except Conflict:
+            except ApiConflict:
                 node = await self._client.get(f"{NODES}/{self._node}")
                 taints = (node.get("spec") or {}).get("taints") or []
                 others = [each for each in taints if each.get("key") != TAINT]
@@ -237,7 +237,7 @@ class Publisher:
         path = f"{PROFILES}/{self._node}"
         try:
             profile = await self._client.get(path)
-        except Missing:
+        except ApiMissing:
             profile = await self._created(node)
         if not isinstance(look, Unavailable):
             status = _status(look, publication, max(look.ttl_s, _TTL_PERIODS * self.period_s)) | self._state()
@@ -253,7 +253,7 @@ class Publisher:
             return slots
         try:
             return slots_of(await self._client.patch(path, patch, JSON_PATCH))
-        except Conflict:
+        except ApiConflict:
             _log.debug("a slot was taken meanwhile: expired slots are removed in the next round")
             return slots
 
@@ -267,7 +267,7 @@ class Publisher:
         }
         try:
             return await self._client.post(PROFILES, profile)
-        except Conflict:
+        except ApiConflict:
             return await self._client.get(f"{PROFILES}/{self._node}")
 
     async def _deliver(self, node: Any) -> None:
@@ -279,9 +279,9 @@ class Publisher:
             )
             try:
                 await self._client.post(EVENTS, event)
-            except Unreachable:
+            except ApiUnreachable:
                 raise
-            except ApiError as exc:
+            except KubernetesError as exc:
                 _log.warning("an event is dropped: %s", exc)
             self._events.popleft()
 
@@ -301,7 +301,7 @@ async def withdraw(client: ApiClient, node: str) -> None:
     await _untainted(client, node)
     try:
         await client.request("DELETE", f"{PROFILES}/{node}")
-    except Missing:
+    except ApiMissing:
         return
 
 
@@ -324,7 +324,7 @@ async def _untainted(client: ApiClient, node: str) -> None:
         try:
             await client.patch(f"{NODES}/{node}", patch, JSON_PATCH)
             return
-        except Conflict:
+        except ApiConflict:
             if not left:
                 raise
 
@@ -343,13 +343,13 @@ def _status(document: NodeDocument, publication: Publication, ttl_s: float) -> d
     }
 
 
-def _as_published(node: Any) -> Kept:
+def _as_published(node: Any) -> KeptPublication:
     """State published by an earlier process, so that a restart changes nothing."""
     present = (node.get("status") or {}).get("allocatable") or {}
     cpu, memory = _number(present.get(COPPER_CPU)), _number(present.get(COPPER_MEMORY))
     level = None if cpu is None or memory is None else Level(cpu, memory)
     taints = (node.get("spec") or {}).get("taints") or []
-    return Kept(level, level, any(each.get("key") == TAINT for each in taints))
+    return KeptPublication(level, level, any(each.get("key") == TAINT for each in taints))
 
 
 def _number(text: object) -> int | None:
@@ -359,7 +359,7 @@ def _number(text: object) -> int | None:
         return None
 
 
-def _condition(wanted: Condition, present: Any, at: str) -> dict[str, Any] | None:
+def _condition(wanted: NodeCondition, present: Any, at: str) -> dict[str, Any] | None:
     """The condition in API form; None if it is already published."""
     shown = {"type": wanted.type, "status": wanted.status, "reason": wanted.reason, "message": wanted.message}
     if present is not None and all(present.get(key) == value for key, value in shown.items()):

@@ -20,7 +20,7 @@ from typing import Final
 
 from perphd.adapters.rounds import repeat
 from perphd.cluster.document import NodeDocument
-from perphd.cluster.publication import Kept, Level, decided
+from perphd.cluster.publication import KeptPublication, Level, decided
 from perphd.domain.errors import PerphError
 from perphd.domain.reading import Unavailable
 
@@ -121,10 +121,10 @@ def _threads(node: SlurmNode) -> int:
     return max(1, node.cpus // max(1, node.cores))
 
 
-def _as_published(node: SlurmNode) -> Kept:
+def _as_published(node: SlurmNode) -> KeptPublication:
     """State published by an earlier process; with it, a restart raises no offer at its first look."""
     level = Level(max(0, node.cores - len(node.held)) * _threads(node) * 1000)
-    return Kept(level, level)
+    return KeptPublication(level, level)
 
 
 class SlurmPublisher:
@@ -141,7 +141,7 @@ class SlurmPublisher:
         run: Callable[..., Awaitable[str]] = scontrol,
     ) -> None:
         self._node, self._look, self._period_s, self._run = checked_node(node), look, period_s, run
-        self._kept: Kept | None = None
+        self._kept: KeptPublication | None = None
 
     async def run(self) -> None:
         """Publish every ``period_s`` seconds until cancelled; retry failures with exponential backoff."""

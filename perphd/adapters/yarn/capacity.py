@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from perphd.adapters.yarn.client import Unreachable
+from perphd.adapters.yarn.client import YarnUnreachable
 from perphd.cluster.publication import Level
 from perphd.domain.reading import Reading, available
 from perphd.qos.bands import MEMORY_LIMIT_RATIO
@@ -22,7 +22,7 @@ _MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class YarnCapacity:
     """Memory in MiB and virtual cores, in YARN's units."""
 
     memory_mb: int = 0
@@ -31,18 +31,18 @@ class Capacity:
     def __str__(self) -> str:
         return f"{self.memory_mb} MiB, {self.vcores} vcores"
 
-    def __add__(self, other: Capacity) -> Capacity:
-        return Capacity(self.memory_mb + other.memory_mb, self.vcores + other.vcores)
+    def __add__(self, other: YarnCapacity) -> YarnCapacity:
+        return YarnCapacity(self.memory_mb + other.memory_mb, self.vcores + other.vcores)
 
-    def lesser(self, other: Capacity) -> Capacity:
+    def lesser(self, other: YarnCapacity) -> YarnCapacity:
         """The smaller of both, for each resource."""
-        return Capacity(min(self.memory_mb, other.memory_mb), min(self.vcores, other.vcores))
+        return YarnCapacity(min(self.memory_mb, other.memory_mb), min(self.vcores, other.vcores))
 
-    def greater(self, other: Capacity) -> Capacity:
+    def greater(self, other: YarnCapacity) -> YarnCapacity:
         """The larger of both, for each resource."""
-        return Capacity(max(self.memory_mb, other.memory_mb), max(self.vcores, other.vcores))
+        return YarnCapacity(max(self.memory_mb, other.memory_mb), max(self.vcores, other.vcores))
 
-    def exceeds(self, other: Capacity) -> bool:
+    def exceeds(self, other: YarnCapacity) -> bool:
         """True if there is more of any resource than in ``other``."""
         return self.memory_mb > other.memory_mb or self.vcores > other.vcores
 
@@ -57,7 +57,7 @@ class YarnNode:
     id: str
     state: str
     http: str
-    total: Capacity
+    total: YarnCapacity
     others: tuple[str, ...] = ()
 
 
@@ -77,19 +77,19 @@ def node_of(data: Any) -> YarnNode:
         )
         return YarnNode(
             str(data["id"]), str(data["state"]), str(data["nodeHTTPAddress"]),
-            Capacity(int(total["memory"]), int(total["vCores"])), others,
+            YarnCapacity(int(total["memory"]), int(total["vCores"])), others,
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise Unreachable(f"the ResourceManager describes a node in an unknown form: {exc!r}") from exc
+        raise YarnUnreachable(f"the ResourceManager describes a node in an unknown form: {exc!r}") from exc
 
 
-def resource_option(capacity: Capacity, overcommit_ms: int) -> dict[str, Any]:
+def resource_option(capacity: YarnCapacity, overcommit_ms: int) -> dict[str, Any]:
     """The body of ``POST /ws/v1/cluster/nodes/ID/resource``. ``overcommit_ms``: -1 kills no container."""
     resource = {"memory": capacity.memory_mb, "vCores": capacity.vcores}
     return {"resource": resource, "overCommitTimeout": overcommit_ms}
 
 
-def wanted(level: Level, lras: Capacity, memory_bytes: Reading, vcores_per_cpu: float) -> Capacity:
+def wanted(level: Level, lras: YarnCapacity, memory_bytes: Reading, vcores_per_cpu: float) -> YarnCapacity:
     """The capacity that the node should have.
 
     Args:
@@ -101,10 +101,10 @@ def wanted(level: Level, lras: Capacity, memory_bytes: Reading, vcores_per_cpu: 
     memory_mb = lras.memory_mb + level.memory_bytes // _MIB
     if available(memory_bytes):
         memory_mb = min(memory_mb, math.floor(MEMORY_LIMIT_RATIO * memory_bytes / _MIB))
-    return Capacity(memory_mb, lras.vcores + math.floor(level.cpu_milli / 1000.0 * vcores_per_cpu + 1e-9))
+    return YarnCapacity(memory_mb, lras.vcores + math.floor(level.cpu_milli / 1000.0 * vcores_per_cpu + 1e-9))
 
 
-def as_level(total: Capacity, lras: Capacity, vcores_per_cpu: float) -> Level:
+def as_level(total: YarnCapacity, lras: YarnCapacity, vcores_per_cpu: float) -> Level:
     """Copper's offer in a capacity that an earlier process published."""
     return Level(
         max(0, int((total.vcores - lras.vcores) / vcores_per_cpu * 1000)),

@@ -29,15 +29,15 @@ class YarnError(PerphError):
     """A request that YARN did not fulfil."""
 
 
-class Unreachable(YarnError):
+class YarnUnreachable(YarnError):
     """No usable answer: retry after a pause."""
 
 
-class Missing(YarnError):
+class YarnMissing(YarnError):
     """The object does not exist."""
 
 
-class Refused(YarnError):
+class YarnRefused(YarnError):
     """The request is not permitted or invalid."""
 
 
@@ -104,13 +104,13 @@ class YarnClient:
         for address in tuple(self._addresses):
             try:
                 answer = await self.request("GET", f"{address}/ws/v1/cluster/{path}")
-            except Unreachable as exc:
+            except YarnUnreachable as exc:
                 problems.append(str(exc))
             else:
                 self._addresses.remove(address)
                 self._addresses.insert(0, address)
                 return answer
-        raise Unreachable("; ".join(problems))
+        raise YarnUnreachable("; ".join(problems))
 
     async def post(self, path: str, body: object) -> Any:
         """Send an object to the ResourceManager that answered last, and to no other.
@@ -140,15 +140,15 @@ class YarnClient:
                 text = (await whole_body(answer, _MOST_BYTES)).decode(errors="replace")
                 status = answer.status
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
-            raise Unreachable(f"{shown}: {_reason(exc, self._timeout_s)}") from exc
+            raise YarnUnreachable(f"{shown}: {_reason(exc, self._timeout_s)}") from exc
         if 300 <= status < 400:
-            raise Unreachable(f"{shown}: redirected: this ResourceManager is not the active one")
+            raise YarnUnreachable(f"{shown}: redirected: this ResourceManager is not the active one")
         if status >= 400:
             raise _error(shown, status, text)
         try:
             return json.loads(text) if text else None
         except ValueError as exc:
-            raise Unreachable(
+            raise YarnUnreachable(
                 f"{shown}: the answer is not JSON: {text[:_SHOWN].strip()!r} (a standby ResourceManager, or not "
                 "YARN's web interface)"
             ) from exc
@@ -170,7 +170,7 @@ def _error(shown: str, status: int, text: str) -> YarnError:
         said = str(remote.get("message", said))
     message = f"{shown}: {status}: {said[:_SHOWN]}"
     if status == 404:
-        return Missing(message)
+        return YarnMissing(message)
     if status in (401, 403):
-        return Refused(f"{message}: name a user of yarn.admin.acl with --user")
-    return Unreachable(message) if status >= 500 or status in (408, 429) else Refused(message)
+        return YarnRefused(f"{message}: name a user of yarn.admin.acl with --user")
+    return YarnUnreachable(message) if status >= 500 or status in (408, 429) else YarnRefused(message)

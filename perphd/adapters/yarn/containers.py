@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from perphd.adapters.yarn.capacity import Capacity
-from perphd.adapters.yarn.client import Missing, Unreachable, YarnClient
+from perphd.adapters.yarn.capacity import YarnCapacity
+from perphd.adapters.yarn.client import YarnClient, YarnMissing, YarnUnreachable
 from perphd.config.match import Match, MatchKind, parse_match
 from perphd.domain.errors import ParseError
 from perphd.domain.workload import LABEL_PREFIX
@@ -34,7 +34,7 @@ class YarnContainer:
 
     id: str
     app: str
-    size: Capacity
+    size: YarnCapacity
 
 
 def application_of(container: str) -> str:
@@ -56,13 +56,13 @@ def containers_of(data: Any) -> tuple[YarnContainer, ...]:
         return tuple(
             YarnContainer(
                 each["id"], application_of(each["id"]),
-                Capacity(int(each["totalMemoryNeededMB"]), int(each["totalVCoresNeeded"])),
+                YarnCapacity(int(each["totalMemoryNeededMB"]), int(each["totalVCoresNeeded"])),
             )
             for each in listed
             if application_of(str(each["id"])) and not _ENDED.fullmatch(str(each["state"]))
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise Unreachable(f"the NodeManager describes containers in an unknown form: {exc!r}") from exc
+        raise YarnUnreachable(f"the NodeManager describes containers in an unknown form: {exc!r}") from exc
 
 
 def labels_of(app: Any) -> dict[str, str]:
@@ -76,7 +76,7 @@ def labels_of(app: Any) -> dict[str, str]:
         labels["yarn.queue"] = labels["yarn.queue"].removeprefix("root.")
         tags = str(app.get("applicationTags") or "")
     except (KeyError, TypeError, AttributeError) as exc:
-        raise Unreachable(
+        raise YarnUnreachable(
             f"the ResourceManager describes an application in an unknown form: {exc!r}"
         ) from exc
     for tag in filter(None, (each.strip() for each in tags.split(","))):
@@ -122,7 +122,7 @@ class Applications:
                 continue
             try:
                 self._labels[app] = labels_of((await self._client.get(f"apps/{app}"))["app"])
-            except Missing:
+            except YarnMissing:
                 self._labels.setdefault(app, {"yarn.app": app})
         return self._labels
 
@@ -142,9 +142,9 @@ def described(
 
 def held_by(
     containers: Sequence[YarnContainer], labels: Mapping[str, Mapping[str, str]], lras: Sequence[Match]
-) -> Capacity:
+) -> YarnCapacity:
     """Total size of the containers of LRAs, the applications that any of ``lras`` matches."""
-    held = Capacity()
+    held = YarnCapacity()
     for each in containers:
         found = labels.get(each.app, {})
         if any(match.key in found and match.captures(found[match.key]) is not None for match in lras):

@@ -13,7 +13,7 @@ import click
 from perphd import __version__
 from perphd.adapters.node_socket import NodeSocket
 from perphd.adapters.rounds import stop_signal, until_stopped
-from perphd.adapters.yarn.capacity import Capacity
+from perphd.adapters.yarn.capacity import YarnCapacity
 from perphd.adapters.yarn.client import YarnClient, checked_url
 from perphd.adapters.yarn.containers import label_match
 from perphd.adapters.yarn.publisher import YarnPublisher, YarnSettings
@@ -103,7 +103,7 @@ def run(
     try:
         settings = YarnSettings(
             common["node"], _configured(common), _node_manager(common), tuple(label_match(each) for each in lras),
-            Capacity(lra_memory_mb, lra_vcores), vcores_per_cpu, overcommit_s,
+            YarnCapacity(lra_memory_mb, lra_vcores), vcores_per_cpu, overcommit_s,
             Path(containers_file) if containers_file else None, hierarchy,
         )  # fmt: skip
         asyncio.run(_run(_client(common), settings, socket, period_s))
@@ -116,7 +116,7 @@ def run(
 def take_back(**common: Any) -> None:
     """Restore the configured capacity of a node."""
 
-    async def once() -> Capacity:
+    async def once() -> YarnCapacity:
         settings = YarnSettings(common["node"], _configured(common), _node_manager(common))
         async with _client(common) as client:
             return await YarnPublisher(
@@ -145,13 +145,13 @@ def _node_manager(common: dict[str, Any]) -> str:
     return checked_url(common["node_manager"]) if common["node_manager"] else ""
 
 
-def _configured(common: dict[str, Any]) -> Capacity | None:
+def _configured(common: dict[str, Any]) -> YarnCapacity | None:
     given = common["memory_mb"], common["vcores"]
     if given == (None, None):
         return None
     if None in given:
         raise PerphError("--memory-mb and --vcores must be given together")
-    return Capacity(*given)
+    return YarnCapacity(*given)
 
 
 if __name__ == "__main__":

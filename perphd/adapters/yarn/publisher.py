@@ -22,11 +22,18 @@ from pathlib import Path
 from typing import Final
 
 from perphd.adapters.rounds import repeat
-from perphd.adapters.yarn.capacity import Capacity, YarnNode, as_level, node_of, resource_option, wanted
-from perphd.adapters.yarn.client import Missing, Refused, Unreachable, YarnClient, YarnError, checked_url
+from perphd.adapters.yarn.capacity import YarnCapacity, YarnNode, as_level, node_of, resource_option, wanted
+from perphd.adapters.yarn.client import (
+    YarnClient,
+    YarnError,
+    YarnMissing,
+    YarnRefused,
+    YarnUnreachable,
+    checked_url,
+)
 from perphd.adapters.yarn.containers import Applications, containers_of, described, held_by
 from perphd.cluster.document import NodeDocument
-from perphd.cluster.publication import Kept, Level, decided, offered_level
+from perphd.cluster.publication import KeptPublication, Level, decided, offered_level
 from perphd.config.match import Match
 from perphd.control.kept_file import replace_file
 from perphd.domain.reading import NOT_MEASURED, Unavailable
@@ -54,10 +61,10 @@ class YarnSettings:
     """
 
     node: str
-    configured: Capacity | None = None
+    configured: YarnCapacity | None = None
     node_manager: str = ""
     lras: tuple[Match, ...] = ()
-    lra_part: Capacity = Capacity()
+    lra_part: YarnCapacity = YarnCapacity()
     vcores_per_cpu: float = 1.0
     overcommit_s: float = -1.0
     containers_file: Path | None = None
@@ -86,7 +93,7 @@ class YarnPublisher:
         self._client, self._settings, self._look = client, settings, look
         self._period_s, self._clock = period_s, clock
         self._apps = Applications(client)
-        self._kept: Kept | None = None
+        self._kept: KeptPublication | None = None
         self._lra_part, self._are_containers_known = settings.lra_part, False
         self._id = settings.node if ":" in settings.node else ""
         self._written, self._problems = "", dict[str, str]()
@@ -104,14 +111,14 @@ class YarnPublisher:
         look = await self._document()
         node = await self.seen()
         if node.state != "RUNNING":
-            raise Unreachable(
+            raise YarnUnreachable(
                 f"the ResourceManager counts {node.id} as {node.state}, so its capacity is left alone"
             )
         await self._look_at_containers(node)
         lras, per_cpu = self._lra_part, self._settings.vcores_per_cpu
         if self._kept is None:
             level = as_level(node.total, lras, per_cpu)
-            self._kept = Kept(level, level)
+            self._kept = KeptPublication(level, level)
         publication, self._kept = decided(look, self._kept)
         for notice in publication.notices:
             _log.log(logging.WARNING if notice.is_warning else logging.INFO, "%s", notice.message)
@@ -135,9 +142,9 @@ class YarnPublisher:
         if self._id:
             try:
                 return node_of((await self._client.get(f"nodes/{self._id}"))["node"])
-            except Missing as exc:
+            except YarnMissing as exc:
                 if ":" in self._settings.node:
-                    raise Unreachable(
+                    raise YarnUnreachable(
                         f"the ResourceManager does not know {self._id}; it knows {_names(await self._nodes())}"
                     ) from exc
         found = [node for node in await self._nodes() if node.id.rpartition(":")[0] == self._settings.node]
@@ -145,13 +152,13 @@ class YarnPublisher:
             found = [node for node in found if node.state == "RUNNING"] or found
         if len(found) != 1:
             known = _names(found or await self._nodes())
-            raise Unreachable(
+            raise YarnUnreachable(
                 f"{len(found)} NodeManagers of host {self._settings.node} are known: name one as HOST:PORT ({known})"
             )
         self._id = found[0].id
         return found[0]
 
-    async def withdraw(self) -> Capacity:
+    async def withdraw(self) -> YarnCapacity:
         """Restore the node's configured capacity; returns it.
 
         Raises:
@@ -213,7 +220,7 @@ class YarnPublisher:
     def _web(self, node: YarnNode) -> str:
         return self._settings.node_manager or checked_url(f"http://{node.http}")
 
-    async def _configured(self, node: YarnNode) -> Capacity:
+    async def _configured(self, node: YarnNode) -> YarnCapacity:
         """The capacity in the NodeManager's configuration."""
         values = []
         for name in ("memory-mb", "cpu-vcores"):
@@ -221,18 +228,18 @@ class YarnPublisher:
             try:
                 answer = await self._client.request("GET", f"{self._web(node)}/conf?name={key}")
                 values.append(int(answer["property"]["value"]))
-            except (Missing, KeyError, TypeError, ValueError):
+            except (YarnMissing, KeyError, TypeError, ValueError):
                 values.append(-1)
         if min(values) < 0:
-            raise Refused(
+            raise YarnRefused(
                 f"{node.id} detects its capacity instead of having it configured: name it with --memory-mb and --vcores"
             )
-        return Capacity(*values)
+        return YarnCapacity(*values)
 
-    async def _set(self, node: YarnNode, capacity: Capacity, why: str) -> None:
+    async def _set(self, node: YarnNode, capacity: YarnCapacity, why: str) -> None:
         """Write the capacity and verify it. Nothing is killed while the LRAs' containers are unknown."""
         if node.others:
-            raise Refused(
+            raise YarnRefused(
                 f"{node.id} has {', '.join(node.others)}: the ResourceManager's REST interface would set them to 0, so "
                 "this node's capacity is left alone"
             )
@@ -242,7 +249,7 @@ class YarnPublisher:
         ends = time.monotonic() + _TAKES_EFFECT_S
         while (total := (await self.seen()).total) != capacity:
             if time.monotonic() > ends:
-                raise Unreachable(
+                raise YarnUnreachable(
                     f"the ResourceManager accepted {capacity} for {node.id} without an error, but reports {total}"
                 )
             await asyncio.sleep(_READ_EVERY_S)

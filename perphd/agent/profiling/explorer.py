@@ -1,6 +1,6 @@
 """Profiles an application: one allocation after another, from generous to tight, with a guard.
 
-The explorer decides which allocations to try, what to record and when to stop. It acts on a ``Subject`` (a
+The explorer decides which allocations to try, what to record and when to stop. It acts on an ``ExploredSubject`` (a
 live or a simulated application), and always leaves it with its original resources.
 """
 
@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from perphd.agent.profiling.progress import Measured, ProfileProgress, Reference
+from perphd.agent.profiling.progress import MeasuredPoint, ProfileProgress, ReferencePoint
 from perphd.domain.errors import PerphError
 from perphd.domain.reading import Reading, available
 from perphd.domain.sample import Quality, Sample
@@ -45,7 +45,7 @@ class Stop(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class ExplorationGuard:
     """Limits for the application's performance. The objective's absolute limits apply as well.
 
     Attributes:
@@ -58,7 +58,7 @@ class Guard:
     max_loss_pct: float = 30.0
     max_delay_ratio: float = 3.0
 
-    def complaint(self, sample: Sample, reference: Reference) -> str:
+    def complaint(self, sample: Sample, reference: ReferencePoint) -> str:
         """Reason why this sample cannot be used; empty if it can."""
         perf = performance(sample, self.objective.latency_percentile)
         least, most = self.objective.min_work_rate_per_s, self.objective.max_latency_ms
@@ -88,7 +88,7 @@ class Pacing:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ExplorationStep:
     """Progress after every point: points done, their total, and the result."""
 
     done: int
@@ -106,7 +106,7 @@ class ProbeOutcome:
     reason: str = ""
 
 
-class Subject(Protocol):
+class ExploredSubject(Protocol):
     """The subject of an exploration."""
 
     async def grant(self, point: Point | None) -> None:
@@ -151,11 +151,11 @@ class Explorer:
 
     def __init__(
         self,
-        subject: Subject,
+        subject: ExploredSubject,
         progress: ProfileProgress,
-        guard: Guard | None,
+        guard: ExplorationGuard | None,
         pacing: Pacing,
-        tell: Callable[[Step], None] = lambda step: None,
+        tell: Callable[[ExplorationStep], None] = lambda step: None,
     ) -> None:
         self._subject, self._progress, self._guard, self._pacing = subject, progress, guard, pacing
         self._tell = tell
@@ -208,16 +208,18 @@ class Explorer:
                 progress.add_unknown(point)
             else:
                 values = self._subject.in_force(point)
-                progress.add(Measured(point, values, *found, reference=reference.work))
-                self._tell(Step(progress.done, len(progress.points), point, found[0] / reference.work))
+                progress.add(MeasuredPoint(point, values, *found, reference=reference.work))
+                self._tell(
+                    ExplorationStep(progress.done, len(progress.points), point, found[0] / reference.work)
+                )
         return ProbeOutcome(Stop.DONE)
 
-    async def _suffered(self, point: Point, complaint: str, reference: Reference) -> ProbeOutcome | None:
+    async def _suffered(self, point: Point, complaint: str, reference: ReferencePoint) -> ProbeOutcome | None:
         """Restore everything at once. Returns the outcome, or None to continue with other points."""
         await self._subject.grant(None)
         await self._subject.look()  # a sample makes the agent apply the restored settings
         self._progress.add_suffered(point, complaint)
-        self._tell(Step(self._progress.done, len(self._progress.points), point, None, complaint))
+        self._tell(ExplorationStep(self._progress.done, len(self._progress.points), point, None, complaint))
         if not self._pacing.skip:
             return ProbeOutcome(Stop.SUFFERED, complaint)
         await self._recover(reference)
@@ -235,7 +237,7 @@ class Explorer:
             self._progress.add_pruned(point)
         return hurts
 
-    async def _refer(self) -> Reference:
+    async def _refer(self) -> ReferencePoint:
         """Measure the reference, over more samples than a point, because all points are compared with it."""
         await self._subject.grant(None)
         for _ in range(self._pacing.settle):
@@ -250,7 +252,7 @@ class Explorer:
         delay = [p.delay for p in perfs if available(p.delay) and p.delay > 0]
         usage = [s.cpu_usage_cores for s in samples]
         memory = [s.memory_current_bytes for s in samples]
-        reference = Reference(
+        reference = ReferencePoint(
             work=_mean(work),
             work_source=perfs[-1].work_source,
             delay=_mean(delay) if delay else None,
@@ -262,7 +264,7 @@ class Explorer:
         return reference
 
     async def _measure(
-        self, reference: Reference
+        self, reference: ReferencePoint
     ) -> tuple[tuple[float, float | None, float | None] | None, str]:
         """Work, delay and load at the allocation in force (None: no usable sample), and the complaint, if any."""
         bad, complaint = 0, ""
@@ -294,7 +296,7 @@ class Explorer:
         delay = _known([p.delay for p in perfs])
         return (_mean(work), delay, _known([p.load for p in perfs])), ""
 
-    async def _recover(self, reference: Reference) -> None:
+    async def _recover(self, reference: ReferencePoint) -> None:
         assert self._guard is not None
         good = 0
         for _ in range(_RECOVER):

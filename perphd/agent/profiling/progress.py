@@ -18,7 +18,7 @@ VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ReferencePoint:
     """Performance of the application with its original resources. A value is None if it was not measured."""
 
     work: float
@@ -30,7 +30,7 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredPoint:
     """One allocation: settings in force in the axes' units, work per second, delay, load, and the reference's
     work at that time.
     """
@@ -51,11 +51,11 @@ class ProfileProgress:
     ) -> None:
         self.app, self.lattice, self.seed, self._path = app, lattice, seed, path
         self.points = tuple(points)
-        self.measured: dict[Point, Measured] = {}
+        self.measured: dict[Point, MeasuredPoint] = {}
         self.suffered: dict[Point, str] = {}
         self.unknown: set[Point] = set()
         self.pruned: set[Point] = set()
-        self.reference: Reference | None = None
+        self.reference: ReferencePoint | None = None
 
     @property
     def done(self) -> int:
@@ -67,13 +67,13 @@ class ProfileProgress:
         """True if the point was tried."""
         return point in self.measured or point in self.suffered or point in self.unknown
 
-    def refer(self, reference: Reference) -> None:
+    def refer(self, reference: ReferencePoint) -> None:
         """Record a measurement of the reference; the first one defines 1.0."""
         if self.reference is None:
             self.reference = reference
             self._save()
 
-    def add(self, measured: Measured) -> None:
+    def add(self, measured: MeasuredPoint) -> None:
         """Record a measured point."""
         self.measured[measured.point] = measured
         self._save()
@@ -143,9 +143,9 @@ class ProfileProgress:
                 )
             )
             made = cls(app, lattice, [_point(p, lattice) for p in data["points"]], int(data["seed"]), path)
-            made.reference = None if data["reference"] is None else Reference(**data["reference"])
+            made.reference = None if data["reference"] is None else ReferencePoint(**data["reference"])
             for item in data["measured"]:
-                measured = Measured(
+                measured = MeasuredPoint(
                     **(item | {"point": _point(item["point"], lattice), "values": _values(item["values"])})
                 )
                 if len(measured.values) != len(lattice.axes):

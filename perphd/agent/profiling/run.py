@@ -18,9 +18,17 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from perphd import __version__
-from perphd.agent.profiling.explorer import Explorer, Guard, Pacing, ProbeOutcome, Step, Stop, looks_ahead
+from perphd.agent.profiling.explorer import (
+    ExplorationGuard,
+    ExplorationStep,
+    Explorer,
+    Pacing,
+    ProbeOutcome,
+    Stop,
+    looks_ahead,
+)
 from perphd.agent.profiling.host import CPUS, MBW, MEMORY, QUOTA, WAYS, HostSubject, open_subject
-from perphd.agent.profiling.progress import ProfileProgress, Reference, write_atomically
+from perphd.agent.profiling.progress import ProfileProgress, ReferencePoint, write_atomically
 from perphd.config.discovery import Discovery
 from perphd.config.file import Config
 from perphd.config.opt_in import OptIn
@@ -30,7 +38,7 @@ from perphd.host.cgroup.hierarchy import discover
 from perphd.host.fs import KernelFs, RealFs
 from perphd.host.lookup import Lookup
 from perphd.predictor.ogbrt.trees import Floats
-from perphd.predictor.profile.file import Origin, Profile, to_text
+from perphd.predictor.profile.file import Profile, ProfileOrigin, to_text
 from perphd.predictor.profile.lattice import Axis, Lattice
 from perphd.predictor.profile.training import Engine
 from perphd.predictor.profile.worker import train_apart
@@ -71,7 +79,7 @@ class ProfileOptions:
     """
 
     points: int | None = None
-    guard: Guard | None = None
+    guard: ExplorationGuard | None = None
     pacing: Pacing = Pacing()
     fresh: bool = False
     seed: int = 0
@@ -81,7 +89,7 @@ class ProfileOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ProfilingPlan:
     """The planned exploration, announced before any setting is changed.
 
     ``axes``: each knob with its range and number of steps; ``points`` of ``cells`` allocations, of which
@@ -100,10 +108,10 @@ class Plan:
 class ProgressListener(Protocol):
     """Receives progress reports."""
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: ProfilingPlan) -> None:
         """Announce the planned exploration."""
 
-    def step(self, step: Step) -> None:
+    def step(self, step: ExplorationStep) -> None:
         """Report a completed point."""
 
     def say(self, text: str) -> None:
@@ -260,9 +268,11 @@ async def _profile(
             progress = earlier
         takes_s = looks_ahead(progress, options.pacing) * subject.look_s
         shown = tuple(_shown(axis) for axis in lattice.axes)
-        teller.begin(Plan(shown, lattice.size, len(progress.points), progress.done, takes_s, left_out))
+        teller.begin(
+            ProfilingPlan(shown, lattice.size, len(progress.points), progress.done, takes_s, left_out)
+        )
 
-        def hear(step: Step) -> None:
+        def hear(step: ExplorationStep) -> None:
             teller.step(step)
             if interrupt_after is not None and step.done >= interrupt_after:
                 explorer.interrupted = True
@@ -324,7 +334,7 @@ def train_profile(
     signs = {SHARE_NAMES[axis]: sign for axis, sign in SIGNS.items()} | {LOAD: 0}
     monotone = [signs[name] for name in features]
     trained = train_apart(x, y, features, monotone, seed=options.seed, engine=options.engine)
-    origin = Origin(
+    origin = ProfileOrigin(
         app=progress.app,
         hosts=(host,),
         perphd_version=__version__,
@@ -345,7 +355,7 @@ def train_profile(
 
 
 def rows_of(
-    progress: ProfileProgress, reference: Reference
+    progress: ProfileProgress, reference: ReferencePoint
 ) -> tuple[list[str], tuple[float, ...], Floats, Floats]:
     """Feature names, the value that counts as 1.0 for each, rows (n, F) relative to it, and log(work /
     reference).

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from perphd.batch.calibration import MOST_LEVELS, Calibration
+from perphd.batch.calibration import MOST_LEVELS, UsageCalibration
 from perphd.batch.look import EVERY
 from perphd.domain.errors import ConfigError
 from perphd.host.state_files import replace_text
@@ -26,12 +26,12 @@ class KeptCalibration:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
-        self._written: Mapping[str, Calibration] = {}
+        self._written: Mapping[str, UsageCalibration] = {}
         self.problem = ""
 
-    def read(self) -> dict[str, Calibration]:
+    def read(self) -> dict[str, UsageCalibration]:
         """The stored calibration by resource; priors for resources without one."""
-        found: dict[str, Calibration] = {}
+        found: dict[str, UsageCalibration] = {}
         try:
             record = json.loads(self._path.read_text(encoding="utf-8"))
             found = {name: _calibration(record[name]) for name in EVERY if name in record}
@@ -40,10 +40,10 @@ class KeptCalibration:
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
             found = {}
             self.problem = f"{self._path}: the calibration cannot be read: {exc}; it is learned again"
-        self._written = {name: found.get(name, Calibration()) for name in EVERY}
+        self._written = {name: found.get(name, UsageCalibration()) for name in EVERY}
         return dict(self._written)
 
-    def write(self, calibration: Mapping[str, Calibration]) -> None:
+    def write(self, calibration: Mapping[str, UsageCalibration]) -> None:
         """Store this calibration unless the file already has it."""
         if calibration == self._written:
             return
@@ -56,10 +56,10 @@ class KeptCalibration:
             self._written, self.problem = dict(calibration), ""
 
 
-def _calibration(record: Mapping[str, Any]) -> Calibration:
+def _calibration(record: Mapping[str, Any]) -> UsageCalibration:
     """The calibration of one resource. Raises ValueError for values that learning cannot produce."""
     kept, jobs, products, pairs = (float(record[name]) for name in ("kept", "jobs", "products", "pairs"))
-    each = Calibration(kept, jobs, products, pairs, tuple(map(float, record["levels"])))
+    each = UsageCalibration(kept, jobs, products, pairs, tuple(map(float, record["levels"])))
     figures = (each.kept, each.jobs, each.products, each.pairs)
     if not all(map(math.isfinite, figures)) or not 0.0 <= each.kept <= each.jobs or each.jobs <= 0.0:
         raise ValueError(

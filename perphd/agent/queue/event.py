@@ -8,6 +8,7 @@ from typing import Final
 
 from perphd.domain.errors import ConfigError
 from perphd.domain.queue import EventStatus
+from perphd.domain.wire import WireError
 from perphd.host.state_files import replace_text
 from perphd.qos.event_mode import CopperEvent, ended_now, event_of, event_record, share_at
 
@@ -30,7 +31,7 @@ class QueueEvent:
             self._event = event_of(json.loads(self._path.read_text(encoding="utf-8")), now_s)
         except FileNotFoundError:
             self._event = None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        except (OSError, ValueError, WireError) as exc:
             self.problem = f"{self._path}: the event cannot be read: {exc}; no event is in force"
 
     def begin(self, event: CopperEvent) -> EventStatus:

@@ -32,7 +32,7 @@ from perphd.domain.job import HISTORY_FILE
 from perphd.domain.queue import CopperOffer
 from perphd.domain.reading import Unavailable
 from perphd.forecast.histogram import Histogram
-from perphd.forecast.history.features import JobFacts
+from perphd.forecast.history.features import JobDescription
 from perphd.forecast.history.store import JobHistory, JobPrediction, Quantity
 from perphd.qos.bands import MEMORY_LIMIT_RATIO
 from perphd.qos.offers import FollowedOffer, followed, shown, with_use
@@ -61,7 +61,7 @@ CYCLE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class PlannedUse:
     """Use measured over a few seconds, by resource: that of everything except jobs, and that of each job by number."""
 
     seconds: float
@@ -99,7 +99,7 @@ class QueuePlanner:
 
     def take(
         self,
-        uses: Sequence[Use],
+        uses: Sequence[PlannedUse],
         active: Mapping[int, QueuedJob],
         capacity: tuple[float, float],
         given: GivenCpus | None = None,
@@ -250,7 +250,7 @@ class QueuePlanner:
             known = self._outlooks[key] = self._asked(facts)
         return known
 
-    def _asked(self, facts: JobFacts) -> JobOutlook:
+    def _asked(self, facts: JobDescription) -> JobOutlook:
         if not self._path.exists():
             return JobOutlook()
         try:
@@ -275,7 +275,7 @@ class QueuePlanner:
 
 
 def _predicted(
-    history: JobHistory, facts: JobFacts, asked: Sequence[Quantity]
+    history: JobHistory, facts: JobDescription, asked: Sequence[Quantity]
 ) -> dict[Quantity, JobPrediction]:
     """The predictions that the history has."""
     found = ((quantity, history.predict(facts, quantity)) for quantity in asked)
@@ -309,11 +309,11 @@ def _works(found: Mapping[Quantity, JobPrediction]) -> tuple[WorkOutlook, ...]:
     )
 
 
-def facts_of(job: QueuedJob, now_s: float) -> JobFacts:
+def facts_of(job: QueuedJob, now_s: float) -> JobDescription:
     """The job's features in the history, equal for all jobs of an array."""
     spec = job.spec
     name = spec.name if spec.array is None else spec.name.removesuffix(f"[{spec.array[0]}]")
-    return JobFacts(
+    return JobDescription(
         user_name(spec.uid),
         "",
         name,

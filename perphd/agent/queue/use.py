@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
-from perphd.agent.queue.planning import Use
+from perphd.agent.queue.planning import PlannedUse
 from perphd.batch.look import BANDWIDTH, CPU, DISK, INSTRUCTIONS, MEMORY
 from perphd.domain.host_account import HostAccount
 from perphd.domain.reading import NOT_MEASURED, Reading, available
@@ -29,7 +29,7 @@ class QueueUse:
     """Sums of the present interval, and averages that the planner has not fetched yet."""
 
     def __init__(self) -> None:
-        self._uses: list[Use] = []
+        self._uses: list[PlannedUse] = []
         self._since_s: float | None = None
         self._others: Sums = {}
         self._sums: dict[int, Sums] = {}
@@ -38,7 +38,7 @@ class QueueUse:
         self.measured = False
         """True once averages of the host's use exist."""
 
-    def taken(self) -> list[Use]:
+    def taken(self) -> list[PlannedUse]:
         """The averages since the last call."""
         uses, self._uses = self._uses, []
         return uses
@@ -90,7 +90,7 @@ class QueueUse:
         if lasted_s < USE_S and (self.measured or not self._others):
             return
         means = {number: _means(each) for number, each in self._sums.items()}
-        self._uses.append(Use(max(lasted_s, account.interval_s), _means(self._others), means))
+        self._uses.append(PlannedUse(max(lasted_s, account.interval_s), _means(self._others), means))
         self.measured = True
         self._since_s, self._sums, self._others = now_s, {}, {}
 

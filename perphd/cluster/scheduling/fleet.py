@@ -1,8 +1,8 @@
 """Published profiles in columns, one row per node, and the scores that policies give to rows.
 
 A decision over thousands of nodes takes a few operations on arrays. Each policy keeps the columns that it needs in a
-separate class (``Columns``). The fleet creates them when the policy is first used, and ``put`` replaces one row in all
-of them when a node publishes again.
+separate class (``PolicyColumns``). The fleet creates them when the policy is first used, and ``put`` replaces one row
+in all of them when a node publishes again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Rows: TypeAlias = NDArray[np.intp]
 Mask: TypeAlias = NDArray[np.bool_]
 
 
-class Columns(Protocol):
+class PolicyColumns(Protocol):
     """Columns of one policy. ``put`` fills one row."""
 
     def __init__(self, fleet: Fleet) -> None: ...
@@ -31,7 +31,7 @@ class Columns(Protocol):
         """Replace a row."""
 
 
-_C = TypeVar("_C", bound=Columns)
+_C = TypeVar("_C", bound=PolicyColumns)
 
 
 class Fleet:

@@ -113,7 +113,7 @@ def sampled(rows: Rows, pod: str, settings: PlacementSettings) -> Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class PlacementProposal:
     """A scheduler's proposal to deploy a pod on a node, with its score."""
 
     scheduler: str
@@ -123,25 +123,25 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolution:
+class ProposalResolution:
     """The proposals to deploy, at most one per node, and those returned to their schedulers."""
 
-    deployed: tuple[Proposal, ...]
-    redispatched: tuple[Proposal, ...]
+    deployed: tuple[PlacementProposal, ...]
+    redispatched: tuple[PlacementProposal, ...]
 
 
-def resolved(proposals: Iterable[Proposal]) -> Resolution:
+def resolved(proposals: Iterable[PlacementProposal]) -> ProposalResolution:
     """Optum's conflict rule: on each node, the proposal with the highest score wins, the first of several equal ones.
     Keeps the order.
     """
     given = tuple(proposals)
-    winners: dict[str, Proposal] = {}
+    winners: dict[str, PlacementProposal] = {}
     for each in given:
         known = winners.get(each.node)
         if known is None or each.score > known.score:
             winners[each.node] = each
     deployed = {id(each) for each in winners.values()}
-    return Resolution(
+    return ProposalResolution(
         tuple(each for each in given if id(each) in deployed),
         tuple(each for each in given if id(each) not in deployed),
     )

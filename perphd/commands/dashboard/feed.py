@@ -27,7 +27,7 @@ MAX_BEHIND: Final = 64
 """Number of unread messages after which a viewer loses the oldest."""
 
 
-class Message(NamedTuple):
+class FeedMessage(NamedTuple):
     """One server-sent event: its name, and its data as JSON text."""
 
     name: str
@@ -53,19 +53,19 @@ class Feed:
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._socket, self._picture, self._announced, self._now_s = socket, picture, announced, now_s
-        self._viewers: set[asyncio.Queue[Message]] = set()
+        self._viewers: set[asyncio.Queue[FeedMessage]] = set()
         self._task: asyncio.Task[None] | None = None
-        self._last: Message | None = None
+        self._last: FeedMessage | None = None
         self._asked_s = float("-inf")
         self._offset_s = 0.0
         self._news = asyncio.Event()
 
-    async def messages(self) -> AsyncIterator[Message]:
+    async def messages(self) -> AsyncIterator[FeedMessage]:
         """All messages from now on, after the newest picture.
 
         The connection to the daemon lasts as long as the iteration.
         """
-        queue: asyncio.Queue[Message] = asyncio.Queue()
+        queue: asyncio.Queue[FeedMessage] = asyncio.Queue()
         if self._last is not None and self._viewers:
             queue.put_nowait(self._last)
         self._viewers.add(queue)
@@ -107,7 +107,7 @@ class Feed:
                 why = f"no daemon answers on {self._socket}: {exc}"
             except TimeoutError:
                 why = "the daemon does not answer"
-            self._send(Message("offline", json.dumps({"why": why})))
+            self._send(FeedMessage("offline", json.dumps({"why": why})))
             await asyncio.sleep(AGAIN_S)
 
     async def _follow(self, response: aiohttp.ClientResponse) -> None:
@@ -138,7 +138,7 @@ class Feed:
             clock = data["clock"]
             self._offset_s = clock["unix_s"] - clock["monotonic_s"]
         elif name != "tick" and (shown := self._announced(data, self._offset_s)) is not None:
-            self._send(Message("event", json.dumps(shown)))
+            self._send(FeedMessage("event", json.dumps(shown)))
 
     async def _ask(self) -> None:
         """Request the status after every announcement, at most once per ``LEAST_S``."""
@@ -147,10 +147,10 @@ class Feed:
             await asyncio.sleep(max(0.0, self._asked_s + LEAST_S - self._now_s()))
             self._news.clear()
             self._asked_s = self._now_s()
-            self._last = Message("picture", json.dumps(await self._picture()))
+            self._last = FeedMessage("picture", json.dumps(await self._picture()))
             self._send(self._last)
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: FeedMessage) -> None:
         for queue in self._viewers:
             if queue.qsize() >= MAX_BEHIND:
                 queue.get_nowait()

@@ -20,9 +20,9 @@ from textual.widgets import Input
 
 from perphd.commands.top.picture import Picture
 from perphd.commands.top.rows import ORDERS, SPANS
-from perphd.commands.top.screens import KEYS, Question, Reading
+from perphd.commands.top.screens import KEYS, QuestionScreen, Reading
 from perphd.commands.top.source import EventLine, Source
-from perphd.commands.top.state import State
+from perphd.commands.top.state import TopState
 from perphd.commands.top.widgets import Lines, Rows
 from perphd.control.client import NotPermitted
 from perphd.control.table import clean
@@ -85,7 +85,7 @@ class Top(App[None]):
     def __init__(self, source: Source, interval_s: float) -> None:
         super().__init__(ansi_color=True)
         self._source, self._interval_s = source, interval_s
-        self.state = State()
+        self.state = TopState()
         self.picture = Picture(self, self.state)
         self._history_s = self._said_s = float("-inf")
         self._has_stored = False
@@ -313,7 +313,7 @@ class Top(App[None]):
         pauses, name = self.state.frame.status.pauses, self.chosen()
         if pauses:
             who = ", ".join(pause.workload or "all workloads" for pause in pauses)
-            question = Question(f"Paused: {clean(who)}. Resume?", [("y", "resume")])
+            question = QuestionScreen(f"Paused: {clean(who)}. Resume?", [("y", "resume")])
             self._change_if(question, lambda _: ("POST", "resume", {"workload": None}))
             return
         answers = [("y", "pause all workloads"), *([("w", f"pause {clean(name)} alone")] if name else [])]
@@ -323,7 +323,7 @@ class Top(App[None]):
         )
         body = {"for_s": None, "reason": "perphctl top"}
         self._change_if(
-            Question(text, answers),
+            QuestionScreen(text, answers),
             lambda answer: ("POST", "pause", {"workload": name if answer == "w" else None, **body}),
         )
 
@@ -337,7 +337,7 @@ class Top(App[None]):
         what = "perphd then writes settings." if other is Mode.ENFORCE else what
         text = f"The mode is {mode}. Set {other}? {what} It lasts until the daemon restarts."
         self._change_if(
-            Question(text, [("y", f"set {other}")]),
+            QuestionScreen(text, [("y", f"set {other}")]),
             lambda _: ("PUT", "mode", {"mode": other.value, "workload": None}),
         )
 
@@ -349,7 +349,7 @@ class Top(App[None]):
         return self.state.at_unix_s is None
 
     def _change_if(
-        self, question: Question, request: Callable[[str], tuple[str, str, dict[str, Any]]]
+        self, question: QuestionScreen, request: Callable[[str], tuple[str, str, dict[str, Any]]]
     ) -> None:
         """Request a change unless the answer is no."""
 

@@ -13,7 +13,7 @@ from textual.css.query import NoMatches
 from perphd.commands.render_status import BATCH_HEADS, LRA_HEADS
 from perphd.commands.top.drawing import core_strip, graph, resampled, spark, ways_strip
 from perphd.commands.top.rows import ORDERS, batch_columns, lra_columns, ordered
-from perphd.commands.top.state import State
+from perphd.commands.top.state import TopState
 from perphd.commands.top.widgets import Lines, Rows, cell_of, lines_of, strip_of
 from perphd.commands.view import BatchView, LraView
 from perphd.control.numbers import duration
@@ -36,7 +36,7 @@ _KEY_LINE: Final = [
 class Picture:
     """The main screen of an application."""
 
-    def __init__(self, app: App[None], state: State) -> None:
+    def __init__(self, app: App[None], state: TopState) -> None:
         self._app, self._state = app, state
 
     def draw(self) -> None:

@@ -31,7 +31,7 @@ Row = TypeVar("Row", LraView, BatchView)
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class VisibleColumns:
     """The visible columns: indices of the row's cells, and the width left for the history."""
 
     places: tuple[int, ...]
@@ -50,19 +50,19 @@ def ordered(view: View, order: str, wanted: str) -> tuple[tuple[LraView, ...], t
     )
 
 
-def lra_columns(rows: Sequence[LraView], width: int) -> Columns:
+def lra_columns(rows: Sequence[LraView], width: int) -> VisibleColumns:
     """The columns of LRAs that fit; the history has at least ``LEAST_HISTORY`` columns."""
     return _columns(LRA_HEADS, [row.cells for row in rows], LRA_DROPPED, width, LEAST_HISTORY)
 
 
-def batch_columns(rows: Sequence[BatchView], width: int) -> Columns:
+def batch_columns(rows: Sequence[BatchView], width: int) -> VisibleColumns:
     """The columns of batch that fit."""
     return _columns(BATCH_HEADS, [row.cells for row in rows], BATCH_DROPPED, width, 0)
 
 
 def _columns(
     heads: Sequence[str], rows: Sequence[Sequence[Cell]], dropped: Sequence[str], width: int, least: int
-) -> Columns:
+) -> VisibleColumns:
     places = list(range(len(heads)))
     widths = [max([len(heads[n]), *(len(str(row[n])) for row in rows)]) + _GAP for n in places]
     left = 0
@@ -71,7 +71,7 @@ def _columns(
         left = width - sum(widths[n] for n in places) - _GAP
         if left >= least:
             break
-    return Columns(tuple(places), max(0, min(MOST_HISTORY, left)) if least else 0)
+    return VisibleColumns(tuple(places), max(0, min(MOST_HISTORY, left)) if least else 0)
 
 
 def _sorted(rows: Sequence[Row], order: str, use: Callable[[Row], float]) -> list[Row]:

@@ -63,7 +63,7 @@ class Reading(ModalScreen[None]):
         self.query_one("#reading").focus()
 
 
-class Question(ModalScreen[str | None]):
+class QuestionScreen(ModalScreen[str | None]):
     """A question with an answer per key; Esc and n mean no."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,n,q", "no", "No", priority=True)]

@@ -14,7 +14,7 @@ KEPT_EVENTS: Final = 500
 
 
 @dataclass(slots=True)
-class State:
+class TopState:
     """``at_unix_s``: the chosen past moment; None: now. ``said``: a sentence, until the next key."""
 
     frame: Frame | None = None

@@ -19,7 +19,7 @@ from aiohttp import web
 from perphd.config.tables import MetricsConfig
 from perphd.control.errors import ApiError
 from perphd.control.gate import ConnectionGate, http_log
-from perphd.control.limits import Limits
+from perphd.control.limits import ApiLimits
 from perphd.control.metrics.text import CONTENT_TYPE
 from perphd.control.read_throttle import ReadThrottle
 from perphd.domain.endpoint import parse_endpoint
@@ -36,7 +36,7 @@ MIN_TOKEN: Final = 16
 """Minimum length of a token in characters."""
 
 
-class Listener:
+class MetricsListener:
     """Serves the metrics on one TCP address.
 
     An address that is in use, or not available yet, must not stop the daemon: binding is retried.
@@ -48,10 +48,10 @@ class Listener:
     """
 
     def __init__(
-        self, config: MetricsConfig, page: Callable[[], bytes], limits: Limits | None = None
+        self, config: MetricsConfig, page: Callable[[], bytes], limits: ApiLimits | None = None
     ) -> None:
         self._config, self._page = config, page
-        self._limits = limits if limits is not None else Limits()
+        self._limits = limits if limits is not None else ApiLimits()
         self._throttle = ReadThrottle(self._limits)
         self._token = read_token(config.bearer_token_file) if config.bearer_token_file else b""
         self._tls = _context(config) if config.tls_cert else None

@@ -14,7 +14,7 @@ Type = Literal["gauge", "counter", "histogram"]
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class MetricSeries:
     """One metric. ``text``: its help, a sentence that describes the value."""
 
     name: str
@@ -27,15 +27,15 @@ _OF = ("workload", "kind")
 _LRA = ("workload",)
 
 
-def _gauge(name: str, text: str, *labels: str) -> Series:
-    return Series(name, "gauge", text, labels)
+def _gauge(name: str, text: str, *labels: str) -> MetricSeries:
+    return MetricSeries(name, "gauge", text, labels)
 
 
-def _counter(name: str, text: str, *labels: str) -> Series:
-    return Series(name, "counter", text, labels)
+def _counter(name: str, text: str, *labels: str) -> MetricSeries:
+    return MetricSeries(name, "counter", text, labels)
 
 
-GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
+GROUPS: Final[Mapping[str, tuple[MetricSeries, ...]]] = {
     "The daemon itself": (
         _gauge("perphd_info", "Always 1; the labels name the running version.", "version", "policy"),
         _gauge("perphd_enforcing", "1 if the general mode is enforce, 0 if it is observe."),
@@ -49,8 +49,8 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         _counter("perphd_extra_ticks_total", "Passes made early because of pressure or new batch."),
         _counter("perphd_missed_ticks_total", "Passes skipped because the daemon was late."),
         _gauge("perphd_last_tick_timestamp_seconds", "Unix time at which the last tick ended."),
-        Series("perphd_tick_duration_seconds", "histogram", "Duration of a tick."),
-        Series(
+        MetricSeries("perphd_tick_duration_seconds", "histogram", "Duration of a tick."),
+        MetricSeries(
             "perphd_write_delay_seconds", "histogram", "Time from the start of a decision to its last write."
         ),
         _counter("process_cpu_seconds_total", "CPU time that the daemon has used, user and system."),
@@ -355,4 +355,4 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
     ),
 }  # fmt: skip
 
-SERIES: Final[Mapping[str, Series]] = {item.name: item for group in GROUPS.values() for item in group}
+SERIES: Final[Mapping[str, MetricSeries]] = {item.name: item for group in GROUPS.values() for item in group}

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from perphd.control.metrics.text import Page, labels
 from perphd.domain.reading import NOT_MEASURED, Reading
 from perphd.sizing.memory_fit import FitPhase, FitView
-from perphd.sizing.shaper import Mode
+from perphd.sizing.shaper import ShaperMode
 from perphd.sizing.shaper_view import ShaperView
 
 
 def add_shaper(page: Page, view: ShaperView) -> None:
     """Add the shaper's metrics; none while it is off."""
-    if view.mode == Mode.OFF.value:
+    if view.mode == ShaperMode.OFF.value:
         return
     page.add("perphd_shaper_info", 1, labels(mode=view.mode))
     page.add("perphd_shaper_capacity_bytes", view.capacity_bytes)

@@ -20,7 +20,7 @@ GREATEST_LENGTH: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class JobFacts:
+class JobDescription:
     """Facts known when a job starts; empty or None where unknown.
 
     ``image``: container image or systemd unit. ``hour``: local hour of the start, 0 to 23.
@@ -35,7 +35,7 @@ class JobFacts:
     hour: int | None = None
 
 
-def feature_values(facts: JobFacts) -> tuple[str, ...]:
+def feature_values(facts: JobDescription) -> tuple[str, ...]:
     """All feature values of a job: each known fact, and each pair of facts."""
     known = [f"{name}={value}"[:GREATEST_LENGTH] for name, value in _facts(facts) if value]
     return (*known, *(f"{first} & {second}" for first, second in combinations(known, 2)))
@@ -50,7 +50,7 @@ def argv_shape(argv: Sequence[str]) -> str:
     return " ".join(words)
 
 
-def _facts(facts: JobFacts) -> tuple[tuple[str, str], ...]:
+def _facts(facts: JobDescription) -> tuple[tuple[str, str], ...]:
     return (
         ("user", facts.user),
         ("image", facts.image),

@@ -30,7 +30,7 @@ from perphd.forecast.history.experts import (
     estimate,
     joined,
 )
-from perphd.forecast.history.features import JobFacts, feature_values
+from perphd.forecast.history.features import JobDescription, feature_values
 
 FORMAT: Final = "perphd job history 2"
 LEAST_SCORES: Final = 3
@@ -105,7 +105,7 @@ class JobHistory:
         """Close the file."""
         self._database.close()
 
-    def complete(self, facts: JobFacts, outcome: Mapping[Quantity, float], now_s: float) -> None:
+    def complete(self, facts: JobDescription, outcome: Mapping[Quantity, float], now_s: float) -> None:
         """Learn from a job that ended, in one transaction."""
         with self._database:
             for feature in feature_values(facts):
@@ -113,7 +113,7 @@ class JobHistory:
                     record = self._record(feature, quantity) or FeatureRecord()
                     self._put(feature, quantity, completed(record, actual), now_s)
 
-    def predict(self, facts: JobFacts, quantity: Quantity) -> JobPrediction | None:
+    def predict(self, facts: JobDescription, quantity: Quantity) -> JobPrediction | None:
         """The prediction of the expert with the least error; None if no feature value has a history."""
         features = feature_values(facts)
         if not features:

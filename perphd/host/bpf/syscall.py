@@ -62,7 +62,7 @@ MMAPABLE: Final = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Attached:
+class AttachedProgram:
     """The programs at one cgroup: their ids and attachment flags."""
 
     programs: tuple[int, ...]
@@ -231,11 +231,11 @@ def create_link(program: int, cgroup: int, attach: Attach) -> int:
     return call(Command.LINK_CREATE, struct.pack("=IIII", program, cgroup, attach, 0))
 
 
-def attached(cgroup: int, attach: Attach) -> Attached:
+def attached(cgroup: int, attach: Attach) -> AttachedProgram:
     """The programs attached to exactly this cgroup. Raises OSError."""
     ids = (ctypes.c_uint32 * _MOST_PROGRAMS)()
     asked = struct.pack("=IIIIQII", cgroup, attach, 0, 0, ctypes.addressof(ids), len(ids), 0)
     attributes = ctypes.create_string_buffer(asked, len(asked))
     _call(Command.PROG_QUERY, attributes)
     _, _, _, flags, _, count, _ = struct.unpack("=IIIIQII", attributes.raw)
-    return Attached(tuple(ids[:count]), flags)
+    return AttachedProgram(tuple(ids[:count]), flags)

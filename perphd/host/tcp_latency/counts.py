@@ -20,7 +20,7 @@ COUNTERS: Final = 8
 """Number of counters in a shard: one cache line."""
 
 
-class Counter(IntEnum):
+class LatencyCounter(IntEnum):
     """Position of each count in its shard.
 
     - STARTED: requests whose first segment arrived.
@@ -79,13 +79,15 @@ class TcpCounts:
         """The counts between the two moments."""
         return TcpCounts(self.counters - earlier.counters, self.regions - earlier.regions)
 
-    def __getitem__(self, counter: Counter) -> int:
+    def __getitem__(self, counter: LatencyCounter) -> int:
         return int(self.counters[counter])
 
     @property
     def waiting(self) -> int:
         """Requests neither answered nor dropped. Only valid for counts since the beginning."""
-        return (self[Counter.STARTED] - self[Counter.ANSWERED] - self[Counter.DROPPED]) % 2**32
+        return (
+            self[LatencyCounter.STARTED] - self[LatencyCounter.ANSWERED] - self[LatencyCounter.DROPPED]
+        ) % 2**32
 
     @property
     def from_last(self) -> Histogram:

@@ -22,7 +22,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from perphd.host.cgroup.hierarchy import Hierarchies
-from perphd.host.sock_diag import Listener, tcp_listeners
+from perphd.host.sock_diag import ListeningSocket, tcp_listeners
 from perphd.host.systemd import RUNNING
 
 SHARING_SYSTEMD: Final = 252
@@ -34,7 +34,7 @@ _MOST_PROCESSES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HookPlace:
     """Place to attach the programs.
 
     ``inode``: identity of the directory. ``ports``: the only ports that count; empty: all ports. ``why``: why the
@@ -48,7 +48,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class HookFacts:
     """Facts about one workload and the host.
 
     - ``directory``: the group's directory in cgroup v2, empty if it has none there; ``mount``: where cgroup v2 is
@@ -65,15 +65,15 @@ class Facts:
     own_ids: frozenset[int]
     socket_unit_id: int
     held: frozenset[int]
-    listeners: tuple[Listener, ...]
+    listeners: tuple[ListeningSocket, ...]
     systemd: int | None
 
 
-Placement = Place | str
+Placement = HookPlace | str
 """The place to attach the programs, or the reason why there is none."""
 
 
-def decide(facts: Facts, ports: Sequence[int], directory_of: Callable[[int], str]) -> Placement:
+def decide(facts: HookFacts, ports: Sequence[int], directory_of: Callable[[int], str]) -> Placement:
     """Choose the place.
 
     ``ports``: as configured. ``directory_of``: cgroup id -> directory, empty if there is none.
@@ -94,14 +94,14 @@ def decide(facts: Facts, ports: Sequence[int], directory_of: Callable[[int], str
         # The listener's group was removed, or there are several: all connections are visible at the top.
         place = directory or facts.mount
         why = f"port {_listed(seen)}: the listening socket belongs to {_shown(place, facts.mount)}"
-        return _beside_systemd(facts, Place(place, 0, seen, why))
+        return _beside_systemd(facts, HookPlace(place, 0, seen, why))
     if not facts.directory:
         return "its processes are in the root group of cgroup v2, and no port is known: name it (ports in [lra.sli])"
     seen = tuple(ports) or (tuple(sorted({one.port for one in own})) if facts.systemd is not None else ())
-    return _beside_systemd(facts, Place(facts.directory, facts.inode, seen))
+    return _beside_systemd(facts, HookPlace(facts.directory, facts.inode, seen))
 
 
-def _beside_systemd(facts: Facts, place: Place) -> Placement:
+def _beside_systemd(facts: HookFacts, place: HookPlace) -> Placement:
     if facts.systemd is None or not _is_filtered_unit(place.directory):
         return place
     version = f"systemd {facts.systemd} attaches its IP filters exclusively to services (252 does not)"
@@ -110,7 +110,7 @@ def _beside_systemd(facts: Facts, place: Place) -> Placement:
     above = PurePosixPath(place.directory)
     while _is_filtered_unit(str(above)):
         above = above.parent
-    return Place(str(above), 0, place.ports, f"{version}: measured at {_shown(str(above), facts.mount)}")
+    return HookPlace(str(above), 0, place.ports, f"{version}: measured at {_shown(str(above), facts.mount)}")
 
 
 def _is_filtered_unit(directory: str) -> bool:
@@ -147,7 +147,7 @@ def find_place(hierarchies: Hierarchies, cgroup: str, ports: Sequence[int]) -> P
         own = _ids_below(directory) if directory != mount else {}
     listeners = tcp_listeners()
     is_seen = any(one.cgroup_id in own for one in listeners)
-    facts = Facts(
+    facts = HookFacts(
         directory=directory if own else "",
         inode=_id_of(directory) if own else 0,
         mount=mount,

@@ -5,7 +5,7 @@ segment sent. Its latency is measured from its last received segment, and from i
 runs before the server is woken, the egress program within the server's own send(). The time in between is the
 server's, including the time that it waits for a processor.
 
-A connection's state is in the socket's own storage (``State``), the counts are in two arrays (``counts``).
+A connection's state is in the socket's own storage (``ProgramState``), the counts are in two arrays (``counts``).
 The side that opened a connection is determined once: if no socket listens on the local port, this side is the
 client and nothing is counted. With a list of ports, exactly the connections to these ports are counted.
 
@@ -23,18 +23,18 @@ from typing import Final
 
 from perphd.host.bpf.assembler import Assembler, Register
 from perphd.host.bpf.syscall import MMAPABLE, NO_PREALLOC, Attach, MapLayout, MapType
-from perphd.host.tcp_latency.counts import COUNTERS, SHARD_BUCKETS, SHARDS, Counter, Region
+from perphd.host.tcp_latency.counts import COUNTERS, SHARD_BUCKETS, SHARDS, LatencyCounter, Region
 from perphd.host.tcp_latency.histogram import BUCKETS, emit_bucket
 
 R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, FP = Register
 
 
-class State(IntEnum):
+class ProgramState(IntEnum):
     """Offsets in a connection's state. Times are ns of the kernel's monotonic clock.
 
     FIRST, LAST (u64): arrival of the request's first and last segments; FIRST is 0 while no request waits.
     NEXT (u32): sequence number after the last segment. SEGMENTS (u32): number of segments of the request.
-    ROLE (u32): see ``Role``.
+    ROLE (u32): see ``ProgramRole``.
     """
 
     FIRST = 0
@@ -44,7 +44,7 @@ class State(IntEnum):
     ROLE = 24
 
 
-class Role(IntEnum):
+class ProgramRole(IntEnum):
     """The group's side of a connection."""
 
     UNKNOWN = 0
@@ -137,22 +137,22 @@ class _Program:
         self._find_state("pass", create=True)
         self._know_role()
         self._skip_repeated()
-        code.store(4, R9, State.NEXT, R8)
+        code.store(4, R9, ProgramState.NEXT, R8)
         code.call(_Helper.KTIME_GET_NS)
-        code.store(8, R9, State.LAST, R0)
-        code.load(8, R1, R9, State.FIRST)
+        code.store(8, R9, ProgramState.LAST, R0)
+        code.load(8, R1, R9, ProgramState.FIRST)
         code.jump_if(R1, "!=", 0, "continued")
-        code.store(8, R9, State.FIRST, R0)
-        code.store(4, R9, State.SEGMENTS, 1)
-        self._count(Counter.STARTED)
+        code.store(8, R9, ProgramState.FIRST, R0)
+        code.store(4, R9, ProgramState.SEGMENTS, 1)
+        self._count(LatencyCounter.STARTED)
         code.jump("pass")
         code.label("continued")
-        code.load(4, R1, R9, State.SEGMENTS)
+        code.load(4, R1, R9, ProgramState.SEGMENTS)
         code.arithmetic("add", R1, 1)
-        code.store(4, R9, State.SEGMENTS, R1)
+        code.store(4, R9, ProgramState.SEGMENTS, R1)
         code.jump("pass")
         code.label("repeated")
-        self._count(Counter.REPEATED)
+        self._count(LatencyCounter.REPEATED)
         code.jump("pass")
         return self._finished()
 
@@ -163,28 +163,28 @@ class _Program:
         self._read_headers(_FIN | _RST)
         self._find_state("pass", create=True)
         self._know_role()
-        code.load(8, R7, R9, State.FIRST)
+        code.load(8, R7, R9, ProgramState.FIRST)
         code.jump_if(R7, "==", 0, "pushed")
         code.call(_Helper.KTIME_GET_NS)
         code.move(R8, R0)
         code.arithmetic("sub", R8, R7)
         code.store(8, FP, _Stack.SINCE_FIRST, R8)
-        code.load(8, R7, R9, State.LAST)
+        code.load(8, R7, R9, ProgramState.LAST)
         code.arithmetic("sub", R0, R7)
         code.store(8, FP, _Stack.SINCE_LAST, R0)
-        code.store(8, R9, State.FIRST, 0)
-        self._count(Counter.ANSWERED)
-        code.load(4, R1, R9, State.SEGMENTS)
+        code.store(8, R9, ProgramState.FIRST, 0)
+        self._count(LatencyCounter.ANSWERED)
+        code.load(4, R1, R9, ProgramState.SEGMENTS)
         code.jump_if(R1, ">", 1, "split")
         self._add_to(Region.WHOLE, _Stack.SINCE_LAST)
         code.jump("pass")
         code.label("split")
-        code.atomic_add(R0, 8 * Counter.SPLIT, R2)  # R0 and R2 have the values left by _count
+        code.atomic_add(R0, 8 * LatencyCounter.SPLIT, R2)  # R0 and R2 have the values left by _count
         self._add_to(Region.SPLIT_FIRST, _Stack.SINCE_FIRST)
         self._add_to(Region.SPLIT_LAST, _Stack.SINCE_LAST)
         code.jump("pass")
         code.label("pushed")
-        self._count(Counter.PUSHED)
+        self._count(LatencyCounter.PUSHED)
         code.jump("pass")
         return self._finished()
 
@@ -270,9 +270,9 @@ class _Program:
         if self._ports:
             return
         code = self.code
-        code.load(4, R1, R9, State.ROLE)
-        code.jump_if(R1, "==", Role.UNKNOWN, "find-role")
-        code.jump_if(R1, "!=", Role.SERVER, "pass")
+        code.load(4, R1, R9, ProgramState.ROLE)
+        code.jump_if(R1, "==", ProgramRole.UNKNOWN, "find-role")
+        code.jump_if(R1, "!=", ProgramRole.SERVER, "pass")
         code.label("is-server")
 
     def _find_role(self) -> None:
@@ -306,7 +306,7 @@ class _Program:
         code.move(R4, _CURRENT_NAMESPACE)
         code.move(R5, 0)
         code.call(_Helper.SK_LOOKUP_TCP)
-        code.store(4, R9, State.ROLE, Role.CLIENT)
+        code.store(4, R9, ProgramState.ROLE, ProgramRole.CLIENT)
         code.jump_if(R0, "==", 0, "pass")
         code.load(4, R1, R0, _SOCKET_STATE)
         code.store(4, FP, _Stack.SOCKET_STATE, R1)
@@ -314,7 +314,7 @@ class _Program:
         code.call(_Helper.SK_RELEASE)
         code.load(4, R1, FP, _Stack.SOCKET_STATE)
         code.jump_if(R1, "!=", _LISTENING, "pass")
-        code.store(4, R9, State.ROLE, Role.SERVER)
+        code.store(4, R9, ProgramState.ROLE, ProgramRole.SERVER)
         code.jump("is-server")
 
     def _write_tuple(self, addresses_at: int, address_bytes: int, header_bytes: int) -> int:
@@ -343,7 +343,7 @@ class _Program:
         Otherwise it would start a request that never ends.
         """
         code = self.code
-        code.load(4, R1, R9, State.NEXT)
+        code.load(4, R1, R9, ProgramState.NEXT)
         code.jump_if(R1, "==", 0, "fresh")
         code.move(R2, R8, bits=32)
         code.arithmetic("sub", R2, R1, bits=32)
@@ -356,13 +356,13 @@ class _Program:
         code = self.code
         code.label("ended")
         self._find_state("pass", create=False)
-        code.load(8, R7, R9, State.FIRST)
-        code.store(8, R9, State.FIRST, 0)
+        code.load(8, R7, R9, ProgramState.FIRST)
+        code.store(8, R9, ProgramState.FIRST, 0)
         code.jump_if(R7, "==", 0, "pass")
-        self._count(Counter.DROPPED)
+        self._count(LatencyCounter.DROPPED)
         code.jump("pass")
 
-    def _count(self, counter: Counter) -> None:
+    def _count(self, counter: LatencyCounter) -> None:
         """Add one to a counter. Leaves R0 at this CPU's counters and R2 = 1."""
         code = self.code
         code.call(_Helper.GET_SMP_PROCESSOR_ID)

@@ -69,7 +69,7 @@ _ROUNDS: Final = 3
 """Number of resolutions whose events are remembered. A backend may miss two flushes in a row."""
 
 
-class Look(NamedTuple):
+class FlushLook(NamedTuple):
     """One value of the counter, read at some moment between query and answer."""
 
     asked_s: float
@@ -119,7 +119,7 @@ class FlushWindow:
         self._every_s = resolution.seconds
         self._restart(None)
 
-    def _restart(self, last: Look | None) -> None:
+    def _restart(self, last: FlushLook | None) -> None:
         self._last = last
         self._jumps: list[_Jump] = []
         self._began_s = math.inf if last is None else last.answered_s
@@ -127,7 +127,7 @@ class FlushWindow:
         self._unevenness = EVEN
         self._reason: Unavailable | None = FIRST_READING if last is None else WENT_BACKWARDS
 
-    def look(self, look: Look) -> None:
+    def look(self, look: FlushLook) -> None:
         """Take one value of the counter."""
         last = self._last
         if last is not None and look.total < last.total:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from perphd.domain.reading import Unavailable, available
 from perphd.domain.workload import SliSpec
 from perphd.monitor.rates import WENT_BACKWARDS
-from perphd.monitor.sli.flushes import FlushWindow, Look
+from perphd.monitor.sli.flushes import FlushLook, FlushWindow
 from perphd.monitor.sli.mysql import database_reading
 from perphd.monitor.sli.options import resolution_of, seconds, setting
 from perphd.monitor.sli.polled import SliError, read_password
@@ -59,7 +59,7 @@ class PostgreSqlSource(WatchedSource):
             return self._look()
         asked_s = time.monotonic()
         total = int(self._count.run()[0][0])
-        self._window.look(Look(asked_s, time.monotonic(), total))
+        self._window.look(FlushLook(asked_s, time.monotonic(), total))
         if total < self._total:
             self._disconnect()  # a database was dropped, or the server has reset its counts
         self._total = total

@@ -70,7 +70,7 @@ class Selector:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class WantedSeries:
     """One value of an exposition. ``counts``: it only grows (a counter, or part of a histogram or summary)."""
 
     name: str
@@ -79,7 +79,7 @@ class Series:
     counts: bool
 
 
-def parse_series(text: str, names: Iterable[str]) -> list[Series]:
+def parse_series(text: str, names: Iterable[str]) -> list[WantedSeries]:
     """The series in the text whose names begin with one of ``names``. Raises ValueError if a series is malformed."""
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -87,12 +87,12 @@ def parse_series(text: str, names: Iterable[str]) -> list[Series]:
     bases = {re.sub(r"_(total|sum|count|bucket)$", "", name) for name in names} | set(names)
     prefixes = tuple(prefix for base in bases for prefix in (base, f"# TYPE {base}"))
     lines = [line for line in text.splitlines() if line.startswith(prefixes)]
-    found: list[Series] = []
+    found: list[WantedSeries] = []
     for family in text_string_to_metric_families("\n".join(lines) + "\n"):
         for sample in family.samples:
             counts = family.type in _COUNTER_TYPES and "quantile" not in sample.labels
             counts = counts or (family.type == "unknown" and sample.name.endswith("_total"))
-            found.append(Series(sample.name, sample.labels, float(sample.value), counts))
+            found.append(WantedSeries(sample.name, sample.labels, float(sample.value), counts))
     return found
 
 
@@ -137,7 +137,7 @@ class PrometheusSource(PolledSource):
             raise SliError(f"{self._shown} is not in the Prometheus text format: {exc}") from exc
         return self._reading(series, at_s)
 
-    def _reading(self, series: Sequence[Series], at_s: float) -> SliReading:
+    def _reading(self, series: Sequence[WantedSeries], at_s: float) -> SliReading:
         totals = self._totals(series)
         work = self._flow("work", series, at_s)
         load = self._flow("load", series, at_s)
@@ -164,7 +164,7 @@ class PrometheusSource(PolledSource):
             self._found_in = key
             self._finder.update(total, at_s)
 
-    def _flow(self, key: str, series: Sequence[Series], at_s: float) -> Counted:
+    def _flow(self, key: str, series: Sequence[WantedSeries], at_s: float) -> Counted:
         selector = self._selectors.get(key)
         if selector is None:
             return Counted(NOT_MEASURED)
@@ -185,7 +185,7 @@ class PrometheusSource(PolledSource):
             return Unavailable(f"{self._shown} has no number for {selector}")
         return max(numbers) * self._to_ms
 
-    def _totals(self, series: Sequence[Series]) -> dict[float, float] | Unavailable:
+    def _totals(self, series: Sequence[WantedSeries]) -> dict[float, float] | Unavailable:
         """Number of observations up to each bound, since the application started."""
         if self._buckets is None:
             return NOT_MEASURED

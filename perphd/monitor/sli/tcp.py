@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from perphd.domain.workload import SliSpec
 from perphd.host.cgroup.hierarchy import Hierarchies
-from perphd.host.tcp_latency import Counter, Place, Placement, TcpCounts, TcpProbe, find_place
+from perphd.host.tcp_latency import HookPlace, LatencyCounter, Placement, TcpCounts, TcpProbe, find_place
 from perphd.monitor.sli.options import ports_of, setting
 from perphd.monitor.sli.polled import AnsweredAt, PolledSource, SliError
 from perphd.monitor.sli.reading import SliReading, SliSource
@@ -47,7 +47,7 @@ class TcpSource(PolledSource):
         self._ports = ports_of(setting(spec, "ports"))
         self._from_first = setting(spec, "from") == "first"
         self._lock = asyncio.Lock()
-        self._attached: tuple[Place, Probe, TcpWindow] | None = None
+        self._attached: tuple[HookPlace, Probe, TcpWindow] | None = None
         self._quiet_since_s = 0.0
         self._started = 0
 
@@ -72,17 +72,17 @@ class TcpSource(PolledSource):
             self._quiet_since_s, self._started = now_s, 0
         _, probe, window = self._attached
         counts, at_s = probe.read(), answered_at()
-        if counts[Counter.STARTED] != self._started:
-            self._started, self._quiet_since_s = counts[Counter.STARTED], at_s
+        if counts[LatencyCounter.STARTED] != self._started:
+            self._started, self._quiet_since_s = counts[LatencyCounter.STARTED], at_s
         return window.update(counts, at_s)
 
-    async def _attach(self) -> tuple[Place, Probe, TcpWindow]:
+    async def _attach(self) -> tuple[HookPlace, Probe, TcpWindow]:
         place = await asyncio.to_thread(self._find, self._cgroup, self._ports)
         if isinstance(place, str):
             raise SliError(place)
         return place, self._open(place.directory, place.inode, place.ports), TcpWindow(self._from_first)
 
-    async def _is_elsewhere(self, place: Place, now_s: float) -> bool:
+    async def _is_elsewhere(self, place: HookPlace, now_s: float) -> bool:
         """True if the group was recreated, or no request comes and the listening socket has moved."""
         try:
             inode = os.stat(place.directory).st_ino
@@ -94,7 +94,10 @@ class TcpSource(PolledSource):
             return False
         self._quiet_since_s = now_s
         found = await asyncio.to_thread(self._find, self._cgroup, self._ports)
-        return isinstance(found, Place) and (found.directory, found.ports) != (place.directory, place.ports)
+        return isinstance(found, HookPlace) and (found.directory, found.ports) != (
+            place.directory,
+            place.ports,
+        )
 
     async def _failed(self) -> None:
         self._detach()

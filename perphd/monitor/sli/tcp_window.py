@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
-from perphd.host.tcp_latency import Counter, TcpCounts, percentile_ms
+from perphd.host.tcp_latency import LatencyCounter, TcpCounts, percentile_ms
 from perphd.monitor.rates import FIRST_READING, NO_TIME_PASSED
 from perphd.monitor.sli.reading import NOTHING_BEHIND, SampleSize, SliReading
 from perphd.monitor.sli.resolution import EXACT, LONGEST_S, least_requests
@@ -63,27 +63,29 @@ class TcpWindow:
         found = [self._percentile(counts, at_s, share) for share in NEEDED]
         p50_ms, p95_ms, p99_ms = (latency for latency, _ in found)
         p50, p95, p99 = (made for _, made in found)
-        if latest[Counter.ANSWERED] == 0 and before.waiting > 0 and counts.waiting > 0:
+        if latest[LatencyCounter.ANSWERED] == 0 and before.waiting > 0 and counts.waiting > 0:
             stalled = Unavailable("requests wait, and none was answered in this interval")
             p50_ms = p95_ms = p99_ms = stalled
         self._judge(counts.since(self._kept[0][1]))
         self._keep(counts, at_s)
-        events = latest[Counter.ANSWERED]
+        events = latest[LatencyCounter.ANSWERED]
         made = SampleSize(float(events), at_s - before_s)
         reading = SliReading(events / (at_s - before_s), NOT_MEASURED, p50_ms, p95_ms, p99_ms)
         return replace(reading, work=made, p50=p50, p95=p95, p99=p99, resolution_s=EXACT.reading)
 
     def _is_enough_without_the_oldest(self, counts: TcpCounts, at_s: float) -> bool:
         next_s, following = self._kept[1]
-        return next_s <= at_s - LONGEST_S or counts.since(following)[Counter.ANSWERED] >= max(NEEDED.values())
+        return next_s <= at_s - LONGEST_S or counts.since(following)[LatencyCounter.ANSWERED] >= max(
+            NEEDED.values()
+        )
 
     def _percentile(self, counts: TcpCounts, at_s: float, share: float) -> tuple[Reading, SampleSize]:
         """A percentile over the shortest time up to now with enough requests."""
         for began_s, earlier in reversed(self._kept):
             window = counts.since(earlier)
-            if window[Counter.ANSWERED] >= NEEDED[share]:
+            if window[LatencyCounter.ANSWERED] >= NEEDED[share]:
                 latency = percentile_ms(window.from_first if self._from_first else window.from_last, share)
-                return latency, SampleSize(float(window[Counter.ANSWERED]), at_s - began_s)
+                return latency, SampleSize(float(window[LatencyCounter.ANSWERED]), at_s - began_s)
         return Unavailable(f"fewer than {NEEDED[share]:.0f} requests in {LONGEST_S:g} s"), NOTHING_BEHIND
 
     def _keep(self, counts: TcpCounts, at_s: float) -> None:
@@ -93,13 +95,13 @@ class TcpWindow:
         self._kept.append((at_s, counts))
 
     def _judge(self, window: TcpCounts) -> None:
-        answered = window[Counter.ANSWERED]
+        answered = window[LatencyCounter.ANSWERED]
         if answered < _JUDGED:
             return
-        self._set(PUSHED_SIGN, window[Counter.PUSHED] / answered, _PUSHED_SHARE)
+        self._set(PUSHED_SIGN, window[LatencyCounter.PUSHED] / answered, _PUSHED_SHARE)
         first, last = percentile_ms(window.from_first, 0.95), percentile_ms(window.from_last, 0.95)
         apart = available(first) and available(last) and first > _APART * last
-        self._set(APART_SIGN, window[Counter.SPLIT] / answered if apart else 0.0, _SPLIT_SHARE)
+        self._set(APART_SIGN, window[LatencyCounter.SPLIT] / answered if apart else 0.0, _SPLIT_SHARE)
 
     def _set(self, sign: str, measure: float, limit: float) -> None:
         self._signs[sign] = measure > (limit * _CALMER if self._signs[sign] else limit)

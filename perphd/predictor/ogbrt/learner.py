@@ -10,9 +10,9 @@ import numpy as np
 
 from perphd.predictor.ogbrt.drift import Drift
 from perphd.predictor.ogbrt.explored import Explored
-from perphd.predictor.ogbrt.member import Member, spread
-from perphd.predictor.ogbrt.rebuild import RebuildJob, Rebuilt, Trial
-from perphd.predictor.ogbrt.reservoir import Kept, Reservoir
+from perphd.predictor.ogbrt.member import EnsembleMember, spread
+from perphd.predictor.ogbrt.rebuild import RebuildJob, RebuildTrial, Rebuilt
+from perphd.predictor.ogbrt.reservoir import KeptSamples, Reservoir
 from perphd.predictor.ogbrt.settings import Learned, OgbrtSettings, TreePrediction
 from perphd.predictor.ogbrt.trees import Floats, InvalidModel, Trees
 from perphd.predictor.ogbrt.uncertainty import Conformal, Noise
@@ -69,10 +69,10 @@ class Ogbrt:
         columns = len(trees.features)
         rows = np.zeros((0, columns)) if x is None else np.asarray(x, dtype=np.float64)
         targets = np.zeros(0) if y is None else np.asarray(y, dtype=np.float64)
-        self._champion = Member.founded(
+        self._champion = EnsembleMember.founded(
             trees, rows, targets, settings.update, settings.bags, settings.prior_sd, settings.seed
         )
-        self._challenger: tuple[Member, Trial] | None = None
+        self._challenger: tuple[EnsembleMember, RebuildTrial] | None = None
         self._drift = Drift(settings.drift)
         self._conformal = Conformal(settings.miss_rate)
         self._noise = Noise(settings.noise_sd)
@@ -416,7 +416,7 @@ class Ogbrt:
             settings.seed + self._seen,
         )
 
-    def _labels(self, kept: Kept) -> Floats:
+    def _labels(self, kept: KeptSamples) -> Floats:
         # The reservoir keeps the model's errors at the time; add the present predictions.
         if not len(kept.x):
             return kept.y
@@ -430,8 +430,8 @@ class Ogbrt:
             samples = self.settings.trial_samples
             if not self._warm:
                 samples = min(samples, max(self._seen // 4, 10))
-            trial = Trial(samples, self.settings.trial_margin)
-            self._challenger = Member(rebuilt, self.settings.update, self._champion.doubt_var), trial
+            trial = RebuildTrial(samples, self.settings.trial_margin)
+            self._challenger = EnsembleMember(rebuilt, self.settings.update, self._champion.doubt_var), trial
 
     def _try_challenger(
         self, row: Floats, y: float, error: float, clip: float, weight: Floats, noise_var: float, drift: bool

@@ -18,7 +18,7 @@ _OUT_OF_BAG_FACTOR = 1.5
 """Correction of the out-of-bag error, which is optimistic because all rows chose the splits."""
 
 
-class Member:
+class EnsembleMember:
     """A champion or a challenger.
 
     Args:
@@ -45,7 +45,7 @@ class Member:
         bags: int,
         prior_sd: float,
         seed: int,
-    ) -> Member:
+    ) -> EnsembleMember:
         """Create from a warm start; replicas are fitted to its samples ``x`` (n, F), ``y`` (n,), if there are any.
 
         Raises:

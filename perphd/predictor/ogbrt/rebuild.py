@@ -61,7 +61,7 @@ class Rebuilt:
     base: Floats
 
 
-class Trial:
+class RebuildTrial:
     """Trial of challenger against champion on live samples, predicted before either learns them.
 
     Errors are clipped, so that one outlier cannot decide.

@@ -18,7 +18,7 @@ MAX_PER_CELL = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class KeptSamples:
     """Rows ``x`` (n, F), targets ``y`` (n,), and ``number`` (n,): the count of samples seen before each."""
 
     x: Floats
@@ -80,11 +80,11 @@ class Reservoir:
         rows.append(row)
         self._sizes[len(rows)][cell] = None
 
-    def kept(self) -> Kept:
+    def kept(self) -> KeptSamples:
         """A copy of all samples, oldest first."""
         rows = np.array([row for cell in self._cells.values() for row in cell], dtype=np.intp)
         rows = rows[np.argsort(self._number[rows], kind="stable")]
-        return Kept(self._x[rows], self._y[rows], self._number[rows])
+        return KeptSamples(self._x[rows], self._y[rows], self._number[rows])
 
     def _give_up(self, mine: tuple[int, ...], rows: deque[int]) -> None:
         for size in range(MAX_PER_CELL, 0, -1):

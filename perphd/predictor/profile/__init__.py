@@ -5,7 +5,7 @@ Pure values and numpy; only the worker process (``worker``) imports LightGBM. ``
 exploring.
 """
 
-from perphd.predictor.profile.file import FileError, Metrics, Origin, Profile, from_text, to_text
+from perphd.predictor.profile.file import FileError, Metrics, Profile, ProfileOrigin, from_text, to_text
 from perphd.predictor.profile.lattice import Axis, Lattice
 
-__all__ = ["Axis", "FileError", "Lattice", "Metrics", "Origin", "Profile", "from_text", "to_text"]
+__all__ = ["Axis", "FileError", "Lattice", "Metrics", "ProfileOrigin", "Profile", "from_text", "to_text"]

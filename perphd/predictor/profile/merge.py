@@ -18,7 +18,7 @@ from perphd import __version__
 from perphd.domain.errors import PerphError
 from perphd.predictor.ogbrt.forest import Forest
 from perphd.predictor.ogbrt.trees import Floats
-from perphd.predictor.profile.file import Metrics, Origin, Profile
+from perphd.predictor.profile.file import Metrics, Profile, ProfileOrigin
 from perphd.predictor.profile.training import Trained, metrics_of, train
 
 MARGIN: Final = 1.05
@@ -111,7 +111,7 @@ def merge(profiles: Sequence[Profile], app: str, *, seed: int = 0, training: Tra
     every = [np.concatenate([k, h]) for _, k, _, h, _ in parts]
     labels = [np.concatenate([t, u]) for _, _, t, _, u in parts]
     whole_x, whole_y = np.concatenate(every), np.concatenate(labels)
-    origin = Origin(
+    origin = ProfileOrigin(
         app=app,
         hosts=tuple(dict.fromkeys(host for p in profiles for host in p.origin.hosts)),
         perphd_version=__version__,

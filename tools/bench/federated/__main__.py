@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from perphd.domain.learning import Learner
 from perphd.federated.contribution import Contribution, from_text, to_text
-from perphd.federated.ledger import Ledger, of_documents
+from perphd.federated.ledger import ContributionLedger, of_documents
 from perphd.predictor import LraModel
 from perphd.predictor.corrections import is_told
 from tools.bench.federated.hosts import APPLICATIONS, ASKED, HOSTS, KINDS, LENGTH, Host, days, fleet
@@ -128,7 +128,13 @@ def learned(
 
 
 def meeting(
-    learner: Learner, host: Host, application: int, ledger: Ledger, first: Ledger, alone: Errors, seed: int
+    learner: Learner,
+    host: Host,
+    application: int,
+    ledger: ContributionLedger,
+    first: ContributionLedger,
+    alone: Errors,
+    seed: int,
 ) -> Meeting:
     """One host meets one application that the others know."""
     lra, met = f"app-{application}", days(host, application, seed, TOLD_LENGTH)

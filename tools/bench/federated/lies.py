@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from perphd.domain.policy import ModelContext
 from perphd.federated.contribution import MOST_EVIDENCE, Contribution
-from perphd.federated.ledger import Ledger, of_documents
+from perphd.federated.ledger import ContributionLedger, of_documents
 from perphd.predictor import LraModel
 from perphd.predictor.federated import MOST
 from perphd.predictor.physics import CpuGrants, expect
@@ -163,7 +163,7 @@ def table(
     return lines
 
 
-def decisions(host: Host, application: int, ledger: Ledger, among: Sequence[Place]) -> list[int]:
+def decisions(host: Host, application: int, ledger: ContributionLedger, among: Sequence[Place]) -> list[int]:
     """The decision for each of ``LOADS`` before the first sample, given the ledger."""
     made = model("staged", host, ledger, f"app-{application}")
     return [decided(made, host, load, among) for load in LOADS]
@@ -180,7 +180,9 @@ def _missed(host: Host, application: int, among: Sequence[Place]) -> list[Floats
     return found
 
 
-def _without(contributions: Sequence[Contribution], share: int, rng: np.random.Generator) -> Ledger:
+def _without(
+    contributions: Sequence[Contribution], share: int, rng: np.random.Generator
+) -> ContributionLedger:
     """The ledger without one honest host in ``share``."""
     gone = set(
         rng.choice(len(contributions), size=max(len(contributions) // share, 1), replace=False).tolist()

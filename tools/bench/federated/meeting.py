@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from perphd.domain.learning import Learner
 from perphd.federated.contribution import Contribution, Statistic
 from perphd.federated.hardware import Hardware
-from perphd.federated.ledger import Ledger
+from perphd.federated.ledger import ContributionLedger
 from perphd.federated.pooling import Asking
 from perphd.predictor import LraModel
 from perphd.predictor.federated import contributed, pooled, start
@@ -34,7 +34,7 @@ class Met:
 
 
 def model(
-    learner: Learner, host: Host, ledger: Ledger | None, lra: str, claimed: Hardware | None = None
+    learner: Learner, host: Host, ledger: ContributionLedger | None, lra: str, claimed: Hardware | None = None
 ) -> LraModel:
     """A model of an application that this host has never seen.
 

@@ -17,9 +17,9 @@ import numpy as np
 from perphd.forecast.arima import Arima
 from perphd.forecast.gaussian_process import GaussianProcess
 from perphd.forecast.series import Forecaster, LastValue, Smoothing
-from perphd.sim.cluster.shaped import WINDOW_S, Limit, ShapedApplication, ShapedCluster
-from perphd.sim.cluster.workloads import HOST_GIB, google_2011
-from perphd.sizing.shaper import Mode, Resource, ShaperSettings
+from perphd.sizing.shaper import Resource, ShaperMode, ShaperSettings
+from tools.bench.fleet.simulation.shaped import WINDOW_S, Limit, ShapedApplication, ShapedCluster
+from tools.bench.fleet.simulation.workloads import HOST_GIB, google_2011
 from tools.bench.forecasts.families import author
 
 HOSTS: Final = 10
@@ -42,7 +42,7 @@ class Shaping:
     always kept.
     """
 
-    mode: Mode
+    mode: ShaperMode
     forecaster: str
     k1: float = 0.05
     k2: float = 3.0
@@ -60,19 +60,19 @@ class ShapedFigures:
 
 
 CASES: Final = (
-    Shaping(Mode.OFF, "oracle"),
-    Shaping(Mode.OPTIMISTIC, "oracle"),
-    Shaping(Mode.PESSIMISTIC, "oracle"),
-    Shaping(Mode.OPTIMISTIC, "ses"),
-    Shaping(Mode.PESSIMISTIC, "ses"),
-    Shaping(Mode.PESSIMISTIC, "last"),
-    Shaping(Mode.PESSIMISTIC, "arima"),
-    Shaping(Mode.PESSIMISTIC, "gp"),
-    Shaping(Mode.PESSIMISTIC, "ses", k1=0.0, k2=0.0),
-    Shaping(Mode.PESSIMISTIC, "ses", k2=0.0),
-    Shaping(Mode.PESSIMISTIC, "ses", k1=1.0),
-    Shaping(Mode.OPTIMISTIC, "ses", limit=Limit.SOFT),
-    Shaping(Mode.PESSIMISTIC, "ses", limit=Limit.SOFT),
+    Shaping(ShaperMode.OFF, "oracle"),
+    Shaping(ShaperMode.OPTIMISTIC, "oracle"),
+    Shaping(ShaperMode.PESSIMISTIC, "oracle"),
+    Shaping(ShaperMode.OPTIMISTIC, "ses"),
+    Shaping(ShaperMode.PESSIMISTIC, "ses"),
+    Shaping(ShaperMode.PESSIMISTIC, "last"),
+    Shaping(ShaperMode.PESSIMISTIC, "arima"),
+    Shaping(ShaperMode.PESSIMISTIC, "gp"),
+    Shaping(ShaperMode.PESSIMISTIC, "ses", k1=0.0, k2=0.0),
+    Shaping(ShaperMode.PESSIMISTIC, "ses", k2=0.0),
+    Shaping(ShaperMode.PESSIMISTIC, "ses", k1=1.0),
+    Shaping(ShaperMode.OPTIMISTIC, "ses", limit=Limit.SOFT),
+    Shaping(ShaperMode.PESSIMISTIC, "ses", limit=Limit.SOFT),
 )
 
 

@@ -34,7 +34,7 @@ from perphd.agent.composition import build_agent
 from perphd.agent.forecasts import ForecastProcess
 from perphd.agent.upkeep import collecting_later, spare_the_start
 from perphd.config.file import parse
-from perphd.control.forecast_worker import Listed, Worker
+from perphd.control.forecast_worker import ForecastWorker, Listed
 from perphd.domain.forecast import MEMORY_FILE
 from perphd.domain.quick import changer
 from perphd.domain.sample import Sample
@@ -134,7 +134,7 @@ def worker_cost(workloads: int = WORKLOADS, cycles: int = CYCLES, seed: int = 7)
         path = Path(folder) / "perphd.db"
         series = made_series([each.name for each in listed], HISTORY_WINDOWS + cycles, seed)
         fill(path, series, first, 0, HISTORY_WINDOWS, _HISTORY_INTERVAL_S)
-        worker = Worker(path, Path(folder) / "forecast", "bench")
+        worker = ForecastWorker(path, Path(folder) / "forecast", "bench")
         for cycle in range(cycles + 1):
             began = time.process_time()
             worker.cycle(listed)

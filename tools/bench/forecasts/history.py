@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from perphd.forecast.history.features import JobFacts, feature_values
+from perphd.forecast.history.features import JobDescription, feature_values
 from perphd.forecast.history.store import JobHistory, Quantity, as_export
 
 BUDGET_MS: Final = 2.0
@@ -72,7 +72,7 @@ def measure(
             jobs = filled(history, values, random)
         asked = [jobs[int(place)] for place in random.integers(len(jobs), size=predictions)]
 
-        def opened(facts: JobFacts) -> None:
+        def opened(facts: JobDescription) -> None:
             with JobHistory(path) as other:
                 _predict(other, facts)
 
@@ -85,10 +85,10 @@ def measure(
     return HistoryCost(values, size, prediction, opening, learning, row_bytes(random))
 
 
-def filled(history: JobHistory, values: int, random: np.random.Generator) -> list[JobFacts]:
+def filled(history: JobHistory, values: int, random: np.random.Generator) -> list[JobDescription]:
     """Store full records of ``values`` feature values; returns jobs with only these feature values."""
     templates = [_template(random) for _ in range(_TEMPLATES)]
-    jobs: list[JobFacts] = []
+    jobs: list[JobDescription] = []
     known: dict[str, None] = {}
     while len(known) < values:
         facts = _job(random)
@@ -113,7 +113,7 @@ def row_bytes(random: np.random.Generator) -> dict[int, int]:
         for jobs in JOBS_OF_A_RECORD:
             with JobHistory(path) as history:
                 for value in random.lognormal(5, 0.5, jobs - learned):
-                    history.complete(JobFacts(name="one"), {RUN: float(value)}, 0.0)
+                    history.complete(JobDescription(name="one"), {RUN: float(value)}, 0.0)
             learned = jobs
             with contextlib.closing(sqlite3.connect(path)) as database:
                 query = "SELECT length(feature) + length(state) + length(distribution) FROM records"
@@ -154,15 +154,15 @@ def _template(random: np.random.Generator) -> dict[str, Any]:
     level = random.lognormal(5, 1)
     with JobHistory(":memory:") as history:
         for value in level * random.lognormal(0, 0.5, _TEMPLATE_JOBS):
-            history.complete(JobFacts(name="template"), {RUN: float(value)}, 0.0)
+            history.complete(JobDescription(name="template"), {RUN: float(value)}, 0.0)
         row: dict[str, Any] = json.loads(list(history.exported())[1])
     return row
 
 
-def _job(random: np.random.Generator) -> JobFacts:
+def _job(random: np.random.Generator) -> JobDescription:
     """A run of one of 3000 programs by one of 400 users."""
     program = int(random.integers(3000))
-    return JobFacts(
+    return JobDescription(
         user=f"user{int(random.integers(400))}",
         image=f"registry.example.org/team{program % 40}/program{program}",
         name=f"program{program}-{'abcdefgh'[int(random.integers(8))]}",
@@ -179,12 +179,12 @@ def _job(random: np.random.Generator) -> JobFacts:
     )
 
 
-def _predict(history: JobHistory, facts: JobFacts) -> None:
+def _predict(history: JobHistory, facts: JobDescription) -> None:
     if history.predict(facts, RUN) is None:
         raise RuntimeError(f"the history has no record of {facts}")
 
 
-def _timed(work: Callable[[JobFacts], object], asked: Sequence[JobFacts]) -> Times:
+def _timed(work: Callable[[JobDescription], object], asked: Sequence[JobDescription]) -> Times:
     wall, cpu = [], []
     for facts in asked:
         began, began_cpu = time.perf_counter_ns(), time.thread_time_ns()

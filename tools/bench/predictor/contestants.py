@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perphd.predictor.learners import Learner, PaperLiteral, StageWise, Static
 from perphd.predictor.ogbrt import Ogbrt, OgbrtSettings, TreePrediction, Trees
 from perphd.predictor.ogbrt.fit import FitSettings, fit
+from tools.bench.predictor.learners import Learner, PaperLiteral, StageWise, Static
 from tools.bench.predictor.streams import FEATURES, HIGH, LOW, MONOTONE
 
 Floats = NDArray[np.float64]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perphd.predictor.learners import Learner
 from perphd.predictor.ogbrt import Forest
 from perphd.predictor.ogbrt.fit import fit
 from tools.bench.predictor.contestants import FIT, Online, WarmStart
+from tools.bench.predictor.learners import Learner
 from tools.bench.predictor.streams import FEATURES, HIGH, MONOTONE, STEP, Stream, everywhere
 
 Floats = NDArray[np.float64]

@@ -19,8 +19,8 @@ from typing import Final
 
 import numpy as np
 
-from perphd.forecast.history.features import JobFacts
-from perphd.sim.cluster.fleet_workload import burst_times
+from perphd.forecast.history.features import JobDescription
+from tools.bench.fleet.simulation.fleet_workload import burst_times
 
 KINDS: Final = 30
 USERS: Final = 12
@@ -88,9 +88,9 @@ class GangWork:
         return self.run_s * self.cores
 
     @property
-    def facts(self) -> JobFacts:
+    def facts(self) -> JobDescription:
         """The facts known at the job's submission."""
-        return JobFacts(user=f"user {self.user}", name=f"kind {self.kind}")
+        return JobDescription(user=f"user {self.user}", name=f"kind {self.kind}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Writes docs/config.md and the manual page perphd.conf(5) from the schema.
 
-Run ``python -m perphd.config.reference`` after a change of the schema. A test compares the files with the
+Run ``python -m tools.reference.config`` after a change of the schema. A test compares the files with the
 output of this module, so that the reference cannot drift from the parser.
 """
 
@@ -159,7 +159,7 @@ def markdown() -> str:
     """docs/config.md."""
     parts = [
         "# Configuration",
-        "<!-- Written by python -m perphd.config.reference; change the schema, not this page. -->",
+        "<!-- Written by python -m tools.reference.config; change the schema, not this page. -->",
         "An example:",
         f"```toml\n{EXAMPLE}```",
         "\n".join(f"- {rule}" for rule in RULES),
@@ -189,7 +189,7 @@ def markdown() -> str:
 def man() -> str:
     """docs/man/perphd.conf.5."""
     lines = [
-        '.\\" Written by python -m perphd.config.reference; change the schema, not this page.',
+        '.\\" Written by python -m tools.reference.config; change the schema, not this page.',
         '.TH PERPHD.CONF 5 "" perphd "Configuration of perphd"',
         ".SH NAME",
         "perphd.conf \\- configuration of the performance isolation daemon",

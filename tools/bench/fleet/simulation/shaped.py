@@ -37,13 +37,13 @@ from perphd.forecast.series import Fitted, Forecaster, SeriesForecast
 from perphd.sizing.shaper import (
     Component,
     Demand,
-    Mode,
+    MemoryRelease,
     Preemption,
-    Release,
     Resize,
     Resource,
     Role,
     Rung,
+    ShaperMode,
     ShaperSettings,
     shape,
 )
@@ -144,7 +144,7 @@ class ShapedCluster:
         applications: Sequence[ShapedApplication],
         hosts: int,
         host_gib: float,
-        mode: Mode,
+        mode: ShaperMode,
         forecaster: Forecaster | None,
         settings: ShaperSettings | None = None,
         limit: Limit = Limit.HARD,
@@ -182,7 +182,7 @@ class ShapedCluster:
             while self._coming and self._coming[-1].application.submitted_s <= now_s:
                 self._waiting.append(self._coming.pop())
             self._use()
-            if self._mode is not Mode.OFF:
+            if self._mode is not ShaperMode.OFF:
                 self._shape()
             self._place()
             self._proceed(now_s)
@@ -250,7 +250,7 @@ class ShapedCluster:
                     continue  # its application has already ended with a core component
                 if isinstance(action, Preemption):
                     self._preempt(part, action.rung)
-                elif isinstance(action, Release):
+                elif isinstance(action, MemoryRelease):
                     part.rung = None
                 elif isinstance(action, Resize):
                     self._resize(host, part, action.after)

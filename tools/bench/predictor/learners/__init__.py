@@ -3,8 +3,8 @@
 All start from the same trees and share an interface (``base.Learner``); none is used to act.
 """
 
-from perphd.predictor.learners.base import Learner, Static
-from perphd.predictor.learners.paper import PaperLiteral
-from perphd.predictor.learners.stagewise import StageWise
+from tools.bench.predictor.learners.base import Learner, Static
+from tools.bench.predictor.learners.paper import PaperLiteral
+from tools.bench.predictor.learners.stagewise import StageWise
 
 __all__ = ["Learner", "PaperLiteral", "StageWise", "Static"]

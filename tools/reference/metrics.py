@@ -1,16 +1,16 @@
-"""Writes docs/metrics.md from the table of series: ``python -m perphd.control.metrics.reference``."""
+"""Writes docs/metrics.md from the table of series: ``python -m tools.reference.metrics``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from perphd.control.metrics.series import GROUPS, Series
+from perphd.control.metrics.series import GROUPS, MetricSeries
 
 _HEAD = """\
 # Metrics
 
 This page is generated from the table that the daemon exports (`perphd/control/metrics/series.py`). Regenerate it with
-`python -m perphd.control.metrics.reference`.
+`python -m tools.reference.metrics`.
 
 A reading that is unavailable is an absent series, never a 0. Counters start at 0 with the daemon. Units are base
 units: seconds, bytes, ratios from 0 to 1, cores.
@@ -69,10 +69,10 @@ def markdown() -> str:
     return "".join(parts)
 
 
-def _row(series: Series) -> str:
+def _row(series: MetricSeries) -> str:
     labels = ", ".join(f"`{label}`" for label in series.labels) or "-"
     return f"| `{series.name}` | {series.type} | {labels} | {series.text} |\n"
 
 
 if __name__ == "__main__":
-    (Path(__file__).parents[3] / "docs/metrics.md").write_text(markdown())
+    (Path(__file__).parents[2] / "docs/metrics.md").write_text(markdown())
