@@ -10,10 +10,10 @@ import pytest
 
 from perphd.cluster.scheduling.placement import PlacementSettings
 from perphd.cluster.scheduling.profile import NodeProfile, Pod, PodKind
+from perphd.sim.cluster.fleet_events import replayed
+from perphd.sim.cluster.fleet_workload import FleetShape, drawn
+from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
 from tools.bench.fleet.medea import FRAGMENTED, GROUP_PODS, medea
-from tools.bench.fleet.simulation.fleet_events import replayed
-from tools.bench.fleet.simulation.fleet_workload import FleetShape, drawn
-from tools.bench.fleet.simulation.simulator import FleetSettings, FleetSimulator
 
 GIB = float(1 << 30)
 

@@ -12,12 +12,12 @@ from perphd.cluster.scheduling.profile import PodKind
 from perphd.dataset.stores import open_store, pyarrow
 from perphd.domain.trace import TraceRecord, TraceWorkload, WorkloadUse
 from perphd.domain.workload import Kind
+from perphd.sim.cluster.fleet_events import replayed
+from perphd.sim.cluster.fleet_results import FleetTick
+from perphd.sim.cluster.fleet_workload import BATCH_PHASES
+from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
 from tools.bench.fleet import traced
 from tools.bench.fleet.results import write_results
-from tools.bench.fleet.simulation.fleet_events import replayed
-from tools.bench.fleet.simulation.fleet_results import FleetTick
-from tools.bench.fleet.simulation.fleet_workload import BATCH_PHASES
-from tools.bench.fleet.simulation.simulator import FleetSettings, FleetSimulator
 from tools.bench.fleet.traced import main as traced_main
 from tools.bench.fleet.traced import workload_of
 from tools.traces.__main__ import main as traces_main

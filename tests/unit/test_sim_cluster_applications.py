@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perphd.batch.elastic import rebalanced
-from tools.bench.fleet.rules import malleable, rigid
-from tools.bench.fleet.simulation.applications import Application, Order, Rule, Served, key, run
-from tools.bench.fleet.simulation.workloads import (
+from perphd.sim.cluster.applications import Application, Order, Rule, Served, key, run
+from perphd.sim.cluster.workloads import (
     BATCH_RATIO,
     CORES,
     CORES_TO_MEMORY,
@@ -23,6 +22,7 @@ from tools.bench.fleet.simulation.workloads import (
     google_2011,
     requests,
 )
+from tools.bench.fleet.rules import malleable, rigid
 
 PUBLISHED = {"A": (3, 4), "B": (3, 3), "C": (3, 5), "D": (3, 2)}
 

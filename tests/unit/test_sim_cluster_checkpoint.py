@@ -14,14 +14,14 @@ import pytest
 from perphd.cluster.scheduling.placement import PlacementSettings
 from perphd.domain.workload import Objective
 from perphd.qos.event_mode import CopperEvent
-from tools.bench.fleet.simulation import checkpoint
-from tools.bench.fleet.simulation.bands import CopperSettings
-from tools.bench.fleet.simulation.checkpoint import CheckpointRefused, Checkpoints, run_of
-from tools.bench.fleet.simulation.fleet_events import digest
-from tools.bench.fleet.simulation.fleet_results import FleetRun
-from tools.bench.fleet.simulation.fleet_workload import FleetShape, drawn
-from tools.bench.fleet.simulation.node_agents import NodeAgents
-from tools.bench.fleet.simulation.simulator import FleetSettings, FleetSimulator
+from perphd.sim.cluster import checkpoint
+from perphd.sim.cluster.bands import CopperSettings
+from perphd.sim.cluster.checkpoint import CheckpointRefused, Checkpoints, run_of
+from perphd.sim.cluster.fleet_events import digest
+from perphd.sim.cluster.fleet_results import FleetRun
+from perphd.sim.cluster.fleet_workload import FleetShape, drawn
+from perphd.sim.cluster.node_agents import NodeAgents
+from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
 
 SHAPE = FleetShape(
     nodes=4, hours=0.25, service_requests=0.3, jobs_per_h=240, median_run_s=150, services=5, batches=4
@@ -91,8 +91,8 @@ def test_a_run_that_goes_on_from_any_checkpoint_ends_as_if_it_had_never_stopped(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tools.bench.fleet.simulation.checkpoint import Checkpoints
-from tools.bench.fleet.simulation.fleet_events import digest
+from perphd.sim.cluster.checkpoint import Checkpoints
+from perphd.sim.cluster.fleet_events import digest
 from tests.unit.test_sim_cluster_checkpoint import EVERY_S, SETTINGS, UNTIL_S, fresh
 
 kept, kill_s = Checkpoints(Path(sys.argv[1]), "r", EVERY_S), float(sys.argv[2])

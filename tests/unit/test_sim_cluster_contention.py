@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perphd.batch import sharing
+from perphd.sim.cluster.contention import NodeModel, no_control
+from perphd.sim.cluster.division import divided
 from perphd.sim.node.archetypes import archetype
 from perphd.sim.node.machine import SILVER_4110
 from perphd.sim.node.population import population
 from tools.bench.fleet.calibration import calibrated
-from tools.bench.fleet.simulation.contention import NodeModel, no_control
-from tools.bench.fleet.simulation.division import divided
 
 
 def _got(capacity: float, weights: list[float], demands: list[float]) -> list[float]:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from perphd.sim.cluster.fleet_events import FleetEventKind, digest, replayed
+from perphd.sim.cluster.gang_jobs import GIB, GangWork, drawn_gangs
+from perphd.sim.cluster.packed import PackedCluster, PackedPolicy
 from tools.bench.fleet.packing import MACHINES, SHAPE, packed_run
-from tools.bench.fleet.simulation.fleet_events import FleetEventKind, digest, replayed
-from tools.bench.fleet.simulation.gang_jobs import GIB, GangWork, drawn_gangs
-from tools.bench.fleet.simulation.packed import PackedCluster, PackedPolicy
 
 CORES, MEMORY = 8.0, 10.0 * GIB
 

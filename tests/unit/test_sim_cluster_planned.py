@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from perphd.forecast.history.store import JobHistory, Quantity
-from tools.bench.fleet.simulation.fleet_events import FleetEventKind, digest, replayed
-from tools.bench.fleet.simulation.gang_jobs import SLACKS, DrawnGangs, GangShape, GangWork, drawn_gangs
-from tools.bench.fleet.simulation.planned import PlannedCluster, PlannedPolicy, PlannedSettings, learned
+from perphd.sim.cluster.fleet_events import FleetEventKind, digest, replayed
+from perphd.sim.cluster.gang_jobs import SLACKS, DrawnGangs, GangShape, GangWork, drawn_gangs
+from perphd.sim.cluster.planned import PlannedCluster, PlannedPolicy, PlannedSettings, learned
 
 SLOTS_OF_2500_MS = PlannedSettings(cycle_s=2.5, replan_s=2.5, slot_s=2.5, slots=8, learns=False)
 SHAPE = GangShape(0.5, 1.4)

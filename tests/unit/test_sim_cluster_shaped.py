@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perphd.forecast.series import Forecaster, LastValue, Smoothing
+from perphd.sim.cluster.shaped import Limit, ShapedApplication, ShapedCluster, ShapedRun
 from perphd.sizing.shaper import Resource, ShaperMode, ShaperSettings
-from tools.bench.fleet.simulation.shaped import Limit, ShapedApplication, ShapedCluster, ShapedRun
 
 HOST_GIB = 16.0
 

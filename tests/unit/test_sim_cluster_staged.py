@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tools.bench.fleet.simulation.staged import (
+from perphd.sim.cluster.staged import (
     CPUS,
     DISK,
     MEMORY_GIB,

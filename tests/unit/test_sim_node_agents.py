@@ -9,16 +9,16 @@ import pytest
 
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.workload import Objective
+from perphd.sim.cluster.contention import Control, NodeModel
+from perphd.sim.cluster.division import Floats, Places
+from perphd.sim.cluster.fleet_workload import FLEET_NODE, drawn
+from perphd.sim.cluster.node_agents import NodeAgents
 from perphd.sim.node.grant import Grant
 from perphd.sim.node.model import Node
 from perphd.sim.node.population import population
 from perphd.sim.node.workload import NodeWorkload
 from tools.bench.fleet import agents, buyers
 from tools.bench.fleet.buyers import BuyerFigures, interval, smallest, squeezed
-from tools.bench.fleet.simulation.contention import Control, NodeModel
-from tools.bench.fleet.simulation.division import Floats, Places
-from tools.bench.fleet.simulation.fleet_workload import FLEET_NODE, drawn
-from tools.bench.fleet.simulation.node_agents import NodeAgents
 
 SEED = 1
 """A co-location in which services miss their targets without control."""

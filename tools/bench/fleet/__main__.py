@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from perphd.batch.elastic import rebalanced
+from perphd.sim.cluster.applications import Order, Rule, Served, run
+from perphd.sim.cluster.packed import PackedPolicy
+from perphd.sim.cluster.planned import PlannedPolicy
+from perphd.sim.cluster.workloads import google_2011
 from tools.bench.batch_queue.spread import ratio_interval
 from tools.bench.fleet.calibration import calibration_of
 from tools.bench.fleet.deadlines import SAMPLES, planned_run, sampled_run
@@ -26,10 +30,6 @@ from tools.bench.fleet.rules import malleable, rigid
 from tools.bench.fleet.runs import BenchRuns, CaseRun
 from tools.bench.fleet.scale import FLEETS, scaled
 from tools.bench.fleet.shaping import CASES, shaped
-from tools.bench.fleet.simulation.applications import Order, Rule, Served, run
-from tools.bench.fleet.simulation.packed import PackedPolicy
-from tools.bench.fleet.simulation.planned import PlannedPolicy
-from tools.bench.fleet.simulation.workloads import google_2011
 from tools.bench.fleet.staging import CONTESTANTS, staged_run
 
 HOSTS: Final = 100

@@ -28,14 +28,14 @@ import numpy as np
 
 from perphd.admission.perph import PerphPolicy
 from perphd.domain.workload import Objective
+from perphd.sim.cluster.contention import Conditions, NodeModel
+from perphd.sim.cluster.division import Floats
+from perphd.sim.cluster.fleet_workload import FLEET_NODE, batch_type, service_type
+from perphd.sim.cluster.node_agents import GIVEN_RATIO, GRACE, MISSED_RATIO, NodeAgents, scores
 from perphd.sim.node.grant import Grant
 from perphd.sim.node.model import Node
 from perphd.sim.node.population import population
 from perphd.sim.node.workload import NodeWorkload
-from tools.bench.fleet.simulation.contention import Conditions, NodeModel
-from tools.bench.fleet.simulation.division import Floats
-from tools.bench.fleet.simulation.fleet_workload import FLEET_NODE, batch_type, service_type
-from tools.bench.fleet.simulation.node_agents import GIVEN_RATIO, GRACE, MISSED_RATIO, NodeAgents, scores
 from tools.bench.policies.driver import run
 from tools.bench.policies.scene import Actor, Goal, Noise, Scenario
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from perphd.sim.cluster.contention import Conditions, NodeModel
+from perphd.sim.cluster.division import Floats, Places
 from perphd.sim.node.archetypes import archetype, names
 from perphd.sim.node.grant import Grant
 from perphd.sim.node.machine import SILVER_4110, Machine
@@ -19,8 +21,6 @@ from perphd.sim.node.model import Node
 from perphd.sim.node.outcome import Outcome
 from perphd.sim.node.population import Population, population
 from perphd.sim.node.workload import NodeWorkload
-from tools.bench.fleet.simulation.contention import Conditions, NodeModel
-from tools.bench.fleet.simulation.division import Floats, Places
 
 LEAST, MOST = 2, 6
 LEAST_LOAD = 0.2

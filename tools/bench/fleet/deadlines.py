@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from perphd.forecast.history.store import JobHistory
-from tools.bench.fleet.simulation.gang_jobs import DrawnGangs, GangShape, drawn_gangs
-from tools.bench.fleet.simulation.planned import (
+from perphd.sim.cluster.gang_jobs import DrawnGangs, GangShape, drawn_gangs
+from perphd.sim.cluster.planned import (
     PlannedCluster,
     PlannedOutcome,
     PlannedPolicy,

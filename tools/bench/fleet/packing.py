@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tools.bench.fleet.simulation.gang_jobs import GIB, GangShape, GangWork, drawn_gangs
-from tools.bench.fleet.simulation.packed import PackedCluster, PackedOutcome, PackedPolicy
+from perphd.sim.cluster.gang_jobs import GIB, GangShape, GangWork, drawn_gangs
+from perphd.sim.cluster.packed import PackedCluster, PackedOutcome, PackedPolicy
 
 MACHINES: Final = 20
 SHAPE: Final = GangShape(hours=0.5, load=0.8, most_tasks=16, memory_median=4.0 * GIB)

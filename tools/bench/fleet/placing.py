@@ -16,13 +16,13 @@ import numpy as np
 from perphd.cluster.scheduling.placement import PlacementSettings
 from perphd.cluster.scheduling.profile import bucketed
 from perphd.qos.event_mode import CopperEvent
+from perphd.sim.cluster.bands import CopperSettings
+from perphd.sim.cluster.fleet_results import FleetRun
+from perphd.sim.cluster.fleet_workload import FleetShape, FleetWorkload, drawn
+from perphd.sim.cluster.learning import Learned
+from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
 from tools.bench.fleet.least_pairs import least_pairs
 from tools.bench.fleet.medea import GROUP_PODS, medea
-from tools.bench.fleet.simulation.bands import CopperSettings
-from tools.bench.fleet.simulation.fleet_results import FleetRun
-from tools.bench.fleet.simulation.fleet_workload import FleetShape, FleetWorkload, drawn
-from tools.bench.fleet.simulation.learning import Learned
-from tools.bench.fleet.simulation.simulator import FleetSettings, FleetSimulator
 
 SHAPE: Final = FleetShape(nodes=6, hours=0.75, service_requests=0.6, jobs_per_h=1000, memory_per_core=1.2)
 MEDEA: Final = "medea"

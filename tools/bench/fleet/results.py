@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from perphd.dataset.stores import pyarrow
-from tools.bench.fleet.simulation.fleet_results import FleetRun, FleetTick
-from tools.bench.fleet.simulation.fleet_workload import FleetWorkload
+from perphd.sim.cluster.fleet_results import FleetRun, FleetTick
+from perphd.sim.cluster.fleet_workload import FleetWorkload
 
 _LABELS: Final[Mapping[str, str]] = {
     "cpu_ratio": "CPUs used",

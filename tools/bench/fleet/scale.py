@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from perphd.cluster.scheduling.placement import PlacementSettings
-from tools.bench.fleet.simulation.fleet_workload import FleetShape, drawn
-from tools.bench.fleet.simulation.simulator import FleetSettings, FleetSimulator
+from perphd.sim.cluster.fleet_workload import FleetShape, drawn
+from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
 
 FLEETS: Final = ((126, 0.5, 4.0), (1258, 0.5, 4.0), (12583, 0.5, 4.0), (6000, 0.17, 0.36))
 """Nodes, hours, and the median request of an application, in cores."""

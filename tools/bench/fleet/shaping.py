@@ -17,9 +17,9 @@ import numpy as np
 from perphd.forecast.arima import Arima
 from perphd.forecast.gaussian_process import GaussianProcess
 from perphd.forecast.series import Forecaster, LastValue, Smoothing
+from perphd.sim.cluster.shaped import WINDOW_S, Limit, ShapedApplication, ShapedCluster
+from perphd.sim.cluster.workloads import HOST_GIB, google_2011
 from perphd.sizing.shaper import Resource, ShaperMode, ShaperSettings
-from tools.bench.fleet.simulation.shaped import WINDOW_S, Limit, ShapedApplication, ShapedCluster
-from tools.bench.fleet.simulation.workloads import HOST_GIB, google_2011
 from tools.bench.forecasts.families import author
 
 HOSTS: Final = 10

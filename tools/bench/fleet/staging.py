@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perphd.qos.availability import GREATEST_OVER_RATIO
-from tools.bench.fleet.simulation.staged import (
+from perphd.sim.cluster.staged import (
     KAPPA,
     StagedOutcome,
     StagedPolicy,

@@ -28,20 +28,14 @@ from perphd.dataset.stores import open_store
 from perphd.domain.reading import Reading, available
 from perphd.domain.trace import TraceRecord, TraceWorkload, WorkloadUse
 from perphd.domain.workload import Kind
+from perphd.sim.cluster.checkpoint import CheckpointRefused, Checkpoints, run_of
+from perphd.sim.cluster.fleet_events import digest
+from perphd.sim.cluster.fleet_results import FleetTick
+from perphd.sim.cluster.fleet_workload import FLEET_NODE, FleetPod, FleetWorkload, batch_type, service_type
+from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
 from perphd.sim.node.machine import Machine
 from perphd.sim.node.workload import NodeWorkload
 from tools.bench.fleet.results import write_results
-from tools.bench.fleet.simulation.checkpoint import CheckpointRefused, Checkpoints, run_of
-from tools.bench.fleet.simulation.fleet_events import digest
-from tools.bench.fleet.simulation.fleet_results import FleetTick
-from tools.bench.fleet.simulation.fleet_workload import (
-    FLEET_NODE,
-    FleetPod,
-    FleetWorkload,
-    batch_type,
-    service_type,
-)
-from tools.bench.fleet.simulation.simulator import FleetSettings, FleetSimulator
 from tools.traces.imported import facts_of, read_records
 from tools.traces.sources import TraceError
 

@@ -34,18 +34,18 @@ from perphd.cluster.scheduling.profile import NodeProfile, Pod, PodKind
 from perphd.forecast.grid import GridDistribution, added, nothing, of_outcomes
 from perphd.forecast.peaks import HostUsage
 from perphd.qos.bands import QosBand
+from perphd.sim.cluster.bands import CopperOffers, CopperSettings
+from perphd.sim.cluster.contention import BY_POD, Conditions, NodeModel, part_of, put_back
+from perphd.sim.cluster.division import Floats, Places
+from perphd.sim.cluster.fleet_cycle import FleetCycle, law_of
+from perphd.sim.cluster.fleet_events import FleetEvent, FleetEventKind
+from perphd.sim.cluster.fleet_results import FleetRun, FleetTick
+from perphd.sim.cluster.fleet_workload import FLEET_NODE, FleetWorkload, Loads
+from perphd.sim.cluster.learning import BATCH_BASE, Learned, Learner
+from perphd.sim.cluster.node_agents import Judged, NodeAgents
+from perphd.sim.cluster.targets import late_services
 from perphd.sim.node.machine import Machine
 from perphd.sim.node.population import population
-from tools.bench.fleet.simulation.bands import CopperOffers, CopperSettings
-from tools.bench.fleet.simulation.contention import BY_POD, Conditions, NodeModel, part_of, put_back
-from tools.bench.fleet.simulation.division import Floats, Places
-from tools.bench.fleet.simulation.fleet_cycle import FleetCycle, law_of
-from tools.bench.fleet.simulation.fleet_events import FleetEvent, FleetEventKind
-from tools.bench.fleet.simulation.fleet_results import FleetRun, FleetTick
-from tools.bench.fleet.simulation.fleet_workload import FLEET_NODE, FleetWorkload, Loads
-from tools.bench.fleet.simulation.learning import BATCH_BASE, Learned, Learner
-from tools.bench.fleet.simulation.node_agents import Judged, NodeAgents
-from tools.bench.fleet.simulation.targets import late_services
 
 EVICTION_RATIO: Final = 0.97
 """Share of a node's memory above which batch is evicted, before the kernel's OOM killer acts."""
@@ -228,16 +228,14 @@ class FleetSimulator:
                 (passed if (known.application, known.cores) in hopeless else asked).append(pod)
             proposals = []
             for place, pod in enumerate(asked):
-                decision = self.decide(pod, now_s)
-                if decision.chosen is None:
+                chosen = self.decide(pod, now_s).chosen
+                if chosen is None:
                     known = self.workload.pods[pod]
                     hopeless.add((known.application, known.cores))
                     passed.append(pod)
                     refused += 1
                     continue
-                proposals.append(
-                    PlacementProposal(str(place), str(pod), decision.chosen.node, decision.chosen.score)
-                )
+                proposals.append(PlacementProposal(str(place), str(pod), chosen.node, chosen.score))
             resolution = resolved(proposals)
             for each in resolution.deployed:
                 changed.add(self._start(int(each.pod), int(each.node), now_s))

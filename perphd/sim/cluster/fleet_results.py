@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tools.bench.fleet.simulation.division import Floats, Places
-from tools.bench.fleet.simulation.fleet_events import FleetEvent
-from tools.bench.fleet.simulation.learning import Learned
+from perphd.sim.cluster.division import Floats, Places
+from perphd.sim.cluster.fleet_events import FleetEvent
+from perphd.sim.cluster.learning import Learned
 
 
 @dataclass(frozen=True, slots=True)

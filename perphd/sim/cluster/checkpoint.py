@@ -32,7 +32,7 @@ import numpy as np
 
 import perphd
 from perphd.domain.errors import PerphError
-from tools.bench.fleet.simulation.simulator import FleetSimulator
+from perphd.sim.cluster.simulator import FleetSimulator
 
 FORMAT: Final = "perphd fleet checkpoint 1"
 _HEAD_BYTES: Final = 512

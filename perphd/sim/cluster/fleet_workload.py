@@ -18,9 +18,9 @@ from typing import Final
 import numpy as np
 
 from perphd.cluster.scheduling.profile import PodKind
+from perphd.sim.cluster.division import Floats, Places
 from perphd.sim.node.machine import Machine
 from perphd.sim.node.workload import Code, MemoryUse, NodeWorkload, Requests
-from tools.bench.fleet.simulation.division import Floats, Places
 
 FLEET_NODE: Final = Machine(
     sockets=2,

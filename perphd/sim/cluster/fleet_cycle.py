@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from tools.bench.fleet.simulation.division import Floats
+from perphd.sim.cluster.division import Floats
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from perphd.forecast.history.features import JobDescription
-from tools.bench.fleet.simulation.fleet_workload import burst_times
+from perphd.sim.cluster.fleet_workload import burst_times
 
 KINDS: Final = 30
 USERS: Final = 12

@@ -28,8 +28,8 @@ import numpy as np
 
 from perphd.cluster.scheduling.fleet import Mask
 from perphd.domain.workload import Objective
-from tools.bench.fleet.simulation.contention import Balance, Conditions, Control, NodeModel, no_control
-from tools.bench.fleet.simulation.division import Floats, Places
+from perphd.sim.cluster.contention import Balance, Conditions, Control, NodeModel, no_control
+from perphd.sim.cluster.division import Floats, Places
 
 UTILISATIONS: Final = (0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.5, 0.4, 0.3)
 MEMORY: Final = ((1.0, 1.0), (0.5, 1.0), (0.25, 0.7), (0.17, 0.4))

@@ -17,7 +17,7 @@ import numpy as np
 
 from perphd.cluster.scheduling.profile import CPU_STEPS, MEMORY_STEPS, PodKind, Surface, bucketed
 from perphd.forecast.usage_profile import MemorySpread, UsageProfile, pair_of
-from tools.bench.fleet.simulation.division import Floats, Places
+from perphd.sim.cluster.division import Floats, Places
 
 LAW_OUTCOMES: Final = 20
 _LEAST_SAMPLES: Final = 5

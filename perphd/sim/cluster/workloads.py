@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tools.bench.fleet.simulation.applications import Application
+from perphd.sim.cluster.applications import Application
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 

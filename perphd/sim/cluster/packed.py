@@ -38,8 +38,8 @@ from perphd.forecast.grid import GridDistribution, added, multiplied, nothing, o
 from perphd.forecast.histogram import of_values, quantiles
 from perphd.forecast.history.experts import FeatureRecord, best_estimator, completed, estimate
 from perphd.qos.bands import QosBand
-from tools.bench.fleet.simulation.fleet_events import FleetEvent, FleetEventKind
-from tools.bench.fleet.simulation.gang_jobs import GangWork
+from perphd.sim.cluster.fleet_events import FleetEvent, FleetEventKind
+from perphd.sim.cluster.gang_jobs import GangWork
 
 STEP_S: Final = 5.0
 CYCLE_S: Final = 15.0

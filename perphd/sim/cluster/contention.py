@@ -21,11 +21,11 @@ from typing import Final
 
 import numpy as np
 
+from perphd.sim.cluster.division import Division, Floats, Places, divided
 from perphd.sim.node import cache, congestion, latency
 from perphd.sim.node.grant import IDLE_WEIGHT
 from perphd.sim.node.machine import Machine
 from perphd.sim.node.population import Population
-from tools.bench.fleet.simulation.division import Division, Floats, Places, divided
 
 _CHANNEL_DELAY: Final = 0.30
 _QUEUED_CYCLES: Final = 0.6

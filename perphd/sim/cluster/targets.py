@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from perphd.cluster.scheduling.fleet import Mask
-from tools.bench.fleet.simulation.contention import Conditions
-from tools.bench.fleet.simulation.division import Floats
+from perphd.sim.cluster.contention import Conditions
+from perphd.sim.cluster.division import Floats
 
 LATE_STALL: Final = 0.2
 LATE_STRETCH: Final = 1.5

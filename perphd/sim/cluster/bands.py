@@ -23,8 +23,8 @@ from perphd.cluster.scheduling.placement import PlacementDecision
 from perphd.cluster.scheduling.profile import Pod
 from perphd.qos.event_mode import CopperEvent, share_at
 from perphd.qos.offers import FollowedOffer, FollowedResource, followed, with_use
+from perphd.sim.cluster.division import Floats, Places
 from perphd.sim.node.machine import Machine
-from tools.bench.fleet.simulation.division import Floats, Places
 
 TOO_LITTLE: Final = "copper has too little room"
 _ROUNDING: Final = 1e-9

@@ -37,8 +37,8 @@ from perphd.batch.utility import OVERESTIMATE_THRESHOLD
 from perphd.forecast.histogram import Histogram, insert, share_to
 from perphd.forecast.history.store import JobHistory, Quantity
 from perphd.forecast.running import Overrun
-from tools.bench.fleet.simulation.fleet_events import FleetEvent, FleetEventKind
-from tools.bench.fleet.simulation.gang_jobs import GangWork
+from perphd.sim.cluster.fleet_events import FleetEvent, FleetEventKind
+from perphd.sim.cluster.gang_jobs import GangWork
 
 NODES: Final = "nodes"
 
