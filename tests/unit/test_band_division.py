@@ -120,7 +120,7 @@ def test_memory_is_promised_once_and_cpus_are_kept_without_it() -> None:
     cache = lra("cache", "silver", reserved_memory_bytes=30 * gib)
     made = division(db, web, cache, batch(), host=host)
     assert set(made.without_memory) == {"web"}
-    assert "web asks for 2 CPUs and 61440 MiB in gold, and 12 CPUs and " in made.without_memory["web"]
+    assert "web asks for 2 CPUs and 61440 MiB in gold, but only 12 CPUs and " in made.without_memory["web"]
     assert not made.refused
     assert made.cores.keys() == {"db", "web"}
     assert made.ledger.reserved.memory_bytes == 95 * gib, "5 % remain the system's"

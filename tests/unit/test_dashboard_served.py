@@ -105,7 +105,7 @@ async def test_other_names_of_this_host_are_refused(tmp_path: Path, host: str):
         await found.enter()
         status, text = await refused(found, "/", Host=host)
         assert status == 403
-        assert "answers to" in text
+        assert "answers only to" in text
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8888", "LOCALHOST", "[::1]:80"])

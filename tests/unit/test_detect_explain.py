@@ -127,7 +127,7 @@ def test_batch_is_explained_by_the_decisions_that_changed_it() -> None:
     assert "batch on 2 of 4 cores" in shown
     starved = replace(pi, in_force=UNTOUCHED, condition="starved", starved_s=42.0, recent_cores=0.1)
     shown = plain(batch_parts(starved, (), 0.0))
-    assert "is remembered" in shown
+    assert "perphd remembers no decision that changed it" in shown
     assert "It is starved, for 42 s." in shown
     assert "It got 0.10 cores over the last 10 s; min_cores is 0.5." in shown
 

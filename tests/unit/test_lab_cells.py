@@ -14,10 +14,11 @@ from tools.lab.batch import JOBS
 from tools.lab.catalogue import CELLS, GROUPS, LOADS, SERVERS, job_of, load_of
 from tools.lab.experiment import Timing
 from tools.lab.kept import Kept
+from tools.lab.load import SysbenchReport
 from tools.lab.peer import PEERS
 from tools.lab.processes import LabError
 from tools.lab.records import Cores, Run, Window
-from tools.lab.servers import tpch
+from tools.lab.servers import kafka, tpch
 from tools.lab.servers.postgresql import Seconds
 from tools.lab.unattended import Found, anonymous, objections, pack
 
@@ -66,10 +67,12 @@ def test_one_server_comes_after_the_other_and_each_repetition_has_every_scheme()
     assert len({(n, cell.name, scheme.name) for n, cell, scheme in plan}) == len(plan)
 
 
-def test_a_slow_load_is_measured_twice_as_long():
+def test_a_slow_load_is_observed_and_measured_twice_as_long():
     timing, alone = Timing(4.0, 10.0, 20.0), schemes.BY_NAME["alone"]
     assert timing.of(LOADS["tpcc"], alone) == 24.0
     assert timing.of(LOADS["tpch"], alone) == 44.0
+    assert timing.of(LOADS["tpch"], schemes.BY_NAME["perphd"]) == 64.0
+    assert timing.of(LOADS["kafka"], alone) == 32.0  # its clients are compiled first
 
 
 def test_published_policies_are_there_and_are_not_taken_for_perphds():
@@ -81,7 +84,39 @@ def test_published_policies_are_there_and_are_not_taken_for_perphds():
 
 def test_tpc_h_has_its_22_queries():
     assert list(tpch.queries()) == [f"Q{number}" for number in range(1, 23)]
+    assert LOADS["tpch"].cycle == len(tpch.queries())
     assert all(text.startswith(("SELECT", "WITH")) and ";" not in text for text in tpch.queries().values())
+
+
+def test_a_stream_reports_the_end_of_each_query_once(capsys):
+    streams = tpch.Streams()
+    streams.add(1, 0.5, 1000.75)
+    streams.add(0, 0.25, 1000.9)
+    assert streams.report(1000.0, 1.0, 1.0, 0) == 2
+    streams.add(1, 0.5, 1001.25)
+    assert streams.report(1000.0, 2.0, 1.0, 2) == 3
+    report = SysbenchReport()
+    fed = [report.feed(line, 52.0) for line in capsys.readouterr().out.splitlines()]
+    records = [record for record in fed if record is not None]
+    assert [record.ends for record in records] == [((1, 51.75), (0, 51.9)), ((1, 51.25),)]
+    assert [record.events for record in records] == [2, 1]
+
+
+def test_a_broker_is_compiled_under_load_once_before_its_first_run(monkeypatch, capsys):
+    began = []
+
+    def warm(load, at_most_s):
+        began.append(load)
+        return [100.0] * 10 + [500.0] * 10
+
+    broker = kafka.Kafka.__new__(kafka.Kafka)
+    broker._compiled = False
+    monkeypatch.setattr(kafka, "warm_up", warm)
+    monkeypatch.setattr(kafka.Kafka, "start", lambda self, load, groups: (load.name, groups))
+    for load in kafka.LOADS:
+        broker.prepare(load)
+    assert began == [("kafka", [])]  # in the lab's own groups, as the load generator is
+    assert "100 to 500 messages/s in 20 s" in capsys.readouterr().out
 
 
 def test_a_lab_goes_on_where_it_was_even_after_half_a_line(tmp_path):
@@ -166,6 +201,8 @@ def test_pgbench_s_log_becomes_whole_seconds():
 
 def test_perphd_can_be_given_another_indicator_than_the_server_s_own():
     own = 'source = "redis"\n'
-    told = {name: schemes.sli(schemes.BY_NAME[name], own) for name in ("perphd", "perphd-tcp", "perphd-blind")}
+    told = {
+        name: schemes.sli(schemes.BY_NAME[name], own) for name in ("perphd", "perphd-tcp", "perphd-blind")
+    }
     assert told == {"perphd": own, "perphd-tcp": 'source = "tcp"\n', "perphd-blind": ""}
     assert all(schemes.is_perphd(name) for name in told)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tools.lab.load import SysbenchReport
+from tools.lab.latency import Histogram
+from tools.lab.load import Second, SysbenchReport, steady, warm_up
 
 OUTPUT = """\
 sysbench 1.0.20 (using system LuaJIT 2.1.0-beta3)
@@ -66,3 +67,52 @@ def test_an_earlier_start_is_believed_once_a_line_was_read_in_time():
 
 def test_output_that_is_no_report_gives_nothing():
     assert feed("FATAL: unable to connect to MySQL server\nend\n 1.0 |** 3\n", [1.0]) == []
+
+
+def test_the_ends_of_events_are_on_the_clock_of_the_records():
+    text = (
+        "second 1.000 interval 1.0 events 2 errors 0\nclient 0 at 0.250000\nclient 1 at 0.900000\n250.0 | 2\nend\n"
+        "second 2.000 interval 1.0 events 0 errors 0\n250.0 | 2\nend\n"
+    )
+    first, second = feed(text, [101.0, 102.0])
+    assert first.ends == ((0, 100.25), (1, 100.9))
+    assert second.ends == ()
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        ([100.0] * 3, False),
+        ([100.0] * 4, True),
+        ([100.0, 100.0, 120.0, 120.0], False),
+        ([0.0, 50.0, 100.0, 100.0], False),
+        ([0.0, 50.0, 100.0, 100.0, 102.0, 101.0], True),
+        ([100.0, 100.0, 60.0, 60.0], True),
+    ],
+)
+def test_a_rate_is_steady_when_it_rises_no_longer(rates, expected):
+    assert steady(rates, span=2, rise=0.03) is expected
+
+
+class Rising:
+    """A load whose rate rises for some seconds."""
+
+    def __init__(self, seconds):
+        self._seconds, self.stopped = seconds, False
+
+    def __iter__(self):
+        number = 0
+        while True:
+            number += 1
+            yield Second(float(number), 1.0, 1000 * min(number, self._seconds), 0, Histogram())
+
+    def stop(self):
+        self.stopped = True
+
+
+def test_a_load_warms_up_until_its_rate_is_steady_but_not_forever():
+    compiled, endless = Rising(20), Rising(10**6)
+    assert len(warm_up(compiled, 120.0)) == 33  # a window of 8 s that exceeds the one before by at most 3 %
+    assert len(warm_up(endless, 60.0)) == 60
+    assert compiled.stopped
+    assert endless.stopped

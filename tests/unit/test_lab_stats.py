@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tools.lab.latency import Histogram
 from tools.lab.load import Second
-from tools.lab.records import interpolate, timeline, window
+from tools.lab.records import interpolate, timeline, whole_cycles, window
 from tools.lab.schemes import halves
 from tools.lab.stats import Spread, ratio, recovery_s, rotated, share_good, spread
 from tools.lab.usage import machine_seconds
@@ -109,6 +109,55 @@ def test_window_merges_latencies_and_may_leave_out_the_beginning():
     assert (whole.p50_ms, settled.p50_ms) == (4.0, 7.0)
     assert whole.tps == settled.tps == 100.0
     assert whole.batch == settled.batch == pytest.approx(7.0)
+
+
+def repeating(lengths, client, begin_s, end_s):
+    """(client, time) of events of these lengths, over and over."""
+    at_s, number, found = begin_s, 0, []
+    while (at_s := at_s + lengths[number % len(lengths)]) < end_s:
+        found.append((client, at_s))
+        number += 1
+    return found
+
+
+@given(st.lists(st.floats(0.1, 5.0), min_size=2, max_size=6), st.floats(0.0, 5.0))
+def test_whole_cycles_give_the_same_rate_whichever_events_fall_into_the_window(lengths, begin_s):
+    cycle = len(lengths)
+    found = whole_cycles(repeating(lengths, 0, begin_s, begin_s + 3.5 * sum(lengths)), cycle)
+    assert found is not None
+    assert found[0] == pytest.approx(cycle / sum(lengths))
+    assert found[1] in (2, 3)
+
+
+def test_each_client_has_its_own_rate():
+    ends = repeating([1.0, 3.0], 0, 0.0, 20.0) + repeating([0.5, 1.5], 1, 0.0, 20.0)
+    found = whole_cycles(sorted(ends, key=lambda end: end[1]), 2)
+    assert found is not None
+    assert found[0] == pytest.approx(0.5 + 1.0)
+    assert found[1] == 4  # of the slower one
+
+
+def test_a_client_without_a_whole_cycle_gives_no_rate():
+    assert whole_cycles([], 3) is None
+    assert whole_cycles([(0, 1.0), (0, 2.0), (0, 3.0)], 3) is None
+    assert whole_cycles([(0, 1.0), (0, 2.0), (0, 3.0), (0, 4.0), (1, 1.0)], 3) is None
+
+
+def test_a_window_of_whole_cycles_does_not_count_what_the_fixed_time_cut_off():
+    ends = repeating([0.2, 0.2, 2.6], 0, 100.0, 108.0)
+    seconds = [
+        Second(at_s, 1.0, len(inside), 0, Histogram({1.0: len(inside)}), tuple(inside))
+        for at_s in (100.0 + i for i in range(1, 9))
+        for inside in [[end for end in ends if at_s - 1.0 <= end[1] < at_s]]
+    ]
+    points = timeline(seconds, [], 100.0)
+    counted, whole = window(seconds, points), window(seconds, points, cycle=3)
+    assert (counted.tps, counted.cycles) == (1.0, None)
+    assert whole.cycles == 2
+    assert whole.tps == pytest.approx(1.0)
+    longer = window(seconds[:7], points[:7], cycle=3)
+    assert window(seconds[:7], points[:7]).tps == pytest.approx(8 / 7)
+    assert longer.tps == pytest.approx(1.0)
 
 
 def test_an_empty_window_has_no_percentiles():

@@ -142,7 +142,7 @@ def test_what_cannot_be_merged_says_why() -> None:
     with pytest.raises(PerphError, match=r"different versions: 8\.0, 8\.4"):
         merge_models(versions)
     young = from_text(Host("young", Path("/nonexistent")).lived(range(1, 9), 6, samples=25).export())
-    with pytest.raises(PerphError, match="db@young: fewer than 30 remembered samples"):
+    with pytest.raises(PerphError, match="db@young: fewer than 30 samples taken while batch ran"):
         merge_models([a(), young])
 
 

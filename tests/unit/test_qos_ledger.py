@@ -268,9 +268,9 @@ def test_revoking_everything_gives_everything_back(requests: list[CapacityReques
 @pytest.mark.parametrize(
     ("held", "words"),
     [
-        ((Holding("a", QosBand.SILVER, Amounts(17.0)),), "reserved of"),
-        ((Holding("a", QosBand.GOLD, Amounts(2.0)),), "owns 0 CPUs of 2"),
-        ((Holding("a", QosBand.SILVER, Amounts(2.0), CpuSet.of((0, 8))),), "as silver"),
+        ((Holding("a", QosBand.SILVER, Amounts(17.0)),), "are reserved, but the host has only"),
+        ((Holding("a", QosBand.GOLD, Amounts(2.0)),), "owns 0 CPUs, but was granted 2"),
+        ((Holding("a", QosBand.SILVER, Amounts(2.0), CpuSet.of((0, 8))),), "which silver must not"),
         (
             (
                 Holding("a", QosBand.GOLD, Amounts(2.0), CpuSet.of((0, 8))),

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from tools.lab.daemon import Daemon
 from tools.lab.groups import Groups
 from tools.lab.load import Load, Running, Second
 from tools.lab.processes import Ledger
-from tools.lab.records import UNSETTLED_S, Run, timeline, window
+from tools.lab.records import UNSETTLED_S, Run, timeline, whole_cycles, window
 from tools.lab.schemes import Scheme, sli
 from tools.lab.servers.seam import Place, Server
 from tools.lab.usage import Usage
@@ -34,13 +35,21 @@ class Timing:
     learn: float = 15.0
     window: float = 25.0
 
+    def warm_s(self, load: Load) -> float:
+        """Seconds before anything counts."""
+        return max(self.warm, load.warm_s)
+
+    def learn_s(self, load: Load) -> float:
+        """Seconds in which perphd sees the load alone, doubled for loads with long events."""
+        return 2 * self.learn if load.slow else self.learn
+
     def window_s(self, load: Load) -> float:
         """Measured seconds, doubled for loads with long events."""
         return 2 * self.window if load.slow else self.window
 
     def of(self, load: Load, scheme: Scheme) -> float:
         """Length of one run."""
-        return self.warm + (self.learn if scheme.daemon else 0.0) + self.window_s(load)
+        return self.warm_s(load) + (self.learn_s(load) if scheme.daemon else 0.0) + self.window_s(load)
 
 
 class Bench:
@@ -73,6 +82,7 @@ class Bench:
         """
         if self._serving is None or self._serving[0] != load.server:
             self.end_server()
+            self.groups.reset()  # a server that warms up does so undisturbed by the last run's scheme
             data = Path(tempfile.mkdtemp(prefix=f"{load.server}-", dir=self._data))
             os.chmod(self._data, 0o711)  # servers run under their own user accounts
             where = self.groups.directories(g.LRA)
@@ -106,7 +116,7 @@ class Bench:
             running = server.start(load, groups.directories(g.CLIENT))
             stack.callback(running.stop)
             records = _Recorder(running)
-            records.until(time.monotonic() + timing.warm)
+            records.until(time.monotonic() + timing.warm_s(load))
             watcher = stack.enter_context(Watcher(groups, [g.LRA, g.BATCH]))
             daemon: Daemon | None = None
             if scheme.daemon:
@@ -121,7 +131,7 @@ class Bench:
                     scheme.policy,
                 )
                 stack.callback(daemon.stop)
-                records.until(time.monotonic() + timing.learn)
+                records.until(time.monotonic() + timing.learn_s(load))
 
             begin_s = time.monotonic()
             usage = Usage(groups)
@@ -132,7 +142,7 @@ class Bench:
                     self.ledger, JOBS[cell.job], self.programs, self._data, self.folder, where, self._scale
                 )
                 stack.callback(batch.stop)
-            seconds, counts = records.until(begin_s + timing.window_s(load), batch)
+            seconds, counts = records.until(begin_s + timing.window_s(load), batch, load.cycle)
             cores, client_stalled = usage.cores(scheme.one_group), usage.client_stalled()
             if daemon is not None:
                 daemon.stop()
@@ -142,8 +152,8 @@ class Bench:
                 scheme=scheme.name,
                 repetition=repetition,
                 attempt=attempt,
-                whole=window(seconds, points),
-                settled=window(seconds, points, after_s=UNSETTLED_S),
+                whole=window(seconds, points, cycle=load.cycle),
+                settled=window(seconds, points, after_s=UNSETTLED_S, cycle=load.cycle),
                 timeline=points,
                 settings=tuple(_relative(setting, begin_s) for setting in watcher.seen),
                 notes=daemon.notes(begin_s) if daemon is not None else (),
@@ -160,17 +170,28 @@ class _Recorder:
         self._records = iter(load)
 
     def until(
-        self, at_s: float, batch: Batch | None = None
+        self, at_s: float, batch: Batch | None = None, cycle: int = 0
     ) -> tuple[list[Second], list[tuple[float, float]]]:
-        """The records until about ``at_s``, and (time, work) of the batch job at each of them."""
+        """The records until about ``at_s``, and (time, work) of the batch job at each of them.
+
+        For a load with a ``cycle`` it takes up to twice as long, until every client has completed a whole one.
+        """
+        latest_s = at_s + (at_s - time.monotonic() if cycle else 0.0)
         seconds: list[Second] = []
         counts: list[tuple[float, float]] = []
         while True:
             seconds.append(next(self._records))
             if batch is not None:
                 counts.append((time.monotonic(), batch.count()))
-            if time.monotonic() > at_s - 0.3:  # the next record would end nearly a second later
+            now_s = time.monotonic() + 0.3  # the next record would end nearly a second later
+            if now_s > latest_s or (now_s > at_s and _complete(seconds, cycle)):
                 return seconds, counts
+
+
+def _complete(seconds: Sequence[Second], cycle: int) -> bool:
+    """True unless some client has yet to complete a whole cycle after the window's first seconds."""
+    after = [end for second in seconds[round(UNSETTLED_S) + 1 :] for end in second.ends]
+    return cycle == 0 or whole_cycles(after, cycle) is not None
 
 
 def _relative(setting: Setting, begin_s: float) -> tuple[float, str, dict[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tools.lab.latency import merge
@@ -24,7 +24,10 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Figures of a stretch of time. ``batch``: work per second, in the job's unit."""
+    """Figures of a stretch of time. ``batch``: work per second, in the job's unit.
+
+    ``cycles``: number of whole cycles per client from which ``tps`` was computed; None: from all events.
+    """
 
     seconds: float
     tps: float
@@ -33,6 +36,7 @@ class Window:
     p99_ms: float | None
     batch: float
     errors: int
+    cycles: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +125,51 @@ def interpolate(known: Sequence[tuple[float, float]], at: float) -> float:
     return before[1]
 
 
-def window(seconds: Sequence[Second], points: Sequence[Point], *, after_s: float = 0.0) -> Window:
-    """The figures of intervals that begin at ``after_s`` or later (with half a second's tolerance)."""
+def whole_cycles(ends: Iterable[tuple[int, float]], cycle: int) -> tuple[float, int] | None:
+    """Events per second over whole cycles, and their number per client; None if some client has not completed one.
+
+    A client repeats ``cycle`` events of unequal length, so a count of events in a fixed time depends on which of them
+    fall into it. From any of its events to the one ``cycle`` later is a whole cycle. Each client's rate is that of the
+    largest number of cycles that fits, averaged over all positions; the rates of the clients are added.
+
+    Args:
+        ends: (client, time) of each completed event.
+        cycle: number of events in a cycle.
+    """
+    by_client: dict[int, list[float]] = {}
+    for client, end_s in ends:
+        by_client.setdefault(client, []).append(end_s)
+    fewest = min((len(times) for times in by_client.values()), default=0)
+    number = (fewest - 1) // cycle
+    if number < 1:
+        return None
+    rate = 0.0
+    for times in by_client.values():
+        times.sort()
+        spans = [later - earlier for earlier, later in zip(times, times[number * cycle :], strict=False)]
+        rate += number * cycle * len(spans) / sum(spans)
+    return rate, number
+
+
+def window(
+    seconds: Sequence[Second], points: Sequence[Point], *, after_s: float = 0.0, cycle: int = 0
+) -> Window:
+    """The figures of intervals that begin at ``after_s`` or later (with half a second's tolerance).
+
+    ``cycle``: the load's; if a whole one is there, the rate comes from whole ones alone.
+    """
     chosen = [index for index, point in enumerate(points) if point.end_s - point.seconds >= after_s - 0.5]
     span = sum(seconds[index].interval_s for index in chosen)
     latency = merge(seconds[index].latency for index in chosen)
+    whole = whole_cycles((end for index in chosen for end in seconds[index].ends), cycle) if cycle else None
+    counted = sum(seconds[index].events for index in chosen) / span if span else 0.0
     return Window(
         seconds=span,
-        tps=sum(seconds[index].events for index in chosen) / span if span else 0.0,
+        tps=counted if whole is None else whole[0],
         p50_ms=latency.percentile(50),
         p95_ms=latency.percentile(95),
         p99_ms=latency.percentile(99),
         batch=sum(points[index].batch * points[index].seconds for index in chosen) / span if span else 0.0,
         errors=sum(seconds[index].errors for index in chosen),
+        cycles=None if whole is None else whole[1],
     )

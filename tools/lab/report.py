@@ -12,6 +12,7 @@ from tools.lab.batch import JOBS
 from tools.lab.catalogue import job_of, load_of
 from tools.lab.experiment import Timing
 from tools.lab.goals import goals
+from tools.lab.hindsight import WITHIN, comparisons
 from tools.lab.machine import Machine, sentence
 from tools.lab.paper import answers
 from tools.lab.records import UNSETTLED_S, Run
@@ -37,6 +38,14 @@ def write(folder: Path, runs: Sequence[Run], machine: Machine, timing: Timing, c
         "machine": dataclasses.asdict(machine),
         "timing_s": dataclasses.asdict(timing),
         "rows": [dataclasses.asdict(row) for row in rows(runs)],
+        "hindsight": [
+            {
+                **dataclasses.asdict(found),
+                "met": found.met,
+                "not_worse_than_native": found.not_worse_than_native,
+            }
+            for found in comparisons(runs)
+        ],
         "goals": [{**dataclasses.asdict(goal), "met": goal.met} for goal in goals(runs)],
         "runs": [dataclasses.asdict(run) for run in runs],
     }
@@ -78,7 +87,7 @@ def summary(runs: Sequence[Run]) -> str:
         parts += [f"## {cell}", f"Load: {load.text}. Batch: {job.text}. {units}.", _absolute(of_cell)]
         mine = [run for run in runs if run.cell == cell]
         parts += [_relative(of_cell), _goals(mine), _allocated(mine), _conditions(of_cell)]
-    parts.append(_beside_the_paper(runs))
+    parts += [_in_hindsight(runs), _beside_the_paper(runs)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -124,6 +133,37 @@ def _goals(runs: Sequence[Run]) -> str:
         wanted = f"{'at least' if goal.at_least else 'at most'} {goal.bound:g}"
         lines.append(_line(goal.scheme, goal.text, wanted, show(goal.reached), words[goal.met]))
     return "\n".join(lines) if found else ""
+
+
+def _in_hindsight(runs: Sequence[Run]) -> str:
+    """perphd's distance from the frontier of the static settings, and from no control."""
+    lines = _header(
+        "cell", "scheme", "figure", "of native's batch work", "figure / native's", "worse than native?",
+        "/ best single setting", "/ best mix", f"within {100 * WITHIN:.0f} % of it?", "settings run",
+    )  # fmt: skip
+    words = {True: "met", False: "missed", None: "not measured"}
+    worse = {True: "no", False: "yes", None: "not measured"}
+    for found in comparisons(runs):
+        lines.append(
+            _line(
+                found.cell, found.scheme, found.figure, show(found.batch_to_native), show(found.to_native),
+                worse[found.not_worse_than_native], _named(found.single, found.single_name),
+                _named(found.mixed, found.mixed_name), words[found.met], ", ".join(found.settings),
+            )
+        )  # fmt: skip
+    if len(lines) == 2:
+        return ""
+    text = (
+        "Each figure is perphd's divided by that of the best static setting known in hindsight, within one repetition: "
+        "the best single setting that leaves batch at least as much work as perphd, and the best mix of two settings "
+        "(or one and no batch) that take turns with exactly that work. A rate should be large, a p95 small. If perphd "
+        "leaves batch more work than every setting does, the setting with the most counts."
+    )
+    return "\n\n".join(("## The best static setting known in hindsight", text, "\n".join(lines)))
+
+
+def _named(value: Spread | None, name: str) -> str:
+    return f"{show(value)}: {name}" if name else show(value)
 
 
 def _beside_the_paper(runs: Sequence[Run]) -> str:
@@ -193,9 +233,10 @@ def _method(timing: Timing, machine: Machine) -> list[str]:
         "\n".join(f"- **{scheme.name}**: {scheme.text}." for scheme in SCHEMES),
         "A private server with its data in memory, whose commits do not wait for a disk, serves all runs of a load; "
         f"clients and rates are multiplied by {machine.scale}. A run is: the load "
-        f"alone for {timing.warm:g} s (perphd is started then, knowing nothing, and sees the load alone for another "
-        f"{timing.learn:g} s), then the antagonist starts, and with it the measured window of {timing.window:g} s. "
-        f"“After {UNSETTLED_S:g} s” leaves out the window's beginning.",
+        f"alone for {timing.warm:g} s, or longer if its clients must be compiled first (perphd is started then, "
+        f"knowing nothing, and sees the load alone for another {timing.learn:g} s), then the antagonist starts, and "
+        f"with it the measured window of {timing.window:g} s. Loads with long events have twice these {timing.learn:g} "
+        f"and {timing.window:g} s. “After {UNSETTLED_S:g} s” leaves out the window's beginning.",
         "Load generator, lab and daemon share a group with a high CPU weight on all CPUs, the same in every scheme. "
         "They stand for a remote client: neither database nor batch holds them up, and the CPU that they use is "
         f"missing to both alike. The lab as a whole has CPU shares of {machine.lab_shares} (default 1024) against "

@@ -46,7 +46,8 @@ LOADS = (
          f"TPC-C's five transactions, {WAREHOUSES} warehouses, open loop, {TPCC_OPEN_RATE} transactions/s "
          f"({TPCC_OPEN_THREADS} connections); latency counts from arrival", open_loop=True),
     Load("tpch", "mariadb", "queries",
-         f"TPC-H's 22 queries at scale factor {tpch.SCALE_FACTOR:g}, closed loop, {TPCH_STREAMS} streams", slow=True),
+         f"TPC-H's 22 queries at scale factor {tpch.SCALE_FACTOR:g}, closed loop, {TPCH_STREAMS} streams; "
+         "rates from whole passes of all queries", slow=True, cycle=tpch.QUERIES),
 )  # fmt: skip
 _CONFIG = """\
 [mariadbd]

@@ -26,6 +26,7 @@ import pymysql
 from tools.lab.servers.seam import NATIVE, Unavailable, run
 
 SCALE_FACTOR: Final = 0.1
+QUERIES: Final = 22
 DATABASE: Final = "tpch"
 
 TABLES: Final = {
@@ -103,25 +104,29 @@ _BOUNDS_MS: Final = [round(1.02**step, 3) for step in range(900)]
 
 
 class Streams:
-    """Completed queries, counted by bucket of latency."""
+    """Completed queries, counted by bucket of latency, with the stream and time of those not yet reported."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[float, int] = {}
+        self._ends: list[tuple[int, float]] = []
         self.done = 0
 
-    def add(self, seconds: float) -> None:
-        """Count a query with this latency."""
+    def add(self, stream: int, seconds: float, at_s: float) -> None:
+        """Count a query of a stream with this latency, which ended at this monotonic time."""
         bound = _BOUNDS_MS[min(bisect.bisect_left(_BOUNDS_MS, seconds * 1e3), len(_BOUNDS_MS) - 1)]
         with self._lock:
             self._counts[bound] = self._counts.get(bound, 0) + 1
+            self._ends.append((stream, at_s))
             self.done += 1
 
-    def report(self, elapsed_s: float, interval_s: float, before: int) -> int:
-        """Print a report in sysbench's format; returns the number of queries so far."""
+    def report(self, began_s: float, elapsed_s: float, interval_s: float, before: int) -> int:
+        """Print a report in sysbench's format, and each query's end; returns the number of queries so far."""
         with self._lock:
             counts, done = dict(self._counts), self.done
+            ends, self._ends = self._ends, []
         lines = [f"second {elapsed_s:.3f} interval {interval_s:.6f} events {done - before} errors 0"]
+        lines += [f"client {stream} at {at_s - began_s:.6f}" for stream, at_s in ends]
         lines += [f"{bound:.3f} | {count}" for bound, count in sorted(counts.items())]
         print("\n".join([*lines, "end"]), flush=True)
         return done
@@ -137,7 +142,8 @@ def _stream(port: int, user: str, number: int, streams: Streams) -> None:
                     began_s = time.monotonic()
                     cursor.execute(text)
                     cursor.fetchall()
-                    streams.add(time.monotonic() - began_s)
+                    ended_s = time.monotonic()
+                    streams.add(number, ended_s - began_s, ended_s)
     except BaseException:
         os._exit(1)  # a partial load is useless
 
@@ -150,7 +156,7 @@ def _run(port: int, user: str, count: int) -> None:
     while True:
         time.sleep(max(0.0, last_s + 1.0 - time.monotonic()))
         now_s = time.monotonic()
-        done = streams.report(now_s - began_s, now_s - last_s, done)
+        done = streams.report(began_s, now_s - began_s, now_s - last_s, done)
         last_s = now_s
 
 

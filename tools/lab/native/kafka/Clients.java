@@ -43,6 +43,9 @@ public final class Clients {
             BOUNDS_MS[i] = 0.001 * Math.pow(1.02, i);
         }
         try (Admin admin = Admin.create(Map.of("bootstrap.servers", bootstrap))) {
+            List<String> earlier =
+                    admin.listTopics().names().get().stream().filter(name -> name.startsWith("lab-")).toList();
+            admin.deleteTopics(earlier).all().get();
             admin.createTopics(List.of(new NewTopic(TOPIC, partitions, (short) 1))).all().get();
         }
         start(() -> consume(bootstrap, partitions, rate == 0 ? room : null));
