@@ -368,7 +368,7 @@ def from_text(text: str | bytes) -> ModelFile:
         reason = "nested too deeply" if isinstance(exc, RecursionError) else str(exc)
         raise ModelFileError(f"it is not JSON: {reason}") from exc
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ModelFileError(f"it is not a perphd model: its format is not {FORMAT!r}")
+        raise ModelFileError(f"it is not a perphd model: it must be a JSON object with the format {FORMAT!r}")
     version = data.get("version")
     if type(version) is not int or version not in READ_VERSIONS:
         known = f"{READ_VERSIONS[0]} to {READ_VERSIONS[-1]}"

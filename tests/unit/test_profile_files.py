@@ -181,9 +181,9 @@ def test_what_is_no_profile_is_refused_with_a_sentence(profile: Profile, edit, s
     [
         ("y", ["a"], "y.0|not a number"),
         ("scale", [0.0, 1.0], "positive"),
-        ("features", ["x"], "are inconsistent|trees.features"),
+        ("features", ["x"], "needed are|trees.features"),
         ("trees", {}, "lacks"),
-        ("low", [1.0], "are inconsistent"),
+        ("low", [1.0], "low and high have .* needed are"),
     ],
 )
 def test_values_that_fit_nothing_are_refused_although_the_checksum_is_right(

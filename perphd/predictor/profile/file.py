@@ -151,7 +151,7 @@ def from_text(text: str | bytes) -> Profile:
     except (ValueError, RecursionError) as exc:
         raise FileError(f"it is not JSON: {str(exc)[:100] or 'nested too deeply'}") from exc
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise FileError(f"it is not a perphd profile: its format is not {FORMAT!r}")
+        raise FileError(f"it is not a perphd profile: it must be a JSON object with the format {FORMAT!r}")
     version = data.get("version")
     if type(version) is not int or version != VERSION:
         raise FileError(f"its version is {str(version)[:20]}; this perphd reads version {VERSION}")
@@ -215,7 +215,10 @@ def _profile(body: Mapping[str, Any]) -> Profile:
     y = np.array(_numbers(table["y"], "y"), dtype=np.float64)
     trees = trees_from_json(table["trees"], "trees")
     if not len(scale) == len(low) == len(high) == width or x.shape != (len(y), width):
-        raise FileError("features, scale, low, high, x and y are inconsistent")
+        raise FileError(
+            f"scale, low and high have {len(scale)}, {len(low)} and {len(high)} entries, x has the shape {x.shape}; "
+            f"needed are {width} entries, one per feature, and the shape {(len(y), width)}"
+        )
     if trees.features != features:
         raise FileError(
             f"trees.features are {trees.features}, but must equal the profile's features {features}"
@@ -261,9 +264,9 @@ def _table(data: object, where: str, names: list[str]) -> Mapping[str, Any]:
 
 def _number(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise FileError(f"{where} is {str(value)[:40]!r}, not a number")
+        raise FileError(f"{where} is {str(value)[:40]!r}, not a finite number")
     if abs(value) > 1e18:
-        raise FileError(f"{where} is outside -1e18 to 1e18")
+        raise FileError(f"{where} is {value:g}, outside -1e18 to 1e18")
     return float(value)
 
 
@@ -276,7 +279,7 @@ def _numbers(value: object, where: str) -> list[float]:
 def _ints(value: object, where: str) -> Any:
     found = _numbers(value, where)
     if any(item != int(item) or abs(item) > 2**31 - 1 for item in found):
-        raise FileError(f"{where} is not a list of integers")
+        raise FileError(f"{where} is not a list of integers from -(2**31 - 1) to 2**31 - 1")
     return np.array([int(item) for item in found], dtype=np.int32)
 
 
